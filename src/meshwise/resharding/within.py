@@ -1,0 +1,306 @@
+"""Resharding within a mesh: the cheapest sequence of single collectives.
+
+The layouts of a tensor are the nodes of a graph, the moves of `resharding.moves` its edges.  The
+graph depends only on the mesh sizes and on which products of them divide which dim, so it is
+built once for many tensors; the bytes of a tensor only set the weights.
+
+Source: FACTS section 1; Alpa table 2 is the special case of one move.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+
+from meshwise.cluster.collectives import collective_terms, collective_time_s
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import PlanError
+from meshwise.graph.layout import SUM, Layout, is_valid, num_parts, replicated
+from meshwise.resharding.moves import FREE, Move, moves
+
+NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a path.
+
+    Attributes:
+        kind: `all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `permute`, or the free
+            local steps `slice` and `mask`.
+        axes: Mesh axes of the group; for gather and permute in the order in which they split the
+            dim before the step, major to minor.
+        dim: Dim that is gathered, scattered, sliced, reordered or left; -1 if none is.
+        to_dim: For all-to-all the dim that the axis splits afterwards; else -1.
+        layout: Layout after the step.
+        num_bytes: B of FACTS section 1; 0 for slice and mask.
+        group_size: Devices in one group.
+        monoid: Of a reduction or mask; else empty.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    dim: int
+    to_dim: int
+    layout: Layout
+    num_bytes: int
+    group_size: int
+    monoid: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StateGraph:
+    """Layouts and moves between them; edge arrays are sorted by source node."""
+
+    nodes: tuple[Layout, ...]
+    index: dict[Layout, int]
+    moves: tuple[Move, ...]
+    heads: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    parts: NDArray[np.int64]
+
+
+def group_parts(move: Move, before: Layout, sizes: Sequence[int]) -> int:
+    """Into how many parts the axes outside of the group split the tensor: B = M / parts."""
+    inside = math.prod(sizes[a] for axes in before.dims for a in axes if a in move.axes)
+    return num_parts(before, sizes) // inside
+
+
+@functools.lru_cache(maxsize=256)
+def _state_graph(
+    units: tuple[int, ...], sizes: tuple[int, ...], monoids: tuple[str, ...]
+) -> _StateGraph:
+    """All layouts of a tensor, with partial sums and partials of the other `monoids`."""
+    start = replicated(len(units))
+    found: dict[Layout, list[Move]] = {}
+    queue = deque((start,))
+    while queue:
+        layout = queue.popleft()
+        if layout in found:
+            continue
+        found[layout] = list(moves(layout, units, sizes))
+        queue.extend(move.layout for move in found[layout])
+    for monoid in monoids:
+        for layout in [known for known in found if known.monoid == SUM]:
+            other = layout._replace(monoid=monoid)
+            found[other] = list(moves(other, units, sizes))
+    index = {layout: i for i, layout in enumerate(found)}
+    edges = [(before, move) for before, out in found.items() for move in out]
+    counts = [len(out) for out in found.values()]
+    return _StateGraph(
+        nodes=tuple(found),
+        index=index,
+        moves=tuple(move for _, move in edges),
+        heads=np.array([index[move.layout] for _, move in edges], dtype=np.int32),
+        starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        parts=np.array([group_parts(m, before, sizes) for before, m in edges], dtype=np.int64),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _edge_terms(
+    units: tuple[int, ...],
+    monoids: tuple[str, ...],
+    mesh: LogicalMesh,
+    forbid: frozenset[str],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Latency and seconds a byte of B of each edge, shape (ways, edges); inf if forbidden."""
+    graph = _state_graph(units, mesh.sizes, monoids)
+    latency_s = np.full((2, len(graph.moves)), np.inf)
+    seconds_per_byte = np.zeros((2, len(graph.moves)))
+    for i, move in enumerate(graph.moves):
+        if move.kind in forbid:
+            continue
+        if move.kind in FREE:
+            latency_s[0, i] = 0.0
+            continue
+        terms = collective_terms(move.kind, tuple(mesh.axes[a] for a in move.axes))
+        for way, term in enumerate(terms):
+            latency_s[way, i], seconds_per_byte[way, i] = term
+    return latency_s, seconds_per_byte
+
+
+@functools.lru_cache(maxsize=4096)
+def _weights(
+    units: tuple[int, ...],
+    monoids: tuple[str, ...],
+    num_bytes: int,
+    mesh: LogicalMesh,
+    forbid: frozenset[str],
+) -> NDArray[np.float64]:
+    """Seconds of each edge for a tensor of `num_bytes`."""
+    graph = _state_graph(units, mesh.sizes, monoids)
+    latency_s, seconds_per_byte = _edge_terms(units, monoids, mesh, forbid)
+    group_bytes = (num_bytes // graph.parts).astype(np.float64)
+    return np.min(latency_s + seconds_per_byte * group_bytes, axis=0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _distances(
+    units: tuple[int, ...],
+    monoids: tuple[str, ...],
+    num_bytes: int,
+    mesh: LogicalMesh,
+    forbid: frozenset[str],
+) -> NDArray[np.float64]:
+    """Seconds between all pairs of layouts."""
+    graph = _state_graph(units, mesh.sizes, monoids)
+    weights = _weights(units, monoids, num_bytes, mesh, forbid)
+    count = len(graph.nodes)
+    # Dijkstra adds from the source on, as a path does; hence costs and paths agree exactly.
+    return np.asarray(
+        dijkstra(csr_matrix((weights, graph.heads, graph.starts), shape=(count, count)))
+    )
+
+
+def _units(shape: Sequence[int], mesh: LogicalMesh) -> tuple[int, ...]:
+    """What matters of a shape: which products of mesh sizes divide each dim."""
+    return tuple(math.gcd(size, mesh.num_devices) for size in shape)
+
+
+def _other_monoids(layouts: Sequence[Layout]) -> tuple[str, ...]:
+    return tuple(sorted({layout.monoid for layout in layouts} - {"", SUM}))
+
+
+def _check(layout: Layout, shape: Sequence[int], mesh: LogicalMesh) -> None:
+    if not is_valid(layout, shape, mesh.sizes):
+        raise PlanError(
+            f"{layout} is not a layout of a tensor of shape {tuple(shape)} on a mesh of sizes "
+            f"{mesh.sizes}: an axis may be used once only and must divide the dim that it splits"
+        )
+
+
+def cost_matrix(
+    shape: Sequence[int],
+    itemsize: int,
+    srcs: Sequence[Layout],
+    dsts: Sequence[Layout],
+    mesh: LogicalMesh,
+    *,
+    forbid: frozenset[str] = NOTHING,
+) -> NDArray[np.float64]:
+    """Seconds to reshard one tensor from each of `srcs` to each of `dsts`.
+
+    Args:
+        shape: Shape of the whole tensor.
+        itemsize: Bytes of one element.
+        srcs: Layouts to start from.
+        dsts: Layouts to reach.
+        mesh: The logical mesh.
+        forbid: Kinds of collectives that may not be used.
+
+    Returns:
+        Shape (len(srcs), len(dsts)); inf where no path exists.
+
+    Raises:
+        PlanError: a layout does not fit the shape and the mesh.
+    """
+    units, monoids = _units(shape, mesh), _other_monoids((*srcs, *dsts))
+    index = _state_graph(units, mesh.sizes, monoids).index
+    for layout in (*srcs, *dsts):
+        if layout not in index:
+            _check(layout, shape, mesh)
+    num_bytes = math.prod(shape) * itemsize
+    distances = _distances(units, monoids, num_bytes, mesh, forbid)
+    rows = np.array([index[layout] for layout in srcs], dtype=np.intp)
+    columns = np.array([index[layout] for layout in dsts], dtype=np.intp)
+    return distances[np.ix_(rows, columns)]
+
+
+@functools.lru_cache(maxsize=8192)
+def _parents(
+    units: tuple[int, ...],
+    monoids: tuple[str, ...],
+    num_bytes: int,
+    mesh: LogicalMesh,
+    forbid: frozenset[str],
+    source: int,
+) -> tuple[tuple[int, int], ...]:
+    """For each node the node before it and the edge to it, on the path of fewest steps.
+
+    Only edges on which the distances are tight are walked, breadth first in the order of moves.
+    """
+    graph = _state_graph(units, mesh.sizes, monoids)
+    weights = _weights(units, monoids, num_bytes, mesh, forbid)
+    distance = _distances(units, monoids, num_bytes, mesh, forbid)[source]
+    parents = [(-1, -1)] * len(graph.nodes)
+    parents[source] = (source, -1)
+    queue = deque((source,))
+    while queue:
+        node = queue.popleft()
+        for edge in range(int(graph.starts[node]), int(graph.starts[node + 1])):
+            head = int(graph.heads[edge])
+            time_s = distance[node] + weights[edge]
+            if parents[head][0] < 0 and time_s == distance[head] and math.isfinite(time_s):
+                parents[head] = (node, edge)
+                queue.append(head)
+    return tuple(parents)
+
+
+def path(
+    shape: Sequence[int],
+    itemsize: int,
+    src: Layout,
+    dst: Layout,
+    mesh: LogicalMesh,
+    *,
+    forbid: frozenset[str] = NOTHING,
+) -> tuple[Step, ...]:
+    """The cheapest steps from `src` to `dst`; of equally cheap paths the shortest.
+
+    Args:
+        shape: Shape of the whole tensor.
+        itemsize: Bytes of one element.
+        src: Layout to start from.
+        dst: Layout to reach.
+        mesh: The logical mesh.
+        forbid: Kinds of collectives that may not be used.
+
+    Raises:
+        PlanError: a layout does not fit, or `dst` cannot be reached.
+    """
+    _check(src, shape, mesh)
+    _check(dst, shape, mesh)
+    units, monoids = _units(shape, mesh), _other_monoids((src, dst))
+    graph = _state_graph(units, mesh.sizes, monoids)
+    num_bytes = math.prod(shape) * itemsize
+    source, node = graph.index[src], graph.index[dst]
+    parents = _parents(units, monoids, num_bytes, mesh, forbid, source)
+    if parents[node][0] < 0:
+        banned = f" without {', '.join(sorted(forbid))}" if forbid else ""
+        raise PlanError(f"no resharding leads from {src} to {dst} (shape {tuple(shape)}){banned}")
+    steps: list[Step] = []
+    while node != source:
+        node, edge = parents[node]
+        move = graph.moves[edge]
+        free = move.kind in FREE
+        steps.append(
+            Step(
+                kind=move.kind,
+                axes=move.axes,
+                dim=move.dim,
+                to_dim=move.to_dim,
+                layout=move.layout,
+                num_bytes=0 if free else num_bytes // int(graph.parts[edge]),
+                group_size=math.prod(mesh.sizes[a] for a in move.axes),
+                monoid=move.monoid,
+            )
+        )
+    return tuple(reversed(steps))
+
+
+def path_time_s(steps: Sequence[Step], mesh: LogicalMesh) -> float:
+    """Seconds of a path; equals the entry of `cost_matrix` to the last bit."""
+    time_s = 0.0
+    for step in steps:
+        if step.kind not in FREE:
+            time_s += collective_time_s(step.kind, step.axes, step.num_bytes, mesh)
+    return time_s
