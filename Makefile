@@ -1,0 +1,51 @@
+# A fresh machine needs Python 3.11 or newer with pip and venv, make, gcc and git; `make setup` installs the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.meshwise-setup
+WORKERS ?= 2
+
+.PHONY: help setup train test format lint types layers check bench clean
+
+help:
+	@echo "make train    set up, then train a byte-level GPT on 8 virtual CPU devices"
+	@echo "make test     set up, then run the tests (15 minutes at most on 2 cores)"
+	@echo "make check    format, lint, types, layers, tests"
+	@echo "make bench    named benchmarks, JSON into bench-out/"
+
+setup: $(STAMP)
+
+# The stamp carries the time of the last installation: a second call does nothing.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	@touch $@
+
+train: setup
+	$(BIN)/meshwise train $(ARGS)
+
+# --dist=loadfile keeps a file's compiled programs in one worker.
+test: setup
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile $(ARGS)
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/pyright
+
+layers: setup
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+check: lint types layers test
+
+bench: setup
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf build dist bench-out .pytest_cache .ruff_cache .hypothesis
