@@ -1,0 +1,91 @@
+"""Sizes of GPT by name, and their parameter and FLOP counts in closed form.
+
+Source: Alpa section 8.1 (FACTS section 6) for 350M to 39B, the Alpa repository for the others;
+all of these with sequence 1024 and vocabulary 51200.  `15B` has the repository's 40 heads,
+`15B-paper` the paper's 32.  The sizes below 1M parameters are ours, on bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwise.models.gpt import GptConfig
+
+BYTES = 256
+
+# name: (hidden, layers, heads, sequence, vocabulary)
+_SIZES: dict[str, tuple[int, int, int, int, int]] = {
+    "tiny": (32, 2, 4, 32, BYTES),
+    "mini": (64, 2, 4, 64, BYTES),
+    "small": (128, 4, 8, 128, BYTES),
+    "medium": (256, 4, 8, 256, BYTES),
+    "125M": (768, 12, 12, 1024, 51200),
+    "350M": (1024, 24, 16, 1024, 51200),
+    "760M": (1536, 24, 16, 1024, 51200),
+    "1.3B": (2048, 24, 32, 1024, 51200),
+    "2.6B": (2560, 32, 32, 1024, 51200),
+    "6.7B": (4096, 32, 32, 1024, 51200),
+    "15B": (5120, 48, 40, 1024, 51200),
+    "15B-paper": (5120, 48, 32, 1024, 51200),
+    "39B": (8192, 48, 64, 1024, 51200),
+    "76B": (10240, 60, 80, 1024, 51200),
+}
+
+SIZE_NAMES = tuple(_SIZES)
+
+
+def gpt_config(name: str, **changes: Any) -> GptConfig:
+    """The configuration of a size.
+
+    Args:
+        name: One of `SIZE_NAMES`.
+        **changes: Fields of `GptConfig` to set otherwise, as `seq_len=64`.
+
+    Raises:
+        ValueError: there is no such size.
+    """
+    if name not in _SIZES:
+        raise ValueError(f"no GPT size {name!r}; there are {', '.join(SIZE_NAMES)}")
+    hidden, num_layers, num_heads, seq_len, vocab_size = _SIZES[name]
+    config = GptConfig(
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        hidden=hidden,
+        num_layers=num_layers,
+        num_heads=num_heads,
+    )
+    return replace(config, **changes)
+
+
+def num_parameters(config: GptConfig) -> int:
+    """Parameters: `V h + S h + L (12 h^2 + 13 h) + 2 h`."""
+    h = config.hidden
+    block = 12 * h * h + 13 * h
+    return (config.vocab_size + config.seq_len) * h + config.num_layers * block + 2 * h
+
+
+def forward_flop(config: GptConfig, batch: int, seq: int | None = None) -> int:
+    """FLOP of the dense products of one forward pass on `batch` sequences of `seq` tokens.
+
+    A layer takes `24 b s h^2 + 4 b s^2 h`, the output embedding `2 b s h V`.  The causal mask
+    saves nothing: the products are computed in full.
+
+    Source: Alpa's `compute_gpt_tflops`, a third of its factor 72 and of its `6 b s h V`.
+    """
+    s = config.seq_len if seq is None else seq
+    h = config.hidden
+    layer = 24 * batch * s * h * h + 4 * batch * s * s * h
+    return config.num_layers * layer + 2 * batch * s * h * config.vocab_size
+
+
+def training_flop(config: GptConfig, batch: int, seq: int | None = None) -> int:
+    """FLOP of the dense products of a training step: forward, and twice that backward.
+
+    With `remat` the layers count forward once more (Alpa's factor 96 in place of 72); what JAX
+    traces spares the last product of each block, `8 b s h^2`, since nothing reads it again.
+    """
+    s = config.seq_len if seq is None else seq
+    forward = forward_flop(config, batch, s)
+    head = 2 * batch * s * config.hidden * config.vocab_size
+    return 3 * forward + (forward - head if config.remat else 0)
