@@ -1,0 +1,43 @@
+"""Every error that a user can meet, one family."""
+
+from __future__ import annotations
+
+
+class MeshwiseError(Exception):
+    """Root of the family.  A message says what is wrong, where, the values, and what to do."""
+
+
+class TraceError(MeshwiseError):
+    """The step cannot be traced or does not separate into micro-batches."""
+
+
+class PinError(MeshwiseError):
+    """A pin names nothing, or contradicts another pin or the mesh."""
+
+
+class InfeasibleError(MeshwiseError):
+    """No plan fits into memory or satisfies the pins."""
+
+
+class ClusterError(MeshwiseError):
+    """A cluster description is wrong, or the devices are not there."""
+
+
+class PlanError(MeshwiseError):
+    """A plan cannot be read, or is not a plan for this step and mesh."""
+
+
+class ProgramError(MeshwiseError):
+    """A program breaks its own rules; raised before any device is touched."""
+
+
+class TransportError(MeshwiseError):
+    """A transfer between meshes failed."""
+
+
+class SolverError(MeshwiseError):
+    """A solver failed, or its answer did not pass the independent check."""
+
+
+class StateLostError(MeshwiseError):
+    """A failure while donated state was being updated: the state is gone."""

@@ -1,0 +1,99 @@
+"""The graph that planning works on: frozen, JAX-free, one operator per jaxpr equation.
+
+Operators stand in program order.  A `scan` is an operator with a body graph, which plans and
+lowers like the outer one.  Tensor ids and operator ids are positions in the tuples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwise.graph.loops import LoopRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One value.
+
+    Attributes:
+        shape: Global shape (inside a scan body: of one iteration).
+        dtype: NumPy-style name, as `float32`.
+        itemsize: Bytes of one element.
+        name: For display and pins only: the argument path of an input, else empty.
+        generated: No argument is among its ancestors (literal, iota and what follows from
+            them): it is made in each layout that is wanted, never resharded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    name: str = ""
+    generated: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanBody:
+    """Body of a `scan` operator.
+
+    Inputs of the operator and of the body graph are constants, carries, xs in this order;
+    results are carries, ys.  xs and ys have the scanned dim 0 outside and lack it inside.
+    """
+
+    graph: Graph
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator.
+
+    Attributes:
+        kind: Primitive name, as `dot_general`.
+        inputs: Tensor ids of the operands (a tensor may occur twice).
+        outputs: Tensor ids of the results.
+        rule: Its loops.
+        flop: FLOP of the whole operator on the whole tensors.
+        heavy: A dense product or convolution: its FLOP count as `device_flop`.
+        where: The user's source line, as `model.py:88 (attention)`; display only.
+        body: For `scan` only.
+        detail: Canonical text of the parameters; equal kind, detail and shapes mean equal work.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    rule: LoopRule
+    flop: float
+    heavy: bool = False
+    where: str = ""
+    body: ScanBody | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A program on whole tensors.
+
+    Attributes:
+        tensors: All values; inputs first.
+        operators: In program order; each output is defined before it is used.
+        inputs: Ids of the inputs.
+        outputs: Ids of the results; may repeat, may be an input or a constant.
+        aliases: Pairs (position in inputs, position in outputs): the state that the step
+            returns; both sides must have one layout, and the input buffer is donated.
+    """
+
+    tensors: tuple[Tensor, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    aliases: tuple[tuple[int, int], ...] = ()

@@ -1,0 +1,143 @@
+"""Layouts: how one tensor lies on a mesh, and the algebra of partial values.
+
+A tensor is, along each mesh axis, *split* over one of its dims, *replicated*, or *partial*:
+every device holds a term and the value is the reduction of the terms with a monoid (sum, max,
+min, and, or).  Mesh axes are small integers, the position in `MeshShape`; the same class serves
+the micro-batch axis in time, which is a mesh of one axis.
+
+Source: DESIGN decision 6; Alpa table 2 for the split and replicated part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+SUM = "sum"
+MONOIDS = (SUM, "max", "min", "and", "or")
+
+
+class Layout(NamedTuple):
+    """Layout of one tensor.
+
+    Attributes:
+        dims: For each dim the mesh axes that split it, major to minor.
+        partial: Axes over which the value is partial, ascending.
+        monoid: How the partial terms combine; empty when `partial` is.
+    """
+
+    dims: tuple[tuple[int, ...], ...]
+    partial: tuple[int, ...] = ()
+    monoid: str = ""
+
+    def __str__(self) -> str:
+        """`S0 R`, `R S10 +P2`: digits are axes, `+P2` a sum that is partial along axis 2."""
+        return layout_text(self)
+
+
+def layout_text(layout: Layout) -> str:
+    """Text of a layout; `parse_layout` reads it back."""
+    words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in layout.dims]
+    if layout.partial:
+        words.append(f"{layout.monoid}:P" + "".join(map(str, layout.partial)))
+    return " ".join(words) if words else "-"
+
+
+def parse_layout(text: str) -> Layout:
+    """Read the text of `layout_text`.
+
+    Raises:
+        ValueError: the text is not a layout.
+    """
+    dims: list[tuple[int, ...]] = []
+    partial: tuple[int, ...] = ()
+    monoid = ""
+    for word in text.split():
+        if ":P" in word:
+            monoid, _, digits = word.partition(":P")
+            partial = tuple(map(int, digits))
+            if monoid not in MONOIDS or not partial:
+                raise ValueError(f"not a layout: {text!r}")
+        elif word == "R":
+            dims.append(())
+        elif word.startswith("S"):
+            dims.append(tuple(map(int, word[1:])))
+        elif word != "-":
+            raise ValueError(f"not a layout: {text!r}")
+    return Layout(tuple(dims), partial, monoid)
+
+
+def replicated(rank: int) -> Layout:
+    """The layout in which every device holds the whole tensor."""
+    return Layout(((),) * rank)
+
+
+def used_axes(layout: Layout) -> tuple[int, ...]:
+    """Axes along which devices hold different data, ascending."""
+    return tuple(sorted((*itertools.chain.from_iterable(layout.dims), *layout.partial)))
+
+
+def is_valid(layout: Layout, shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether each axis is used at most once and divides the dim that it splits."""
+    axes = used_axes(layout)
+    if len(set(axes)) != len(axes) or len(layout.dims) != len(shape):
+        return False
+    if bool(layout.partial) != bool(layout.monoid):
+        return False
+    return all(
+        size % math.prod(sizes[a] for a in axes) == 0
+        for size, axes in zip(shape, layout.dims, strict=True)
+    )
+
+
+def num_parts(layout: Layout, sizes: Sequence[int]) -> int:
+    """Into how many tiles the tensor is split; partial axes do not count."""
+    return math.prod(sizes[a] for axes in layout.dims for a in axes)
+
+
+def local_shape(
+    shape: Sequence[int], layout: Layout, sizes: Sequence[int]
+) -> tuple[int, ...]:
+    """Shape of the tile that one device holds."""
+    return tuple(
+        size // math.prod(sizes[a] for a in axes)
+        for size, axes in zip(shape, layout.dims, strict=True)
+    )
+
+
+def without_partial(layout: Layout) -> Layout:
+    """The layout after the partial terms were all-reduced."""
+    return Layout(layout.dims)
+
+
+def shift_in(layout: Layout) -> Layout:
+    """Layout of the stacked tensor whose slices along a new, whole dim 0 have `layout`."""
+    return Layout(((), *layout.dims), layout.partial, layout.monoid)
+
+
+def shift_out(layout: Layout) -> Layout:
+    """Inverse of `shift_in`.
+
+    Raises:
+        ValueError: dim 0 is split.
+    """
+    if layout.dims[0]:
+        raise ValueError(f"dim 0 of {layout} is split")
+    return Layout(layout.dims[1:], layout.partial, layout.monoid)
+
+
+def split_layouts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Layout]:
+    """All layouts without partial axes, several axes on one dim in ascending order only.
+
+    Replicated comes first; the order is deterministic.
+    """
+    rank = len(shape)
+    for choice in itertools.product(range(-1, rank), repeat=len(sizes)):
+        dims = tuple(
+            tuple(a for a, d in enumerate(choice) if d == dim) for dim in range(rank)
+        )
+        layout = Layout(dims)
+        if is_valid(layout, shape, sizes):
+            yield layout

@@ -1,0 +1,185 @@
+"""Operators as loops: the factor rule of one operator, and what a strategy makes of it.
+
+A rule names the loops of an operator and which loop each dim of each operand and result follows.
+A *strategy* maps each mesh axis to at most one loop (or lets a partial sum pass through a linear
+operator).  Layouts of operands and results, local sizes and communication all follow from that.
+
+Source: DESIGN decision 5; Alpa table 3 is what this enumeration yields for a batched product.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwise.graph.layout import SUM, Layout
+
+PARALLEL = "parallel"
+
+# A dim follows a run of loops, major to minor; () is a dim that must stay whole (or has size 1).
+DimMap = tuple[tuple[int, ...], ...]
+
+# One choice per mesh axis: a loop index, NONE, or `passing(k)`.
+Strategy = tuple[int, ...]
+NONE = -1
+
+
+def passing(group: int) -> int:
+    """Choice of an axis along which linear group `group` of the operands is partial."""
+    return -2 - group
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of an operator.
+
+    Attributes:
+        size: Trip count.
+        kind: `parallel`, or the monoid with which the loop reduces its results.
+        block: The local form needs contiguous blocks (a masked lookup): not for the micro-batch
+            axis, whose rows are not contiguous.
+    """
+
+    size: int
+    kind: str = PARALLEL
+    block: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRule:
+    """The loop structure of one operator (its factor rule).
+
+    Attributes:
+        loops: The loops that a mesh axis may be mapped to.
+        operands: For each operand, the loops that each dim follows.
+        results: The same for each result.
+        linear: Groups of operands: if all operands of one group are partial sums along an axis
+            and the others are replicated along it, the results are partial sums.
+        whole: Why dims stay whole although the operator is ruled; empty if none does.
+        ruled: False for an operator without a rule: it runs replicated and is reported.
+    """
+
+    loops: tuple[Loop, ...]
+    operands: tuple[DimMap, ...]
+    results: tuple[DimMap, ...]
+    linear: tuple[tuple[int, ...], ...] = ()
+    whole: str = ""
+    ruled: bool = True
+
+
+def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
+    """Mesh axes that split `loop`, major to minor (ascending)."""
+    return tuple(a for a, choice in enumerate(strategy) if choice == loop)
+
+
+def dim_axes(
+    rule: LoopRule, strategy: Strategy, loops: tuple[int, ...], sizes: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Axes that split a dim which follows `loops`; None if the tile would not be a block.
+
+    A minor loop of a compound dim may be split only if every loop above it is split completely.
+    """
+    axes: tuple[int, ...] = ()
+    complete = True
+    for loop in loops:
+        here = axes_of_loop(strategy, loop)
+        if here and not complete:
+            return None
+        axes += here
+        parts = math.prod(sizes[a] for a in here)
+        complete = complete and parts == rule.loops[loop].size
+    return axes
+
+
+def _layout(
+    rule: LoopRule, strategy: Strategy, dims: DimMap, sizes: Sequence[int]
+) -> Layout | None:
+    out: list[tuple[int, ...]] = []
+    for loops in dims:
+        axes = dim_axes(rule, strategy, loops, sizes)
+        if axes is None:
+            return None
+        out.append(axes)
+    return Layout(tuple(out))
+
+
+def operand_layouts(
+    rule: LoopRule, strategy: Strategy, sizes: Sequence[int]
+) -> tuple[Layout, ...] | None:
+    """Layouts in which a strategy wants its operands; None if it is not a block layout."""
+    layouts: list[Layout] = []
+    for index, dims in enumerate(rule.operands):
+        layout = _layout(rule, strategy, dims, sizes)
+        if layout is None:
+            return None
+        partial = tuple(
+            a
+            for a, choice in enumerate(strategy)
+            if choice <= -2 and index in rule.linear[-2 - choice]
+        )
+        layouts.append(Layout(layout.dims, partial, SUM if partial else ""))
+    return tuple(layouts)
+
+
+def result_layouts(
+    rule: LoopRule, strategy: Strategy, sizes: Sequence[int]
+) -> tuple[Layout, ...] | None:
+    """Layouts in which a strategy leaves its results; None if not expressible."""
+    partial: list[int] = []
+    monoids: set[str] = set()
+    for axis, choice in enumerate(strategy):
+        kind = SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
+        if kind != PARALLEL:
+            partial.append(axis)
+            monoids.add(kind)
+    if len(monoids) > 1:
+        return None
+    monoid = next(iter(monoids), "")
+    layouts: list[Layout] = []
+    for dims in rule.results:
+        layout = _layout(rule, strategy, dims, sizes)
+        if layout is None:
+            return None
+        layouts.append(Layout(layout.dims, tuple(partial), monoid))
+    return tuple(layouts)
+
+
+def loop_parts(strategy: Strategy, loop: int, sizes: Sequence[int]) -> int:
+    """Into how many parts a strategy splits a loop."""
+    return math.prod(sizes[a] for a in axes_of_loop(strategy, loop))
+
+
+def is_feasible(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
+    """Whether a strategy divides its loops evenly and every layout is a block layout."""
+    for loop, info in enumerate(rule.loops):
+        if info.size % loop_parts(strategy, loop, sizes):
+            return False
+    return (
+        operand_layouts(rule, strategy, sizes) is not None
+        and result_layouts(rule, strategy, sizes) is not None
+    )
+
+
+def enumerate_strategies(rule: LoopRule, sizes: Sequence[int]) -> Iterator[Strategy]:
+    """All feasible strategies of an operator, the fully replicated one first."""
+    choices = (
+        NONE,
+        *(i for i, loop in enumerate(rule.loops) if loop.size > 1),
+        *(passing(k) for k in range(len(rule.linear))),
+    )
+    for strategy in itertools.product(choices, repeat=len(sizes)):
+        if is_feasible(rule, strategy, sizes):
+            yield strategy
+
+
+def replicated_rule(operand_ranks: Sequence[int], result_ranks: Sequence[int]) -> LoopRule:
+    """The rule of an operator about which nothing is known: everything whole."""
+    return LoopRule(
+        loops=(),
+        operands=tuple(((),) * rank for rank in operand_ranks),
+        results=tuple(((),) * rank for rank in result_ranks),
+        whole="no rule",
+        ruled=False,
+    )

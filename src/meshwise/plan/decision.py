@@ -1,0 +1,60 @@
+"""What planning on one mesh decides for a graph: the input of every lowering.
+
+Source: DESIGN decisions 5 to 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.graph.layout import Layout
+from meshwise.graph.loops import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """How one operand reaches an operator.
+
+    The tensor is resharded from the layout of its definition to `via`, once for all uses of the
+    same tensor with the same `group` and `via`; from there to `layout`, once for each group and
+    layout.  Without a shared copy `via` is the layout of the definition.
+    """
+
+    group: int
+    via: Layout
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorDecision:
+    """Decision for one operator.
+
+    Attributes:
+        strategy: Choice per mesh axis (`graph.loops`); empty for `scan`.
+        uses: One per operand.  For `scan`: the layouts in which constants, carries and xs enter
+            (xs with the scanned dim 0, whole).
+        results: Layouts in which the operator leaves its results (`scan`: ys with dim 0).
+        body: For `scan`: the decision for its body graph.
+    """
+
+    strategy: Strategy
+    uses: tuple[Use, ...]
+    results: tuple[Layout, ...]
+    body: GraphDecision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphDecision:
+    """Decision for a graph.
+
+    Attributes:
+        inputs: Layout of each graph input at entry.
+        operators: One per operator, in program order.
+        outputs: How each graph output leaves; `outputs[j].layout` is its final layout, never
+            partial at the top level.  For the body of a scan: carries in the layout of the carry
+            inputs, ys without dim 0.
+    """
+
+    inputs: tuple[Layout, ...]
+    operators: tuple[OperatorDecision, ...]
+    outputs: tuple[Use, ...]

@@ -1,0 +1,119 @@
+"""What a primitive must state: its loops, its local form, its FLOP.
+
+A family file exports functions of these three kinds; `rules.table` maps primitive names to them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshwise.graph.loops import DimMap, LoopRule
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation of a flat program, as rules see it.
+
+    Attributes:
+        primitive: The JAX primitive.
+        params: Its parameters.
+        in_avals: Shapes and dtypes of the operands.
+        out_avals: Shapes and dtypes of the results.
+        constants: For each operand its value if it is known at trace time, else None.
+    """
+
+    primitive: Any
+    params: dict[str, Any]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    constants: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Primitive name."""
+        return self.primitive.name
+
+
+class Shards(ABC):
+    """How the loops of one equation are split where its local form runs.
+
+    In space a loop is split in contiguous blocks over mesh axes; in time over micro-batches.
+    """
+
+    rule: LoopRule
+
+    @abstractmethod
+    def parts(self, loop: int) -> int:
+        """Into how many parts a loop is split."""
+
+    @abstractmethod
+    def block_start(self, loop: int) -> jax.Array | int:
+        """First global index of the local block; only for loops with `block=True`."""
+
+    @abstractmethod
+    def global_index(self, loop: int) -> jax.Array:
+        """Global indices (int32, length of the local loop) of the local iterations."""
+
+    @abstractmethod
+    def is_first(self, loop: int) -> jax.Array | bool:
+        """Whether this is the first part of a loop: the one where a replicated term counts."""
+
+    def local_size(self, loop: int) -> int:
+        """Local trip count of a loop."""
+        return self.rule.loops[loop].size // self.parts(loop)
+
+    def local_shape(self, shape: Sequence[int], dims: DimMap) -> tuple[int, ...]:
+        """Local shape of a tensor whose dims follow `dims`."""
+        return tuple(
+            size // math.prod(self.parts(loop) for loop in loops)
+            for size, loops in zip(shape, dims, strict=True)
+        )
+
+    def result_shape(self, eqn: Equation, index: int = 0) -> tuple[int, ...]:
+        """Local shape of a result."""
+        return self.local_shape(eqn.out_avals[index].shape, self.rule.results[index])
+
+
+RuleFn = Callable[[Equation], LoopRule]
+LocalFn = Callable[[Equation, Shards, Sequence[Any]], list[Any]]
+FlopFn = Callable[[Equation], float]
+
+
+def rebind(eqn: Equation, operands: Sequence[Any], **changes: Any) -> list[Any]:
+    """Run the primitive itself on local operands, with some parameters replaced."""
+    out = eqn.primitive.bind(*operands, **{**eqn.params, **changes})
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def local_rebind(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+    """Local form of a primitive whose parameters name no sizes."""
+    del shards
+    return rebind(eqn, operands)
+
+
+def result_elements(eqn: Equation) -> float:
+    """FLOP of a primitive that does one operation for each element of its results."""
+    return float(sum(math.prod(aval.shape) for aval in eqn.out_avals))
+
+
+@dataclass(frozen=True, slots=True)
+class PrimitiveRule:
+    """A row of the table.
+
+    Attributes:
+        rule: Loops of an equation.
+        local: The equation on local tiles.
+        flop: FLOP of the equation on whole tensors.
+        heavy: Counts as a dense product or convolution.
+    """
+
+    rule: RuleFn
+    local: LocalFn = local_rebind
+    flop: FlopFn = result_elements
+    heavy: bool = False

@@ -1,0 +1,48 @@
+"""Reductions over dims: a reduced dim is a loop of its monoid; arg-reductions keep it whole."""
+
+from __future__ import annotations
+
+import math
+
+from meshwise.graph.layout import SUM
+from meshwise.graph.loops import Loop, LoopRule
+from meshwise.rules.primitive import Equation, PrimitiveRule
+
+_MONOID = {
+    "reduce_sum": SUM,
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "reduce_prod": None,
+    "reduce_xor": None,
+    "argmax": None,
+    "argmin": None,
+}
+
+
+def reduce_rule(eqn: Equation) -> LoopRule:
+    """Loops: kept dims parallel; reduced dims of the monoid, or whole without one."""
+    monoid = _MONOID[eqn.name]
+    shape, axes = eqn.in_avals[0].shape, set(eqn.params["axes"])
+    loops: list[Loop] = []
+    operand: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
+    for dim, size in enumerate(shape):
+        reduced = dim in axes
+        if size == 1 or (reduced and monoid is None):
+            operand.append(())
+        else:
+            operand.append((len(loops),))
+            loops.append(Loop(size, monoid if reduced and monoid else "parallel"))
+        if not reduced:
+            result.append(operand[-1])
+    linear = ((0,),) if eqn.name == "reduce_sum" else ()
+    return LoopRule(tuple(loops), (tuple(operand),), (tuple(result),), linear=linear)
+
+
+def _flop(eqn: Equation) -> float:
+    return float(math.prod(eqn.in_avals[0].shape))
+
+
+TABLE = {name: PrimitiveRule(reduce_rule, flop=_flop) for name in _MONOID}

@@ -1,0 +1,139 @@
+"""ClosedJaxpr -> flat `Program`: calls inlined, dead equations gone, scans kept with flat bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwise.errors import TraceError
+from meshwise.jax_compat import (
+    CALL_BODIES,
+    REMAT_NAMES,
+    Literal,
+    dead_code_eliminated,
+    source_line,
+)
+from meshwise.rules.primitive import Equation
+from meshwise.trace.program import Node, Program
+
+
+class _Builder:
+    """Collects the values and nodes of one program; lives only inside `flatten`."""
+
+    def __init__(self) -> None:
+        self.avals: list[Any] = []
+        self.nodes: list[Node] = []
+        self.constants: dict[int, Any] = {}
+        self._literals: dict[tuple[str, bytes], int] = {}
+
+    def new(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def constant(self, aval: Any, value: Any) -> int:
+        if aval.shape == () and isinstance(value, (np.generic, np.ndarray, int, float, bool)):
+            key = (str(aval.dtype), np.asarray(value, aval.dtype).tobytes())
+            if key in self._literals:
+                return self._literals[key]
+            self._literals[key] = len(self.avals)
+        ident = self.new(aval)
+        self.constants[ident] = value
+        return ident
+
+    def bind(self, primitive: Any, params: Any, inputs: Any, avals: Any, source: Any) -> list[int]:
+        outputs = [self.new(aval) for aval in avals]
+        equation = Equation(
+            primitive,
+            params,
+            tuple(self.avals[i] for i in inputs),
+            tuple(avals),
+            tuple(self.constants.get(i) for i in inputs),
+        )
+        body = _scan_body(params) if primitive.name == "scan" else None
+        self.nodes.append(Node(equation, tuple(inputs), tuple(outputs), source, body))
+        return outputs
+
+    def inline(self, jaxpr: Any, consts: list[int], args: list[int], outer: Any) -> list[int]:
+        """Append the equations of a jaxpr whose inputs already have ids."""
+        env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> int:
+            if isinstance(atom, Literal):
+                return self.constant(atom.aval, atom.val)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            source = eqn.source_info if outer is None else outer
+            inputs = [read(atom) for atom in eqn.invars]
+            name = eqn.primitive.name
+            body_name = CALL_BODIES.get(name)
+            if name == "loss_and_grad":
+                body = eqn.params["expand"]()
+                outputs = self.inline_closed(body, inputs, None)
+            elif body_name is not None:
+                if name in REMAT_NAMES and eqn.params.get("differentiated"):
+                    inputs = self._barrier(inputs, source)
+                outputs = self.inline_closed(eqn.params[body_name], inputs, None)
+            else:
+                avals = [var.aval for var in eqn.outvars]
+                outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def inline_closed(self, body: Any, args: list[int], outer: Any) -> list[int]:
+        jaxpr = getattr(body, "jaxpr", body)
+        values = getattr(body, "consts", ())
+        consts = [
+            self.constant(var.aval, value)
+            for var, value in zip(jaxpr.constvars, values, strict=True)
+        ]
+        return self.inline(jaxpr, consts, args, outer)
+
+    def _barrier(self, inputs: list[int], source: Any) -> list[int]:
+        # Values recomputed by remat must not be merged with the ones of the forward pass.
+        live = [i for i in inputs if i not in self.constants]
+        if not live:
+            return inputs
+        avals = [self.avals[i] for i in live]
+        outputs = self.bind(jax.lax.optimization_barrier_p, {}, live, avals, source)
+        renamed = dict(zip(live, outputs, strict=True))
+        return [renamed.get(i, i) for i in inputs]
+
+
+def _scan_body(params: dict[str, Any]) -> Program:
+    return flatten(params["jaxpr"])
+
+
+def flatten(closed: Any) -> Program:
+    """Make the flat program of a closed jaxpr.
+
+    Raises:
+        TraceError: the program has side effects.
+    """
+    if closed.jaxpr.effects:
+        names = ", ".join(sorted(str(e) for e in closed.jaxpr.effects))
+        where = next(
+            (source_line(e.source_info) for e in closed.jaxpr.eqns if e.effects), "unknown line"
+        )
+        raise TraceError(
+            f"the step has side effects ({names}) at {where}; a parallel step must be a pure "
+            "function: take callbacks, prints and host calls out of it"
+        )
+    jaxpr = dead_code_eliminated(closed.jaxpr)
+    builder = _Builder()
+    consts = [
+        builder.constant(var.aval, value)
+        for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
+    ]
+    args = [builder.new(var.aval) for var in jaxpr.invars]
+    outputs = builder.inline(jaxpr, consts, args, None)
+    return Program(
+        avals=tuple(builder.avals),
+        inputs=tuple(args),
+        nodes=tuple(builder.nodes),
+        outputs=tuple(outputs),
+        constants=builder.constants,
+    )

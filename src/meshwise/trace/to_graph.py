@@ -1,0 +1,141 @@
+"""Program -> Graph: each equation becomes an operator with its loops.
+
+Rules are looked up once for each distinct (primitive, parameters, shapes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwise.graph.graph import Graph, Operator, ScanBody, Tensor
+from meshwise.graph.loops import LoopRule
+from meshwise.jax_compat import source_line
+from meshwise.rules.primitive import Equation, PrimitiveRule
+from meshwise.rules.table import primitive_rule
+from meshwise.trace.program import Node, Program
+
+_KEY_BYTES = 8  # a threefry key is two 32-bit words
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element, also of a random key."""
+    try:
+        return int(np.dtype(dtype).itemsize)
+    except TypeError:
+        return _KEY_BYTES
+
+
+def equation_detail(eqn: Equation) -> str:
+    """Canonical text of the parameters that decide what an equation does."""
+    if not eqn.params:
+        return ""
+    return ",".join(
+        f"{key}={value}"
+        for key, value in eqn.params.items()
+        if key not in ("update_jaxpr", "jaxpr", "sharding", "out_sharding") and value is not None
+    )
+
+
+class RuleCache:
+    """Rules of the distinct equations of one program."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[PrimitiveRule, LoopRule, float, str]] = {}
+
+    def lookup(self, eqn: Equation) -> tuple[PrimitiveRule, LoopRule, float, str]:
+        """Row of the table, loops, FLOP and detail of an equation."""
+        detail = equation_detail(eqn)
+        key = (
+            eqn.name,
+            detail,
+            tuple((a.shape, a.dtype) for a in eqn.in_avals),
+            tuple((a.shape, a.dtype) for a in eqn.out_avals),
+        )
+        if key not in self._known:
+            row = primitive_rule(eqn)
+            self._known[key] = (row, row.rule(eqn), row.flop(eqn), detail)
+        return self._known[key]
+
+
+def _tensors(program: Program, names: dict[int, str]) -> list[Tensor]:
+    generated = set(program.constants)
+    for node in program.nodes:
+        if node.body is None and all(i in generated for i in node.inputs):
+            generated.update(node.outputs)
+    return [
+        Tensor(
+            shape=tuple(aval.shape),
+            dtype=str(aval.dtype),
+            itemsize=itemsize(aval.dtype),
+            name=names.get(i, ""),
+            generated=i in generated,
+        )
+        for i, aval in enumerate(program.avals)
+    ]
+
+
+def _scan_operator(node: Node, rules: RuleCache) -> Operator:
+    assert node.body is not None
+    params = node.equation.params
+    body = to_graph(node.body, rules=rules)
+    return Operator(
+        kind="scan",
+        inputs=node.inputs,
+        outputs=node.outputs,
+        rule=LoopRule((), (), ()),
+        flop=sum(op.flop for op in body.operators) * params["length"],
+        where=source_line(node.source),
+        body=ScanBody(
+            graph=body,
+            num_consts=params["num_consts"],
+            num_carry=params["num_carry"],
+            length=params["length"],
+            reverse=params["reverse"],
+        ),
+        detail=f"length={params['length']},reverse={params['reverse']}",
+    )
+
+
+def to_graph(
+    program: Program,
+    *,
+    names: dict[int, str] | None = None,
+    aliases: tuple[tuple[int, int], ...] = (),
+    rules: RuleCache | None = None,
+) -> Graph:
+    """The graph of a program.
+
+    Args:
+        program: A flat program.
+        names: Display names of input values, by id.
+        aliases: Pairs (input position, output position) of the state.
+        rules: Rules already looked up.
+    """
+    rules = rules or RuleCache()
+    operators: list[Operator] = []
+    for node in program.nodes:
+        if node.body is not None:
+            operators.append(_scan_operator(node, rules))
+            continue
+        row, rule, flop, detail = rules.lookup(node.equation)
+        operators.append(
+            Operator(
+                kind=node.name,
+                inputs=node.inputs,
+                outputs=node.outputs,
+                rule=rule,
+                flop=flop,
+                heavy=row.heavy,
+                where=source_line(node.source),
+                detail=detail,
+            )
+        )
+    return Graph(
+        tensors=tuple(_tensors(program, names or {})),
+        operators=tuple(operators),
+        inputs=program.inputs,
+        outputs=program.outputs,
+        aliases=aliases,
+    )
