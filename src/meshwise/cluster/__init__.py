@@ -1,1 +1,1 @@
-
+"""What a plan runs on: devices, links, hosts, and the times of collectives between them."""

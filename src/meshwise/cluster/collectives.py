@@ -84,9 +84,7 @@ def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
     return (flat, _hierarchical(kind, axes))
 
 
-def collective_time_s(
-    kind: str, axes: tuple[int, ...], num_bytes: int, mesh: LogicalMesh
-) -> float:
+def collective_time_s(kind: str, axes: tuple[int, ...], num_bytes: int, mesh: LogicalMesh) -> float:
     """Seconds of one collective over the mesh axes at positions `axes`.
 
     Args:

@@ -52,9 +52,63 @@ def _without_partial(layout: Layout, axes: tuple[int, ...]) -> Layout:
     return Layout(layout.dims, left, layout.monoid if left else "")
 
 
-def _divides(layout: Layout, dim: int, axis: int, units: tuple[int, ...], sizes: tuple[int, ...]):
-    parts = math.prod(sizes[a] for a in layout.dims[dim]) * sizes[axis]
-    return units[dim] % parts == 0
+def _extended(
+    layout: Layout, dim: int, axis: int, units: tuple[int, ...], sizes: tuple[int, ...]
+) -> Layout | None:
+    """`axis` appended as minor-most splitter of `dim`; None if it does not divide the tile."""
+    axes = (*layout.dims[dim], axis)
+    if units[dim] % math.prod(sizes[a] for a in axes):
+        return None
+    return _with_dim(layout, dim, axes)
+
+
+def _local(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
+    """Slices and masks along the axes on which the tensor is replicated."""
+    used = used_axes(layout)
+    unused = [a for a in range(len(sizes)) if a not in used]
+    for axis, dim in itertools.product(unused, range(len(layout.dims))):
+        after = _extended(layout, dim, axis, units, sizes)
+        if after is not None:
+            yield Move(SLICE, (axis,), dim, -1, after, "")
+    if layout.monoid in ("", SUM):
+        for axis in unused:
+            after = Layout(layout.dims, tuple(sorted((*layout.partial, axis))), SUM)
+            yield Move(MASK, (axis,), -1, -1, after, SUM)
+
+
+def _reductions(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
+    """All-reduces over any of the partial axes, reduce-scatters over one."""
+    for count in range(1, len(layout.partial) + 1):
+        for axes in itertools.combinations(layout.partial, count):
+            after = _without_partial(layout, axes)
+            yield Move("all-reduce", axes, -1, -1, after, layout.monoid)
+    if layout.monoid != SUM:
+        return
+    for axis, dim in itertools.product(layout.partial, range(len(layout.dims))):
+        after = _extended(_without_partial(layout, (axis,)), dim, axis, units, sizes)
+        if after is not None:
+            yield Move("reduce-scatter", (axis,), dim, -1, after, SUM)
+
+
+def _exchanges(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
+    """Gathers of a minor run of axes, all-to-alls of the minor axis, reorders."""
+    for dim, axes in enumerate(layout.dims):
+        for start in reversed(range(len(axes))):
+            after = _with_dim(layout, dim, axes[:start])
+            yield Move("all-gather", axes[start:], dim, -1, after, "")
+    for dim, to_dim in itertools.permutations(range(len(layout.dims)), 2):
+        if axes := layout.dims[dim]:
+            left = _with_dim(layout, dim, axes[:-1])
+            after = _extended(left, to_dim, axes[-1], units, sizes)
+            if after is not None:
+                yield Move("all-to-all", (axes[-1],), dim, to_dim, after, "")
+    for dim, axes in enumerate(layout.dims):
+        for order in itertools.permutations(axes):
+            changed = [i for i in range(len(axes)) if order[i] != axes[i]]
+            if changed:
+                # A common prefix or suffix of the order stays where it is; its axes are no group.
+                group = axes[changed[0] : changed[-1] + 1]
+                yield Move("permute", group, dim, -1, _with_dim(layout, dim, order), "")
 
 
 def moves(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
@@ -62,42 +116,10 @@ def moves(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Ite
 
     Args:
         layout: Where to start.
-        units: For each dim its size, or any number with the same divisors among the mesh sizes.
+        units: For each dim its size, or any number with the same divisors among the products of
+            mesh sizes.
         sizes: Size of each mesh axis.
     """
-    rank = len(layout.dims)
-    unused = [a for a in range(len(sizes)) if a not in used_axes(layout)]
-    for axis, dim in itertools.product(unused, range(rank)):
-        if _divides(layout, dim, axis, units, sizes):
-            after = _with_dim(layout, dim, (*layout.dims[dim], axis))
-            yield Move(SLICE, (axis,), dim, -1, after, "")
-    if layout.monoid in ("", SUM):
-        for axis in unused:
-            after = Layout(layout.dims, tuple(sorted((*layout.partial, axis))), SUM)
-            yield Move(MASK, (axis,), -1, -1, after, SUM)
-    for count in range(1, len(layout.partial) + 1):
-        for axes in itertools.combinations(layout.partial, count):
-            after = _without_partial(layout, axes)
-            yield Move("all-reduce", axes, -1, -1, after, layout.monoid)
-    if layout.monoid == SUM:
-        for axis, dim in itertools.product(layout.partial, range(rank)):
-            if _divides(layout, dim, axis, units, sizes):
-                after = _without_partial(layout, (axis,))
-                after = _with_dim(after, dim, (*layout.dims[dim], axis))
-                yield Move("reduce-scatter", (axis,), dim, -1, after, SUM)
-    for dim, axes in enumerate(layout.dims):
-        for start in reversed(range(len(axes))):
-            after = _with_dim(layout, dim, axes[:start])
-            yield Move("all-gather", axes[start:], dim, -1, after, "")
-    for dim, to_dim in itertools.permutations(range(rank), 2):
-        axes = layout.dims[dim]
-        if axes and _divides(layout, to_dim, axes[-1], units, sizes):
-            after = _with_dim(layout, dim, axes[:-1])
-            after = _with_dim(after, to_dim, (*layout.dims[to_dim], axes[-1]))
-            yield Move("all-to-all", (axes[-1],), dim, to_dim, after, "")
-    for dim, axes in enumerate(layout.dims):
-        for order in itertools.permutations(axes):
-            changed = [i for i in range(len(axes)) if order[i] != axes[i]]
-            if changed:
-                group = axes[changed[0] : changed[-1] + 1]
-                yield Move("permute", group, dim, -1, _with_dim(layout, dim, order), "")
+    yield from _local(layout, units, sizes)
+    yield from _reductions(layout, units, sizes)
+    yield from _exchanges(layout, units, sizes)

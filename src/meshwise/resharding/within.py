@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import dijkstra
+from scipy.sparse import csr_matrix  # pyright: ignore[reportMissingTypeStubs]
+from scipy.sparse.csgraph import (  # pyright: ignore[reportMissingTypeStubs]
+    dijkstra,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from meshwise.cluster.collectives import collective_terms, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
@@ -156,9 +158,9 @@ def _distances(
     weights = _weights(units, monoids, num_bytes, mesh, forbid)
     count = len(graph.nodes)
     # Dijkstra adds from the source on, as a path does; hence costs and paths agree exactly.
-    return np.asarray(
-        dijkstra(csr_matrix((weights, graph.heads, graph.starts), shape=(count, count)))
-    )
+    matrix = csr_matrix((weights, graph.heads, graph.starts), shape=(count, count))
+    found: NDArray[np.float64] = dijkstra(matrix)
+    return found
 
 
 def _units(shape: Sequence[int], mesh: LogicalMesh) -> tuple[int, ...]:

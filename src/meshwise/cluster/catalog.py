@@ -1,0 +1,249 @@
+"""Hosts and devices by name.
+
+Peak numbers are those of the maker's datasheets.  What is reached of a peak is stated here once,
+by kind of resource, and can be replaced by `meshwise calibrate` on the real device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from meshwise.cluster.host import HostSpec, Link
+from meshwise.cluster.mesh import DeviceSpec
+from meshwise.units import GIB, GIGA, MICRO, TERA, gbit_per_s
+
+# Large dense products reach 50 to 80 % of the tensor-core peak; whole models 31 % (Megatron-LM
+# 1.2B on a V100) to 52 % (Megatron-LM 1T on A100), with the memory-bound operators in, which are
+# priced apart here.  0.5 is an assumption between these.
+DENSE_EFFICIENCY = 0.5
+# Stream-like kernels reach 75 to 90 % of the HBM peak.  Assumption.
+MEMORY_EFFICIENCY = 0.8
+# Rings of NCCL reach about 80 % of the one-way NVLink peak (nccl-tests: about 235 of 300 GB/s on
+# an A100 host).  Assumption for all links.
+LINK_EFFICIENCY = 0.8
+# The runtime, NCCL buffers and fragmentation take their part of the memory.  Assumption.
+USABLE_MEMORY = 0.9
+
+# Source: latency of one ring hop, protocol "simple", in NCCL's own tuning model (graph/tuning.cc).
+NVLINK_LATENCY_S = 3.4 * MICRO
+RDMA_LATENCY_S = 14 * MICRO
+# Assumption: one TCP message between two instances of a placement group.
+TCP_LATENCY_S = 30 * MICRO
+# Assumption: about one microsecond a hop on a TPU torus.
+ICI_LATENCY_S = 1 * MICRO
+
+
+def _device(
+    name: str,
+    *,
+    memory_bytes: float,
+    memory_bytes_per_s: float,
+    peak_flop_per_s: Mapping[str, float],
+    source: str,
+) -> DeviceSpec:
+    """A device that reaches the stated shares of its peaks."""
+    return DeviceSpec(
+        name=name,
+        memory_bytes=int(memory_bytes * USABLE_MEMORY),
+        memory_bytes_per_s=memory_bytes_per_s * MEMORY_EFFICIENCY,
+        flop_per_s=tuple(
+            sorted((dtype, rate * DENSE_EFFICIENCY) for dtype, rate in peak_flop_per_s.items())
+        ),
+        source=f"{source}; dense products reach {DENSE_EFFICIENCY:.0%} of the peak, memory "
+        f"{MEMORY_EFFICIENCY:.0%} (assumed)",
+    )
+
+
+def _host(
+    name: str,
+    num_devices: int,
+    device: DeviceSpec,
+    *,
+    link_peak_bytes_per_s: float,
+    link_latency_s: float,
+    nic_peak_bytes_per_s: float,
+    nic_latency_s: float,
+) -> HostSpec:
+    """A host whose links reach `LINK_EFFICIENCY` of their peaks."""
+    return HostSpec(
+        name=name,
+        num_devices=num_devices,
+        device=device,
+        link=Link(latency_s=link_latency_s, bytes_per_s=link_peak_bytes_per_s * LINK_EFFICIENCY),
+        nic=Link(latency_s=nic_latency_s, bytes_per_s=nic_peak_bytes_per_s * LINK_EFFICIENCY),
+    )
+
+
+# bfloat16 has no tensor cores on Volta and runs at the rate of float32.
+V100 = _device(
+    "V100-SXM2-16GB",
+    memory_bytes=16 * GIB,
+    memory_bytes_per_s=900 * GIGA,
+    peak_flop_per_s={
+        "float16": 125 * TERA,
+        "bfloat16": 15.7 * TERA,
+        "float32": 15.7 * TERA,
+        "float64": 7.8 * TERA,
+    },
+    source="NVIDIA V100 datasheet",
+)
+
+# JAX multiplies float32 on Ampere and later in TF32 unless told otherwise.
+_A100_PEAK = {
+    "bfloat16": 312 * TERA,
+    "float16": 312 * TERA,
+    "float32": 156 * TERA,
+    "float64": 19.5 * TERA,
+}
+A100_40GB = _device(
+    "A100-SXM4-40GB",
+    memory_bytes=40 * GIB,
+    memory_bytes_per_s=1555 * GIGA,
+    peak_flop_per_s=_A100_PEAK,
+    source="NVIDIA A100 datasheet",
+)
+A100_80GB = _device(
+    "A100-SXM4-80GB",
+    memory_bytes=80 * GIB,
+    memory_bytes_per_s=2039 * GIGA,
+    peak_flop_per_s=_A100_PEAK,
+    source="NVIDIA A100 datasheet",
+)
+
+# Rates without sparsity; the datasheet's figures with sparsity are twice these.
+_HOPPER_PEAK = {
+    "bfloat16": 989 * TERA,
+    "float16": 989 * TERA,
+    "float32": 494 * TERA,
+    "float64": 67 * TERA,
+}
+H100 = _device(
+    "H100-SXM5-80GB",
+    memory_bytes=80 * GIB,
+    memory_bytes_per_s=3350 * GIGA,
+    peak_flop_per_s=_HOPPER_PEAK,
+    source="NVIDIA H100 datasheet",
+)
+H200 = _device(
+    "H200-SXM-141GB",
+    memory_bytes=141 * GIGA,
+    memory_bytes_per_s=4800 * GIGA,
+    peak_flop_per_s=_HOPPER_PEAK,
+    source="NVIDIA H200 datasheet",
+)
+
+
+def _tpu_peak(peak: float) -> dict[str, float]:
+    # The default precision of float32 products on TPU is one pass in bfloat16.
+    return {"bfloat16": peak, "float32": peak}
+
+
+TPU_V4 = _device(
+    "TPU v4",
+    memory_bytes=32 * GIB,
+    memory_bytes_per_s=1228 * GIGA,
+    peak_flop_per_s=_tpu_peak(275 * TERA),
+    source="Google Cloud TPU v4 system architecture",
+)
+TPU_V5E = _device(
+    "TPU v5e",
+    memory_bytes=16 * GIB,
+    memory_bytes_per_s=819 * GIGA,
+    peak_flop_per_s=_tpu_peak(197 * TERA),
+    source="Google Cloud TPU v5e system architecture",
+)
+TPU_V5P = _device(
+    "TPU v5p",
+    memory_bytes=95 * GIB,
+    memory_bytes_per_s=2765 * GIGA,
+    peak_flop_per_s=_tpu_peak(459 * TERA),
+    source="Google Cloud TPU v5p system architecture",
+)
+
+
+def _tpu_host(name: str, num_devices: int, device: DeviceSpec, link: float) -> HostSpec:
+    """A TPU host: chips of all hosts of a slice meet on one torus, so no NIC is shared.
+
+    `link` is one ICI link in one direction: the chip's published ICI bandwidth over its links.
+    """
+    return _host(
+        name,
+        num_devices,
+        device,
+        link_peak_bytes_per_s=link,
+        link_latency_s=ICI_LATENCY_S,
+        nic_peak_bytes_per_s=num_devices * link,
+        nic_latency_s=ICI_LATENCY_S,
+    )
+
+
+_HOSTS = (
+    # Source: Amazon EC2 P3 page: NVLink 200 GB/s (4 GPUs) and 300 GB/s (8) both ways together,
+    # network 10 and 25 Gbit/s.
+    _host(
+        "p3.8xlarge",
+        4,
+        V100,
+        link_peak_bytes_per_s=100 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(10),
+        nic_latency_s=TCP_LATENCY_S,
+    ),
+    _host(
+        "p3.16xlarge",
+        8,
+        V100,
+        link_peak_bytes_per_s=150 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(25),
+        nic_latency_s=TCP_LATENCY_S,
+    ),
+    # Source: Amazon EC2 P4 page: NVSwitch 600 GB/s both ways, 400 Gbit/s with EFA.
+    _host(
+        "p4d.24xlarge",
+        8,
+        A100_40GB,
+        link_peak_bytes_per_s=300 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(400),
+        nic_latency_s=TCP_LATENCY_S,
+    ),
+    # Source: DGX A100 datasheet: eight compute HDR InfiniBand ports of 200 Gbit/s.
+    _host(
+        "dgx-a100",
+        8,
+        A100_80GB,
+        link_peak_bytes_per_s=300 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(8 * 200),
+        nic_latency_s=RDMA_LATENCY_S,
+    ),
+    # Source: DGX H100 datasheet: NVLink 900 GB/s both ways, eight NDR ports of 400 Gbit/s.
+    _host(
+        "dgx-h100",
+        8,
+        H100,
+        link_peak_bytes_per_s=450 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(8 * 400),
+        nic_latency_s=RDMA_LATENCY_S,
+    ),
+    # Source: DGX H200 datasheet: links and ports as in DGX H100.
+    _host(
+        "h200",
+        8,
+        H200,
+        link_peak_bytes_per_s=450 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(8 * 400),
+        nic_latency_s=RDMA_LATENCY_S,
+    ),
+    # Source: Google Cloud TPU pages, ICI per chip: v4 2400 Gbit/s over 6 links, v5e 1600 over 4,
+    # v5p 4800 over 6.
+    _tpu_host("tpu-v4", 4, TPU_V4, gbit_per_s(2400) / 6),
+    _tpu_host("tpu-v5e", 8, TPU_V5E, gbit_per_s(1600) / 4),
+    _tpu_host("tpu-v5p", 4, TPU_V5P, gbit_per_s(4800) / 6),
+)
+
+HOSTS: Mapping[str, HostSpec] = MappingProxyType({host.name: host for host in _HOSTS})

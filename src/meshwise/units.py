@@ -1,0 +1,44 @@
+"""Units: SI inside, readable only when printed."""
+
+from __future__ import annotations
+
+GIB = 1024**3
+GIGA = 10**9
+TERA = 10**12
+MICRO = 1e-6
+
+BITS_PER_BYTE = 8
+
+
+def gbit_per_s(value: float) -> float:
+    """Bytes a second of `value` Gbit/s, as network cards are sold."""
+    return value * GIGA / BITS_PER_BYTE
+
+
+def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
+    size = float(value)
+    for name in names[:-1]:
+        if abs(size) < base:
+            return f"{size:.0f} {name}" if size == int(size) else f"{size:.3g} {name}"
+        size /= base
+    return f"{size:.4g} {names[-1]}" if abs(size) >= 1000 else f"{size:.3g} {names[-1]}"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """`12.6 MiB`: bytes for people."""
+    return _scaled(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def flop_text(flop: float) -> str:
+    """`3.2 TFLOP`: work for people."""
+    return _scaled(flop, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def seconds_text(seconds: float) -> str:
+    """`1.23 ms`: a duration for people."""
+    if seconds == 0:
+        return "0 s"
+    for limit, factor, name in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if abs(seconds) < limit:
+            return f"{seconds * factor:.3g} {name}"
+    return f"{seconds:.4g} s"
