@@ -15,9 +15,10 @@ LAYERS = (
     "errors units",
     "cluster",
     "graph",
+    # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.
+    "resharding",
     "plan",
     "schedules",
-    "resharding",
     "program",
     "simulate",
     "intra",

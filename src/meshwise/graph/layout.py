@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     monoid: str = ""
 
     def __str__(self) -> str:
-        """`S0 R`, `R S10 +P2`: digits are axes, `+P2` a sum that is partial along axis 2."""
+        """`S0 R`, `R S10 sum:P2`: digits are axes; `sum:P2` is partial along axis 2."""
         return layout_text(self)
 
 
@@ -58,15 +58,14 @@ def parse_layout(text: str) -> Layout:
         if ":P" in word:
             monoid, _, digits = word.partition(":P")
             partial = tuple(map(int, digits))
-            if monoid not in MONOIDS or not partial:
-                raise ValueError(f"not a layout: {text!r}")
-        elif word == "R":
-            dims.append(())
-        elif word.startswith("S"):
-            dims.append(tuple(map(int, word[1:])))
         elif word != "-":
-            raise ValueError(f"not a layout: {text!r}")
-    return Layout(tuple(dims), partial, monoid)
+            dims.append(tuple(map(int, word[1:])))
+    layout = Layout(tuple(dims), partial, monoid)
+    known = not partial or monoid in MONOIDS
+    # Only what prints as it was read is a layout: `S` without axes and the like are not.
+    if layout_text(layout) != text or not known or list(partial) != sorted(set(partial)):
+        raise ValueError(f"not a layout: {text!r}")
+    return layout
 
 
 def replicated(rank: int) -> Layout:
@@ -80,11 +79,19 @@ def used_axes(layout: Layout) -> tuple[int, ...]:
 
 
 def is_valid(layout: Layout, shape: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether each axis is used at most once and divides the dim that it splits."""
+    """Whether a layout fits a shape and a mesh.
+
+    Each axis is there, is used at most once, and divides the dim that it splits; partial axes
+    are ascending and have a monoid.
+    """
     axes = used_axes(layout)
     if len(set(axes)) != len(axes) or len(layout.dims) != len(shape):
         return False
-    if bool(layout.partial) != bool(layout.monoid):
+    if axes and (axes[0] < 0 or axes[-1] >= len(sizes)):
+        return False
+    if layout.partial != tuple(sorted(layout.partial)):
+        return False
+    if layout.monoid not in (MONOIDS if layout.partial else ("",)):
         return False
     return all(
         size % math.prod(sizes[a] for a in axes) == 0
@@ -97,9 +104,7 @@ def num_parts(layout: Layout, sizes: Sequence[int]) -> int:
     return math.prod(sizes[a] for axes in layout.dims for a in axes)
 
 
-def local_shape(
-    shape: Sequence[int], layout: Layout, sizes: Sequence[int]
-) -> tuple[int, ...]:
+def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Shape of the tile that one device holds."""
     return tuple(
         size // math.prod(sizes[a] for a in axes)
@@ -135,9 +140,7 @@ def split_layouts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Layout
     """
     rank = len(shape)
     for choice in itertools.product(range(-1, rank), repeat=len(sizes)):
-        dims = tuple(
-            tuple(a for a, d in enumerate(choice) if d == dim) for dim in range(rank)
-        )
+        dims = tuple(tuple(a for a, d in enumerate(choice) if d == dim) for dim in range(rank))
         layout = Layout(dims)
         if is_valid(layout, shape, sizes):
             yield layout

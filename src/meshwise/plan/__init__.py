@@ -1,1 +1,1 @@
-
+"""What planning decided, checked, counted and written down."""

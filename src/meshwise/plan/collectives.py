@@ -1,0 +1,73 @@
+"""Every collective that a lowering of a decision emits.
+
+Operators emit none themselves: a reduction loop leaves a partial result, and what becomes of it
+is a change of layout like any other.
+
+Source: FACTS section 1 for the bytes; DESIGN invariant I2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.cluster.collectives import collective_time_s
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.walk import reshards
+from meshwise.resharding.moves import FREE
+from meshwise.resharding.within import path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a program.
+
+    Attributes:
+        kind: `all-reduce`, `reduce-scatter`, `all-gather`, `all-to-all` or `permute`.
+        axes: Names of the mesh axes of its groups.
+        group_size: Devices in one group.
+        num_bytes: B of FACTS section 1: the tensor as its group sees it whole.
+        count: How often it runs in a step.
+        stage: Stage of the pipeline.
+        where: Operator and source line that needs it.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    num_bytes: int
+    count: int
+    stage: int = 0
+    where: str = ""
+
+
+def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tuple[Collective, ...]:
+    """All collectives in program order; groups of one device are left out.
+
+    Raises:
+        PlanError: the decision asks for a change of layout that does not exist.
+    """
+    found: list[Collective] = []
+    for item in reshards(graph, decision):
+        tensor = item.tensor
+        for step in path(tensor.shape, tensor.itemsize, item.before, item.after, mesh):
+            if step.kind in FREE or step.group_size == 1:
+                continue
+            found.append(
+                Collective(
+                    kind=step.kind,
+                    axes=tuple(mesh.axes[a].name for a in step.axes),
+                    group_size=step.group_size,
+                    num_bytes=step.num_bytes,
+                    count=item.times,
+                    where=item.where,
+                )
+            )
+    return tuple(found)
+
+
+def collective_s(collective: Collective, mesh: LogicalMesh) -> float:
+    """Predicted seconds of one run of a collective."""
+    axes = tuple(mesh.names.index(name) for name in collective.axes)
+    return collective_time_s(collective.kind, axes, collective.num_bytes, mesh)

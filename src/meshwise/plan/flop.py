@@ -1,0 +1,84 @@
+"""Work of a decision: dense FLOP of one device, and what runs whole on every device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.loops import NONE, Strategy
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.walk import place, visits
+
+
+def strategy_parts(operator: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> int:
+    """Among how many devices the loops of an operator are divided.
+
+    Axes that no loop is mapped to, or along which partial sums pass, divide nothing.
+    """
+    return math.prod(
+        sizes[axis]
+        for axis, choice in enumerate(strategy)
+        if 0 <= choice < len(operator.rule.loops)
+    )
+
+
+def device_flop(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> float:
+    """FLOP of dense products and convolutions of one device in a step, trip counts included."""
+    return math.fsum(
+        visit.times
+        * visit.operator.flop
+        / strategy_parts(visit.operator, visit.decision.strategy, mesh.sizes)
+        for visit in visits(graph, decision)
+        if visit.operator.heavy
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """What every device of the mesh computes whole, so that nothing is gained by the mesh.
+
+    Attributes:
+        flop_share: Of all FLOP of the program, trip counts included; 0 to 1.
+        bytes_share: Of all bytes that operators read and write; 0 to 1.
+        largest: Operators with the most replicated bytes, as (place, bytes), largest first.
+    """
+
+    flop_share: float
+    bytes_share: float
+    largest: tuple[tuple[str, int], ...] = ()
+
+
+NUM_LARGEST = 5
+
+
+def replicated_work(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Replicated:
+    """Which share of the work runs replicated.
+
+    An operator runs replicated if its strategy neither splits a loop nor lets a partial sum pass
+    along any axis.  Scans count by their bodies, generated results not at all.
+    """
+    flop = {False: 0.0, True: 0.0}
+    num_bytes = {False: 0, True: 0}
+    by_place: dict[str, int] = {}
+    for visit in visits(graph, decision):
+        operator, tensors = visit.operator, visit.graph.tensors
+        if operator.body is not None or all(tensors[i].generated for i in operator.outputs):
+            continue
+        whole = mesh.num_devices > 1 and all(
+            choice == NONE or size == 1
+            for choice, size in zip(visit.decision.strategy, mesh.sizes, strict=True)
+        )
+        touched = sum(tensors[i].num_bytes for i in (*operator.inputs, *operator.outputs))
+        flop[whole] += visit.times * operator.flop
+        num_bytes[whole] += visit.times * touched
+        if whole:
+            where = place(operator)
+            by_place[where] = by_place.get(where, 0) + visit.times * touched
+    largest = sorted(by_place.items(), key=lambda item: (-item[1], item[0]))
+    return Replicated(
+        flop_share=flop[True] / max(flop[True] + flop[False], 1.0),
+        bytes_share=num_bytes[True] / max(num_bytes[True] + num_bytes[False], 1),
+        largest=tuple(largest[:NUM_LARGEST]),
+    )

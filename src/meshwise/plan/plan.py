@@ -1,0 +1,96 @@
+"""The plan: what runs where, what it costs, and why one may trust it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.plan.collectives import Collective
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.flop import Replicated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One program on one mesh.
+
+    Attributes:
+        mesh: The logical mesh.
+        decision: Layouts and strategies.
+        peak_bytes: Predicted peak memory of one device.
+        device_flop: Dense FLOP of one device in a step.
+    """
+
+    mesh: LogicalMesh
+    decision: GraphDecision
+    peak_bytes: int
+    device_flop: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A plan for one training step; only numbers, texts and tuples.
+
+    Attributes:
+        step_time_s: Predicted time of a step.
+        collectives: Every collective of a step.
+        stages: One on one mesh; more in a pipeline.
+        num_microbatches: In how many parts the batch runs, one after the other.
+        schedule: Of the pipeline; empty on one mesh.
+        method: Text of the method that decided, as `IntraOp()`.
+        objective: What it minimised: `time` or `alpa`.
+        gap: Relative distance to the lower bound of the solver; None if there is no bound.
+        fingerprint: Of the graph that the plan is for.
+        replicated: What runs whole on every device.
+        warnings: What the user should know.
+    """
+
+    step_time_s: float
+    collectives: tuple[Collective, ...]
+    stages: tuple[Stage, ...]
+    num_microbatches: int = 1
+    schedule: str = ""
+    method: str
+    objective: str
+    gap: float | None
+    fingerprint: str
+    replicated: Replicated
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak memory of the worst device."""
+        return max(stage.peak_bytes for stage in self.stages)
+
+    @property
+    def device_flop(self) -> float:
+        """Dense FLOP of the worst device in a step."""
+        return max(stage.device_flop for stage in self.stages)
+
+    @property
+    def mesh(self) -> LogicalMesh:
+        """The mesh of the first stage."""
+        return self.stages[0].mesh
+
+    @property
+    def decision(self) -> GraphDecision:
+        """The decision of the first stage."""
+        return self.stages[0].decision
+
+    def to_json(self) -> str:
+        """The plan as JSON text; equal plans give equal bytes."""
+        # The two files need each other: the writer names the fields of this class.
+        from meshwise.plan.json_form import plan_to_json
+
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read the text of `to_json`.
+
+        Raises:
+            PlanError: naming the field that is missing, unknown or wrong.
+        """
+        from meshwise.plan.json_form import plan_from_json
+
+        return plan_from_json(text)

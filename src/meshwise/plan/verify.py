@@ -1,0 +1,166 @@
+"""Checks that a decision is a legal program of a graph on a mesh.
+
+The checks use only the rules of the operators and the reachability of layouts, nothing of the
+planner, so that they catch its mistakes and those of a plan edited by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import PlanError
+from meshwise.graph.graph import Graph, Operator, ScanBody
+from meshwise.graph.layout import Layout, is_valid, shift_in
+from meshwise.graph.loops import is_feasible, operand_layouts, result_layouts
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.plan.walk import place
+from meshwise.resharding.within import path
+
+
+def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> None:
+    """Check every layout, strategy and change of layout, bodies of scans included.
+
+    Raises:
+        PlanError: naming the operator with its source line, or the input or output.
+    """
+    _verify_graph(graph, decision, mesh, inside="")
+    for position, layout in enumerate(decision.inputs):
+        if layout.partial:
+            raise PlanError(f"input {position} enters partial ({layout}); a step has no such input")
+    for position, use in enumerate(decision.outputs):
+        if use.layout.partial:
+            raise PlanError(f"output {position} leaves partial ({use.layout})")
+    for source, target in graph.aliases:
+        before, after = decision.inputs[source], decision.outputs[target].layout
+        if before != after:
+            raise PlanError(
+                f"input {source} enters as {before}, but output {target}, which takes its place "
+                f"in the next step, leaves as {after}"
+            )
+
+
+def _same_count(what: str, got: int, wanted: int) -> None:
+    if got != wanted:
+        raise PlanError(f"{what}: the plan has {got}, the step has {wanted}")
+
+
+def _check_layout(what: str, layout: Layout, shape: Sequence[int], mesh: LogicalMesh) -> None:
+    axes = [a for dim in layout.dims for a in dim] + list(layout.partial)
+    unknown = sorted(a for a in axes if not 0 <= a < len(mesh.axes))
+    if unknown or not is_valid(layout, shape, mesh.sizes):
+        raise PlanError(
+            f"{what}: {layout} is not a layout of shape {tuple(shape)} on a mesh of sizes "
+            f"{mesh.sizes}"
+        )
+
+
+def _verify_graph(graph: Graph, decision: GraphDecision, mesh: LogicalMesh, inside: str) -> None:
+    _same_count(f"inputs{inside}", len(decision.inputs), len(graph.inputs))
+    _same_count(f"operators{inside}", len(decision.operators), len(graph.operators))
+    _same_count(f"outputs{inside}", len(decision.outputs), len(graph.outputs))
+    home: dict[int, Layout] = {}
+    for position, (ident, layout) in enumerate(zip(graph.inputs, decision.inputs, strict=True)):
+        _check_layout(f"input {position}{inside}", layout, graph.tensors[ident].shape, mesh)
+        home[ident] = layout
+    for operator, chosen in zip(graph.operators, decision.operators, strict=True):
+        what = f"{place(operator)}{inside}"
+        _same_count(f"operands of {what}", len(chosen.uses), len(operator.inputs))
+        _same_count(f"results of {what}", len(chosen.results), len(operator.outputs))
+        for position, (ident, use) in enumerate(zip(operator.inputs, chosen.uses, strict=True)):
+            _verify_use(f"operand {position} of {what}", graph, ident, use, home, mesh)
+        if operator.body is None:
+            _verify_strategy(what, operator, chosen, mesh)
+        else:
+            _verify_scan(what, operator.body, chosen, mesh)
+        for position, (ident, layout) in enumerate(
+            zip(operator.outputs, chosen.results, strict=True)
+        ):
+            shape = graph.tensors[ident].shape
+            _check_layout(f"result {position} of {what}", layout, shape, mesh)
+            home[ident] = layout
+    for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
+        _verify_use(f"output {position}{inside}", graph, ident, use, home, mesh)
+
+
+def _verify_use(
+    what: str,
+    graph: Graph,
+    ident: int,
+    use: Use,
+    home: dict[int, Layout],
+    mesh: LogicalMesh,
+) -> None:
+    """The operand exists, and its layouts can be reached."""
+    tensor = graph.tensors[ident]
+    for layout in (use.via, use.layout):
+        _check_layout(what, layout, tensor.shape, mesh)
+    if tensor.generated:
+        return
+    if ident not in home:
+        raise PlanError(f"{what} is used before it is defined")
+    for before, after in ((home[ident], use.via), (use.via, use.layout)):
+        if before == after:
+            continue
+        try:
+            path(tensor.shape, tensor.itemsize, before, after, mesh)
+        except PlanError as error:
+            raise PlanError(f"{what}: {error}") from error
+
+
+def _verify_strategy(
+    what: str, operator: Operator, chosen: OperatorDecision, mesh: LogicalMesh
+) -> None:
+    """The strategy is feasible, and the layouts are those that follow from it."""
+    rule, strategy, sizes = operator.rule, chosen.strategy, mesh.sizes
+    _same_count(f"axes in the strategy of {what}", len(strategy), len(sizes))
+    if chosen.body is not None:
+        raise PlanError(f"{what} has no body, but the plan has a decision for one")
+    lowest, highest = -1 - len(rule.linear), len(rule.loops) - 1
+    if not all(lowest <= choice <= highest for choice in strategy):
+        raise PlanError(f"{what}: strategy {strategy} names a loop that is not there")
+    if not is_feasible(rule, strategy, sizes):
+        raise PlanError(f"{what}: strategy {strategy} does not divide its loops evenly")
+    sides = (
+        ("operand", tuple(use.layout for use in chosen.uses), operand_layouts),
+        ("result", chosen.results, result_layouts),
+    )
+    for side, got, layouts in sides:
+        wanted = layouts(rule, strategy, sizes)
+        assert wanted is not None  # is_feasible
+        for position, (one, other) in enumerate(zip(got, wanted, strict=True)):
+            if one != other:
+                raise PlanError(
+                    f"{side} {position} of {what}: the plan has {one}, but strategy {strategy} "
+                    f"makes it {other}"
+                )
+
+
+def _verify_scan(what: str, body: ScanBody, chosen: OperatorDecision, mesh: LogicalMesh) -> None:
+    """The body is a legal program, fits its operands, and returns carries as they came."""
+    inner = chosen.body
+    if inner is None:
+        raise PlanError(f"{what}: the plan has no decision for its body")
+    _verify_graph(body.graph, inner, mesh, inside=f" inside {what}")
+    num_whole = body.num_consts + body.num_carry
+    for position, (use, layout) in enumerate(zip(chosen.uses, inner.inputs, strict=True)):
+        wanted = layout if position < num_whole else shift_in(layout)
+        if use.layout != wanted:
+            raise PlanError(
+                f"operand {position} of {what} enters as {use.layout}, but its body wants {wanted}"
+            )
+    for position, use in enumerate(inner.outputs):
+        if position < body.num_carry:
+            wanted = inner.inputs[body.num_consts + position]
+            if use.layout != wanted:
+                raise PlanError(
+                    f"carry {position} of {what} enters an iteration as {wanted}, but leaves it "
+                    f"as {use.layout}"
+                )
+        else:
+            wanted = shift_in(use.layout)
+        if chosen.results[position] != wanted:
+            raise PlanError(
+                f"result {position} of {what}: the plan has {chosen.results[position]}, but its "
+                f"body makes it {wanted}"
+            )

@@ -1,0 +1,94 @@
+"""Walks over a graph and its decision as every lowering walks: in order, bodies of scans inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.layout import Layout
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+
+
+class Visit(NamedTuple):
+    """An operator with its decision.
+
+    Attributes:
+        graph: The graph that holds the operator (of the scan body, inside one).
+        operator: The operator.
+        decision: What was decided for it.
+        times: How often it runs in a step.
+    """
+
+    graph: Graph
+    operator: Operator
+    decision: OperatorDecision
+    times: int
+
+
+class Reshard(NamedTuple):
+    """A change of layout that a lowering makes.
+
+    Attributes:
+        tensor: What changes its layout.
+        before: From.
+        after: To.
+        times: How often in a step.
+        where: Operator and source line of the first user.
+    """
+
+    tensor: Tensor
+    before: Layout
+    after: Layout
+    times: int
+    where: str
+
+
+def place(operator: Operator) -> str:
+    """Kind and source line of an operator, for messages and records."""
+    return f"{operator.kind} at {operator.where}" if operator.where else operator.kind
+
+
+def visits(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Visit]:
+    """All operators, a scan before its body."""
+    for operator, chosen in zip(graph.operators, decision.operators, strict=True):
+        yield Visit(graph, operator, chosen, times)
+        if operator.body is not None and chosen.body is not None:
+            yield from visits(operator.body.graph, chosen.body, times * operator.body.length)
+
+
+def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
+    """Layout of the definition of each tensor."""
+    found = dict(zip(graph.inputs, decision.inputs, strict=True))
+    for operator, chosen in zip(graph.operators, decision.operators, strict=True):
+        found.update(zip(operator.outputs, chosen.results, strict=True))
+    return found
+
+
+def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Reshard]:
+    """Every change of layout, in program order.
+
+    A tensor goes from the layout of its definition to `via` and on to `layout`; each leg is made
+    once for all users of one group.  Generated tensors are made again in each layout, for free.
+    """
+    home = homes(graph, decision)
+    made: set[tuple[int, int, Layout, Layout]] = set()
+
+    def legs(ident: int, use: Use, where: str) -> Iterator[Reshard]:
+        tensor = graph.tensors[ident]
+        if tensor.generated:
+            return
+        for before, after in ((home[ident], use.via), (use.via, use.layout)):
+            key = (ident, use.group, before, after)
+            if before != after and key not in made:
+                made.add(key)
+                yield Reshard(tensor, before, after, times, where)
+
+    for operator, chosen in zip(graph.operators, decision.operators, strict=True):
+        for ident, use in zip(operator.inputs, chosen.uses, strict=True):
+            yield from legs(ident, use, place(operator))
+        if operator.body is not None and chosen.body is not None:
+            body = operator.body
+            yield from reshards(body.graph, chosen.body, times * body.length)
+    for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
+        yield from legs(ident, use, f"output {position}")
