@@ -1,0 +1,87 @@
+"""Steps of a resharding path as JAX collectives on local tiles, inside `shard_map`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.graph.layout import SUM, Layout
+from meshwise.resharding.within import Step
+from meshwise.spmd.shards import rank_along
+
+
+def apply_step(
+    value: Any, before: Layout, step: Step, sizes: Sequence[int], names: Sequence[str]
+) -> Any:
+    """Run one step on the local tile.
+
+    Args:
+        value: Local tile in layout `before`.
+        before: Layout before the step.
+        step: The step.
+        sizes: Sizes of the mesh axes.
+        names: Names of the mesh axes.
+
+    Returns:
+        The local tile in `step.layout`.
+    """
+    group = tuple(names[a] for a in step.axes)
+    match step.kind:
+        case "slice":
+            (axis,) = step.axes
+            size = value.shape[step.dim] // sizes[axis]
+            start = rank_along(step.axes, sizes, names) * size
+            return lax.dynamic_slice_in_dim(value, start, size, step.dim)
+        case "mask":
+            first = rank_along(step.axes, sizes, names) == 0
+            return jnp.where(first, value, jnp.zeros_like(value))
+        case "all-gather":
+            return lax.all_gather(value, group, axis=step.dim, tiled=True)
+        case "reduce-scatter":
+            return lax.psum_scatter(value, group, scatter_dimension=step.dim, tiled=True)
+        case "all-reduce":
+            return _all_reduce(value, group, step.monoid)
+        case "all-to-all":
+            return lax.all_to_all(
+                value, group, split_axis=step.to_dim, concat_axis=step.dim, tiled=True
+            )
+        case "permute":
+            # Ranks of a group of several axes are counted in mesh order.
+            ordered = tuple(names[a] for a in sorted(step.axes))
+            return lax.ppermute(value, ordered, _reorder_pairs(before, step, sizes))
+        case _:
+            raise ValueError(f"unknown step {step.kind!r}")
+
+
+def _all_reduce(value: Any, group: tuple[str, ...], monoid: str) -> Any:
+    if monoid == SUM:
+        return lax.psum(value, group)
+    if monoid in ("and", "or"):
+        bits = value.astype(jnp.uint8)
+        both = lax.pmin(bits, group) if monoid == "and" else lax.pmax(bits, group)
+        return both.astype(value.dtype)
+    return (lax.pmax if monoid == "max" else lax.pmin)(value, group)
+
+
+def _reorder_pairs(before: Layout, step: Step, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(source, destination) ranks, in mesh order, for a new order of the axes on a dim."""
+    old, new = before.dims[step.dim], step.layout.dims[step.dim]
+    group = sorted(step.axes)
+
+    def block(place: dict[int, int], order: tuple[int, ...]) -> int:
+        index = 0
+        for axis in order:
+            if axis in place:
+                index = index * sizes[axis] + place[axis]
+        return index
+
+    places = [
+        dict(zip(group, place, strict=True))
+        for place in itertools.product(*(range(sizes[a]) for a in group))
+    ]
+    owner = {block(place, old): rank for rank, place in enumerate(places)}
+    return [(owner[block(place, new)], rank) for rank, place in enumerate(places)]

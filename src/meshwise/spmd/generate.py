@@ -1,0 +1,49 @@
+"""Values without an argument among their ancestors, made in whatever layout is wanted.
+
+Source: research rule 6: without it XLA folds or hoists collectives on constants, and intention
+and compiled program differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.graph.layout import Layout
+from meshwise.graph.loops import (
+    NONE,
+    LoopRule,
+    Strategy,
+    is_feasible,
+    operand_layouts,
+    result_layouts,
+)
+
+
+def strategy_for_result(
+    rule: LoopRule, index: int, wanted: Layout, sizes: Sequence[int]
+) -> tuple[Strategy, tuple[Layout, ...]] | None:
+    """A strategy that leaves result `index` in a split layout, with its operand layouts.
+
+    None if the loops do not allow it; then the value is made whole and sliced.
+    """
+    strategy = [NONE] * len(sizes)
+    for loops, axes in zip(rule.results[index], wanted.dims, strict=True):
+        rest = list(axes)
+        for loop in loops:
+            parts = 1
+            while rest and rule.loops[loop].size % (parts * sizes[rest[0]]) == 0:
+                axis = rest.pop(0)
+                parts *= sizes[axis]
+                strategy[axis] = loop
+            if rest and parts != rule.loops[loop].size:
+                return None
+        if rest:
+            return None
+    chosen = tuple(strategy)
+    if not is_feasible(rule, chosen, sizes):
+        return None
+    results = result_layouts(rule, chosen, sizes)
+    operands = operand_layouts(rule, chosen, sizes)
+    if results is None or operands is None or results[index] != wanted:
+        return None
+    return chosen, operands

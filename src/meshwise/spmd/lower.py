@@ -1,0 +1,163 @@
+"""Program + decision -> the program of one device: local shapes, explicit collectives.
+
+The function built here runs inside `shard_map`.  It walks the equations in order; each operand
+reaches the layout that the decision wants along the path that the planner priced, once for each
+user group, and each equation runs in its local form.
+
+Source: DESIGN decision 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.graph.layout import Layout, replicated
+from meshwise.graph.loops import NONE
+from meshwise.jax_compat import source_scope
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.resharding.within import path
+from meshwise.rules.table import primitive_rule
+from meshwise.spmd.collectives import apply_step
+from meshwise.spmd.generate import strategy_for_result
+from meshwise.spmd.shards import SpaceShards
+from meshwise.trace.program import Node, Program
+
+
+class _Device:
+    """Values of one device while its program is traced; lives only inside `run_local`."""
+
+    def __init__(self, program: Program, graph: Graph, mesh: LogicalMesh) -> None:
+        self.program = program
+        self.graph = graph
+        self.mesh = mesh
+        self.values: dict[int, tuple[Layout, Any]] = {}
+        self.copies: dict[tuple[int, int, Layout, Layout], Any] = {}
+        self.made: dict[tuple[int, Layout], Any] = {}
+        self.producer = {out: node for node in program.nodes for out in node.outputs}
+
+    def define(self, ident: int, layout: Layout, value: Any) -> None:
+        self.values[ident] = (layout, value)
+
+    def reshard(self, ident: int, value: Any, before: Layout, after: Layout) -> Any:
+        if before == after:
+            return value
+        tensor = self.graph.tensors[ident]
+        layout = before
+        for step in path(tensor.shape, tensor.itemsize, before, after, self.mesh):
+            value = apply_step(value, layout, step, self.mesh.sizes, self.mesh.names)
+            layout = step.layout
+        return value
+
+    def use(self, ident: int, use: Use) -> Any:
+        """The operand as one user wants it."""
+        if self.graph.tensors[ident].generated:
+            return self.generate(ident, use.layout)
+        home, value = self.values[ident]
+        copied = self._copy(ident, use.group, home, use.via, value)
+        return self._copy(ident, use.group, use.via, use.layout, copied)
+
+    def _copy(self, ident: int, group: int, before: Layout, after: Layout, value: Any) -> Any:
+        if before == after:
+            return value
+        key = (ident, group, before, after)
+        if key not in self.copies:
+            self.copies[key] = self.reshard(ident, value, before, after)
+        return self.copies[key]
+
+    def generate(self, ident: int, layout: Layout) -> Any:
+        """A generated value in a layout, made from its own generated operands."""
+        key = (ident, layout)
+        if key not in self.made:
+            self.made[key] = self._generate(ident, layout)
+        return self.made[key]
+
+    def _generate(self, ident: int, layout: Layout) -> Any:
+        whole = replicated(len(layout.dims))
+        node = self.producer.get(ident)
+        if node is None:
+            value = jnp.asarray(self.program.constants[ident])
+            return self.reshard(ident, value, whole, layout)
+        wanted = Layout(layout.dims)
+        index = node.outputs.index(ident)
+        equation = node.equation
+        row = primitive_rule(equation)
+        rule = row.rule(equation)
+        chosen = strategy_for_result(rule, index, wanted, self.mesh.sizes)
+        if chosen is None:
+            if wanted != whole:
+                return self.reshard(ident, self.generate(ident, whole), whole, layout)
+            operands = tuple(replicated(len(a.shape)) for a in equation.in_avals)
+            chosen = ((NONE,) * len(self.mesh.sizes), operands)
+        strategy, operand_layouts = chosen
+        args = [self.generate(i, lay) for i, lay in zip(node.inputs, operand_layouts, strict=True)]
+        shards = SpaceShards(rule, strategy, self.mesh.sizes, self.mesh.names)
+        results = row.local(equation, shards, args)
+        return self.reshard(ident, results[index], wanted, layout)
+
+
+def run_local(
+    program: Program,
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    args: Sequence[Any],
+) -> list[Any]:
+    """The program of one device, on local tiles of the arguments.
+
+    Args:
+        program: The equations.
+        graph: The graph made from `program`.
+        decision: What the planner decided.
+        mesh: The mesh; its axis names are bound by the caller's `shard_map`.
+        args: Local tiles in the layouts `decision.inputs`.
+
+    Returns:
+        Local tiles in the layouts `decision.outputs[j].layout`.
+    """
+    device = _Device(program, graph, mesh)
+    for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
+        device.define(ident, layout, value)
+    for node, operator, chosen in zip(
+        program.nodes, graph.operators, decision.operators, strict=True
+    ):
+        if all(graph.tensors[i].generated for i in node.outputs):
+            continue
+        with source_scope(node.source):
+            operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]
+            if node.body is None:
+                row = primitive_rule(node.equation)
+                shards = SpaceShards(operator.rule, chosen.strategy, mesh.sizes, mesh.names)
+                results = row.local(node.equation, shards, operands)
+            else:
+                results = _run_scan(node, graph, chosen, operator.body, mesh, operands)
+        for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
+            device.define(ident, layout, value)
+    return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
+
+
+def _run_scan(
+    node: Node,
+    graph: Graph,
+    chosen: OperatorDecision,
+    body: Any,
+    mesh: LogicalMesh,
+    operands: list[Any],
+) -> list[Any]:
+    assert node.body is not None and chosen.body is not None
+    inner, decision = node.body, chosen.body
+    num_consts, num_carry = body.num_consts, body.num_carry
+    split = num_consts + num_carry
+    consts, carry, xs = operands[:num_consts], operands[num_consts:split], operands[split:]
+
+    def step(carry: Any, xs: Any) -> Any:
+        outs = run_local(inner, body.graph, decision, mesh, [*consts, *carry, *xs])
+        return outs[:num_carry], outs[num_carry:]
+
+    final, ys = lax.scan(step, carry, xs, length=body.length, reverse=body.reverse)
+    return [*final, *ys]

@@ -1,0 +1,96 @@
+"""The compiled step: `run_local` under `shard_map` and `jit`, with donation and compile options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.graph.layout import Layout
+from meshwise.plan.decision import GraphDecision
+from meshwise.spmd.lower import run_local
+from meshwise.trace.program import Program
+
+
+def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
+    """The PartitionSpec of a layout without partial axes."""
+    if layout.partial:
+        raise ValueError(f"a partial value has no PartitionSpec: {layout}")
+    entries: list[Any] = [
+        None if not axes else names[axes[0]] if len(axes) == 1 else tuple(names[a] for a in axes)
+        for axes in layout.dims
+    ]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def shardings(layouts: Sequence[Layout], mesh: Mesh) -> list[NamedSharding]:
+    """NamedShardings of layouts on a concrete mesh."""
+    return [NamedSharding(mesh, partition_spec(lay, mesh.axis_names)) for lay in layouts]
+
+
+def sharded_function(
+    program: Program, graph: Graph, decision: GraphDecision, logical: LogicalMesh, mesh: Any
+) -> Any:
+    """The step on global arrays: flat arguments to flat results, explicit inside.
+
+    Args:
+        program: The flat program.
+        graph: Its graph.
+        decision: The plan's decision.
+        logical: The mesh as planned.
+        mesh: A concrete or abstract JAX mesh with the same axis names and sizes.
+    """
+    names = logical.names
+    return jax.shard_map(
+        lambda *args: tuple(run_local(program, graph, decision, logical, args)),
+        mesh=mesh,
+        in_specs=tuple(partition_spec(lay, names) for lay in decision.inputs),
+        out_specs=tuple(partition_spec(use.layout, names) for use in decision.outputs),
+        check_vma=False,
+    )
+
+
+def compile_options(platform: str) -> dict[str, Any]:
+    """Options that keep XLA from undoing the plan; the one place where they are set.
+
+    Source: FACTS section 9; docs/xla_cpu.md.
+    """
+    if platform != "cpu":
+        return {}
+    return {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        "xla_disable_hlo_passes": "cse",
+    }
+
+
+def jitted_step(
+    program: Program,
+    graph: Graph,
+    decision: GraphDecision,
+    logical: LogicalMesh,
+    mesh: Mesh,
+    donated: Sequence[int],
+) -> Any:
+    """`jax.jit` of the step; `donated` are positions of flat arguments."""
+    platform = mesh.devices.flat[0].platform
+    return jax.jit(
+        sharded_function(program, graph, decision, logical, mesh),
+        in_shardings=tuple(shardings(decision.inputs, mesh)),
+        out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
+        donate_argnums=tuple(donated),
+        compiler_options=compile_options(platform),
+    )
+
+
+def concrete_mesh(logical: LogicalMesh, devices: Sequence[Any]) -> Mesh:
+    """A JAX mesh of the given devices, row-major, with Auto axes."""
+    import numpy as np
+
+    grid = np.asarray(devices, dtype=object).reshape(logical.sizes)
+    return Mesh(grid, logical.names)

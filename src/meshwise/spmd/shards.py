@@ -1,0 +1,56 @@
+"""Loops split over mesh axes: what a local form sees inside `shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.graph.loops import LoopRule, Strategy, axes_of_loop, loop_parts
+from meshwise.rules.primitive import Shards
+
+
+def rank_along(axes: Sequence[int], sizes: Sequence[int], names: Sequence[str]) -> jax.Array:
+    """Position of this device along several axes, the first one major (int32)."""
+    rank = jnp.int32(0)
+    for axis in axes:
+        rank = rank * sizes[axis] + lax.axis_index(names[axis]).astype(jnp.int32)
+    return rank
+
+
+class SpaceShards(Shards):
+    """Each loop in contiguous blocks over the mesh axes that the strategy maps to it."""
+
+    def __init__(
+        self, rule: LoopRule, strategy: Strategy, sizes: Sequence[int], names: Sequence[str]
+    ) -> None:
+        """Args: the rule, the strategy, and the mesh by sizes and names of its axes."""
+        self.rule = rule
+        self._strategy = strategy
+        self._sizes = tuple(sizes)
+        self._names = tuple(names)
+
+    def parts(self, loop: int) -> int:
+        """Into how many parts a loop is split."""
+        return loop_parts(self._strategy, loop, self._sizes)
+
+    def _rank(self, loop: int) -> jax.Array:
+        return rank_along(axes_of_loop(self._strategy, loop), self._sizes, self._names)
+
+    def block_start(self, loop: int) -> jax.Array | int:
+        """First global index of the local block."""
+        if self.parts(loop) == 1:
+            return 0
+        return self._rank(loop) * self.local_size(loop)
+
+    def global_index(self, loop: int) -> jax.Array:
+        """Global indices of the local iterations."""
+        return jnp.arange(self.local_size(loop), dtype=jnp.int32) + self.block_start(loop)
+
+    def is_first(self, loop: int) -> jax.Array | bool:
+        """Whether this device holds the first block of a loop."""
+        if self.parts(loop) == 1:
+            return True
+        return self._rank(loop) == 0
