@@ -1,1 +1,1 @@
-
+"""A plan as text for people."""

@@ -1,0 +1,41 @@
+"""Plain text tables that keep to a width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WIDTH = 100
+GAP = "  "
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, its middle left out if it is too long; both ends tell most of a path."""
+    if len(text) <= width:
+        return text
+    if width <= 3:
+        return text[:width]
+    head = (width - 3) // 2
+    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
+    """Lines of a table, at most `WIDTH` wide; the widest text columns give way.
+
+    Args:
+        header: Name of each column.
+        rows: Cells.
+        right: One letter a column: `r` for right-aligned (never shortened), `l` for left.
+    """
+    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    room = WIDTH - len(GAP) * (len(header) - 1)
+    while sum(widths) > room:
+        widest = max((w, -i) for i, w in enumerate(widths) if right[i] == "l")
+        widths[-widest[1]] -= 1
+    lines: list[str] = []
+    for line in (header, ["-" * w for w in widths], *rows):
+        cells = [
+            cell.rjust(w) if side == "r" else shortened(cell, w).ljust(w)
+            for cell, w, side in zip(line, widths, right, strict=True)
+        ]
+        lines.append(GAP.join(cells).rstrip())
+    return lines

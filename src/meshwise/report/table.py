@@ -1,0 +1,197 @@
+"""A plan as a plain text of at most 100 columns: what is where, what moves, what it costs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph, Tensor
+from meshwise.graph.layout import Layout, local_shape
+from meshwise.plan.collectives import collective_s
+from meshwise.plan.flop import strategy_parts
+from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.walk import place, visits
+from meshwise.report.columns import WIDTH, shortened, table
+from meshwise.units import bytes_text, flop_text, seconds_text
+
+MAX_ROWS = 60
+
+
+def layout_spec(layout: Layout, names: Sequence[str]) -> str:
+    """`P(x, -)`, `P((y, x), -) sum over z`: a layout with the names of the axes."""
+    words = [
+        "-" if not axes else names[axes[0]] if len(axes) == 1 else _tuple(axes, names)
+        for axes in layout.dims
+    ]
+    partial = ""
+    if layout.partial:
+        partial = f" {layout.monoid} over {', '.join(names[a] for a in layout.partial)}"
+    return f"P({', '.join(words)}){partial}"
+
+
+def _tuple(axes: Sequence[int], names: Sequence[str]) -> str:
+    return f"({', '.join(names[a] for a in axes)})"
+
+
+def mesh_text(mesh: LogicalMesh) -> str:
+    """`x=2 y=4, 8 x V100`."""
+    axes = " ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
+    return f"{axes}, {mesh.num_devices} x {mesh.device.name}"
+
+
+def explain(plan: Plan, graph: Graph | None = None) -> str:
+    """The plan as text.
+
+    Args:
+        plan: The plan.
+        graph: The graph that it is for; without it, names of arguments and operators are missing.
+    """
+    lines = _summary(plan)
+    for number, stage in enumerate(plan.stages):
+        title = f", stage {number}" if len(plan.stages) > 1 else ""
+        if graph is not None and len(plan.stages) == 1:
+            lines += _section(f"Arguments{title}", _arguments(stage, graph))
+            lines += _section(f"Dense products and convolutions{title}", _heavy(stage, graph))
+    lines += _section("Collectives in a step", _collectives(plan))
+    if plan.replicated.largest:
+        rows = [(where, bytes_text(size)) for where, size in plan.replicated.largest]
+        lines += _section("Runs whole on every device", table(("operator", "bytes"), rows, "lr"))
+    if plan.warnings:
+        lines += _section("Warnings", [f"- {text}" for text in plan.warnings])
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return ["", title, *(lines or ["none"])]
+
+
+def _summary(plan: Plan) -> list[str]:
+    stages = [
+        f"stage {i}: {mesh_text(stage.mesh)}" if len(plan.stages) > 1 else mesh_text(stage.mesh)
+        for i, stage in enumerate(plan.stages)
+    ]
+    gap = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
+    memory = f"{bytes_text(plan.peak_bytes)} of {bytes_text(plan.mesh.device.memory_bytes)}"
+    rows = [
+        ("method", f"{plan.method}, objective {plan.objective}, {gap}"),
+        *(("mesh", text) for text in stages),
+        ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
+        ("memory", f"{memory} on the worst device (predicted)"),
+        ("dense work", f"{flop_text(plan.device_flop)} on the worst device"),
+        ("micro-batches", f"{plan.num_microbatches} {plan.schedule}".rstrip()),
+        (
+            "replicated",
+            f"{plan.replicated.flop_share:.2%} of FLOP and {plan.replicated.bytes_share:.2%} of "
+            "bytes run whole on every device",
+        ),
+    ]
+    return [shortened(f"{name:<14}{text}", WIDTH) for name, text in rows]
+
+
+def _pattern(name: str) -> str:
+    """A name with its numbers left open, so that equal layers share a row."""
+    return re.sub(r"\d+", "*", name)
+
+
+def _with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    if len(rows) <= MAX_ROWS:
+        return rows
+    rest = [""] * (len(rows[0]) - 1)
+    return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
+
+
+def _device_bytes(tensor: Tensor, layout: Layout, mesh: LogicalMesh) -> int:
+    return math.prod(local_shape(tensor.shape, layout, mesh.sizes)) * tensor.itemsize
+
+
+def _arguments(stage: Stage, graph: Graph) -> list[str]:
+    """Inputs with their layouts; those that differ only in a number of their name share a row."""
+    groups: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
+    for position, (ident, layout) in enumerate(
+        zip(graph.inputs, stage.decision.inputs, strict=True)
+    ):
+        tensor = graph.tensors[ident]
+        name = tensor.name or f"input {position}"
+        shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
+        key = (_pattern(name), shape, layout_spec(layout, stage.mesh.names))
+        groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
+    rows = [
+        (
+            members[0][0] if len(members) == 1 else pattern,
+            str(len(members)),
+            shape,
+            spec,
+            bytes_text(sum(size for _, size in members)),
+        )
+        for (pattern, shape, spec), members in groups.items()
+    ]
+    if not rows:
+        return []
+    header = ("argument", "count", "type", "layout", "a device")
+    return table(header, _with_more(rows), "lrllr")
+
+
+def _heavy(stage: Stage, graph: Graph) -> list[str]:
+    """Heavy operators: the layouts that their strategy makes, equal ones in one row."""
+    groups: dict[tuple[str, str], tuple[int, float]] = {}
+    for visit in visits(graph, stage.decision):
+        if not visit.operator.heavy:
+            continue
+        names, chosen = stage.mesh.names, visit.decision
+        operands = " ".join(layout_spec(use.layout, names) for use in chosen.uses)
+        results = " ".join(layout_spec(layout, names) for layout in chosen.results)
+        key = (_pattern(place(visit.operator)), f"{operands} -> {results}")
+        parts = strategy_parts(visit.operator, chosen.strategy, stage.mesh.sizes)
+        times, flop = groups.get(key, (0, 0.0))
+        groups[key] = (times + visit.times, flop + visit.times * visit.operator.flop / parts)
+    rows = [
+        (where, f"{times}", strategy, flop_text(flop))
+        for (where, strategy), (times, flop) in groups.items()
+    ]
+    if not rows:
+        return []
+    header = ("operator", "count", "operands -> result", "a device")
+    return table(header, _with_more(rows), "lrlr")
+
+
+def _collectives(plan: Plan) -> list[str]:
+    """Sums by kind and axes, dearest first."""
+    sums: dict[tuple[int, str, tuple[str, ...], int], tuple[int, int, float]] = {}
+    for item in plan.collectives:
+        key = (item.stage, item.kind, item.axes, item.group_size)
+        count, num_bytes, time_s = sums.get(key, (0, 0, 0.0))
+        each_s = collective_s(item, plan.stages[item.stage].mesh)
+        sums[key] = (
+            count + item.count,
+            num_bytes + item.count * item.num_bytes,
+            time_s + item.count * each_s,
+        )
+    ordered = sorted(sums.items(), key=lambda entry: (-entry[1][2], entry[0]))
+    rows = [
+        (
+            kind if len(plan.stages) == 1 else f"{kind}, stage {stage}",
+            " ".join(axes),
+            str(size),
+            str(count),
+            bytes_text(num_bytes),
+            seconds_text(time_s),
+        )
+        for (stage, kind, axes, size), (count, num_bytes, time_s) in ordered
+    ]
+    if not rows:
+        return []
+    values = list(sums.values())
+    rows.append(
+        (
+            "all",
+            "",
+            "",
+            str(sum(count for count, _, _ in values)),
+            bytes_text(sum(size for _, size, _ in values)),
+            seconds_text(math.fsum(time_s for _, _, time_s in values)),
+        )
+    )
+    header = ("kind", "axes", "group", "count", "bytes", "predicted")
+    return table(header, rows, "llrrrr")
