@@ -265,7 +265,7 @@ def parse_replica_groups(text: str) -> Groups:
         return tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
     mesh = re.fullmatch(r"@?mesh\[(.*?)\](.*)\{([^{}]*)\}", text, re.DOTALL)
     if mesh:
-        return _mesh_axes_groups(*mesh.groups(), text)
+        return _mesh_axes_groups(mesh.group(1), mesh.group(2), mesh.group(3), text)
     raise ProgramError(f"HLO text: cannot read the replica groups {text!r}")
 
 

@@ -1,7 +1,8 @@
 """FLOP of the dense products and convolutions of a compiled program.
 
 A dot is `2 M N K` with batch dims in M; a convolution 2 x output elements x elements of the
-kernel that one output element reads, padding counted as if it were data.
+kernel that one output element reads, padding counted as if it were data, the holes of a dilated
+input not: so a strided convolution and its two gradients count the same.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def instruction_flop(computation: Computation, instruction: Instruction) -> int:
         return 2 * instruction.shapes[0].num_elements * math.prod(contracted)
     if instruction.opcode == "convolution":
         kernel = _operand(computation, instruction, 1)
-        return 2 * instruction.shapes[0].num_elements * _kernel_reads(instruction, kernel)
+        window = instruction.attribute("window") or ""
+        dilation = re.search(r"lhs_dilate=([\dx]+)", window)
+        holes = math.prod(int(size) for size in dilation.group(1).split("x")) if dilation else 1
+        reads = instruction.shapes[0].num_elements * _kernel_reads(instruction, kernel)
+        return 2 * reads // holes
     if instruction.opcode == "custom-call":
         return _custom_call_flop(computation, instruction)
     return 0
