@@ -125,6 +125,9 @@ def _edge_terms(
             latency_s[0, i] = 0.0
             continue
         terms = collective_terms(move.kind, tuple(mesh.axes[a] for a in move.axes))
+        if not forbid.isdisjoint(("all-gather", "reduce-scatter")):
+            # The second way goes axis by axis: an all-reduce then scatters and gathers.
+            terms = terms[:1]
         for way, term in enumerate(terms):
             latency_s[way, i], seconds_per_byte[way, i] = term
     return latency_s, seconds_per_byte

@@ -1,0 +1,255 @@
+"""Cuts a graph into blocks: operators that decide alone, and clusters of light operators.
+
+A cluster ties the choices of its members: their loops are joined into classes wherever a tensor
+inside the cluster connects them, and one choice maps each mesh axis to a class.  A cluster need
+not be convex, since it only ties choices; the plan speaks about every operator.
+
+Source: Alpa section 4.2 merges cheap operators into their deepest operand; the classes are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwise.graph.graph import Graph, Operator
+from meshwise.intra.linear import carriers
+
+SINGLE = "single"
+CLUSTER = "cluster"
+SCAN = "scan"
+
+# Not dense products, but how they are split matters and their loops are not element-wise.
+_ALONE = frozenset(
+    "gather scatter scatter-add scatter_add scatter_mul scatter_min scatter_max sort top_k "
+    "conv_general_dilated custom_call while cond reduce_window cumsum cumprod cummax cummin "
+    "cumlogsumexp approx_top_k".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Operators that decide together.
+
+    Attributes:
+        kind: `single`, `cluster` or `scan`.
+        members: Positions of the operators, ascending.
+        classes: For a cluster: for each member the class of each of its loops, -1 for none.
+        num_classes: Classes to which a mesh axis may be mapped.
+    """
+
+    kind: str
+    members: tuple[int, ...]
+    classes: tuple[tuple[int, ...], ...] = ()
+    num_classes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Partition of the operators of one graph.
+
+    Attributes:
+        blocks: In the order of their first members; generated values are in none.
+        block_of: For each operator its block, -1 for a generated one.
+        may_be_partial: Tensors that may stay partial sums between blocks.
+    """
+
+    blocks: tuple[Block, ...]
+    block_of: tuple[int, ...]
+    may_be_partial: frozenset[int]
+
+
+def is_light(op: Operator) -> bool:
+    """Whether an operator may join a cluster."""
+    return not op.heavy and op.body is None and op.rule.ruled and op.kind not in _ALONE
+
+
+def _major(op: Operator, loops: tuple[int, ...]) -> int:
+    """The outermost loop of a dim that can be split, -1 if none can."""
+    return next((x for x in loops if op.rule.loops[x].size > 1), -1)
+
+
+class _Clusters:
+    """Clusters while they grow: a union-find over operators and one over their loops."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.num_uses = [0] * len(graph.tensors)
+        for op in graph.operators:
+            for t in op.inputs:
+                self.num_uses[t] += 1
+        self.producer = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
+        self.parent: dict[int, int] = {}
+        self.largest: dict[int, int] = {}
+        self.open_uses: dict[int, int] = {}
+        self.loop_parent: dict[tuple[int, int], tuple[int, int]] = {}
+        self.owners: dict[tuple[int, int], set[int]] = {}
+        self.reach = self._reach()
+
+    def _size(self, t: int) -> int:
+        return math.prod(self.graph.tensors[t].shape)
+
+    def _reach(self) -> list[int]:
+        """Largest tensor that follows from each one through light operators, scalars excepted."""
+        reach = [self._size(t) for t in range(len(self.graph.tensors))]
+        for op in reversed(self.graph.operators):
+            if is_light(op) and op.outputs:
+                largest = max(reach[t] for t in op.outputs)
+                for t in op.inputs:
+                    if reach[t] > 1 or self._size(t) > 1:
+                        reach[t] = max(reach[t], largest)
+        return reach
+
+    def find(self, i: int) -> int:
+        while self.parent[i] != i:
+            self.parent[i] = self.parent[self.parent[i]]
+            i = self.parent[i]
+        return i
+
+    def find_loop(self, x: tuple[int, int]) -> tuple[int, int]:
+        while self.loop_parent[x] != x:
+            self.loop_parent[x] = self.loop_parent[self.loop_parent[x]]
+            x = self.loop_parent[x]
+        return x
+
+    def start(self, i: int) -> None:
+        """Open a cluster of one operator."""
+        op = self.graph.operators[i]
+        self.parent[i] = i
+        self.largest[i] = max((self._size(t) for t in (*op.inputs, *op.outputs)), default=1)
+        self.open_uses[i] = sum(self.num_uses[t] for t in op.outputs)
+        for loop, info in enumerate(op.rule.loops):
+            if info.size > 1:
+                self.loop_parent[i, loop] = (i, loop)
+                self.owners[i, loop] = {i}
+
+    def _pairs(self, i: int, operand: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Loops of the producer and of operator `i` that one operand connects."""
+        op = self.graph.operators[i]
+        t = op.inputs[operand]
+        source = self.producer[t]
+        before = self.graph.operators[source]
+        result = before.rule.results[before.outputs.index(t)]
+        pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        for above, below in zip(result, op.rule.operands[operand], strict=True):
+            x, y = _major(before, above), _major(op, below)
+            if x >= 0 and y >= 0:
+                pairs.append(((source, x), (i, y)))
+        return pairs
+
+    def fits(self, i: int, operand: int) -> bool:
+        """Whether operator `i` shares loops with this operand and spoils none of them."""
+        op = self.graph.operators[i]
+        t = op.inputs[operand]
+        before = self.graph.operators[self.producer[t]]
+        result = before.rule.results[before.outputs.index(t)]
+        for above, below in zip(result, op.rule.operands[operand], strict=True):
+            if _major(before, above) >= 0 and _major(op, below) < 0:
+                return False
+        minor = {
+            x
+            for dims in (*op.rule.operands, *op.rule.results)
+            for loops in dims
+            for x in [x for x in loops if op.rule.loops[x].size > 1][1:]
+        }
+        pairs = self._pairs(i, operand)
+        return bool(pairs) and not any(y in minor for _, (_, y) in pairs)
+
+    def connect(self, i: int, operand: int) -> None:
+        """Join loop classes through one operand, except where two loops of one operator meet."""
+        for x, y in self._pairs(i, operand):
+            a, b = self.find_loop(x), self.find_loop(y)
+            if a == b or not self.owners[a].isdisjoint(self.owners[b]):
+                continue
+            if len(self.owners[a]) < len(self.owners[b]):
+                a, b = b, a
+            self.loop_parent[b] = a
+            self.owners[a] |= self.owners.pop(b)
+
+    def merge(self, a: int, b: int, uses: int) -> None:
+        """Put cluster `b` into cluster `a`; `uses` of their tensors lie inside now."""
+        self.parent[b] = a
+        self.largest[a] = max(self.largest[a], self.largest[b])
+        self.open_uses[a] += self.open_uses[b] - uses
+
+
+def _grow(graph: Graph, own: set[int], clusters: _Clusters) -> None:
+    depth = [0] * len(graph.tensors)
+    for i, op in enumerate(graph.operators):
+        level = 1 + max((depth[t] for t in op.inputs), default=0)
+        for t in op.outputs:
+            depth[t] = level
+        if not is_light(op) or i in own or all(graph.tensors[t].generated for t in op.outputs):
+            continue
+        clusters.start(i)
+        order = sorted(
+            (k for k, t in enumerate(op.inputs) if not graph.tensors[t].generated),
+            key=lambda k: (-clusters.reach[op.inputs[k]], -depth[op.inputs[k]], k),
+        )
+        reach = max((clusters.reach[t] for t in op.outputs), default=1)
+        for k in order:
+            source = clusters.producer.get(op.inputs[k], -1)
+            if source not in clusters.parent or not clusters.fits(i, k):
+                continue
+            mine, theirs = clusters.find(i), clusters.find(source)
+            uses = sum(1 for t in op.inputs if clusters.producer.get(t, -2) == source)
+            if mine == theirs:
+                clusters.connect(i, k)
+                continue
+            size = max(math.prod(graph.tensors[op.inputs[k]].shape), reach)
+            if size < clusters.largest[theirs]:
+                continue
+            if mine == i and k == order[0]:
+                clusters.merge(theirs, mine, uses)
+                clusters.connect(i, k)
+            elif clusters.open_uses[theirs] == uses:
+                clusters.merge(mine, theirs, uses)
+                clusters.connect(i, k)
+
+
+def partition(graph: Graph, carries: range | None = None) -> Blocks:
+    """Cut a graph into blocks.
+
+    Args:
+        graph: The graph, or the body of a scan.
+        carries: In the body of a scan the positions of its carries among the inputs.
+    """
+    light = [is_light(op) for op in graph.operators]
+    own, may = carriers(graph, light, carries)
+    clusters = _Clusters(graph)
+    _grow(graph, own, clusters)
+    members: dict[int, list[int]] = {}
+    kinds: dict[int, str] = {}
+    for i, op in enumerate(graph.operators):
+        if all(graph.tensors[t].generated for t in op.outputs):
+            continue
+        root = clusters.find(i) if i in clusters.parent else i
+        kinds[i] = SCAN if op.body is not None else SINGLE
+        members.setdefault(root, []).append(i)
+    blocks: list[Block] = []
+    block_of = [-1] * len(graph.operators)
+    for root, ops in sorted(members.items(), key=lambda item: item[1][0]):
+        for i in ops:
+            block_of[i] = len(blocks)
+        if root not in clusters.parent:
+            blocks.append(Block(kind=kinds[ops[0]], members=tuple(ops)))
+            continue
+        numbers: dict[tuple[int, int], int] = {}
+        classes: list[tuple[int, ...]] = []
+        for i in ops:
+            row: list[int] = []
+            for loop, info in enumerate(graph.operators[i].rule.loops):
+                if info.size <= 1:
+                    row.append(-1)
+                else:
+                    row.append(numbers.setdefault(clusters.find_loop((i, loop)), len(numbers)))
+            classes.append(tuple(row))
+        blocks.append(
+            Block(
+                kind=CLUSTER,
+                members=tuple(ops),
+                classes=tuple(classes),
+                num_classes=len(numbers),
+            )
+        )
+    return Blocks(blocks=tuple(blocks), block_of=tuple(block_of), may_be_partial=frozenset(may))

@@ -1,0 +1,210 @@
+"""From a choice per node to the decision about every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.errors import SolverError
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.layout import Layout, replicated, shift_in
+from meshwise.graph.loops import NONE, Strategy
+from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.network import Network
+from meshwise.intra.regions import END, OWN_GROUP, Region
+from meshwise.intra.tables import strategy_layouts
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+
+
+def free_use(layout: Layout) -> Use:
+    """Use of a generated value: it is made in the layout that is wanted."""
+    return Use(group=OWN_GROUP, via=layout, layout=layout)
+
+
+class _Expander:
+    def __init__(self, network: Network, choice: Sequence[int]) -> None:
+        self.network = network
+        self.choice = choice
+        self.sizes = network.mesh.sizes
+        self.inner = {r.path: r for r in network.regions}
+
+    def node_layout(self, node: int) -> Layout:
+        return self.network.nodes[node].layouts[self.choice[node]]
+
+    def region(
+        self, region: Region, inputs: tuple[Layout, ...], outputs: dict[int, Layout]
+    ) -> GraphDecision:
+        """Decision of one region.
+
+        Args:
+            region: The region.
+            inputs: Layouts of its inputs.
+            outputs: Wanted layouts by position among its results, as far as they are fixed.
+        """
+        graph = region.graph
+        defined: dict[int, Layout] = dict(zip(graph.inputs, inputs, strict=True))
+        shared: dict[int, Layout] = {}
+        strategies = self.strategies(region)
+        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
+        for i, op in enumerate(graph.operators):
+            if i in strategies:
+                layouts[i] = self.layouts(op, strategies[i])
+                defined.update(zip(op.outputs, layouts[i][1], strict=True))
+            elif op.body is not None and region.blocks.block_of[i] >= 0:
+                layouts[i] = self.scan_layouts(region, i)
+                defined.update(zip(op.outputs, layouts[i][1], strict=True))
+        for number, block in enumerate(region.blocks.blocks):
+            if block.kind != CLUSTER:
+                continue
+            for t in {t for i in block.members for t in graph.operators[i].outputs}:
+                if defined[t].partial and self.reduced(region, number, t, layouts):
+                    shared[t] = Layout(defined[t].dims)
+        uses: dict[int, list[Use]] = {}
+        wanted: dict[int, Layout] = {}
+        for i, op in enumerate(graph.operators):
+            if i in layouts:
+                uses[i] = [
+                    self.use(region, t, region.groups[i, k], w, defined, shared)
+                    for k, (t, w) in enumerate(zip(op.inputs, layouts[i][0], strict=True))
+                ]
+                for t, w in zip(op.inputs, layouts[i][0], strict=True):
+                    wanted.setdefault(t, w)
+        results: list[Use] = []
+        for j, t in enumerate(graph.outputs):
+            layout = outputs.get(j, replicated(len(graph.tensors[t].shape)))
+            results.append(self.use(region, t, region.groups[END, j], layout, defined, shared))
+            wanted.setdefault(t, layout)
+        for i in reversed(range(len(graph.operators))):
+            if i not in layouts:
+                op = graph.operators[i]
+                strategies[i] = self.generate(op, wanted)
+                layouts[i] = self.layouts(op, strategies[i])
+                uses[i] = [free_use(w) for w in layouts[i][0]]
+                for t, w in zip(op.inputs, layouts[i][0], strict=True):
+                    wanted.setdefault(t, w)
+        operators = tuple(
+            OperatorDecision(
+                strategy=strategies.get(i, ()),
+                uses=tuple(uses[i]),
+                results=layouts[i][1],
+                body=self.body(region, i) if op.body is not None else None,
+            )
+            for i, op in enumerate(graph.operators)
+        )
+        return GraphDecision(inputs=inputs, operators=operators, outputs=tuple(results))
+
+    def strategies(self, region: Region) -> dict[int, Strategy]:
+        out: dict[int, Strategy] = {}
+        for number, block in enumerate(region.blocks.blocks):
+            if block.kind == SCAN:
+                continue
+            node = self.network.block_nodes[region.index, number]
+            table = self.network.nodes[node].table
+            assert table is not None
+            out.update(zip(block.members, table.strategies[self.choice[node]], strict=True))
+        return out
+
+    def layouts(
+        self, op: Operator, strategy: Strategy
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        found = strategy_layouts(op, strategy, self.sizes)
+        if found is None:
+            raise SolverError(f"{op.kind} cannot run with the strategy {strategy}")
+        return found
+
+    def scan_layouts(
+        self, region: Region, i: int
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        op = region.graph.operators[i]
+        body = op.body
+        assert body is not None
+        inner = [
+            self.node_layout(self.network.boundaries[region.index, i, k])
+            for k in range(len(op.inputs) + len(op.outputs) - body.num_carry)
+            for k in [k if k < len(op.inputs) else k + body.num_carry]
+        ]
+        split = body.num_consts + body.num_carry
+        entering = (
+            *inner[:split],
+            *(shift_in(w) for w in inner[split : len(op.inputs)]),
+        )
+        leaving = (
+            *inner[body.num_consts : split],
+            *(shift_in(w) for w in inner[len(op.inputs) :]),
+        )
+        return entering, leaving
+
+    def body(self, region: Region, i: int) -> GraphDecision:
+        op = region.graph.operators[i]
+        body = op.body
+        assert body is not None
+        at = self.network.boundaries
+        inputs = tuple(
+            self.node_layout(at[region.index, i, k]) for k in range(len(op.inputs))
+        )
+        outputs = {
+            j: inputs[body.num_consts + j]
+            if j < body.num_carry
+            else self.node_layout(at[region.index, i, len(op.inputs) + j])
+            for j in range(len(op.outputs))
+        }
+        return self.region(self.inner[(*region.path, i)], inputs, outputs)
+
+    def reduced(
+        self,
+        region: Region,
+        number: int,
+        t: int,
+        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]],
+    ) -> bool:
+        """Whether a member of the block that makes `t` wants it without partial terms."""
+        for i in region.users[t]:
+            if i != END and region.blocks.block_of[i] == number:
+                op = region.graph.operators[i]
+                for u, w in zip(op.inputs, layouts[i][0], strict=True):
+                    if u == t and not w.partial:
+                        return True
+        return False
+
+    def use(
+        self,
+        region: Region,
+        t: int,
+        group: int,
+        layout: Layout,
+        defined: dict[int, Layout],
+        shared: dict[int, Layout],
+    ) -> Use:
+        if region.graph.tensors[t].generated:
+            return free_use(layout)
+        if t in shared and not (group == OWN_GROUP and layout.partial):
+            return Use(group=OWN_GROUP, via=shared[t], layout=layout)
+        copy = self.network.copies.get((region.index, t, group))
+        via = defined[t] if copy is None else self.node_layout(copy)
+        return Use(group=group, via=via, layout=layout)
+
+    def generate(self, op: Operator, wanted: dict[int, Layout]) -> Strategy:
+        """The strategy that makes the first result as its first user wants it, if there is one."""
+        whole = (NONE,) * len(self.sizes)
+        if op.body is not None or not op.outputs or op.outputs[0] not in wanted:
+            return whole
+        target = wanted[op.outputs[0]]
+        strategy = list(whole)
+        for axes, loops in zip(target.dims, op.rule.results[0], strict=True):
+            for axis in axes:
+                if loops:
+                    strategy[axis] = loops[0]
+        found = strategy_layouts(op, tuple(strategy), self.sizes)
+        return tuple(strategy) if found is not None else whole
+
+
+def expand(network: Network, choice: Sequence[int]) -> GraphDecision:
+    """The decision about every operator that a choice of every node means."""
+    expander = _Expander(network, choice)
+    graph: Graph = network.graph
+    inputs = tuple(
+        network.nodes[network.maker[0, t]].layouts[choice[network.maker[0, t]]]
+        for t in graph.inputs
+    )
+    outputs = {j: inputs[i] for i, j in graph.aliases}
+    outputs.update({j: expander.node_layout(node) for j, node in network.results.items()})
+    return expander.region(network.regions[0], inputs, outputs)

@@ -1,0 +1,84 @@
+"""Which tensors may stay partial sums between operators, and the operators that carry them.
+
+A dense product leaves a partial sum when its reduced loop is split.  Adding two of them before
+one reduction (the three input gradients of attention, tied embeddings, accumulators) saves
+collectives, so such additions get strategies of their own; so do the linear views (transpose,
+reshape, widening convert, product with a scalar) on the way to them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.layout import SUM
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _adds_two(graph: Graph, op: Operator) -> bool:
+    if len(op.inputs) != 2 or len(op.outputs) != 1 or not any(len(g) == 2 for g in op.rule.linear):
+        return False
+    shapes = {graph.tensors[t].shape for t in (*op.inputs, *op.outputs)}
+    return len(shapes) == 1
+
+
+def _viewed(graph: Graph, op: Operator) -> int:
+    """Operand that a linear view shows, or -1."""
+    if len(op.outputs) != 1:
+        return -1
+    size = math.prod(graph.tensors[op.outputs[0]].shape)
+    for group in op.rule.linear:
+        if len(group) != 1:
+            continue
+        (index,) = group
+        others = (graph.tensors[t] for i, t in enumerate(op.inputs) if i != index)
+        same = math.prod(graph.tensors[op.inputs[index]].shape) == size
+        if same and all(not o.shape or math.prod(o.shape) == 1 for o in others):
+            return index
+    return -1
+
+
+def carriers(
+    graph: Graph, light: list[bool], carries: range | None
+) -> tuple[set[int], set[int]]:
+    """Find the operators that get strategies of their own to carry partial sums.
+
+    Args:
+        graph: The graph, or the body of a scan.
+        light: For each operator whether it is light.
+        carries: In the body of a scan the positions of its carries among the inputs.
+
+    Returns:
+        Positions of these additions and views, and the tensors that may be partial.
+    """
+    may: set[int] = {
+        graph.inputs[i]
+        for i in carries or ()
+        if _is_float(graph.tensors[graph.inputs[i]].dtype)
+    }
+    sums: set[int] = set()
+    views: dict[int, int] = {}
+    for i, op in enumerate(graph.operators):
+        if op.body is not None or (op.heavy and any(x.kind == SUM for x in op.rule.loops)):
+            may.update(t for t in op.outputs if _is_float(graph.tensors[t].dtype))
+        elif light[i] and _adds_two(graph, op) and all(t in may for t in op.inputs):
+            sums.add(i)
+            may.update(op.outputs)
+        elif light[i]:
+            shown = _viewed(graph, op)
+            if shown >= 0 and op.inputs[shown] in may:
+                views[i] = shown
+                may.update(op.outputs)
+    wanted: set[int] = {t for i in sums for t in graph.operators[i].inputs}
+    if carries is not None:
+        wanted.update(graph.outputs)
+    used: set[int] = set(sums)
+    for i in sorted(views, reverse=True):
+        op = graph.operators[i]
+        if op.outputs[0] in wanted:
+            used.add(i)
+            wanted.add(op.inputs[views[i]])
+    return used, may

@@ -1,0 +1,399 @@
+"""From regions to a network: nodes with choices, joined by the tensors that they exchange.
+
+Nodes are graph inputs, blocks, the boundaries of scans, shared copies of tensors, and results.
+A node's choice fixes the layout in which it leaves each tensor that it makes and the layouts in
+which it wants each tensor that it uses; resharding between the two is the cost of an edge.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import InfeasibleError
+from meshwise.graph.graph import Graph, Tensor
+from meshwise.graph.layout import SUM, Layout, shift_in, split_layouts, used_axes
+from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.options import AllowedChoices, IntraOptions
+from meshwise.intra.regions import END, Region, regions
+from meshwise.intra.tables import Evaluator, Table
+from meshwise.resharding.within import cost_matrix
+
+# A tensor of a region: (region, tensor id).
+Place = tuple[int, int]
+INPUT, BLOCK, BOUNDARY, COPY, RESULT = "input", "block", "boundary", "copy", "result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One decision.
+
+    Attributes:
+        kind: `input`, `block`, `boundary`, `copy` or `result`.
+        ref: input: (position,); block: (region, block); boundary: (region, operator, position);
+            copy: (region, tensor, group); result: (position,).
+        cost_s: Seconds of each choice in one step.
+        layouts: Layouts to choose from; empty for a block.
+        table: For a block.
+        key: Nodes of equal key have equal choices and costs.
+        position: Where it stands in the program, for display and greedy methods.
+    """
+
+    kind: str
+    ref: tuple[int, ...]
+    cost_s: NDArray[np.float64]
+    layouts: tuple[Layout, ...] = ()
+    table: Table | None = None
+    key: int = -1
+    position: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Resharding of one tensor between two nodes.
+
+    Attributes:
+        source: Node that leaves the tensor.
+        target: Node that wants it.
+        cost_s: Seconds in one step, shape (choices of source, choices of target).
+        place: The tensor.
+        group: Copy group.
+        key: Edges of equal key have the same matrix.
+    """
+
+    source: int
+    target: int
+    cost_s: NDArray[np.float64]
+    place: Place
+    group: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """All decisions about one graph on one mesh."""
+
+    graph: Graph
+    mesh: LogicalMesh
+    regions: tuple[Region, ...]
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    block_nodes: dict[tuple[int, int], int]
+    maker: dict[Place, int]
+    copies: dict[tuple[int, int, int], int]
+    boundaries: dict[tuple[int, int, int], int]
+    results: dict[int, int]
+
+
+@dataclass(slots=True)
+class _Source:
+    node: int
+    layouts: tuple[Layout, ...]
+
+
+@dataclass(slots=True)
+class _Use:
+    node: int
+    wants: tuple[tuple[Layout, ...], ...]
+
+
+def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+    """All layouts of a tensor, partial sums included."""
+    out: list[Layout] = []
+    for layout in split_layouts(shape, sizes):
+        free = [a for a in range(len(sizes)) if a not in used_axes(layout) and sizes[a] > 1]
+        for count in range(len(free) + 1):
+            for axes in itertools.combinations(free, count):
+                out.append(Layout(layout.dims, axes, SUM if axes else ""))
+    return tuple(out)
+
+
+def whole_layouts(tensor: Tensor, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+    """Layouts without partial sums; axes of one device split nothing."""
+    return tuple(
+        w
+        for w in split_layouts(tensor.shape, sizes)
+        if all(sizes[a] > 1 for axes in w.dims for a in axes)
+    )
+
+
+@dataclass(slots=True)
+class _Builder:
+    graph: Graph
+    mesh: LogicalMesh
+    options: IntraOptions
+    evaluator: Evaluator
+    regions: tuple[Region, ...]
+    nodes: list[Node] = field(default_factory=list[Node])
+    edges: list[Edge] = field(default_factory=list[Edge])
+    sources: dict[Place, _Source] = field(default_factory=dict[Place, _Source])
+    uses: dict[tuple[int, int, int], list[_Use]] = field(
+        default_factory=dict[tuple[int, int, int], list[_Use]]
+    )
+    block_nodes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    copies: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
+    boundaries: dict[tuple[int, int, int], int] = field(
+        default_factory=dict[tuple[int, int, int], int]
+    )
+    results: dict[int, int] = field(default_factory=dict[int, int])
+    tables: dict[object, Table] = field(default_factory=dict[object, Table])
+    keys: dict[object, int] = field(default_factory=dict[object, int])
+    matrices: dict[object, NDArray[np.float64]] = field(
+        default_factory=dict[object, NDArray[np.float64]]
+    )
+    layout_keys: dict[object, int] = field(default_factory=dict[object, int])
+
+    def key(self, value: object) -> int:
+        return self.keys.setdefault(value, len(self.keys))
+
+    def add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def use(self, region: int, tensor: int, group: int, use: _Use) -> None:
+        self.uses.setdefault((region, tensor, group), []).append(use)
+
+    def layout_node(
+        self,
+        kind: str,
+        ref: tuple[int, ...],
+        layouts: tuple[Layout, ...],
+        extra: object,
+        position: tuple[int, ...],
+    ) -> int:
+        return self.add(
+            Node(
+                kind=kind,
+                ref=ref,
+                cost_s=np.zeros(len(layouts)),
+                layouts=layouts,
+                key=self.key((kind, layouts, extra)),
+                position=position,
+            )
+        )
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def inputs(self) -> None:
+        pins = {**self.options.restriction.pins, **self.options.pins}
+        for i, t in enumerate(self.graph.inputs):
+            tensor = self.graph.tensors[t]
+            layouts = (
+                (pins[i],) if i in pins else whole_layouts(tensor, self.mesh.sizes)
+            )
+            node = self.layout_node(INPUT, (i,), layouts, (tensor.shape, tensor.dtype), (-1, i))
+            self.sources[0, t] = _Source(node, layouts)
+
+    def blocks(self, region: Region) -> None:
+        for number, block in enumerate(region.blocks.blocks):
+            if block.kind == SCAN:
+                self.scan(region, block.members[0])
+                continue
+            shape, local, key = self.evaluator.shape_of(region, block)
+            allowed: AllowedChoices | None = None
+            if block.kind != CLUSTER:
+                path = (*region.path, block.members[0])
+                allowed = self.options.restriction.allowed.get(path)
+            key = (key, allowed)
+            if key not in self.tables:
+                self.tables[key] = (
+                    self.evaluator.cluster(shape)
+                    if block.kind == CLUSTER
+                    else self.evaluator.single(shape, allowed)
+                )
+            table = self.tables[key]
+            if not table.strategies:
+                where = shape.members[0].op.where or shape.members[0].op.kind
+                raise InfeasibleError(f"{where}: no strategy is left under the restrictions")
+            node = self.add(
+                Node(
+                    kind=BLOCK,
+                    ref=(region.index, number),
+                    cost_s=table.cost_s * region.trips,
+                    table=table,
+                    key=self.key((id(table), region.trips)),
+                    position=(*region.path, block.members[0]),
+                )
+            )
+            self.block_nodes[region.index, number] = node
+            for x, wants in table.wants.items():
+                t, group = local[x]
+                self.use(region.index, t, group, _Use(node, wants))
+            for x, layouts in table.leaves.items():
+                t = local[x][0]
+                self.sources[region.index, t] = _Source(node, layouts)
+
+    def scan(self, region: Region, i: int) -> None:
+        op = region.graph.operators[i]
+        body = op.body
+        assert body is not None
+        inner = next(r for r in self.regions if r.path == (*region.path, i))
+        inside, outside = inner.index, region.index
+        num_in = body.num_consts + body.num_carry
+        sizes = self.mesh.sizes
+        for k, t in enumerate(op.inputs):
+            within = body.graph.inputs[k]
+            tensor = body.graph.tensors[within]
+            carried = body.num_consts <= k < num_in
+            layouts = whole_layouts(tensor, sizes)
+            if carried and self.sums(inner, body.graph.outputs[k - body.num_consts]):
+                layouts = partial_layouts(tensor.shape, sizes)
+            extra = (tensor.shape, tensor.dtype, k >= num_in, carried)
+            node = self.layout_node(
+                BOUNDARY, (outside, i, k), layouts, extra, (*region.path, i, -1, k)
+            )
+            self.boundaries[outside, i, k] = node
+            if not tensor.generated or carried:
+                self.sources[inside, within] = _Source(node, layouts)
+            outer = tuple(shift_in(w) for w in layouts) if k >= num_in else layouts
+            if not region.graph.tensors[t].generated:
+                group = region.groups[i, k]
+                self.use(outside, t, group, _Use(node, tuple((w,) for w in outer)))
+            if carried:
+                j = k - body.num_consts
+                self.sources[outside, op.outputs[j]] = _Source(node, layouts)
+                self.body_result(inner, j, node, layouts)
+        for j in range(body.num_carry, len(op.outputs)):
+            tensor = body.graph.tensors[body.graph.outputs[j]]
+            layouts = whole_layouts(tensor, sizes)
+            if body.graph.outputs[j] in inner.blocks.may_be_partial:
+                layouts = partial_layouts(tensor.shape, sizes)
+            extra = (tensor.shape, tensor.dtype, "ys")
+            k = len(op.inputs) + j
+            node = self.layout_node(
+                BOUNDARY, (outside, i, k), layouts, extra, (*region.path, i, -1, k)
+            )
+            self.boundaries[outside, i, k] = node
+            outer = tuple(shift_in(w) for w in layouts)
+            self.sources[outside, op.outputs[j]] = _Source(node, outer)
+            self.body_result(inner, j, node, layouts)
+
+    def sums(self, inner: Region, t: int) -> bool:
+        """Whether a carry is an accumulator of terms that may be partial."""
+        return t in inner.blocks.may_be_partial and t not in inner.graph.inputs
+
+    def body_result(
+        self, inner: Region, j: int, node: int, layouts: tuple[Layout, ...]
+    ) -> None:
+        t = inner.graph.outputs[j]
+        if not inner.graph.tensors[t].generated:
+            group = inner.groups[END, j]
+            self.use(inner.index, t, group, _Use(node, tuple((w,) for w in layouts)))
+
+    def outputs(self) -> None:
+        aliased = {j: i for i, j in self.graph.aliases}
+        for j, t in enumerate(self.graph.outputs):
+            tensor = self.graph.tensors[t]
+            if j in aliased:
+                source = self.sources[0, self.graph.inputs[aliased[j]]]
+                node, layouts = source.node, source.layouts
+            elif tensor.generated:
+                continue
+            else:
+                layouts = whole_layouts(tensor, self.mesh.sizes)
+                extra = (tensor.shape, tensor.dtype)
+                end = len(self.graph.operators)
+                node = self.layout_node(RESULT, (j,), layouts, extra, (end, j))
+                self.results[j] = node
+            if not tensor.generated:
+                wants = tuple((w,) for w in layouts)
+                self.use(0, t, self.regions[0].groups[END, j], _Use(node, wants))
+
+    # -- edges --------------------------------------------------------------------------------
+
+    def matrix(
+        self,
+        tensor: Tensor,
+        trips: int,
+        left: tuple[Layout, ...],
+        wants: tuple[tuple[Layout, ...], ...],
+    ) -> tuple[NDArray[np.float64], int]:
+        """Seconds from each layout of `left` to each set of wanted layouts."""
+        a = self.layout_keys.setdefault(left, len(self.layout_keys))
+        b = self.layout_keys.setdefault(wants, len(self.layout_keys))
+        key = (tensor.shape, tensor.itemsize, trips, a, b)
+        if key not in self.matrices:
+            rows = list(dict.fromkeys(left))
+            columns = list(dict.fromkeys(w for want in wants for w in want))
+            base = cost_matrix(
+                tensor.shape,
+                tensor.itemsize,
+                rows,
+                columns,
+                self.mesh,
+                forbid=self.evaluator.forbid,
+            )
+            base = np.hstack([base, np.zeros((len(rows), 1))])
+            row_of = {w: i for i, w in enumerate(rows)}
+            column_of = {w: i for i, w in enumerate(columns)}
+            width = max((len(want) for want in wants), default=0)
+            out = np.zeros((len(left), len(wants)))
+            source = np.array([row_of[w] for w in left], dtype=np.intp)
+            for place in range(width):
+                target = np.array(
+                    [column_of[w[place]] if place < len(w) else len(columns) for w in wants],
+                    dtype=np.intp,
+                )
+                out += base[np.ix_(source, target)]
+            self.matrices[key] = out * trips
+        return self.matrices[key], self.key(("edge", key))
+
+    def connect(self) -> None:
+        for (r, t, group), uses in self.uses.items():
+            source = self.sources.get((r, t))
+            if source is None:
+                continue
+            tensor, trips = self.regions[r].graph.tensors[t], self.regions[r].trips
+            node, left = source.node, source.layouts
+            if len(uses) > 1:
+                wanted = (w for use in uses for want in use.wants for w in want)
+                layouts = tuple(dict.fromkeys((*left, *wanted)))
+                extra = (tensor.shape, tensor.dtype, trips)
+                place = self.nodes[uses[0].node].position
+                copy = self.layout_node(COPY, (r, t, group), layouts, extra, (*place, -2))
+                self.copies[r, t, group] = copy
+                wants = tuple((w,) for w in layouts)
+                cost, key = self.matrix(tensor, trips, left, wants)
+                self.edge(node, copy, cost, (r, t), group, key)
+                node, left = copy, layouts
+            for use in uses:
+                cost, key = self.matrix(tensor, trips, left, use.wants)
+                self.edge(node, use.node, cost, (r, t), group, key)
+
+    def edge(
+        self, source: int, target: int, cost: NDArray[np.float64], place: Place, group: int, key: int
+    ) -> None:
+        self.edges.append(
+            Edge(source=source, target=target, cost_s=cost, place=place, group=group, key=key)
+        )
+
+
+def build_network(graph: Graph, mesh: LogicalMesh, options: IntraOptions) -> Network:
+    """All decisions about `graph` on `mesh`.
+
+    Raises:
+        InfeasibleError: the restrictions leave an operator no strategy.
+    """
+    evaluator = Evaluator(mesh, options.objective, options.restriction.forbid)
+    builder = _Builder(graph, mesh, options, evaluator, regions(graph))
+    builder.inputs()
+    for region in builder.regions:
+        builder.blocks(region)
+    builder.outputs()
+    builder.connect()
+    return Network(
+        graph=graph,
+        mesh=mesh,
+        regions=builder.regions,
+        nodes=tuple(builder.nodes),
+        edges=tuple(builder.edges),
+        block_nodes=builder.block_nodes,
+        maker={place: source.node for place, source in builder.sources.items()},
+        copies=builder.copies,
+        boundaries=builder.boundaries,
+        results=builder.results,
+    )

@@ -1,0 +1,91 @@
+"""What planning of one graph on one mesh is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshwise.graph.layout import Layout
+from meshwise.plan.decision import GraphDecision
+
+TIME = "time"
+ALPA = "alpa"
+
+# Where an operator stands: positions of the enclosing scans, then its own.
+OperatorPath = tuple[int, ...]
+# For each mesh axis the choices that a strategy may take; None leaves the axis free.
+AllowedChoices = tuple[frozenset[int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restriction:
+    """A smaller space of plans: what makes a method.
+
+    Attributes:
+        name: Of the method.
+        pins: Layouts that are fixed, by position among the graph's inputs.
+        allowed: For operators outside of clusters the choices that each mesh axis may take.
+        forbid: Kinds of collectives that may not be used.
+        greedy: Decide node by node in program order in place of solving (sharding propagation).
+    """
+
+    name: str = ""
+    pins: Mapping[int, Layout] = field(default_factory=dict[int, Layout])
+    allowed: Mapping[OperatorPath, AllowedChoices] = field(
+        default_factory=dict[OperatorPath, AllowedChoices]
+    )
+    forbid: frozenset[str] = frozenset()
+    greedy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntraOptions:
+    """How to plan one graph.
+
+    Attributes:
+        objective: `time`, or `alpa`: communication only, and every dense product split over
+            every mesh axis.
+        memory_bytes: What one device may hold at the peak; None for no limit.
+        time_limit_s: After this many seconds the solver returns what it has.
+        seed: Of the solver.
+        pins: Layouts that are fixed, by position among the graph's inputs.
+        restriction: The method's own restrictions.
+        tie: Plan equal layers equally: always, never, or None: only when the problem is large.
+    """
+
+    objective: str = TIME
+    memory_bytes: int | None = None
+    time_limit_s: float = 60.0
+    seed: int = 0
+    pins: Mapping[int, Layout] = field(default_factory=dict[int, Layout])
+    restriction: Restriction = Restriction()
+    tie: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntraResult:
+    """Answer of `plan_graph`.
+
+    Attributes:
+        decision: The plan of the graph.
+        objective_s: Objective of the decision in the problem that was solved.
+        bound_s: No plan of the space is cheaper than this.
+        gap: (objective - bound) / objective; 0 if both vanish.
+        space: For which plans the bound holds.
+        status: `optimal`, or `time limit`.
+        wall_s: Seconds that planning took.
+        peak_bytes: Predicted peak of one device.
+        num_nodes: Nodes of the problem before reductions.
+        num_left: Nodes that the exact engine had to decide.
+    """
+
+    decision: GraphDecision
+    objective_s: float
+    bound_s: float
+    gap: float
+    space: str
+    status: str
+    wall_s: float
+    peak_bytes: int
+    num_nodes: int
+    num_left: int

@@ -1,0 +1,96 @@
+"""Price of a finished decision: seconds of one step."""
+
+from __future__ import annotations
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.graph.layout import Layout
+from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.options import TIME
+from meshwise.intra.regions import Region, regions
+from meshwise.intra.tables import Evaluator, moved_bytes
+from meshwise.plan.decision import GraphDecision, Use
+
+
+def decision_of(region: Region, decision: GraphDecision) -> GraphDecision:
+    """The part of a decision that speaks about one region."""
+    for i in region.path:
+        body = decision.operators[i].body
+        assert body is not None
+        decision = body
+    return decision
+
+
+def _resharding_s(region: Region, decision: GraphDecision, evaluator: Evaluator) -> float:
+    """Seconds that one run of a region spends in collectives."""
+    graph = region.graph
+    defined: dict[int, Layout] = dict(zip(graph.inputs, decision.inputs, strict=True))
+    for op, chosen in zip(graph.operators, decision.operators, strict=True):
+        defined.update(zip(op.outputs, chosen.results, strict=True))
+    seen: set[tuple[int, int, Layout, Layout | None]] = set()
+    total = 0.0
+
+    def step(t: int, use: Use) -> None:
+        nonlocal total
+        tensor = graph.tensors[t]
+        if tensor.generated:
+            return
+        if (t, use.group, use.via, None) not in seen:
+            seen.add((t, use.group, use.via, None))
+            total += evaluator.reshard_s(tensor, defined[t], use.via)
+        if (t, use.group, use.via, use.layout) not in seen:
+            seen.add((t, use.group, use.via, use.layout))
+            total += evaluator.reshard_s(tensor, use.via, use.layout)
+
+    for op, chosen in zip(graph.operators, decision.operators, strict=True):
+        for t, use in zip(op.inputs, chosen.uses, strict=True):
+            step(t, use)
+    for t, use in zip(graph.outputs, decision.outputs, strict=True):
+        step(t, use)
+    return total
+
+
+def _compute_s(region: Region, decision: GraphDecision, evaluator: Evaluator) -> float:
+    """Seconds that one run of a region spends in operators."""
+    total = 0.0
+    for block in region.blocks.blocks:
+        if block.kind == SCAN:
+            continue
+        shape, _, _ = evaluator.shape_of(region, block)
+        chosen = tuple(decision.operators[i].strategy for i in block.members)
+        if block.kind == CLUSTER:
+            numbers = [
+                evaluator.op_id(m.op, tuple(shape.locals[x] for x in (*m.inputs, *m.outputs)))
+                for m in shape.members
+            ]
+            walk = evaluator.account(shape, chosen, numbers)
+            assert walk is not None
+            total += evaluator.fused_s(shape, walk)
+            continue
+        member = shape.members[0]
+        decided = decision.operators[block.members[0]]
+        operands = tuple(use.layout for use in decided.uses)
+        byte_count = moved_bytes(shape, member, operands, decided.results, evaluator.sizes)
+        dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
+        total += evaluator.operator_s(member.op, chosen[0], byte_count, dtype)
+    return total
+
+
+def step_time_s(
+    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, *, objective: str = TIME
+) -> float:
+    """Seconds of one step of a decided graph: computation plus collectives, nothing overlapped.
+
+    Args:
+        graph: The graph.
+        decision: What was decided about it.
+        mesh: Where it runs.
+        objective: `time`, or `alpa` for communication only.
+    """
+    evaluator = Evaluator(mesh, objective, frozenset())
+    total = 0.0
+    for region in regions(graph):
+        part = decision_of(region, decision)
+        once = _compute_s(region, part, evaluator) + _resharding_s(region, part, evaluator)
+        total += region.trips * once
+    return total

@@ -1,0 +1,454 @@
+"""What each choice of a block costs, which layouts it wants and which it leaves.
+
+Equal blocks (same operators on same shapes, wired equally) share one table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Operator, Tensor
+from meshwise.graph.layout import SUM, Layout, local_shape, used_axes
+from meshwise.graph.loops import (
+    NONE,
+    Strategy,
+    enumerate_strategies,
+    operand_layouts,
+    passing,
+    result_layouts,
+)
+from meshwise.intra.blocks import CLUSTER, Block
+from meshwise.intra.options import ALPA, AllowedChoices
+from meshwise.intra.regions import OWN_GROUP, Region
+from meshwise.resharding.within import cost_matrix
+
+# A tensor as a block sees it: id and copy group of the use (OWN_GROUP for what it makes itself).
+Local = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All choices of one block.  Tensors are local: positions in the block's list of locals.
+
+    Attributes:
+        strategies: For each choice the strategy of each member.
+        cost_s: Seconds of each choice, one run.
+        wants: Outer tensors: for each choice the layouts in which members want it.
+        leaves: Made tensors: for each choice the layout in which users outside find it.
+    """
+
+    strategies: tuple[tuple[Strategy, ...], ...]
+    cost_s: NDArray[np.float64]
+    wants: dict[int, tuple[tuple[Layout, ...], ...]]
+    leaves: dict[int, tuple[Layout, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An operator inside a block, with local tensors."""
+
+    op: Operator
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a table depends on.
+
+    Attributes:
+        block: The block.
+        members: Its operators.
+        locals: Their tensors.
+        outer: Locals that come from outside and are not generated.
+        visible: Locals made here that are used outside.
+    """
+
+    block: Block
+    members: tuple[Member, ...]
+    locals: tuple[Tensor, ...]
+    outer: frozenset[int]
+    visible: frozenset[int]
+
+
+def strategy_layouts(
+    op: Operator, strategy: Strategy, sizes: tuple[int, ...]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
+    """Layouts of operands and results; None if the strategy is not feasible."""
+    for loop, info in enumerate(op.rule.loops):
+        parts = math.prod(sizes[a] for a, c in enumerate(strategy) if c == loop)
+        if info.size % parts:
+            return None
+    operands = operand_layouts(op.rule, strategy, sizes)
+    results = result_layouts(op.rule, strategy, sizes)
+    if operands is None or results is None:
+        return None
+    return operands, results
+
+
+def split_parts(strategy: Strategy, sizes: tuple[int, ...]) -> int:
+    """Among how many devices the work of an operator is divided."""
+    return math.prod(sizes[a] for a, choice in enumerate(strategy) if choice >= 0)
+
+
+def local_bytes(tensor: Tensor, layout: Layout, sizes: tuple[int, ...]) -> int:
+    """Bytes of one device's tile."""
+    return math.prod(local_shape(tensor.shape, layout, sizes)) * tensor.itemsize
+
+
+def is_view(op: Operator) -> bool:
+    """Whether the results need not be written: they are read through the operands."""
+    return op.kind in ("broadcast_in_dim", "iota", "reshape", "squeeze", "copy", "expand_dims")
+
+
+class Evaluator:
+    """Computes tables on one mesh; remembers what it has computed."""
+
+    def __init__(self, mesh: LogicalMesh, objective: str, forbid: frozenset[str]) -> None:
+        self.mesh = mesh
+        self.sizes = mesh.sizes
+        self.objective = objective
+        self.forbid = forbid
+        self._op_ids: dict[object, int] = {}
+        self._rule_ids: dict[int, tuple[object, int]] = {}
+        self._layouts: dict[
+            tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]] | None
+        ] = {}
+        self._reshard: dict[tuple[tuple[int, ...], int, Layout, Layout], float] = {}
+
+    def op_id(self, op: Operator, tensors: tuple[Tensor, ...]) -> int:
+        """A number that equal operators on equal tensors share."""
+        found = self._rule_ids.get(id(op.rule))
+        if found is None:
+            number = self._op_ids.setdefault(op.rule, len(self._op_ids))
+            # The rule is kept, so that its id stays taken.
+            found = self._rule_ids[id(op.rule)] = (op.rule, number)
+        key = (op.kind, op.detail, found[1], op.heavy, op.flop) + tuple(
+            (t.shape, t.dtype) for t in tensors
+        )
+        return self._op_ids.setdefault(key, len(self._op_ids))
+
+    def reshard_s(self, tensor: Tensor, source: Layout, target: Layout) -> float:
+        """Seconds from one layout to another."""
+        if source == target or tensor.generated:
+            return 0.0
+        key = (tensor.shape, tensor.itemsize, source, target)
+        if key not in self._reshard:
+            matrix = cost_matrix(
+                tensor.shape, tensor.itemsize, [source], [target], self.mesh, forbid=self.forbid
+            )
+            self._reshard[key] = float(matrix[0, 0])
+        return self._reshard[key]
+
+    def layouts(
+        self, number: int, op: Operator, strategy: Strategy
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
+        """`strategy_layouts`, remembered by operator number."""
+        key = (number, strategy)
+        if key not in self._layouts:
+            self._layouts[key] = strategy_layouts(op, strategy, self.sizes)
+        return self._layouts[key]
+
+    def shape_of(self, region: Region, block: Block) -> tuple[Shape, tuple[Local, ...], object]:
+        """The shape of a block, its tensors in order, and a key that equal shapes share."""
+        graph = region.graph
+        made = {t for i in block.members for t in graph.operators[i].outputs}
+        if block.kind != CLUSTER:
+            made = set[int]()
+        index: dict[Local, int] = {}
+        members: list[Member] = []
+        signature: list[object] = [block.classes]
+        outer: set[int] = set()
+        for i in block.members:
+            op = graph.operators[i]
+            ids: list[int] = []
+            for k, t in enumerate(op.inputs):
+                local = (t, OWN_GROUP if t in made else region.groups[i, k])
+                known = index.setdefault(local, len(index))
+                ids.append(known)
+                if t not in made and not graph.tensors[t].generated:
+                    outer.add(known)
+            outs = tuple(index.setdefault((t, OWN_GROUP), len(index)) for t in op.outputs)
+            members.append(Member(op=op, inputs=tuple(ids), outputs=outs))
+            number = self.op_id(op, tuple(graph.tensors[t] for t in (*op.inputs, *op.outputs)))
+            signature.append((number, tuple(ids), outs))
+        inside = set(block.members)
+        visible: set[int] = set()
+        for i in block.members:
+            for t in graph.operators[i].outputs:
+                if any(u not in inside for u in region.users[t]):
+                    visible.add(index[t, OWN_GROUP])
+        shape = Shape(
+            block=block,
+            members=tuple(members),
+            locals=tuple(graph.tensors[t] for t, _ in index),
+            outer=frozenset(outer),
+            visible=frozenset(visible),
+        )
+        key = (tuple(signature), tuple(sorted(visible)), tuple(sorted(outer)))
+        return shape, tuple(index), key
+
+    def operator_s(self, op: Operator, strategy: Strategy, byte_count: int, dtype: str) -> float:
+        """Seconds of one operator on one device."""
+        if self.objective == ALPA:
+            return 0.0
+        flop = op.flop / split_parts(strategy, self.sizes)
+        device = self.mesh.device
+        return max(flop / device.rate(dtype), byte_count / device.memory_bytes_per_s)
+
+    # -- one operator alone -------------------------------------------------------------------
+
+    def _worth(self, op: Operator, strategy: Strategy, shape: Shape) -> bool:
+        """Drop strategies that no plan needs."""
+        member = shape.members[0]
+        sizes = self.sizes
+        for axis, choice in enumerate(strategy):
+            if sizes[axis] == 1:
+                if choice != NONE:
+                    return False
+                continue
+            if op.heavy and self.objective == ALPA and choice < 0:
+                return False
+            if choice <= -2 and op.heavy:
+                # To reduce after the product pays only if its result is the smaller tensor.
+                inside = sum(shape.locals[member.inputs[k]].num_bytes
+                             for k in op.rule.linear[-2 - choice])
+                if shape.locals[member.outputs[0]].num_bytes >= inside:
+                    return False
+        return True
+
+    def single(self, shape: Shape, allowed: AllowedChoices | None) -> Table:
+        """Table of a block of one operator.
+
+        A rule that leaves no strategy (a product too small for the mesh) is waived.
+        """
+        member = shape.members[0]
+        op = member.op
+        options = [
+            s
+            for s in enumerate_strategies(op.rule, self.sizes)
+            if allowed is None
+            or all(ok is None or c in ok for ok, c in zip(allowed, s, strict=True))
+        ] or list(enumerate_strategies(op.rule, self.sizes))
+        options = [s for s in options if self._worth(op, s, shape)] or options
+        strategies: list[tuple[Strategy, ...]] = []
+        costs: list[float] = []
+        wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
+        leaves: dict[int, list[Layout]] = {x: [] for x in member.outputs}
+        for strategy in options:
+            found = strategy_layouts(op, strategy, self.sizes)
+            if found is None:
+                continue
+            operands, results = found
+            strategies.append((strategy,))
+            byte_count = moved_bytes(shape, member, operands, results, self.sizes)
+            dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
+            costs.append(self.operator_s(op, strategy, byte_count, dtype))
+            for x in wants:
+                mine = [w for k, w in zip(member.inputs, operands, strict=True) if k == x]
+                wants[x].append(tuple(dict.fromkeys(mine)))
+            for x, layout in zip(member.outputs, results, strict=True):
+                leaves[x].append(layout)
+        return Table(
+            strategies=tuple(strategies),
+            cost_s=np.array(costs),
+            wants={x: tuple(w) for x, w in wants.items()},
+            leaves={x: tuple(w) for x, w in leaves.items()},
+        )
+
+    # -- a cluster ----------------------------------------------------------------------------
+
+    def cluster(self, shape: Shape) -> Table:
+        """Table of a cluster: one choice maps each mesh axis to a class of loops or to none."""
+        strategies: list[tuple[Strategy, ...]] = []
+        costs: list[float] = []
+        wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
+        leaves: dict[int, list[Layout]] = {x: [] for x in sorted(shape.visible)}
+        numbers = [
+            self.op_id(m.op, tuple(shape.locals[x] for x in (*m.inputs, *m.outputs)))
+            for m in shape.members
+        ]
+        options = [
+            (NONE,) if size == 1 else (NONE, *range(shape.block.num_classes))
+            for size in self.sizes
+        ]
+        for choice in itertools.product(*options):
+            run = self.walk(shape, choice, numbers)
+            if run is None:
+                continue
+            strategies.append(run.strategies)
+            costs.append(run.cost_s)
+            for x, layouts in wants.items():
+                layouts.append(tuple(run.wants.get(x, ())))
+            for x, layouts in leaves.items():
+                layouts.append(run.reduced.get(x, run.made[x]))
+        return Table(
+            strategies=tuple(strategies),
+            cost_s=np.array(costs),
+            wants={x: tuple(w) for x, w in wants.items()},
+            leaves={x: tuple(w) for x, w in leaves.items()},
+        )
+
+    def walk(self, shape: Shape, choice: tuple[int, ...], numbers: list[int]) -> Walk | None:
+        """Derive the strategies of all members from one choice of a cluster."""
+        made: dict[int, Layout] = {}
+        chosen: list[Strategy] = []
+        for place, member in enumerate(shape.members):
+            strategy = self._member_strategy(shape, place, choice, made)
+            found = self.layouts(numbers[place], member.op, strategy)
+            if found is None:
+                return None
+            chosen.append(strategy)
+            for x, layout in zip(member.outputs, found[1], strict=True):
+                made[x] = layout
+        return self.account(shape, tuple(chosen), numbers)
+
+    def _member_strategy(
+        self, shape: Shape, place: int, choice: tuple[int, ...], made: dict[int, Layout]
+    ) -> Strategy:
+        member, row = shape.members[place], shape.block.classes[place]
+        strategy: list[int] = []
+        for axis, wanted in enumerate(choice):
+            if wanted >= 0 and wanted in row:
+                strategy.append(row.index(wanted))
+                continue
+            strategy.append(self._pass(shape, member, axis, made))
+        if any(c <= -2 for c in strategy) and any(
+            c >= 0 and member.op.rule.loops[c].kind not in ("parallel", SUM) for c in strategy
+        ):
+            strategy = [c if c >= 0 else NONE for c in strategy]
+        return tuple(strategy)
+
+    def _pass(self, shape: Shape, member: Member, axis: int, made: dict[int, Layout]) -> int:
+        """Let a partial sum pass if that does not make it larger."""
+        partial = [
+            k
+            for k, x in enumerate(member.inputs)
+            if x in made and axis in made[x].partial and made[x].monoid == SUM
+        ]
+        if not partial:
+            return NONE
+        before = max(shape.locals[member.inputs[k]].num_bytes for k in partial)
+        if sum(shape.locals[x].num_bytes for x in member.outputs) > before:
+            return NONE
+        for number, group in enumerate(member.op.rule.linear):
+            if not any(k in partial for k in group):
+                continue
+            # Other members of the group must be partial too, or whole along the axis: then they
+            # are masked for free.  Operands outside of the group must not use the axis.
+            if all(
+                k in partial
+                if k in group and k in partial
+                else x not in shape.outer
+                and (x not in made or axis not in used_axes(made[x]))
+                or (k not in group and x in shape.outer)
+                for k, x in enumerate(member.inputs)
+            ):
+                return passing(number)
+        return NONE
+
+    def account(
+        self, shape: Shape, chosen: tuple[Strategy, ...], numbers: list[int]
+    ) -> Walk | None:
+        """Costs and layouts of a cluster whose members run with the strategies `chosen`."""
+        walk = Walk(strategies=chosen)
+        seen: set[tuple[int, Layout]] = set()
+        for member, strategy, number in zip(shape.members, chosen, numbers, strict=True):
+            found = self.layouts(number, member.op, strategy)
+            if found is None:
+                return None
+            operands, results = found
+            for x, layout in zip(member.inputs, operands, strict=True):
+                if x in walk.made:
+                    if layout == walk.made[x] or (x, layout) in seen:
+                        continue
+                    seen.add((x, layout))
+                    walk.inside(x, layout)
+                elif x in shape.outer:
+                    wanted = walk.wants.setdefault(x, [])
+                    if layout not in wanted:
+                        wanted.append(layout)
+            for x, layout in zip(member.outputs, results, strict=True):
+                walk.made[x] = layout
+        walk.cost_s = sum(
+            self.reshard_s(shape.locals[x], source, target) for x, source, target in walk.moves
+        )
+        if not math.isfinite(walk.cost_s):
+            return None
+        walk.cost_s += self.fused_s(shape, walk)
+        return walk
+
+    def fused_s(self, shape: Shape, walk: Walk) -> float:
+        """Seconds of a cluster without its collectives: it runs as if fused."""
+        if self.objective == ALPA:
+            return 0.0
+        device = self.mesh.device
+        flop_s = 0.0
+        for member, strategy in zip(shape.members, walk.strategies, strict=True):
+            dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
+            flop_s += member.op.flop / split_parts(strategy, self.sizes) / device.rate(dtype)
+        return max(flop_s, cluster_bytes(shape, walk, self.sizes) / device.memory_bytes_per_s)
+
+
+class Walk:
+    """What one choice of a cluster comes to."""
+
+    __slots__ = ("cost_s", "made", "moves", "reduced", "strategies", "wants")
+
+    def __init__(self, *, strategies: tuple[Strategy, ...]) -> None:
+        self.strategies = strategies
+        self.cost_s = 0.0
+        self.wants: dict[int, list[Layout]] = {}
+        self.made: dict[int, Layout] = {}
+        self.reduced: dict[int, Layout] = {}
+        self.moves: list[tuple[int, Layout, Layout]] = []
+
+    def inside(self, x: int, layout: Layout) -> None:
+        """Reshard a tensor between two members; a reduction is done once, for all users."""
+        source = self.made[x]
+        if source.partial and not layout.partial:
+            if x not in self.reduced:
+                self.reduced[x] = Layout(source.dims)
+                self.moves.append((x, source, self.reduced[x]))
+            source = self.reduced[x]
+        if source != layout:
+            self.moves.append((x, source, layout))
+
+
+def cluster_bytes(shape: Shape, walk: Walk, sizes: tuple[int, ...]) -> int:
+    """Bytes that a fused cluster reads and writes on one device."""
+    views = {x for m in shape.members if is_view(m.op) for x in m.outputs}
+    total = 0
+    for x, layouts in walk.wants.items():
+        total += sum(local_bytes(shape.locals[x], w, sizes) for w in layouts)
+    for x in shape.visible - views:
+        total += local_bytes(shape.locals[x], walk.made[x], sizes)
+    return total
+
+
+def moved_bytes(
+    shape: Shape,
+    member: Member,
+    operands: tuple[Layout, ...],
+    results: tuple[Layout, ...],
+    sizes: tuple[int, ...],
+) -> int:
+    """Bytes that one operator reads and writes on one device."""
+    written = sum(
+        local_bytes(shape.locals[x], w, sizes)
+        for x, w in zip(member.outputs, results, strict=True)
+    )
+    read = [
+        local_bytes(shape.locals[x], w, sizes)
+        for x, w in zip(member.inputs, operands, strict=True)
+    ]
+    if member.op.kind == "gather":
+        # Only the gathered rows of the table are read.
+        return 2 * written + sum(read[1:])
+    return written + sum(read)
