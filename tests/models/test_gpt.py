@@ -120,13 +120,13 @@ def test_scan_equals_unrolled_with_stacked_parameters(remat: bool) -> None:
     config = gpt_config("tiny", num_layers=3, remat=remat)
     scanned = replace(config, scan_layers=True)
     tokens = tokens_of(config)
-    params = Gpt(config).init(jax.random.key(1), tokens)["params"]
+    params = jax.jit(Gpt(config).init)(jax.random.key(1), tokens)["params"]
 
     def loss(config: GptConfig, params: Any) -> jax.Array:
         return mean_cross_entropy(Gpt(config).apply({"params": params}, tokens), tokens)
 
-    loss_a, grads_a = jax.value_and_grad(lambda p: loss(config, p))(params)
-    loss_b, grads_b = jax.value_and_grad(lambda p: loss(scanned, p))(stack_layers(params))
+    loss_a, grads_a = jax.jit(jax.value_and_grad(lambda p: loss(config, p)))(params)
+    loss_b, grads_b = jax.jit(jax.value_and_grad(lambda p: loss(scanned, p)))(stack_layers(params))
     assert jax.tree.structure(grads_b) == jax.tree.structure(abstract_params(scanned))
     np.testing.assert_allclose(loss_a, loss_b, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(stack_layers(grads_a)), jax.tree.leaves(grads_b), strict=True):
@@ -134,14 +134,14 @@ def test_scan_equals_unrolled_with_stacked_parameters(remat: bool) -> None:
 
 
 def test_unstack_inverts_stack() -> None:
-    params = Gpt(TINY).init(jax.random.key(0), tokens_of(TINY))["params"]
+    params = jax.jit(Gpt(TINY).init)(jax.random.key(0), tokens_of(TINY))["params"]
     back = unstack_layers(stack_layers(params))
     assert jax.tree.all(jax.tree.map(jnp.array_equal, dict(params), back))
 
 
 def test_attention_is_causal() -> None:
     tokens = tokens_of(TINY)
-    variables = Gpt(TINY).init(jax.random.key(0), tokens)
+    variables = jax.jit(Gpt(TINY).init)(jax.random.key(0), tokens)
     cut = TINY.seq_len // 2
     changed = tokens.at[:, cut:].set((tokens[:, cut:] + 1) % TINY.vocab_size)
     before = Gpt(TINY).apply(variables, tokens)
@@ -153,7 +153,7 @@ def test_attention_is_causal() -> None:
 def test_dropout_follows_its_key() -> None:
     config = replace(TINY, dropout=0.5)
     tokens = tokens_of(config)
-    variables = Gpt(config).init(jax.random.key(0), tokens)
+    variables = jax.jit(Gpt(config).init)(jax.random.key(0), tokens)
 
     def logits(seed: int) -> jax.Array:
         rngs = {"dropout": jax.random.key(seed)}
@@ -166,7 +166,7 @@ def test_dropout_follows_its_key() -> None:
 
 def test_mixed_precision_keeps_parameters_wide() -> None:
     config = replace(TINY, dtype="bfloat16")
-    variables = Gpt(config).init(jax.random.key(0), tokens_of(config))
+    variables = jax.jit(Gpt(config).init)(jax.random.key(0), tokens_of(config))
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
     narrow = Gpt(config).apply(variables, tokens_of(config))
     wide = Gpt(TINY).apply(variables, tokens_of(config))
@@ -177,7 +177,7 @@ def test_mixed_precision_keeps_parameters_wide() -> None:
 def test_too_long_a_sequence_is_refused() -> None:
     tokens = jnp.zeros((1, TINY.seq_len + 1), jnp.int32)
     with pytest.raises(ValueError, match="sequence of 33 tokens, but the model has 32 positions"):
-        Gpt(TINY).init(jax.random.key(0), tokens)
+        jax.jit(Gpt(TINY).init)(jax.random.key(0), tokens)
 
 
 def test_heads_must_divide() -> None:

@@ -82,7 +82,7 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """Mix each position with those before it."""
         c = self.config
-        dtypes = {"dtype": c.dtype, "param_dtype": c.param_dtype}
+        dtypes: dict[str, Any] = {"dtype": c.dtype, "param_dtype": c.param_dtype}
 
         def heads(name: str) -> jax.Array:
             return nn.DenseGeneral(
@@ -115,7 +115,7 @@ class Mlp(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, seq, hidden] -> [batch, seq, hidden]`."""
         c = self.config
-        dtypes = {"dtype": c.dtype, "param_dtype": c.param_dtype}
+        dtypes: dict[str, Any] = {"dtype": c.dtype, "param_dtype": c.param_dtype}
         init = _normal(INIT_STDDEV / math.sqrt(2 * c.num_layers))
         x = nn.Dense(4 * c.hidden, kernel_init=_normal(INIT_STDDEV), name="up", **dtypes)(x)
         x = nn.gelu(x, approximate=True)
@@ -197,7 +197,7 @@ class Gpt(nn.Module):
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
+                in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # typed int, takes this
                 length=c.num_layers,
             )
             return scanned(c, name="blocks")(x, deterministic)[0]

@@ -1,0 +1,40 @@
+"""The command `meshwise`: one file a subcommand, imported when it is called.
+
+To add one, write `cli/<name>.py` with a click command of that name and list it in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+# Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
+COMMANDS = ("train",)
+
+
+class _LazyGroup(click.Group):
+    """Imports a subcommand only when it is asked for, so that `--help` does not load JAX."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(
+            importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name
+        )
+        return command
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`meshwise COMMAND --help` shows the options of a command, with examples.",
+)
+@click.version_option(package_name="meshwise")
+def main() -> None:
+    """Finds a parallel plan for a JAX training step and runs it."""

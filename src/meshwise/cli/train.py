@@ -1,0 +1,189 @@
+"""`meshwise train`: the main job."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import jax
+
+from meshwise.cli.params import ByteSize, IntOrAuto, MeshShape, MethodName
+from meshwise.cli.train_view import TrainView
+from meshwise.errors import MeshwiseError
+from meshwise.models.gpt_sizes import SIZE_NAMES
+from meshwise.train.build import step_builder
+from meshwise.train.loop import CHECKPOINT_FOLDER, run_training
+from meshwise.train.options import TrainOptions
+
+INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
+
+EXAMPLES = """
+\b
+Examples:
+  meshwise train
+      A small GPT on the source files of Python's own standard library, on 8 virtual CPU
+      devices. The plan is found, shown and run. Ctrl-C saves; the same command continues.
+\b
+  meshwise train --text ~/books --out runs/books
+      Other text: a file, or all text files below a folder.
+\b
+  meshwise train --fresh --mesh 2x4 --method megatron:2x4
+      A plan by name in place of the one that is found: 2 replicas of a model split over 4
+      devices. Compare the closing summaries. A run can change its plan when it resumes.
+\b
+  meshwise train --fresh --model mini --batch 64 --microbatches 4
+      64 sequences a step, 16 at a time: less memory, the same losses.
+\b
+  meshwise train --fresh --memory 12MiB --dump-plan
+      A plan that fits 12 MiB on each device, printed as JSON before training starts.
+"""
+
+
+def _option(*names: str, **settings: Any) -> Any:
+    return click.option(*names, show_default=settings.get("default") is not None, **settings)
+
+
+@click.command(epilog=EXAMPLES)
+@_option(
+    "--text",
+    type=click.Path(exists=True, path_type=Path),
+    help="File or folder to learn "
+    "from, byte by byte. Default: Python's standard library (without its tests).",
+)
+@_option("--model", type=click.Choice(SIZE_NAMES), default="small", help="Size of the GPT.")
+@_option("--seq", type=click.IntRange(2), default=128, help="Bytes in one sequence.")
+@_option("--batch", type=click.IntRange(1), default=16, help="Sequences in one step.")
+@_option("--steps", type=click.IntRange(1), default=400, help="Step at which the run ends.")
+@_option("--lr", type=click.FloatRange(0, min_open=True), default=3e-3, help="Peak learning rate.")
+@_option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout rate.")
+@_option("--seed", type=click.IntRange(0), default=0, help="Of parameters, data order, dropout.")
+@_option(
+    "--devices",
+    type=click.IntRange(0),
+    default=8,
+    help="Virtual CPU devices. 0: the accelerators that JAX finds.",
+)
+@_option(
+    "--mesh",
+    type=MeshShape(),
+    help="Shape of the device mesh, as 2x4. Default: the planner chooses.",
+)
+@_option(
+    "--method",
+    type=MethodName(),
+    default="auto",
+    help="How the plan is found: auto, intra "
+    "(one mesh), data, zero2, zero3, megatron:DxT (D replicas split T ways), heuristic.",
+)
+@_option(
+    "--microbatches",
+    type=IntOrAuto(),
+    default=1,
+    help="Parts of the batch that run one after the other.",
+)
+@_option(
+    "--memory",
+    type=ByteSize(),
+    help="Limit of one device, as 512MiB. Default: what the device has.",
+)
+@_option(
+    "--eval-every",
+    type=click.IntRange(1),
+    default=50,
+    help="Steps between looks at the held-out text.",
+)
+@_option("--save-every", type=click.IntRange(1), default=100, help="Steps between checkpoints.")
+@_option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/gpt"),
+    help="Folder for checkpoints and summary.",
+)
+@click.option(
+    "--resume/--fresh",
+    default=True,
+    show_default=True,
+    help="Continue from the newest checkpoint in --out, or remove those there and start anew.",
+)
+@click.option("--dump-plan", is_flag=True, help="Print the plan as JSON before training.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the closing summary as JSON on standard output, all else on standard error.",
+)
+def train(  # The options above say what the arguments are.
+    *,
+    devices: int,
+    memory: int | None,
+    lr: float,
+    resume: bool,
+    dump_plan: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Train a byte-level GPT through a plan that Meshwise finds.
+
+    Shows the plan, the loss, the loss on held-out files, and at the end what the plan predicted
+    against what happened.
+    """
+    # Must come before anything asks JAX for a device.
+    if devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    options = TrainOptions(memory_bytes=memory, learning_rate=lr, **settings)
+    view = TrainView(use_stderr=as_json, dump_plan=dump_plan)
+    if not resume:
+        shutil.rmtree(options.out / CHECKPOINT_FOLDER, ignore_errors=True)
+    try:
+        with view, _stop_flag(view) as flag:
+            summary = run_training(options, step_builder(options), view, flag.is_set)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
+    view.show_summary(summary)
+    if as_json:
+        click.echo(summary.to_json())
+    if not summary.is_complete:
+        sys.exit(INTERRUPTED)
+
+
+class _Flag:
+    """Set by the first signal."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+@contextmanager
+def _stop_flag(view: TrainView) -> Iterator[_Flag]:
+    """A flag that the first Ctrl-C (or SIGTERM) sets; the second one ends the process at once."""
+    flag = _Flag()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        flag.set()
+        view.note("stopping after this step; the state will be saved (again to stop at once)")
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in numbers:
+        signal.signal(number, on_signal)
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

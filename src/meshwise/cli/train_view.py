@@ -1,0 +1,194 @@
+"""What `meshwise train` shows: the plan, a progress bar, held-out losses, the closing summary."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from meshwise.train.corpus import Corpus
+from meshwise.train.options import TrainOptions
+from meshwise.train.parallel import PlanView
+from meshwise.train.step import TrainState
+from meshwise.train.summary import TrainSummary, planned_bytes
+from meshwise.units import bytes_text, seconds_text
+
+
+class TrainView:
+    """A listener of the training loop that writes to a terminal; a context manager."""
+
+    def __init__(self, *, use_stderr: bool, dump_plan: bool) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            use_stderr: Leave standard output to the caller.
+            dump_plan: Print the plan as JSON, too.
+        """
+        self._console = Console(stderr=use_stderr, highlight=False)
+        self._dump_plan = dump_plan
+        self._options: TrainOptions | None = None
+        self._progress = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[rate]:,.0f} tokens/s"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            expand=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """A line above the progress bar."""
+        self._console.print(f"[dim]{text}")
+
+    def on_start(self, options: TrainOptions, corpus: Corpus, num_params: int) -> None:
+        """Say what is trained on what."""
+        self._options = options
+        devices = jax.devices()
+        self._console.print(
+            f"[bold]GPT {options.model}[/] {num_params:,} parameters on [bold]{corpus.name}[/]: "
+            f"{corpus.num_files:,} files, {bytes_text(len(corpus.train))} to learn from, "
+            f"{bytes_text(len(corpus.heldout))} held out"
+        )
+        self._console.print(
+            f"{len(devices)} x {devices[0].device_kind} devices; {options.batch} x {options.seq} "
+            f"bytes a step, micro-batches: {options.microbatches}, method: {options.method}"
+        )
+
+    def on_plan(self, plan: PlanView, state: TrainState, plan_s: float) -> None:
+        """Show the plan as tables."""
+        if self._dump_plan:
+            self._console.print(plan.to_json(), soft_wrap=True, markup=False)
+        self._console.print(layout_table(state.params))
+        table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left")
+        table.add_column("predicted, a step")
+        table.add_column("", justify="right")
+        table.add_row("time", seconds_text(plan.step_time_s))
+        table.add_row("memory of the fullest device", bytes_text(plan.peak_bytes))
+        for kind, num_bytes in planned_bytes(plan.collectives).items():
+            table.add_row(kind, bytes_text(num_bytes))
+        self._console.print(table)
+
+    def on_resume(self, step: int) -> None:
+        """Say where the run goes on."""
+        self.note(f"resumed from the checkpoint of step {step}")
+
+    def on_step(self, step: int, loss: float, step_s: float) -> None:
+        """Move the bar."""
+        assert self._options is not None
+        rate = self._options.batch * self._options.seq / step_s
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task(
+                "", total=self._options.steps, completed=step, loss=loss, rate=rate
+            )
+        self._progress.update(self._task, completed=step, loss=loss, rate=rate)
+
+    def on_heldout(self, step: int, loss: float) -> None:
+        """A line with the held-out loss."""
+        self._console.print(
+            f"step {step:>6}  held-out loss {loss:.3f} nats = {loss / math.log(2):.3f} bits a byte"
+        )
+
+    def on_save(self, step: int, path: Path) -> None:
+        """A line with the path."""
+        self.note(f"step {step:>6}  saved {path}")
+
+    def show_summary(self, summary: TrainSummary) -> None:
+        """The closing summary: how it went, and predicted against actual."""
+        state = "done" if summary.is_complete else "stopped"
+        self._console.print(
+            f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
+            f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}, held-out "
+            f"{summary.heldout_loss:.3f}; {summary.tokens_per_s:,.0f} tokens/s"
+        )
+        table = Table(title="predicted against actual, a step", title_justify="left")
+        table.add_column("")
+        for name in ("predicted", "actual", "ratio"):
+            table.add_column(name, justify="right")
+        if summary.median_step_s:
+            _compare(
+                table, "time (ms)", summary.predicted_step_s * 1e3, summary.median_step_s * 1e3
+            )
+        _compare(
+            table,
+            "memory of the fullest device (MB)",
+            summary.predicted_peak_bytes / 1e6,
+            summary.actual_peak_bytes / 1e6,
+        )
+        planned, actual = summary.predicted_collective_bytes, summary.actual_collective_bytes
+        for kind in sorted(planned.keys() | actual.keys()):
+            _compare(table, f"{kind} (MB)", planned.get(kind, 0) / 1e6, actual.get(kind, 0) / 1e6)
+        self._console.print(table)
+        self._console.print(f"checkpoint: {summary.checkpoint}")
+
+
+def layout_table(params: Any) -> Table:
+    """How the parameters lie on the devices; layers that agree share a row."""
+    rows: dict[tuple[str, tuple[int, ...], str], int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = re.sub(
+            r"block_\d+", "block_*", jax.tree_util.keystr(path, simple=True, separator="/")
+        )
+        row = (name, leaf.shape, _layout(leaf))
+        rows[row] = rows.get(row, 0) + 1
+    mesh = _mesh(jax.tree.leaves(params)[0])
+    table = Table(title=f"parameters on {mesh}", title_justify="left")
+    for title in ("parameter", "shape", "times", "split over mesh axes"):
+        table.add_column(title)
+    for (name, shape, layout), times in rows.items():
+        table.add_row(name, " x ".join(map(str, shape)) or "scalar", str(times), layout)
+    return table
+
+
+def _mesh(leaf: jax.Array) -> str:
+    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        return "one device"
+    return "mesh " + ", ".join(f"{n}={s}" for n, s in leaf.sharding.mesh.shape.items())
+
+
+def _layout(leaf: jax.Array) -> str:
+    """As `hidden over (x), - , heads over (y)`; `whole` if every device holds all of it."""
+    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        return "whole"
+    words: list[str] = []
+    for entry in (*leaf.sharding.spec, *[None] * (leaf.ndim - len(leaf.sharding.spec))):
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        words.append("*".join(map(str, axes)) or "-")
+    return " ".join(words) if any(word != "-" for word in words) else "whole"
+
+
+def _compare(table: Table, what: str, predicted: float, actual: float) -> None:
+    ratio = f"{predicted / actual:.2f}" if actual else "-"
+    table.add_row(what, f"{predicted:,.2f}", f"{actual:,.2f}", ratio)

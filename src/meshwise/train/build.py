@@ -1,0 +1,49 @@
+"""From the options of a run to the parallelised step, through the public API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import meshwise as mw
+from meshwise.train.options import TrainOptions
+from meshwise.train.parallel import ParallelStep, StepBuilder, TrainStep
+
+
+def method_of(options: TrainOptions) -> Any:
+    """The method object that a name stands for.
+
+    Raises:
+        ValueError: the name is not one of `TrainOptions.method`.
+    """
+    match options.method.partition(":"):
+        case ("auto", "", ""):
+            return mw.Auto() if options.mesh is None else mw.IntraOp(mesh_shape=options.mesh)
+        case ("intra", "", ""):
+            return mw.IntraOp(mesh_shape=options.mesh)
+        case ("data", "", ""):
+            return mw.DataParallel()
+        case ("zero2", "", ""):
+            return mw.Zero2()
+        case ("zero3", "", ""):
+            return mw.Zero3()
+        case ("heuristic", "", ""):
+            return mw.Heuristic()
+        case ("megatron", ":", shape):
+            dp, tp = map(int, shape.split("x"))
+            return mw.Megatron(dp=dp, tp=tp)
+        case _:
+            raise ValueError(f"no method {options.method!r}")
+
+
+def step_builder(options: TrainOptions) -> StepBuilder:
+    """The function that parallelises a training step as the options say."""
+
+    def build(train_step: TrainStep) -> ParallelStep:
+        return mw.parallelize(
+            train_step,
+            method=method_of(options),
+            num_microbatches=options.microbatches,
+            memory_bytes=options.memory_bytes,
+        )
+
+    return build

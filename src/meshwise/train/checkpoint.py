@@ -1,0 +1,112 @@
+"""Checkpoints of a run: Orbax, step-scoped, atomic, restored into the layout of any other plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from meshwise.errors import MeshwiseError
+from meshwise.train.history import History
+from meshwise.train.step import TrainState
+
+KEEP = 2
+
+
+class Checkpoints:
+    """The checkpoints below one folder.  A context manager: leaving it closes Orbax's threads."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        """Open or create the folder.
+
+        Args:
+            folder: Holds one folder a checkpoint, named after its step.
+            identity: What a run must agree in to continue another (`TrainOptions.identity`).
+        """
+        self._folder = folder.absolute()
+        self._identity = identity
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=KEEP, create=True, enable_async_checkpointing=False
+            ),
+        )
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self._manager.close()
+
+    @property
+    def newest_step(self) -> int | None:
+        """Step of the newest complete checkpoint; None if there is none."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, history: History) -> Path:
+        """Write a checkpoint of the state; complete or not there at all.
+
+        Returns:
+            Its folder.
+        """
+        step = int(state.step)
+        if step != self.newest_step:
+            meta = {"identity": self._identity, "history": history.to_json()}
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+                ),
+            )
+        return self._folder / str(step)
+
+    def restore(self, like: TrainState) -> tuple[TrainState, History]:
+        """Read the newest checkpoint.
+
+        Args:
+            like: A state whose shapes, dtypes and shardings the result gets.  Its arrays are
+                deleted first, so that no device holds two states.
+
+        Raises:
+            MeshwiseError: there is none, or it is of a run with other settings.
+        """
+        step = self.newest_step
+        if step is None:
+            raise MeshwiseError(f"no checkpoint in {self._folder}")
+        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
+        self._check_identity(meta["meta"]["identity"], step)
+
+        def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+        target = jax.tree.map(abstract, like)
+        for leaf in jax.tree.leaves(like):
+            leaf.delete()
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
+        )
+        return restored["state"], History.from_json(meta["meta"]["history"])
+
+    def _check_identity(self, saved: dict[str, Any], step: int) -> None:
+        names = sorted(saved.keys() | self._identity.keys())
+        other = [
+            f"  {name}: {saved.get(name)} there, {self._identity.get(name)} here"
+            for name in names
+            if saved.get(name) != self._identity.get(name)
+        ]
+        if other:
+            raise MeshwiseError(
+                f"the checkpoint of step {step} in {self._folder} is of another run:\n"
+                + "\n".join(other)
+                + "\nuse the settings of that run, another --out, or --fresh to start anew"
+            )

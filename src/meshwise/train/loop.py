@@ -1,0 +1,229 @@
+"""The training loop: plan, start or resume, step, look at held-out text, save, sum up.
+
+It decides nothing about parallelism and prints nothing: the plan comes from the step, and what
+happens goes to a listener.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwise.models.gpt_sizes import num_parameters
+from meshwise.train.checkpoint import Checkpoints
+from meshwise.train.corpus import Corpus, load_corpus
+from meshwise.train.history import History
+from meshwise.train.options import TrainOptions
+from meshwise.train.parallel import ParallelStep, PlanView, StepBuilder
+from meshwise.train.step import Batch, TrainState, heldout_loss_of, state_creator, train_step_of
+from meshwise.train.summary import (
+    TrainSummary,
+    compiled_bytes,
+    planned_bytes,
+    write_atomically,
+)
+
+CHECKPOINT_FOLDER = "checkpoints"
+_WINDOW = 10  # Steps over which the first and the last loss are averaged.
+
+
+class Listener(Protocol):
+    """What happens in a run, as it happens."""
+
+    def on_start(self, options: TrainOptions, corpus: Corpus, num_params: int) -> None:
+        """The text is read; planning begins."""
+        ...
+
+    def on_plan(self, plan: PlanView, state: TrainState, plan_s: float) -> None:
+        """The plan is found and the state lies as it says."""
+        ...
+
+    def on_resume(self, step: int) -> None:
+        """A checkpoint was restored."""
+        ...
+
+    def on_step(self, step: int, loss: float, step_s: float) -> None:
+        """A step is done."""
+        ...
+
+    def on_heldout(self, step: int, loss: float) -> None:
+        """The held-out text was looked at."""
+        ...
+
+    def on_save(self, step: int, path: Path) -> None:
+        """A checkpoint is complete."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """The moving part of a run."""
+
+    state: TrainState
+    losses: list[float]
+    heldout: list[tuple[int, float]]
+    step_times_s: list[float]
+
+    @property
+    def history(self) -> History:
+        return History(losses=tuple(self.losses), heldout=tuple(self.heldout))
+
+
+def run_training(
+    options: TrainOptions,
+    build: StepBuilder,
+    listener: Listener,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainSummary:
+    """Train until `options.steps`, from the newest checkpoint if there is one.
+
+    Args:
+        options: What to do.
+        build: Parallelises the step.
+        listener: Is told what happens.
+        should_stop: Asked after each step; when true, the run saves and ends early.
+
+    Returns:
+        The summary, also written to `summary.json` in the folder of the run.
+
+    Raises:
+        MeshwiseError: no plan, no text, or a checkpoint of another run.
+    """
+    started = time.perf_counter()
+    corpus = load_corpus(options.text, seq=options.seq)
+    num_params = num_parameters(options.gpt())
+    listener.on_start(options, corpus, num_params)
+
+    step = build(train_step_of(options))
+    create_state, key = state_creator(options), jax.random.key(options.seed)
+    first_batch = corpus.batch_at(0, batch=options.batch, seq=options.seq, seed=options.seed)
+    plan = step.plan(jax.eval_shape(create_state, key), first_batch)
+    plan_s = time.perf_counter() - started
+    state = step.init(create_state, key)
+    listener.on_plan(plan, state, plan_s)
+
+    with Checkpoints(options.out / CHECKPOINT_FOLDER, _identity(options, corpus)) as checkpoints:
+        run = _Run(state=state, losses=[], heldout=[], step_times_s=[])
+        if checkpoints.newest_step is not None:
+            run.state, history = checkpoints.restore(state)
+            run.losses, run.heldout = list(history.losses), list(history.heldout)
+            listener.on_resume(int(run.state.step))
+        first_step = int(run.state.step)
+        _train(options, corpus, step, run, checkpoints, listener, should_stop)
+        newest = checkpoints.newest_step
+
+    summary = TrainSummary(
+        model=options.model,
+        num_parameters=num_params,
+        text=corpus.name,
+        train_bytes=len(corpus.train),
+        heldout_bytes=len(corpus.heldout),
+        num_devices=jax.device_count(),
+        method=options.method,
+        first_step=first_step,
+        steps_done=len(run.losses),
+        is_complete=len(run.losses) >= options.steps,
+        first_loss=statistics.fmean(run.losses[:_WINDOW]),
+        last_loss=statistics.fmean(run.losses[-_WINDOW:]),
+        heldout_loss=run.heldout[-1][1],
+        tokens_per_s=_tokens_per_s(options, run),
+        predicted_step_s=plan.step_time_s,
+        median_step_s=statistics.median(run.step_times_s) if run.step_times_s else 0.0,
+        predicted_peak_bytes=plan.peak_bytes,
+        actual_peak_bytes=step.measured_peak_bytes(run.state, first_batch),
+        predicted_collective_bytes=planned_bytes(plan.collectives),
+        actual_collective_bytes=compiled_bytes(
+            step.compiled_text(run.state, first_batch), jax.device_count()
+        ),
+        checkpoint=str(options.out / CHECKPOINT_FOLDER / str(newest)),
+        plan_s=plan_s,
+        wall_s=time.perf_counter() - started,
+    )
+    write_atomically(options.out / "summary.json", summary.to_json() + "\n")
+    return summary
+
+
+def _identity(options: TrainOptions, corpus: Corpus) -> dict[str, Any]:
+    return {**options.identity(), "text": corpus.fingerprint}
+
+
+def _tokens_per_s(options: TrainOptions, run: _Run) -> float:
+    if not run.step_times_s:
+        return 0.0
+    return options.batch * options.seq / statistics.median(run.step_times_s)
+
+
+def _train(
+    options: TrainOptions,
+    corpus: Corpus,
+    step: ParallelStep,
+    run: _Run,
+    checkpoints: Checkpoints,
+    listener: Listener,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Steps until the end or until asked to stop; leaves the last state saved."""
+    look = _heldout_look(options, corpus)
+
+    def look_and_tell(done: int) -> None:
+        loss = look(run.state.params)
+        run.heldout.append((done, loss))
+        listener.on_heldout(done, loss)
+
+    def save_and_tell(done: int) -> None:
+        listener.on_save(done, checkpoints.save(run.state, run.history))
+
+    done = len(run.losses)
+    if done == 0:
+        look_and_tell(done)
+    stopped = False
+    while done < options.steps and not stopped:
+        batch = corpus.batch_at(done, batch=options.batch, seq=options.seq, seed=options.seed)
+        began = time.perf_counter()
+        run.state, loss = step(run.state, batch)
+        run.losses.append(float(loss))  # Waits for the device.
+        run.step_times_s.append(time.perf_counter() - began)
+        done += 1
+        listener.on_step(done, run.losses[-1], run.step_times_s[-1])
+        stopped = should_stop()
+        is_last = done == options.steps
+        if done % options.eval_every == 0 or is_last:
+            look_and_tell(done)
+        if done % options.save_every == 0 or is_last or stopped:
+            save_and_tell(done)
+
+
+def _heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[Any], float]:
+    """The held-out loss of parameters, computed by plain `jax.jit` where they lie.
+
+    The text is split over all devices, whatever the plan does with the training batch; XLA
+    partitions the rest.
+    """
+    compiled = jax.jit(heldout_loss_of(options))
+
+    def look(params: Any) -> float:
+        batches = corpus.heldout_batches(
+            num_batches=options.eval_batches, batch=options.batch, seq=options.seq
+        )
+        losses = [float(compiled(params, _spread(batch, params))) for batch in batches]
+        return statistics.fmean(losses)
+
+    return look
+
+
+def _spread(batch: Batch, params: Any) -> Batch:
+    """The batch split over the devices that hold the parameters, if that divides it."""
+    sharding = jax.tree.leaves(params)[0].sharding
+    rows = len(next(iter(batch.values())))
+    if not isinstance(sharding, NamedSharding) or rows % sharding.mesh.size:
+        return batch
+    mesh = Mesh(np.asarray(sharding.mesh.devices).reshape(-1), ("batch",))
+    return jax.device_put(dict(batch), NamedSharding(mesh, PartitionSpec("batch")))

@@ -1,0 +1,72 @@
+"""What a training run is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwise.models.gpt import GptConfig
+from meshwise.models.gpt_sizes import BYTES, gpt_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """Settings of one run.
+
+    Attributes:
+        out: Folder of the run: checkpoints and the summary.
+        text: File or folder to learn from; None for the standard library of this Python.
+        model: Size by name (`models.gpt_sizes`), on bytes.
+        seq: Bytes in one training sequence.
+        batch: Sequences in one step, over all devices and micro-batches.
+        steps: Step at which the run ends, counted from the first start.
+        learning_rate: Peak, reached after `warmup_steps`.
+        warmup_steps: Linear warm-up; afterwards the rate falls with the root of the step.
+        dropout: Rate of every dropout of the model.
+        seed: Of the parameters, of the order of the text and of dropout.
+        eval_every: Steps between two looks at the held-out text.
+        eval_batches: Batches of held-out text in one look.
+        save_every: Steps between two checkpoints.
+        method: `auto`, `intra`, `data`, `zero2`, `zero3`, `megatron:DxT` or `heuristic`.
+        mesh: Shape of the device mesh; None lets the planner choose.
+        microbatches: Parts of the batch that run one after the other, or `auto`.
+        memory_bytes: Limit of one device; None for what the cluster says.
+    """
+
+    out: Path
+    text: Path | None = None
+    model: str = "small"
+    seq: int = 128
+    batch: int = 16
+    steps: int = 400
+    learning_rate: float = 3e-3
+    warmup_steps: int = 40
+    dropout: float = 0.0
+    seed: int = 0
+    eval_every: int = 50
+    eval_batches: int = 8
+    save_every: int = 100
+    method: str = "auto"
+    mesh: tuple[int, ...] | None = None
+    microbatches: int | str = 1
+    memory_bytes: int | None = None
+
+    def gpt(self) -> GptConfig:
+        """The model: the named size, on bytes, with as many positions as `seq`."""
+        return gpt_config(self.model, vocab_size=BYTES, seq_len=self.seq, dropout=self.dropout)
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change when a run is resumed, or its losses would be others.
+
+        Method, mesh, micro-batches and memory may change: they do not change the meaning.
+        """
+        return {
+            "model": self.model,
+            "seq": self.seq,
+            "batch": self.batch,
+            "learning_rate": self.learning_rate,
+            "warmup_steps": self.warmup_steps,
+            "dropout": self.dropout,
+            "seed": self.seed,
+        }

@@ -1,0 +1,139 @@
+"""`meshwise train` as a user calls it, over a double of the parallelised step."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from doubles.jit_step import JitStep
+from meshwise.cli import COMMANDS, main
+
+# The package attribute of that name is the command, not its module.
+train_module = importlib.import_module("meshwise.cli.train")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    text = tmp_path / "text.txt"
+    text.write_text("the same line again and again\n" * 100)
+
+    def call(*args: str, step: Any = JitStep) -> Result:
+        monkeypatch.setattr(train_module, "step_builder", lambda options: step)
+        common = ["train", "--text", str(text), "--out", str(tmp_path / "run"), "--model", "tiny"]
+        small = ["--seq", "16", "--batch", "8", "--steps", "4", "--eval-every", "2"]
+        return CliRunner().invoke(main, [*common, *small, *args])
+
+    return call
+
+
+def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
+    result = run()
+    assert result.exit_code == 0, result.output
+    for part in ("parameters on one device", "plan, found in", "held-out loss", "saved ",
+                 "done after 4 steps", "predicted against actual", "checkpoint: "):  # fmt: skip
+        assert part in result.output
+
+
+def test_json_is_alone_on_standard_output(run: Any) -> None:
+    result = run("--json")
+    summary = json.loads(result.stdout)
+    assert summary["steps_done"] == 4
+    assert summary["is_complete"] is True
+    assert "held-out loss" in result.stderr
+
+
+def test_a_second_run_resumes_and_fresh_starts_anew(run: Any) -> None:
+    run()
+    resumed = run("--steps", "6")
+    assert "resumed from the checkpoint of step 4" in resumed.output
+    assert "done after 6 steps" in resumed.output
+    fresh = run("--fresh")
+    assert "resumed" not in fresh.output
+    assert "done after 4 steps" in fresh.output
+
+
+def test_ctrl_c_saves_and_the_next_call_goes_on(run: Any) -> None:
+    class Interrupted(JitStep):
+        def __call__(self, state: Any, batch: Any) -> Any:
+            if int(state.step) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().__call__(state, batch)
+
+    before = signal.getsignal(signal.SIGINT)
+    result = run(step=Interrupted)
+    assert result.exit_code == 130
+    assert "stopping after this step" in result.output
+    assert "stopped after 2 steps" in result.output
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "resumed from the checkpoint of step 2" in run().output
+
+
+def test_the_plan_can_be_dumped(run: Any) -> None:
+    assert "\n{}\n" in run("--dump-plan").output
+
+
+def test_a_failure_is_told_in_one_line(run: Any) -> None:
+    run()
+    result = run("--seed", "3")
+    assert result.exit_code == 1
+    assert "Error: the checkpoint of step 4 in " in result.output
+    assert "seed: 0 there, 3 here" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--mesh", "2x0"], "'2x0' is not a mesh shape; write it as 8, 2x4 or 2x2x2"),
+        (["--method", "magic"], "'magic' is not a method; there are auto, intra, data,"),
+        (["--method", "megatron:8"], "'megatron:8' is not a method"),
+        (["--memory", "12 parsecs"], "'12 parsecs' is not a size; write it as 512MiB or 16GB"),
+        (["--microbatches", "0"], "'0' is neither a positive number nor auto"),
+        (["--text", "/no/such/text"], "does not exist"),
+    ],
+)
+def test_wrong_values_are_explained(run: Any, args: list[str], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_values_reach_the_options(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def training(options: Any, *rest: Any) -> Any:
+        seen.append(options)
+        raise train_module.MeshwiseError("enough")
+
+    monkeypatch.setattr(train_module, "run_training", training)
+    run("--mesh", "2x2x2", "--method", "megatron:2x4", "--memory", "1.5MiB", "--microbatches", "4")
+    run("--microbatches", "auto")
+    assert seen[0].mesh == (2, 2, 2)
+    assert seen[0].method == "megatron:2x4"
+    assert seen[0].memory_bytes == 1572864
+    assert [options.microbatches for options in seen] == [4, "auto"]
+
+
+def test_help_teaches_each_choice() -> None:
+    text = CliRunner().invoke(main, ["train", "--help"]).output
+    for part in ("--text", "--model", "--mesh", "--method", "--microbatches", "Examples:",
+                 "meshwise train --fresh --mesh 2x4 --method megatron:2x4"):  # fmt: skip
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    assert name in CliRunner().invoke(main, ["--help"]).output
+    assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+
+
+def test_no_such_command() -> None:
+    assert CliRunner().invoke(main, ["fly"]).exit_code == 2

@@ -1,0 +1,89 @@
+"""The loop under a double of the step: resuming, stopping, saving."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doubles.jit_step import JitStep, Recorder
+from meshwise.errors import MeshwiseError
+from meshwise.train.loop import run_training
+from meshwise.train.options import TrainOptions
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> TrainOptions:
+    text = tmp_path / "text"
+    text.mkdir()
+    for index in range(40):
+        (text / f"{index}.txt").write_text(f"line {index} of a dull text\n" * 50)
+    return TrainOptions(
+        out=tmp_path / "run",
+        text=text,
+        model="tiny",
+        seq=16,
+        batch=4,
+        steps=12,
+        warmup_steps=4,
+        dropout=0.1,
+        eval_every=5,
+        eval_batches=2,
+        save_every=4,
+    )
+
+
+def test_a_run_tells_what_it_does_and_learns(options: TrainOptions) -> None:
+    seen = Recorder()
+    summary = run_training(options, JitStep, seen)
+    assert [step for step, _ in seen.of("step")] == list(range(1, 13))
+    assert [step for step, _ in seen.of("heldout")] == [0, 5, 10, 12]
+    assert seen.of("save") == [(4,), (8,), (12,)]
+    assert summary.is_complete
+    assert summary.heldout_loss < seen.of("heldout")[0][1] - 0.5
+    assert summary.predicted_peak_bytes == 1000
+    assert summary.actual_peak_bytes == 1100
+    assert json.loads((options.out / "summary.json").read_text())["steps_done"] == 12
+    kept = {path.name for path in (options.out / "checkpoints").iterdir()}
+    assert kept == {"8", "12"}
+
+
+def test_a_stopped_run_continues_to_the_same_losses(options: TrainOptions) -> None:
+    whole = Recorder()
+    run_training(replace(options, out=options.out / "whole"), JitStep, whole)
+
+    first, second = Recorder(), Recorder()
+    summary = run_training(options, JitStep, first, lambda: len(first.of("step")) == 7)
+    assert not summary.is_complete
+    assert first.of("save") == [(4,), (7,)]
+    run_training(options, JitStep, second)
+    assert second.of("resume") == [(7,)]
+    assert first.of("step") + second.of("step") == whole.of("step")
+    assert second.of("heldout") == whole.of("heldout")[2:]
+
+
+def test_a_finished_run_does_nothing_and_can_be_extended(options: TrainOptions) -> None:
+    run_training(replace(options, steps=4), JitStep, Recorder())
+    again = Recorder()
+    summary = run_training(replace(options, steps=4), JitStep, again)
+    assert again.of("step") == []
+    assert summary.steps_done == 4
+    more = Recorder()
+    run_training(replace(options, steps=6), JitStep, more)
+    assert [step for step, _ in more.of("step")] == [5, 6]
+
+
+def test_another_run_is_not_continued(options: TrainOptions) -> None:
+    run_training(replace(options, steps=2), JitStep, Recorder())
+    with pytest.raises(MeshwiseError, match=r"of another run:\n  seed: 0 there, 1 here\nuse "):
+        run_training(replace(options, seed=1), JitStep, Recorder())
+
+
+def test_a_changed_text_is_not_continued(options: TrainOptions) -> None:
+    run_training(replace(options, steps=2), JitStep, Recorder())
+    assert options.text is not None
+    (options.text / "new.txt").write_text("more")
+    with pytest.raises(MeshwiseError, match="text: "):
+        run_training(options, JitStep, Recorder())
