@@ -2,7 +2,7 @@
 
 Every time is the least of a few terms that are linear in the bytes, so that planning can price
 thousands of collectives at once; `collective_time_s` and the vectorised prices of `resharding/`
-use the same terms and the same arithmetic, hence agree to the last bit.
+use the same terms.
 
 Source: FACTS section 1 (ring times; B is the tensor as its group sees it whole).
 """

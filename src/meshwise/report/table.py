@@ -142,7 +142,7 @@ def _heavy(stage: Stage, graph: Graph) -> list[str]:
         names, chosen = stage.mesh.names, visit.decision
         operands = " ".join(layout_spec(use.layout, names) for use in chosen.uses)
         results = " ".join(layout_spec(layout, names) for layout in chosen.results)
-        key = (_pattern(place(visit.operator)), f"{operands} -> {results}")
+        key = (place(visit.operator), f"{operands} -> {results}")
         parts = strategy_parts(visit.operator, chosen.strategy, stage.mesh.sizes)
         times, flop = groups.get(key, (0, 0.0))
         groups[key] = (times + visit.times, flop + visit.times * visit.operator.flop / parts)

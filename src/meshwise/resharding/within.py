@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ from meshwise.graph.layout import SUM, Layout, is_valid, num_parts, replicated
 from meshwise.resharding.moves import FREE, Move, moves
 
 NOTHING: frozenset[str] = frozenset()
+# Paths whose prices differ by less than rounding (an all-reduce, and the reduce-scatter and
+# all-gather that it consists of) count as equal, so that the one with fewer steps is taken.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +164,8 @@ def _distances(
     graph = _state_graph(units, mesh.sizes, monoids)
     weights = _weights(units, monoids, num_bytes, mesh, forbid)
     count = len(graph.nodes)
-    # Dijkstra adds from the source on, as a path does; hence costs and paths agree exactly.
     matrix = csr_matrix((weights, graph.heads, graph.starts), shape=(count, count))
-    found: NDArray[np.float64] = dijkstra(matrix)
-    return found
+    return cast(NDArray[np.float64], dijkstra(matrix))
 
 
 def _units(shape: Sequence[int], mesh: LogicalMesh) -> tuple[int, ...]:
@@ -200,7 +202,8 @@ def cost_matrix(
         srcs: Layouts to start from.
         dsts: Layouts to reach.
         mesh: The logical mesh.
-        forbid: Kinds of collectives that may not be used.
+        forbid: Kinds of collectives that may not be used; without all-gather or reduce-scatter
+            a collective over several axes is one ring, because going axis by axis is made of them.
 
     Returns:
         Shape (len(srcs), len(dsts)); inf where no path exists.
@@ -231,11 +234,13 @@ def _parents(
 ) -> tuple[tuple[int, int], ...]:
     """For each node the node before it and the edge to it, on the path of fewest steps.
 
-    Only edges on which the distances are tight are walked, breadth first in the order of moves.
+    Only edges on which the distances are tight, up to rounding, are walked, breadth first in the
+    order of moves.
     """
     graph = _state_graph(units, mesh.sizes, monoids)
     weights = _weights(units, monoids, num_bytes, mesh, forbid)
     distance = _distances(units, monoids, num_bytes, mesh, forbid)[source]
+    limit = np.where(np.isfinite(distance), distance * (1 + ROUNDING), -np.inf)
     parents = [(-1, -1)] * len(graph.nodes)
     parents[source] = (source, -1)
     queue = deque((source,))
@@ -244,7 +249,7 @@ def _parents(
         for edge in range(int(graph.starts[node]), int(graph.starts[node + 1])):
             head = int(graph.heads[edge])
             time_s = distance[node] + weights[edge]
-            if parents[head][0] < 0 and time_s == distance[head] and math.isfinite(time_s):
+            if parents[head][0] < 0 and time_s <= limit[head]:
                 parents[head] = (node, edge)
                 queue.append(head)
     return tuple(parents)
@@ -303,7 +308,7 @@ def path(
 
 
 def path_time_s(steps: Sequence[Step], mesh: LogicalMesh) -> float:
-    """Seconds of a path; equals the entry of `cost_matrix` to the last bit."""
+    """Seconds of a path; equals the entry of `cost_matrix` up to `ROUNDING`."""
     time_s = 0.0
     for step in steps:
         if step.kind not in FREE:

@@ -1,0 +1,83 @@
+"""Ring times of FACTS section 1, in closed form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwise.cluster.collectives import COLLECTIVES, collective_terms, collective_time_s
+from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
+
+DEVICE = DeviceSpec(
+    name="d", memory_bytes=1, memory_bytes_per_s=1.0, flop_per_s=(("float32", 1.0),), source="test"
+)
+FAST = MeshAxis(name="fast", size=4, latency_s=1e-6, link_bytes_per_s=1e9)
+SLOW = MeshAxis(name="slow", size=3, latency_s=1e-5, link_bytes_per_s=1e7)
+MESH = LogicalMesh(axes=(SLOW, FAST), device=DEVICE)
+B = 12_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected_s"),
+    [
+        ("all-gather", 3 * 1e-6 + 3 / 4 * B / 1e9),
+        ("reduce-scatter", 3 * 1e-6 + 3 / 4 * B / 1e9),
+        ("all-reduce", 6 * 1e-6 + 6 / 4 * B / 1e9),
+        ("all-to-all", 3 * 1e-6 + 3 / 16 * B / 1e9),
+        ("permute", 1e-6 + B / (4 * 1e9)),
+    ],
+)
+def test_one_axis_takes_the_time_of_a_ring(kind, expected_s):
+    assert collective_time_s(kind, (1,), B, MESH) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_all_reduce_over_two_axes_goes_along_the_fast_axis_first():
+    along_fast = 6 * 1e-6 + 6 / 4 * B / 1e9
+    along_slow = 4 * 1e-5 + 4 / 3 * (B / 4) / 1e7
+    assert collective_time_s("all-reduce", (0, 1), B, MESH) == pytest.approx(
+        along_fast + along_slow, rel=1e-12
+    )
+
+
+def test_small_all_reduce_over_equal_axes_needs_fewer_hops_axis_by_axis():
+    axes = tuple(MeshAxis(name=n, size=4, latency_s=1e-5, link_bytes_per_s=1e12) for n in "ab")
+    mesh = LogicalMesh(axes=axes, device=DEVICE)
+    assert collective_time_s("all-reduce", (0, 1), 0, mesh) == pytest.approx(2 * 6 * 1e-5)
+
+
+def test_flat_ring_is_taken_where_it_is_less():
+    # Axis by axis, each phase of an all-to-all sends its part again; one ring sends it once.
+    axes = tuple(MeshAxis(name=n, size=2, latency_s=0.0, link_bytes_per_s=1e9) for n in "ab")
+    mesh = LogicalMesh(axes=axes, device=DEVICE)
+    assert collective_time_s("all-to-all", (0, 1), B, mesh) == pytest.approx(3 / 16 * B / 1e9)
+    flat, by_axis = collective_terms("all-to-all", axes)
+    assert by_axis.seconds_per_byte == pytest.approx(2 * (1 / 4) * (1 / 2) / 1e9)
+    assert flat.seconds_per_byte < by_axis.seconds_per_byte
+
+
+def test_permute_over_two_axes_runs_at_the_slowest_link():
+    expected = 1e-5 + B / (12 * 1e7)
+    assert collective_time_s("permute", (0, 1), B, MESH) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_a_group_of_one_device_costs_nothing(kind):
+    axis = MeshAxis(name="one", size=1, latency_s=1.0, link_bytes_per_s=1.0)
+    mesh = LogicalMesh(axes=(axis,), device=DEVICE)
+    assert collective_time_s(kind, (0,), B, mesh) == 0.0
+
+
+@given(
+    kind=st.sampled_from(COLLECTIVES),
+    axes=st.sampled_from([(0,), (1,), (0, 1)]),
+    sizes=st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)),
+)
+def test_more_bytes_never_take_less_time(kind, axes, sizes):
+    small, large = sorted(sizes)
+    assert collective_time_s(kind, axes, small, MESH) <= collective_time_s(kind, axes, large, MESH)
+
+
+def test_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="not a collective: 'gossip'; known are all-reduce"):
+        collective_time_s("gossip", (0,), 1, MESH)
