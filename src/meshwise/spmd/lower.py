@@ -24,7 +24,7 @@ from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
-from meshwise.spmd.generate import strategy_for_result
+from meshwise.graph.follow import strategy_for_result
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.program import Node, Program
 

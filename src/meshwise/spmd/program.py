@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
@@ -94,3 +94,16 @@ def concrete_mesh(logical: LogicalMesh, devices: Sequence[Any]) -> Mesh:
 
     grid = np.asarray(devices, dtype=object).reshape(logical.sizes)
     return Mesh(grid, logical.names)
+
+
+def program_text(
+    program: Program, graph: Graph, decision: GraphDecision, logical: LogicalMesh
+) -> str:
+    """The explicit program as text: local shapes and collectives.  Needs no devices."""
+    mesh = AbstractMesh(logical.sizes, logical.names)
+    specs = [
+        jax.ShapeDtypeStruct(program.avals[i].shape, program.avals[i].dtype)
+        for i in program.inputs
+    ]
+    closed = jax.make_jaxpr(sharded_function(program, graph, decision, logical, mesh))(*specs)
+    return str(closed)

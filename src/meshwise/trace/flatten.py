@@ -77,6 +77,8 @@ class _Builder:
                 if name in REMAT_NAMES and eqn.params.get("differentiated"):
                     inputs = self._barrier(inputs, source)
                 outputs = self.inline_closed(eqn.params[body_name], inputs, None)
+            elif name == "optimization_barrier":
+                outputs = self._barrier(inputs, source)
             else:
                 avals = [var.aval for var in eqn.outvars]
                 outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
@@ -94,13 +96,14 @@ class _Builder:
 
     def _barrier(self, inputs: list[int], source: Any) -> list[int]:
         # Values recomputed by remat must not be merged with the ones of the forward pass.
-        live = [i for i in inputs if i not in self.constants]
-        if not live:
-            return inputs
-        avals = [self.avals[i] for i in live]
-        outputs = self.bind(jax.lax.optimization_barrier_p, {}, live, avals, source)
-        renamed = dict(zip(live, outputs, strict=True))
-        return [renamed.get(i, i) for i in inputs]
+        # One barrier a value: operands of one equation share its loops, these share none.
+        barrier = jax.lax.optimization_barrier_p
+        return [
+            i
+            if i in self.constants
+            else self.bind(barrier, {}, [i], [self.avals[i]], source)[0]
+            for i in inputs
+        ]
 
 
 def _scan_body(params: dict[str, Any]) -> Program:

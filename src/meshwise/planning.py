@@ -1,0 +1,250 @@
+"""Method + traced step + cluster -> plan.  No device is touched."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from meshwise.baselines.methods import plan_baseline
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import InfeasibleError, PinError, PlanError
+from meshwise.graph.graph import Graph
+from meshwise.graph.layout import Layout, is_valid
+from meshwise.intra.memory import peak_bytes
+from meshwise.intra.options import IntraOptions, IntraResult
+from meshwise.intra.plan_graph import plan_graph
+from meshwise.intra.price import step_time_s
+from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
+from meshwise.plan.collectives import collectives
+from meshwise.plan.fingerprint import fingerprint
+from meshwise.plan.flop import device_flop, replicated_work
+from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.verify import verify_decision
+from meshwise.trace.step import Statistics, TracedStep
+
+TraceFn = Callable[[int, int], TracedStep]
+
+# Above this share of FLOP or bytes a plan warns of what runs whole on every device.
+_REPLICATED_FLOP_SHARE = 0.01
+_REPLICATED_BYTES_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a user asks of a plan; see `parallelize`."""
+
+    method: Method
+    cluster: Callable[[], Cluster]
+    num_microbatches: int | Literal["auto"] = 1
+    statistics: Statistics = "exact"
+    pins: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    memory_bytes: int | None = None
+
+
+def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
+    """Trace a step and plan it.
+
+    Args:
+        trace: Traces the step for a number of micro-batches and of devices.
+        request: What is asked.
+
+    Returns:
+        The traced step and its plan, verified.
+
+    Raises:
+        TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
+    """
+    if isinstance(request.method, Replay):
+        return _replay(trace, request.method.plan)
+    cluster = request.cluster()
+    if request.num_microbatches != "auto":
+        return _plan_for(trace, request, cluster, request.num_microbatches)
+    num_microbatches = 1
+    while True:
+        try:
+            return _plan_for(trace, request, cluster, num_microbatches)
+        except InfeasibleError:
+            num_microbatches *= 2
+            if num_microbatches > _largest_batch(trace, cluster):
+                raise
+
+
+def _largest_batch(trace: TraceFn, cluster: Cluster) -> int:
+    step = trace(1, cluster.num_devices)
+    sizes = [step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()]
+    return min(sizes, default=1)
+
+
+def _replay(trace: TraceFn, plan: Plan) -> tuple[TracedStep, Plan]:
+    step = trace(plan.num_microbatches, plan.mesh.num_devices)
+    found = fingerprint(step.graph)
+    if found != plan.fingerprint:
+        raise PlanError(
+            f"the plan is for another step or other shapes (fingerprint {plan.fingerprint}, this "
+            f"step has {found}); plan again"
+        )
+    verify_decision(step.graph, plan.decision, plan.mesh)
+    return step, plan
+
+
+def _plan_for(
+    trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
+) -> tuple[TracedStep, Plan]:
+    step = trace(num_microbatches, cluster.num_devices)
+    limit = request.memory_bytes
+    memory = cluster.device.memory_bytes if limit is None else limit
+    best: Plan | None = None
+    failure: InfeasibleError | None = None
+    for mesh in _meshes(request.method, cluster):
+        try:
+            plan = _plan_on(step, request, mesh, memory)
+        except InfeasibleError as error:
+            failure = error
+            continue
+        if best is None or plan.step_time_s < best.step_time_s:
+            best = plan
+    if best is None:
+        assert failure is not None
+        raise failure
+    return step, best
+
+
+def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
+    """The logical meshes that a method tries."""
+    match method:
+        case IntraOp(mesh_shape=shape) | Heuristic(mesh_shape=shape) if shape is not None:
+            return [cluster.mesh(shape)]
+        case Megatron(dp=dp, tp=tp, pp=pp):
+            if pp != 1:
+                raise PlanError(f"Megatron(pp={pp}): pipelines are not supported yet, use pp=1")
+            return [cluster.mesh((dp, tp))]
+        case Auto() | IntraOp() | Heuristic():
+            return [cluster.mesh(shape) for shape in cluster.mesh_shapes()]
+        case _:
+            return [cluster.mesh((cluster.num_devices,))]
+
+
+def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: int) -> Plan:
+    graph, method = step.graph, request.method
+    pins = _pinned_layouts(graph, request.pins, mesh)
+    objective = method.objective if isinstance(method, IntraOp) else "time"
+    options = IntraOptions(
+        objective=objective,
+        memory_bytes=memory,
+        time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
+        seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
+        pins=pins,
+    )
+    if isinstance(method, (IntraOp, Auto)):
+        result = plan_graph(graph, mesh, options)
+    else:
+        result = plan_baseline(method_name(method), graph, mesh, step.batch_dims, options)
+    return finished_plan(step, mesh, result, method, objective)
+
+
+def method_name(method: Method) -> str:
+    """Text of a method, as `Megatron(dp=2, tp=4, pp=1)`."""
+    return "Replay()" if isinstance(method, Replay) else repr(method)
+
+
+def finished_plan(
+    step: TracedStep, mesh: LogicalMesh, result: IntraResult, method: Method, objective: str
+) -> Plan:
+    """Everything that a plan says about a decision; verified.
+
+    Raises:
+        PlanError: the decision contradicts the graph (an error of the planner).
+    """
+    graph, decision = step.graph, result.decision
+    verify_decision(graph, decision, mesh)
+    whole = replicated_work(graph, decision, mesh)
+    warnings = [
+        f"{op.kind} at {op.where} has no rule and runs whole on every device"
+        for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
+    ]
+    if mesh.num_devices > 1 and (
+        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
+    ):
+        warnings.append(
+            f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
+            "every device"
+        )
+    return Plan(
+        step_time_s=step_time_s(graph, decision, mesh),
+        collectives=collectives(graph, decision, mesh),
+        stages=(
+            Stage(
+                mesh=mesh,
+                decision=decision,
+                peak_bytes=peak_bytes(graph, decision, mesh)[0],
+                device_flop=device_flop(graph, decision, mesh),
+            ),
+        ),
+        num_microbatches=step.num_microbatches,
+        method=method_name(method),
+        objective=objective,
+        gap=result.gap if math.isfinite(result.gap) else None,
+        fingerprint=fingerprint(graph),
+        replicated=whole,
+        warnings=tuple(warnings),
+    )
+
+
+def _operators(graph: Graph) -> list[Any]:
+    found = []
+    for op in graph.operators:
+        found += _operators(op.body.graph) if op.body is not None else [op]
+    return found
+
+
+def _pinned_layouts(
+    graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh
+) -> dict[int, Layout]:
+    """Layouts by input position of what the patterns name.
+
+    Raises:
+        PinError: a pattern names nothing, an axis is unknown, or a dim is not divisible.
+    """
+    found: dict[int, Layout] = {}
+    for pattern, spec in pins.items():
+        hits = [
+            position
+            for position, ident in enumerate(graph.inputs)
+            if fnmatch.fnmatchcase(graph.tensors[ident].name, pattern)
+        ]
+        if not hits:
+            names = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
+            raise PinError(f"pin {pattern!r} names no argument; arguments are {names}, ...")
+        for position in hits:
+            tensor = graph.tensors[graph.inputs[position]]
+            layout = _layout_of_spec(spec, len(tensor.shape), mesh, pattern)
+            if not is_valid(layout, tensor.shape, mesh.sizes):
+                raise PinError(
+                    f"pin {pattern!r}: {spec} does not divide {tensor.name} of shape "
+                    f"{tensor.shape} on mesh {dict(zip(mesh.names, mesh.sizes, strict=True))}"
+                )
+            if position in found and found[position] != layout:
+                raise PinError(f"pin {pattern!r} contradicts another pin of {tensor.name}")
+            found[position] = layout
+    return found
+
+
+def _layout_of_spec(spec: Any, rank: int, mesh: LogicalMesh, pattern: str) -> Layout:
+    dims: list[tuple[int, ...]] = []
+    for entry in spec:
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for axis in axes:
+            if axis not in mesh.names:
+                raise PinError(
+                    f"pin {pattern!r} names axis {axis!r}, the mesh has {list(mesh.names)}"
+                )
+        dims.append(tuple(mesh.names.index(axis) for axis in axes))
+    if len(dims) > rank:
+        raise PinError(f"pin {pattern!r}: {spec} has {len(dims)} dims, the argument has {rank}")
+    return Layout(tuple(dims) + ((),) * (rank - len(dims)))
+
+

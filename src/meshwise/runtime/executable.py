@@ -1,0 +1,88 @@
+"""One compiled step on concrete devices: flat arrays in and out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshwise.errors import ClusterError, StateLostError
+from meshwise.plan.plan import Plan
+from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
+from meshwise.trace.step import TracedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executable:
+    """A compiled step.
+
+    Attributes:
+        traced: The step as traced.
+        plan: Its plan.
+        compiled: XLA executable on flat arguments.
+        in_shardings: Sharding of each flat argument.
+        compile_s: Seconds that lowering and compilation took.
+    """
+
+    traced: TracedStep
+    plan: Plan
+    compiled: Any
+    in_shardings: tuple[Any, ...]
+    compile_s: float
+
+    def place(self, leaves: Sequence[Any]) -> list[Any]:
+        """Arguments in the shardings of the plan; those that are there already stay."""
+        return jax.device_put(list(leaves), list(self.in_shardings))
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Run a step.
+
+        Raises:
+            StateLostError: the step failed after it had taken over donated state.
+        """
+        try:
+            return self.compiled(*leaves)
+        except jax.errors.JaxRuntimeError as error:
+            lost = [
+                position
+                for position in self.traced.donated
+                if isinstance(leaves[position], jax.Array) and leaves[position].is_deleted()
+            ]
+            if lost:
+                raise StateLostError(
+                    f"the step failed while {len(lost)} donated state arrays were being updated; "
+                    f"restore the last checkpoint ({error})"
+                ) from error
+            raise
+
+
+def compile_step(traced: TracedStep, plan: Plan) -> Executable:
+    """Lower and compile a planned step on the devices of this process.
+
+    Raises:
+        ClusterError: the plan needs more devices than there are.
+    """
+    devices = jax.devices()
+    count = plan.mesh.num_devices
+    if count > len(devices):
+        raise ClusterError(
+            f"the plan needs {count} devices, this process sees {len(devices)} "
+            f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
+        )
+    start = time.perf_counter()
+    mesh = concrete_mesh(plan.mesh, devices[:count])
+    jitted = jitted_step(
+        traced.program, traced.graph, plan.decision, plan.mesh, mesh, traced.donated
+    )
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
+    compiled = jitted.lower(*specs).compile()
+    return Executable(
+        traced=traced,
+        plan=plan,
+        compiled=compiled,
+        in_shardings=tuple(shardings(plan.decision.inputs, mesh)),
+        compile_s=time.perf_counter() - start,
+    )

@@ -1,0 +1,256 @@
+"""A user's step -> a flat program and its graph, with micro-batches as a loop if there are any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from meshwise.errors import TraceError
+from meshwise.graph.graph import Graph
+from meshwise.trace.flatten import flatten
+from meshwise.trace.program import Program
+from meshwise.trace.time.analyze import analyze
+from meshwise.trace.time.emit import microbatched
+from meshwise.trace.time.state import Batch
+from meshwise.trace.to_graph import to_graph
+
+Statistics = Literal["exact", "local"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSignature:
+    """What the caller says about the arguments of a step.
+
+    Attributes:
+        batch_argnums: Positional arguments whose leaves are batch data.
+        batch_dims: Batch dim: one for all leaves, or a pytree prefix for each batch argument.
+        donate_argnums: Positional arguments whose buffers may be reused, or "auto": every
+            argument that the step returns with the same tree, shapes and dtypes.
+    """
+
+    batch_argnums: tuple[int, ...]
+    batch_dims: Any
+    donate_argnums: tuple[int, ...] | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A traced step.
+
+    Attributes:
+        program: Flat equations, with the loop over micro-batches inside.
+        graph: The graph made from it.
+        in_tree: Tree of `(args, kwargs)`.
+        out_tree: Tree of the results.
+        in_avals: Flat arguments.
+        batch_dims: Batch dim of each flat argument that is batch data, by position.
+        donated: Positions of flat arguments whose buffers are reused.
+        num_microbatches: B.
+    """
+
+    program: Program
+    graph: Graph
+    in_tree: Any
+    out_tree: Any
+    in_avals: tuple[Any, ...]
+    batch_dims: Mapping[int, int]
+    donated: tuple[int, ...]
+    num_microbatches: int
+
+
+def abstract(value: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument, without its sharding.
+
+    Raises:
+        TraceError: the value is not an array.
+    """
+    try:
+        aval = jax.typeof(value) if not isinstance(value, jax.ShapeDtypeStruct) else value
+    except TypeError as error:
+        raise TraceError(
+            f"an argument leaf of type {type(value).__name__} is not an array ({value!r:.80}); "
+            "pass it through static_argnums, or make it an array"
+        ) from error
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+
+def trace_step(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    *,
+    num_microbatches: int = 1,
+    statistics: Statistics = "exact",
+    num_devices: int = 1,
+) -> TracedStep:
+    """Trace a step at the full batch and cut it into micro-batches.
+
+    Args:
+        fun: The step, static arguments already bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data or donated.
+        num_microbatches: B; 1 leaves the step as it is.
+        statistics: "exact", or "local" for statistics of each micro-batch.
+        num_devices: Devices of the mesh; rows are interleaved so that any split of the batch
+            over them is cut in time without communication.
+
+    Raises:
+        TraceError: the step cannot be traced or does not separate.
+    """
+    specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
+    flat, in_tree = jax.tree.flatten(specs)
+    closed, out_shape = jax.make_jaxpr(
+        lambda leaves: _call(fun, in_tree, leaves), return_shape=True
+    )(flat)
+    out_leaves, out_tree = jax.tree.flatten(out_shape)
+    spans = _argument_spans(specs[0])
+    batch_dims = _batch_dims(specs[0], spans, signature)
+    aliases = _aliases(specs[0], spans, out_shape, signature)
+    program = flatten(closed)
+    if num_microbatches > 1:
+        batch = _cut(flat, batch_dims, num_microbatches, num_devices)
+        block = analyze(program, batch_dims, batch, local_statistics=statistics == "local")
+        whole = program
+        closed = jax.make_jaxpr(lambda *leaves: microbatched(whole, block, batch, leaves))(*flat)
+        _check_avals(closed.out_avals, out_leaves)
+        program = flatten(closed)
+    names = {
+        ident: _path_name(path)
+        for ident, (path, _) in zip(
+            program.inputs, jax.tree_util.tree_flatten_with_path(specs)[0], strict=True
+        )
+    }
+    return TracedStep(
+        program=program,
+        graph=to_graph(program, names=names, aliases=aliases),
+        in_tree=in_tree,
+        out_tree=out_tree,
+        in_avals=tuple(flat),
+        batch_dims=batch_dims,
+        donated=tuple(position for position, _ in aliases),
+        num_microbatches=num_microbatches,
+    )
+
+
+def _call(fun: Callable[..., Any], in_tree: Any, leaves: Sequence[Any]) -> Any:
+    args, kwargs = jax.tree.unflatten(in_tree, leaves)
+    return fun(*args, **kwargs)
+
+
+def _path_name(path: Any) -> str:
+    """`(args, kwargs)` path as `0/params/kernel`."""
+    return "/".join(jax.tree_util.keystr((key,), simple=True) for key in path[1:])
+
+
+def _argument_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
+    spans, start = [], 0
+    for arg in args:
+        stop = start + len(jax.tree.leaves(arg))
+        spans.append((start, stop))
+        start = stop
+    return spans
+
+
+def _batch_dims(
+    args: Sequence[Any], spans: Sequence[tuple[int, int]], signature: StepSignature
+) -> dict[int, int]:
+    dims: dict[int, int] = {}
+    for order, argnum in enumerate(signature.batch_argnums):
+        if argnum >= len(args):
+            continue
+        per_arg = signature.batch_dims
+        if isinstance(per_arg, (list, tuple)):
+            per_arg = per_arg[order]
+        prefix = jax.tree.broadcast(
+            per_arg, args[argnum], is_leaf=lambda x: x is None or isinstance(x, int)
+        )
+        leaves = jax.tree.leaves(prefix, is_leaf=lambda x: x is None)
+        for offset, dim in enumerate(leaves):
+            position = spans[argnum][0] + offset
+            leaf = jax.tree.leaves(args[argnum])[offset]
+            if dim is not None and len(leaf.shape) > 0:
+                dims[position] = dim % len(leaf.shape)
+    return dims
+
+
+def _cut(
+    flat: Sequence[Any], batch_dims: Mapping[int, int], num_microbatches: int, num_devices: int
+) -> Batch:
+    sizes = {position: flat[position].shape[dim] for position, dim in batch_dims.items()}
+    if not sizes:
+        raise TraceError(
+            f"num_microbatches={num_microbatches}, but no argument is batch data; name the batch "
+            "arguments with batch_argnums"
+        )
+    distinct = sorted(set(sizes.values()))
+    if len(distinct) > 1:
+        raise TraceError(
+            f"batch arguments have different batch sizes {distinct}; set batch_dims so that all "
+            "name the same batch"
+        )
+    (size,) = distinct
+    if size % num_microbatches:
+        raise TraceError(
+            f"the batch of {size} is not divisible by num_microbatches={num_microbatches}; "
+            f"divisors are {[b for b in range(1, size + 1) if size % b == 0][:16]}"
+        )
+    return Batch(size, num_microbatches, math.gcd(size // num_microbatches, num_devices))
+
+
+def _aliases(
+    args: Sequence[Any],
+    spans: Sequence[tuple[int, int]],
+    out_shape: Any,
+    signature: StepSignature,
+) -> tuple[tuple[int, int], ...]:
+    """Pairs (flat input, flat output) of state that the step returns."""
+    parts = list(out_shape) if isinstance(out_shape, tuple) and type(out_shape) is tuple else [
+        out_shape
+    ]
+    starts, start = [], 0
+    for part in parts:
+        starts.append(start)
+        start += len(jax.tree.leaves(part))
+    taken: set[int] = set()
+    pairs: list[tuple[int, int]] = []
+    if signature.donate_argnums == "auto":
+        candidates = [n for n in range(len(args)) if n not in signature.batch_argnums]
+    else:
+        candidates = list(signature.donate_argnums)
+    for argnum in candidates:
+        arg_leaves = jax.tree.leaves(args[argnum])
+        for number, part in enumerate(parts):
+            if number in taken or not arg_leaves:
+                continue
+            if _same_tree(args[argnum], part):
+                taken.add(number)
+                pairs += [
+                    (spans[argnum][0] + k, starts[number] + k) for k in range(len(arg_leaves))
+                ]
+                break
+    return tuple(pairs)
+
+
+def _same_tree(left: Any, right: Any) -> bool:
+    if jax.tree.structure(left) != jax.tree.structure(right):
+        return False
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+def _check_avals(found: Sequence[Any], wanted: Sequence[Any]) -> None:
+    for position, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise TraceError(
+                f"internal: result {position} became {a.str_short()} under micro-batches, "
+                f"expected {b.dtype}{list(b.shape)}; please report the step"
+            )

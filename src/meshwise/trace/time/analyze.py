@@ -1,0 +1,434 @@
+"""Which equations run before, inside and after the loop over micro-batches.
+
+A value is, along the micro-batch axis, whole, split on a dim, partial, or known only after the
+loop; the same factor rules that split operators in space say how each equation carries that on.
+A small reduction of the batch that the inside needs is hoisted before the loop.  What does not
+separate is a `TraceError` that names the operator, or, on request, a statistic of each
+micro-batch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwise.errors import TraceError
+from meshwise.graph.loops import (
+    NONE,
+    LoopRule,
+    is_feasible,
+    operand_layouts,
+    passing,
+    result_layouts,
+)
+from meshwise.jax_compat import source_line
+from meshwise.rules.table import primitive_rule
+from meshwise.trace.program import Node, Program
+from meshwise.trace.time.state import (
+    AFTER,
+    AFTER_LOOP,
+    BEFORE_LOOP,
+    INSIDE_LOOP,
+    LOCAL,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    A,
+    Batch,
+    BlockTime,
+    L,
+    NodeTime,
+    R,
+    TimeState,
+    split,
+    state_of_layout,
+)
+from meshwise.trace.to_graph import itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """What earlier attempts have found out.
+
+    Attributes:
+        before: Equations (positions) that are hoisted before the loop.
+        local: For each program (by `id`) the values that are statistics of a micro-batch.
+    """
+
+    before: frozenset[int] = frozenset()
+    local: frozenset[tuple[int, int]] = frozenset()
+
+
+class _RetryError(Exception):
+    """An attempt found that more must be hoisted or made local."""
+
+    def __init__(self, forced: _Forced) -> None:
+        super().__init__()
+        self.forced = forced
+
+
+class _NotSeparableError(Exception):
+    """A scan body that has no form inside the loop; `node` is the culprit."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
+
+
+def analyze(
+    program: Program, batch_dims: Mapping[int, int], batch: Batch, *, local_statistics: bool
+) -> BlockTime:
+    """Analyse a whole step.
+
+    Args:
+        program: The flat step at full batch.
+        batch_dims: Batch dim of each batch argument, by position.
+        batch: How the batch is cut.
+        local_statistics: Let what does not separate become a statistic of each micro-batch.
+
+    Raises:
+        TraceError: the step does not separate into micro-batches.
+    """
+    inputs = tuple(
+        split(batch_dims[i]) if i in batch_dims else R for i in range(len(program.inputs))
+    )
+    forced = _Forced()
+    while True:
+        try:
+            return _Analysis(program, batch, forced, local_statistics, top=True).run(inputs)
+        except _RetryError as retry:
+            forced = retry.forced
+        except _NotSeparableError as error:
+            raise _refusal(error.node, error.reason) from None
+
+
+def _refusal(node: Node, reason: str) -> TraceError:
+    return TraceError(
+        f"the step does not separate into micro-batches: {node.name} at "
+        f"{source_line(node.source)} {reason}; use num_microbatches=1, rewrite the loss as sums "
+        'over the batch, or accept microbatch_statistics="local" (statistics of each micro-batch, '
+        "results averaged)"
+    )
+
+
+def is_heavy(node: Node) -> bool:
+    """Whether an equation holds a dense product or convolution."""
+    if node.body is not None:
+        return any(is_heavy(inner) for inner in node.body.nodes)
+    return primitive_rule(node.equation).heavy
+
+
+def _num_bytes(aval: object) -> int:
+    size = itemsize(aval.dtype)  # type: ignore[attr-defined]
+    for dim in aval.shape:  # type: ignore[attr-defined]
+        size *= dim
+    return size
+
+
+class _Analysis:
+    """One attempt over one program or scan body."""
+
+    def __init__(
+        self, program: Program, batch: Batch, forced: _Forced, local: bool, *, top: bool
+    ) -> None:
+        self.program = program
+        self.batch = batch
+        self.forced = forced
+        self.local = local
+        self.top = top
+        self.states: dict[int, TimeState] = dict.fromkeys(program.constants, R)
+        self.nodes: list[NodeTime] = []
+        self.producer: dict[int, int] = {}
+        # After-loop values that hold gathered rows of the batch, with the equation to blame.
+        self.gathered: dict[int, Node] = {}
+        self._rules: dict[int, LoopRule] = {}
+
+    def run(self, inputs: Sequence[TimeState]) -> BlockTime:
+        self.states.update(zip(self.program.inputs, inputs, strict=True))
+        for position, node in enumerate(self.program.nodes):
+            decision = self._decide(position, node)
+            results = tuple(
+                L if self._is_local(i) and s.kind == PARTIAL else s
+                for i, s in zip(node.outputs, decision.results, strict=True)
+            )
+            self.nodes.append(replace(decision, results=results))
+            for ident, state in zip(node.outputs, results, strict=True):
+                self.states[ident] = state
+                self.producer[ident] = position
+        return BlockTime(
+            inputs=tuple(inputs),
+            states=self.states,
+            nodes=tuple(self.nodes),
+            outputs=tuple(self.states[i] for i in self.program.outputs),
+        )
+
+    def _is_local(self, ident: int) -> bool:
+        return (id(self.program), ident) in self.forced.local
+
+    def _decide(self, position: int, node: Node) -> NodeTime:
+        whole = NodeTime(
+            region=BEFORE_LOOP if self.top else INSIDE_LOOP,
+            choice=NONE,
+            wants=(R,) * len(node.inputs),
+            results=(R,) * len(node.outputs),
+        )
+        if position in self.forced.before and self.top:
+            return whole
+        states = [self.states[i] for i in node.inputs]
+        kinds = {state.kind for state in states}
+        if kinds <= {WHOLE}:
+            return whole
+        if AFTER in kinds:
+            blame = None
+            if kinds & {SPLIT, LOCAL}:
+                late = [i for i, s in zip(node.inputs, states, strict=True) if s == A]
+                blame = self._hoist(node, late)
+            return self._after(node, states, blame)
+        inside = self._scan(node, states) if node.body is not None else self._inside(node, states)
+        if inside is not None:
+            return inside
+        if kinds <= {WHOLE, PARTIAL} and self.top:
+            return self._after(node, states)
+        return self._unsplit(node, states)
+
+    def _after(
+        self, node: Node, states: Sequence[TimeState], blame: Node | None = None
+    ) -> NodeTime:
+        """Run after the loop; heavy work on rows gathered from all micro-batches is refused."""
+        earlier = next((self.gathered[i] for i in node.inputs if i in self.gathered), None)
+        blame = earlier or blame
+        if blame is None and any(state.kind == SPLIT for state in states):
+            blame = node
+        if blame is not None:
+            if is_heavy(node):
+                raise _NotSeparableError(blame, "needs the whole batch before the rest can go on")
+            self.gathered.update(dict.fromkeys(node.outputs, blame))
+        return NodeTime(
+            region=AFTER_LOOP,
+            choice=NONE,
+            wants=(R,) * len(node.inputs),
+            results=(A,) * len(node.outputs),
+        )
+
+    def _unsplit(self, node: Node, states: Sequence[TimeState]) -> NodeTime:
+        """No form inside: hoist what is partial, make it local, or gather the rows afterwards."""
+        partials = [i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL]
+        mixed = any(s.kind in (SPLIT, LOCAL) for s in states)
+        if partials and (mixed or not self.top):
+            if self.top:
+                return self._after(node, states, self._hoist(node, partials))
+            if self.local:
+                self._localize(partials)
+            raise _NotSeparableError(node, "uses a reduction over the batch that is not complete")
+        if not self.top:
+            raise _NotSeparableError(node, "needs rows of the whole batch inside a scan")
+        if node.body is None and not self._rule(node).ruled:
+            raise TraceError(
+                f"no rule for {node.name} at {source_line(node.source)}: it cannot run on a "
+                "micro-batch; use num_microbatches=1 or register a rule for the primitive"
+            )
+        return self._after(node, states)
+
+    def _rule(self, node: Node) -> LoopRule:
+        key = id(node)
+        if key not in self._rules:
+            self._rules[key] = primitive_rule(node.equation).rule(node.equation)
+        return self._rules[key]
+
+    # -- equations inside the loop ------------------------------------------------------------
+
+    def _inside(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
+        rule = self._rule(node)
+        if not rule.ruled:
+            return None
+        sizes = (self.batch.num_microbatches,)
+        has_split = any(s.kind == SPLIT for s in states)
+        if has_split:
+            parts = self.batch.num_microbatches * self.batch.groups
+            choices = [
+                i
+                for i, loop in enumerate(rule.loops)
+                if not loop.block and loop.size % parts == 0
+            ]
+        elif any(s.kind == PARTIAL for s in states):
+            choices = [passing(k) for k in range(len(rule.linear))]
+        else:
+            choices = [NONE]
+        for choice in choices:
+            if not is_feasible(rule, (choice,), sizes):
+                continue
+            operands = operand_layouts(rule, (choice,), sizes)
+            results = result_layouts(rule, (choice,), sizes)
+            assert operands is not None
+            assert results is not None
+            wants = tuple(state_of_layout(layout) for layout in operands)
+            if not all(_fits(s, want) for s, want in zip(states, wants, strict=True)):
+                continue
+            out = tuple(state_of_layout(layout) for layout in results)
+            if choice == NONE:
+                out = (L,) * len(out)
+            if not has_split and choice != NONE and self.top and not self._shrinks(node, states):
+                return None  # rule 2: accumulate first, then once after the loop
+            return NodeTime(region=INSIDE_LOOP, choice=choice, wants=wants, results=out)
+        return None
+
+    def _shrinks(self, node: Node, states: Sequence[TimeState]) -> bool:
+        avals = self.program.avals
+        consumed = sum(
+            _num_bytes(avals[i])
+            for i, s in zip(node.inputs, states, strict=True)
+            if s.kind == PARTIAL
+        )
+        # A wider accumulator keeps the precision of the sum that one device would make.
+        widening = node.name == "convert_element_type"
+        return widening or sum(_num_bytes(avals[i]) for i in node.outputs) < consumed
+
+    def _scan(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
+        body, params = node.body, node.equation.params
+        assert body is not None
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        first_xs = num_consts + num_carry
+        if any(s.kind == SPLIT and s.dim == 0 for s in states[first_xs:]):
+            return None
+        inner = [*states[:first_xs], *(_shift(s, -1) for s in states[first_xs:])]
+        for _ in range(2 * len(inner) + 2):
+            run = _Analysis(body, self.batch, self.forced, self.local, top=False)
+            try:
+                block = run.run(inner)
+            except _NotSeparableError as error:
+                if self._scan_hoists(node, states):
+                    continue
+                raise error from None
+            changed = _promote_carries(inner, block, num_consts, num_carry, node)
+            changed |= _promote_wanted(inner, block, body)
+            if not changed:
+                break
+        carries = tuple(inner[num_consts:first_xs])
+        ys = block.outputs[num_carry:]
+        wants = tuple([*inner[:first_xs], *(_shift(s, 1) for s in inner[first_xs:])])
+        return NodeTime(
+            region=INSIDE_LOOP,
+            choice=NONE,
+            wants=wants,
+            results=(*carries, *(_shift(s, 1) for s in ys)),
+            body=replace(block, outputs=(*carries, *ys)),
+        )
+
+    def _scan_hoists(self, node: Node, states: Sequence[TimeState]) -> bool:
+        if self.top:
+            partials = [i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL]
+            if partials:
+                self._hoist(node, partials)
+        return False
+
+    # -- hoisting and local statistics --------------------------------------------------------
+
+    def _ancestors(self, idents: Sequence[int]) -> set[int]:
+        seen: set[int] = set()
+        stack = [self.producer[i] for i in idents if i in self.producer]
+        while stack:
+            position = stack.pop()
+            if position not in seen:
+                seen.add(position)
+                inputs = self.program.nodes[position].inputs
+                stack += [self.producer[i] for i in inputs if i in self.producer]
+        return seen
+
+    def _hoist(self, node: Node, idents: Sequence[int]) -> Node:
+        """Move the slice that makes `idents` before the loop if it is light (rule 3).
+
+        Returns:
+            The equation to blame if that cannot be done.
+
+        Raises:
+            _RetryError: it can be done, or the reductions can be made local.
+        """
+        slice_ = self._ancestors(idents)
+        dependent = [p for p in sorted(slice_) if self.nodes[p].region != BEFORE_LOOP]
+        if not any(is_heavy(self.program.nodes[p]) for p in dependent):
+            raise _RetryError(replace(self.forced, before=self.forced.before | slice_))
+        if self.local:
+            frontier = {
+                i
+                for p in dependent
+                if self.nodes[p].region == AFTER_LOOP
+                for i in self.program.nodes[p].inputs
+                if self.states[i].kind == PARTIAL
+            }
+            frontier |= {i for i in idents if self.states[i].kind == PARTIAL}
+            if frontier:
+                self._localize(sorted(frontier))
+        return next(
+            (
+                self.program.nodes[p]
+                for p in dependent
+                if self.nodes[p].region == AFTER_LOOP
+                and any(self.states[i].kind == PARTIAL for i in self.program.nodes[p].inputs)
+                and not self._rule_is_linear(self.program.nodes[p])
+            ),
+            node,
+        )
+
+    def _rule_is_linear(self, node: Node) -> bool:
+        return node.body is None and bool(self._rule(node).linear)
+
+    def _localize(self, idents: Sequence[int]) -> None:
+        new = {(id(self.program), i) for i in idents}
+        if not new <= self.forced.local:
+            raise _RetryError(replace(self.forced, local=self.forced.local | new))
+
+
+def _fits(state: TimeState, want: TimeState) -> bool:
+    """Whether a value in `state` can enter as `want` without communication in time."""
+    if state == want:
+        return True
+    if state.kind == WHOLE:
+        return want.kind in (SPLIT, PARTIAL)
+    if state.kind == LOCAL:
+        return want.kind in (WHOLE, PARTIAL)
+    return False
+
+
+def _shift(state: TimeState, by: int) -> TimeState:
+    return split(state.dim + by) if state.kind == SPLIT else state
+
+
+def _promote_carries(
+    inner: list[TimeState], block: BlockTime, num_consts: int, num_carry: int, node: Node
+) -> bool:
+    """Make carry inputs agree with carry outputs; True if a state changed."""
+    changed = False
+    for j in range(num_carry):
+        before, after = inner[num_consts + j], block.outputs[j]
+        if before == after or after.kind == WHOLE:
+            continue
+        if before.kind == WHOLE or (before.kind == LOCAL and after.kind == LOCAL):
+            inner[num_consts + j] = after
+            changed = True
+        elif not _fits(after, before):
+            raise _NotSeparableError(
+                node, f"carries a value that is {before.kind} at entry and {after.kind} at exit"
+            )
+    return changed
+
+
+def _promote_wanted(inner: list[TimeState], block: BlockTime, body: Program) -> bool:
+    """Whole inputs that every user wants split the same way enter split (rule 5)."""
+    wanted: dict[int, set[TimeState]] = {}
+    for node, decision in zip(body.nodes, block.nodes, strict=True):
+        for ident, want in zip(node.inputs, decision.wants, strict=True):
+            wanted.setdefault(ident, set()).add(want)
+    for ident in body.outputs:
+        wanted.setdefault(ident, set()).add(R)
+    changed = False
+    for position, ident in enumerate(body.inputs):
+        wants = wanted.get(ident, set())
+        if inner[position] == R and len(wants) == 1:
+            (want,) = wants
+            if want.kind == SPLIT:
+                inner[position] = want
+                changed = True
+    return changed
+
+

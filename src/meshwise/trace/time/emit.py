@@ -1,0 +1,334 @@
+"""Analysed step -> a new step with an explicit `scan` over micro-batches.
+
+The result is an ordinary jaxpr: the planner in space treats the loop like any scan, so a
+gradient accumulator is a carry that may stay partial, and a gather of weights before or inside
+the loop is the layout of a scan constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshwise.graph.layout import SUM, Layout
+
+from meshwise.jax_compat import source_scope
+from meshwise.rules.primitive import rebind
+from meshwise.rules.table import primitive_rule
+from meshwise.graph.follow import strategy_for_result
+from meshwise.trace.program import Node, Program
+from meshwise.trace.time.analyze import is_heavy
+from meshwise.trace.time.shards import TimeShards
+from meshwise.trace.time.state import (
+    AFTER_LOOP,
+    BEFORE_LOOP,
+    INSIDE_LOOP,
+    LOCAL,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    Batch,
+    BlockTime,
+    NodeTime,
+    TimeState,
+)
+
+
+def take_rows(value: Any, dim: int, batch: Batch, index: Any) -> Any:
+    """Rows of one micro-batch; local on every device however the batch is split in space."""
+    rows = value.shape[dim]
+    run = rows // (batch.groups * batch.num_microbatches)
+    head, tail = value.shape[:dim], value.shape[dim + 1 :]
+    grid = value.reshape(*head, batch.groups, batch.num_microbatches, run, *tail)
+    taken = lax.dynamic_index_in_dim(grid, index, dim + 1, keepdims=False)
+    return taken.reshape(*head, rows // batch.num_microbatches, *tail)
+
+
+def join_rows(stacked: Any, dim: int, batch: Batch) -> Any:
+    """Inverse of `take_rows` for rows stacked along a new dim 0."""
+    shape = stacked.shape[1:]
+    run = shape[dim] // batch.groups
+    head, tail = shape[:dim], shape[dim + 1 :]
+    grid = stacked.reshape(batch.num_microbatches, *head, batch.groups, run, *tail)
+    moved = jnp.moveaxis(grid, 0, dim + 1)
+    return moved.reshape(*head, shape[dim] * batch.num_microbatches, *tail)
+
+
+def identity_of(monoid: str, dtype: Any) -> Any:
+    """Neutral element of a reduction."""
+    if monoid == SUM:
+        return np.zeros((), dtype)[()]
+    if monoid in ("and", "or"):
+        return np.asarray(monoid == "and", dtype)[()]
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(-np.inf if monoid == "max" else np.inf, dtype)[()]
+    if dtype == jnp.bool_:
+        return np.asarray(monoid == "min", dtype)[()]
+    info = jnp.iinfo(dtype)
+    return np.asarray(info.min if monoid == "max" else info.max, dtype)[()]
+
+
+def combine(monoid: str, left: Any, right: Any) -> Any:
+    """One step of a reduction."""
+    match monoid:
+        case "sum":
+            return left + right
+        case "max":
+            return jnp.maximum(left, right)
+        case "min":
+            return jnp.minimum(left, right)
+        case "and":
+            return left & right
+        case _:
+            return left | right
+
+
+class _Block:
+    """Values of one micro-batch while a block is traced; lives only inside `run_block`."""
+
+    def __init__(
+        self, program: Program, block: BlockTime, batch: Batch, index: Any, whole: dict[int, Any]
+    ) -> None:
+        self.program = program
+        self.block = block
+        self.batch = batch
+        self.index = index
+        self.whole = whole  # values that are equal for all micro-batches
+        self.micro: dict[tuple[int, TimeState], Any] = {}
+        self.producer = {out: node for node in program.nodes for out in node.outputs}
+
+    def get(self, ident: int, want: TimeState) -> Any:
+        state = self.block.states[ident]
+        key = (ident, want)
+        if key not in self.micro:
+            self.micro[key] = self._convert(ident, state, want)
+        return self.micro[key]
+
+    def _convert(self, ident: int, state: TimeState, want: TimeState) -> Any:
+        if state.kind == WHOLE:
+            if want.kind == SPLIT:
+                return self._rows(ident, want.dim)
+            value = self.whole[ident] if ident in self.whole else self._constant(ident)
+            if want.kind == PARTIAL:
+                value = jnp.asarray(value)
+                neutral = jnp.full_like(value, identity_of(want.monoid, value.dtype))
+                return jnp.where(self.index == 0, value, neutral)
+            return value
+        value = self.micro[(ident, state)]
+        if state.kind == LOCAL and want.kind == PARTIAL:
+            return value / self.batch.num_microbatches
+        return value
+
+    def _constant(self, ident: int) -> Any:
+        return self.program.constants[ident]
+
+    def _rows(self, ident: int, dim: int) -> Any:
+        """Rows of a value that is whole: made for the micro-batch if cheap, else sliced."""
+        node = self.producer.get(ident)
+        if node is not None and node.body is None and not is_heavy(node):
+            cloned = self._clone(node, node.outputs.index(ident), dim)
+            if cloned is not None:
+                return cloned
+        value = self.whole[ident] if ident in self.whole else self._constant(ident)
+        return take_rows(jnp.asarray(value), dim, self.batch, self.index)
+
+    def _clone(self, node: Node, position: int, dim: int) -> Any:
+        row = primitive_rule(node.equation)
+        rule = row.rule(node.equation)
+        rank = len(node.equation.out_avals[position].shape)
+        wanted = Layout(tuple((0,) if d == dim else () for d in range(rank)))
+        chosen = strategy_for_result(rule, position, wanted, (self.batch.num_microbatches,))
+        if chosen is None or (chosen[0][0] >= 0 and rule.loops[chosen[0][0]].block):
+            return None
+        strategy, layouts = chosen
+        operands = []
+        for ident, layout in zip(node.inputs, layouts, strict=True):
+            split_dim = next((d for d, axes in enumerate(layout.dims) if axes), None)
+            want = TimeState(WHOLE) if split_dim is None else TimeState(SPLIT, split_dim)
+            if self.block.states[ident].kind not in (WHOLE, SPLIT):
+                return None
+            if self.block.states[ident].kind == SPLIT and self.block.states[ident] != want:
+                return None
+            operands.append(self.get(ident, want))
+        shards = TimeShards(rule, strategy[0], self.batch, self.index)
+        with source_scope(node.source):
+            return row.local(node.equation, shards, operands)[position]
+
+    def run(self) -> None:
+        for node, decision in zip(self.program.nodes, self.block.nodes, strict=True):
+            if decision.region != INSIDE_LOOP:
+                continue
+            with source_scope(node.source):
+                self._run_node(node, decision)
+
+    def _run_node(self, node: Node, decision: NodeTime) -> None:
+        if all(state.kind == WHOLE for state in decision.results):
+            operands = [self.get(i, TimeState(WHOLE)) for i in node.inputs]
+            self.whole.update(
+                zip(node.outputs, rebind(node.equation, operands), strict=True)
+            )
+            return
+        operands = [self.get(i, w) for i, w in zip(node.inputs, decision.wants, strict=True)]
+        if decision.body is not None:
+            results = _run_scan(node, decision, self.batch, self.index, operands)
+        else:
+            row = primitive_rule(node.equation)
+            rule = row.rule(node.equation)
+            shards = TimeShards(rule, decision.choice, self.batch, self.index)
+            results = row.local(node.equation, shards, operands)
+            results = [
+                self._localized(value, ident, rule.loops[decision.choice].kind)
+                if decision.choice >= 0 and rule.loops[decision.choice].kind != "parallel"
+                else value
+                for value, ident in zip(results, node.outputs, strict=True)
+            ]
+        for ident, state, value in zip(node.outputs, decision.results, results, strict=True):
+            if state.kind == WHOLE:
+                self.whole[ident] = value
+            else:
+                self.micro[(ident, state)] = value
+
+    def _localized(self, value: Any, ident: int, monoid: str) -> Any:
+        """A partial term as the statistic of its micro-batch: a sum scales up to the batch."""
+        if self.block.states[ident].kind == LOCAL and monoid == SUM:
+            return value * self.batch.num_microbatches
+        return value
+
+
+def _run_scan(
+    node: Node, decision: NodeTime, batch: Batch, index: Any, operands: Sequence[Any]
+) -> list[Any]:
+    params, block, inner = node.equation.params, decision.body, node.body
+    assert block is not None
+    assert inner is not None
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    first_xs = num_consts + num_carry
+    consts, carry, xs = operands[:num_consts], operands[num_consts:first_xs], operands[first_xs:]
+
+    def step(carry: Any, xs: Any) -> Any:
+        values = [*consts, *carry, *xs]
+        outs = run_block(inner, block, batch, index, values)
+        return outs[:num_carry], outs[num_carry:]
+
+    final, ys = lax.scan(
+        step, list(carry), list(xs), length=params["length"], reverse=params["reverse"]
+    )
+    return [*final, *ys]
+
+
+def _start_block(
+    program: Program, block: BlockTime, batch: Batch, index: Any, whole: dict[int, Any],
+    micro: Sequence[tuple[int, TimeState, Any]],
+) -> _Block:
+    run = _Block(program, block, batch, index, whole)
+    for ident, state, value in micro:
+        run.micro[(ident, state)] = value
+    run.run()
+    return run
+
+
+def run_block(
+    program: Program, block: BlockTime, batch: Batch, index: Any, args: Sequence[Any]
+) -> list[Any]:
+    """One micro-batch of a scan body: results in the states `block.outputs`."""
+    whole: dict[int, Any] = {}
+    micro: list[tuple[int, TimeState, Any]] = []
+    for ident, state, value in zip(program.inputs, block.inputs, args, strict=True):
+        if state.kind == WHOLE:
+            whole[ident] = value
+        else:
+            micro.append((ident, state, value))
+    run = _start_block(program, block, batch, index, whole, micro)
+    return [
+        jnp.asarray(run.get(i, state), program.avals[i].dtype)
+        if not jnp.issubdtype(program.avals[i].dtype, jax.dtypes.prng_key)
+        else run.get(i, state)
+        for i, state in zip(program.outputs, block.outputs, strict=True)
+    ]
+
+
+def microbatched(program: Program, block: BlockTime, batch: Batch, args: Sequence[Any]) -> list[Any]:
+    """The step with its loop over micro-batches, on flat full-batch arguments.
+
+    Args:
+        program: The flat step.
+        block: Its analysis.
+        batch: How the batch is cut.
+        args: Flat arguments.
+
+    Returns:
+        Flat results, equal to those of the step at full batch.
+    """
+    whole: dict[int, Any] = dict(zip(program.inputs, args, strict=True))
+    _run_region(program, block, BEFORE_LOOP, whole)
+    needed = _needed_after(program, block)
+    carried = [i for i in needed if block.states[i].kind in (PARTIAL, LOCAL)]
+    stacked = [i for i in needed if block.states[i].kind == SPLIT and i not in whole]
+
+    def step(carry: list[Any], index: Any) -> Any:
+        inner = {
+            i: v for i, v in whole.items() if block.states[i].kind == WHOLE
+        }
+        rows = [
+            (i, state, take_rows(whole[i], state.dim, batch, index))
+            for i, state in zip(program.inputs, block.inputs, strict=True)
+            if state.kind == SPLIT
+        ]
+        run = _start_block(program, block, batch, index, inner, rows)
+        terms = [run.get(i, block.states[i]) for i in carried]
+        new = [
+            combine(_monoid(block.states[i]), acc, _term(block.states[i], term, batch))
+            for i, acc, term in zip(carried, carry, terms, strict=True)
+        ]
+        return new, [run.get(i, block.states[i]) for i in stacked]
+
+    init = []
+    for i in carried:
+        aval = program.avals[i]
+        init.append(jnp.full(aval.shape, identity_of(_monoid(block.states[i]), aval.dtype)))
+    final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
+    whole.update(zip(carried, final, strict=True))
+    for i, rows in zip(stacked, ys, strict=True):
+        whole[i] = join_rows(rows, block.states[i].dim, batch)
+    _run_region(program, block, AFTER_LOOP, whole)
+    return [whole[i] if i in whole else program.constants[i] for i in program.outputs]
+
+
+def _monoid(state: TimeState) -> str:
+    return state.monoid if state.kind == PARTIAL else SUM
+
+
+def _term(state: TimeState, value: Any, batch: Batch) -> Any:
+    return value / batch.num_microbatches if state.kind == LOCAL else value
+
+
+def _needed_after(program: Program, block: BlockTime) -> list[int]:
+    """Values made inside the loop that equations after it or results need, in order of ids."""
+    needed = set(program.outputs)
+    for node, decision in zip(program.nodes, block.nodes, strict=True):
+        if decision.region == AFTER_LOOP:
+            needed.update(node.inputs)
+    made = {
+        out
+        for node, decision in zip(program.nodes, block.nodes, strict=True)
+        if decision.region == INSIDE_LOOP
+        for out in node.outputs
+    }
+    return sorted(needed & made)
+
+
+def _run_region(program: Program, block: BlockTime, region: str, whole: dict[int, Any]) -> None:
+    for node, decision in zip(program.nodes, block.nodes, strict=True):
+        if decision.region == region:
+            operands = [
+                whole[i] if i in whole else program.constants[i] for i in node.inputs
+            ]
+            with source_scope(node.source):
+                whole.update(zip(node.outputs, rebind(node.equation, operands), strict=True))
+
+
