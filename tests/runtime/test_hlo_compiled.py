@@ -157,6 +157,17 @@ def test_two_gathers_of_one_value_stay_two() -> None:
     assert found(fun) == [("all-gather", (1,), 2048, 1)] * 2
 
 
+def test_independent_psums_are_not_combined() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        return lax.psum(jnp.sin(x), "b") + lax.psum(jnp.cos(x), "b")
+
+    assert found(fun) == [("all-reduce", (1,), 512, 1)] * 2
+
+
+def test_psum_of_zeros_folds_so_constants_must_be_generated() -> None:
+    assert found(lambda x: x + lax.psum(jnp.zeros_like(x), "b")) == []
+
+
 def test_collectives_name_where_they_come_from() -> None:
     (record,) = hlo_collectives(compile_local(lambda x: lax.psum(x, "b")).as_text(), SIZES)
     assert record.op_name.endswith("psum")
