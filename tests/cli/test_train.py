@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from doubles.jit_step import JitStep
+from doubles.jit_step import PLAN, JitStep
 from meshwise.cli import COMMANDS, main
 
 # The package attribute of that name is the command, not its module.
@@ -36,8 +36,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
     result = run()
     assert result.exit_code == 0, result.output
-    for part in ("parameters on one device", "plan, found in", "held-out loss", "saved ",
-                 "done after 4 steps", "predicted against actual", "checkpoint: "):  # fmt: skip
+    for part in ("parameters on one device", "plan, found in", "Pretended()", "held-out loss",
+                 "saved ", "done after 4 steps", "predicted against actual", "checkpoint: "):  # fmt: skip
         assert part in result.output
 
 
@@ -76,7 +76,8 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(run: Any) -> None:
 
 
 def test_the_plan_can_be_dumped(run: Any) -> None:
-    assert "\n{}\n" in run("--dump-plan").output
+    assert PLAN.to_json() in run("--dump-plan").output
+    assert PLAN.to_json() not in run().output
 
 
 def test_a_failure_is_told_in_one_line(run: Any) -> None:

@@ -8,18 +8,37 @@ from typing import Any
 
 import jax
 
+from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
+from meshwise.plan.collectives import Collective
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.flop import Replicated
+from meshwise.plan.plan import Plan, Stage
 
-@dataclass(frozen=True)
-class FakePlan:
-    step_time_s: float = 0.5
-    peak_bytes: int = 1000
-    collectives: tuple[Any, ...] = ()
-
-    def explain(self) -> str:
-        return "a fake plan"
-
-    def to_json(self) -> str:
-        return "{}"
+DEVICE = DeviceSpec(
+    name="pretended",
+    memory_bytes=10**9,
+    memory_bytes_per_s=1e9,
+    flop_per_s=(("float32", 1e9),),
+    source="made up",
+)
+AXIS = MeshAxis(name="x", size=1, latency_s=0.0, link_bytes_per_s=1e9)
+PLAN = Plan(
+    step_time_s=0.5,
+    collectives=(Collective(kind="all-reduce", axes=("x",), group_size=1, num_bytes=7, count=2),),
+    stages=(
+        Stage(
+            mesh=LogicalMesh(axes=(AXIS,), device=DEVICE),
+            decision=GraphDecision(inputs=(), operators=(), outputs=()),
+            peak_bytes=1000,
+            device_flop=1e6,
+        ),
+    ),
+    method="Pretended()",
+    objective="time",
+    gap=None,
+    fingerprint="",
+    replicated=Replicated(flop_share=0.0, bytes_share=0.0),
+)
 
 
 class JitStep:
@@ -29,10 +48,10 @@ class JitStep:
     def __call__(self, state: Any, batch: Any) -> Any:
         return self.fun(state, batch)
 
-    def plan(self, state: Any, batch: Any) -> FakePlan:
-        return FakePlan()
+    def plan(self, state: Any, batch: Any) -> Plan:
+        return PLAN
 
-    def init(self, create_state: Any, key: Any) -> Any:
+    def init(self, create_state: Any, key: Any, batch: Any) -> Any:
         return jax.jit(create_state)(key)
 
     def compiled_text(self, state: Any, batch: Any) -> dict[str, str]:
@@ -50,7 +69,7 @@ class Recorder:
         self.events.append(("start", num_params))
 
     def on_plan(self, plan: Any, state: Any, plan_s: float) -> None:
-        self.events.append(("plan", plan.explain()))
+        self.events.append(("plan", plan))
 
     def on_resume(self, step: int) -> None:
         self.events.append(("resume", step))

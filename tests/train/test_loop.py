@@ -45,6 +45,8 @@ def test_a_run_tells_what_it_does_and_learns(options: TrainOptions) -> None:
     assert summary.heldout_loss < seen.of("heldout")[0][1] - 0.5
     assert summary.predicted_peak_bytes == 1000
     assert summary.actual_peak_bytes == 1100
+    assert summary.predicted_collective_bytes == {"all-reduce": 14}
+    assert summary.actual_collective_bytes == {}
     assert json.loads((options.out / "summary.json").read_text())["steps_done"] == 12
     kept = {path.name for path in (options.out / "checkpoints").iterdir()}
     assert kept == {"8", "12"}

@@ -21,12 +21,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from meshwise.plan.plan import Plan
+from meshwise.report.table import explain
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
-from meshwise.train.parallel import PlanView
 from meshwise.train.step import TrainState
-from meshwise.train.summary import TrainSummary, planned_bytes
-from meshwise.units import bytes_text, seconds_text
+from meshwise.train.summary import TrainSummary
+from meshwise.units import bytes_text
 
 
 class TrainView:
@@ -86,19 +87,13 @@ class TrainView:
             f"bytes a step, micro-batches: {options.microbatches}, method: {options.method}"
         )
 
-    def on_plan(self, plan: PlanView, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
         """Show the plan as tables."""
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state.params))
-        table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left")
-        table.add_column("predicted, a step")
-        table.add_column("", justify="right")
-        table.add_row("time", seconds_text(plan.step_time_s))
-        table.add_row("memory of the fullest device", bytes_text(plan.peak_bytes))
-        for kind, num_bytes in planned_bytes(plan.collectives).items():
-            table.add_row(kind, bytes_text(num_bytes))
-        self._console.print(table)
+        self._console.print(f"[bold]plan[/], found in {plan_s:.1f} s")
+        self._console.print(explain(plan), markup=False, soft_wrap=True)
 
     def on_resume(self, step: int) -> None:
         """Say where the run goes on."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import meshwise as mw
 from meshwise.train.options import TrainOptions
-from meshwise.train.parallel import ParallelStep, StepBuilder, TrainStep
+from meshwise.train.parallel import ParallelTrainStep, StepBuilder, TrainStep
 
 
 def method_of(options: TrainOptions) -> Any:
@@ -27,7 +27,7 @@ def method_of(options: TrainOptions) -> Any:
         case ("zero3", "", ""):
             return mw.Zero3()
         case ("heuristic", "", ""):
-            return mw.Heuristic()
+            return mw.Heuristic(mesh_shape=options.mesh)
         case ("megatron", ":", shape):
             dp, tp = map(int, shape.split("x"))
             return mw.Megatron(dp=dp, tp=tp)
@@ -38,7 +38,7 @@ def method_of(options: TrainOptions) -> Any:
 def step_builder(options: TrainOptions) -> StepBuilder:
     """The function that parallelises a training step as the options say."""
 
-    def build(train_step: TrainStep) -> ParallelStep:
+    def build(train_step: TrainStep) -> ParallelTrainStep:
         return mw.parallelize(
             train_step,
             method=method_of(options),

@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.models.gpt_sizes import num_parameters
+from meshwise.plan.plan import Plan
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.history import History
 from meshwise.train.options import TrainOptions
-from meshwise.train.parallel import ParallelStep, PlanView, StepBuilder
+from meshwise.train.parallel import ParallelTrainStep, StepBuilder
 from meshwise.train.step import Batch, TrainState, heldout_loss_of, state_creator, train_step_of
 from meshwise.train.summary import (
     TrainSummary,
@@ -42,7 +43,7 @@ class Listener(Protocol):
         """The text is read; planning begins."""
         ...
 
-    def on_plan(self, plan: PlanView, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
         """The plan is found and the state lies as it says."""
         ...
 
@@ -107,7 +108,7 @@ def run_training(
     first_batch = corpus.batch_at(0, batch=options.batch, seq=options.seq, seed=options.seed)
     plan = step.plan(jax.eval_shape(create_state, key), first_batch)
     plan_s = time.perf_counter() - started
-    state = step.init(create_state, key)
+    state = step.init(create_state, key, first_batch)
     listener.on_plan(plan, state, plan_s)
 
     with Checkpoints(options.out / CHECKPOINT_FOLDER, _identity(options, corpus)) as checkpoints:
@@ -164,7 +165,7 @@ def _tokens_per_s(options: TrainOptions, run: _Run) -> float:
 def _train(
     options: TrainOptions,
     corpus: Corpus,
-    step: ParallelStep,
+    step: ParallelTrainStep,
     run: _Run,
     checkpoints: Checkpoints,
     listener: Listener,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from meshwise.plan.collectives import Collective
 from meshwise.runtime.hlo import hlo_collectives
-from meshwise.train.parallel import PlannedCollective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class TrainSummary:
         return json.dumps(asdict(self), indent=2, sort_keys=True)
 
 
-def planned_bytes(collectives: Iterable[PlannedCollective]) -> dict[str, int]:
+def planned_bytes(collectives: Iterable[Collective]) -> dict[str, int]:
     """Planned bytes a step by kind of collective."""
     total: Counter[str] = Counter()
     for record in collectives:
