@@ -6,7 +6,6 @@ is carried out inside its groups only, and the result must be what the new layou
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -14,60 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.graph.layout import SUM, Layout, is_valid, parse_layout, replicated
+from meshwise.graph.layout import Layout, is_valid, parse_layout, replicated
 from meshwise.resharding.moves import moves
+from tiles import all_layouts, assert_is, group_of, spread, tile
 
 MESHES = ((2, 4), (2, 2, 2), (3, 2), (8,))
-
-
-def coordinates(sizes):
-    return list(itertools.product(*(range(n) for n in sizes)))
-
-
-def tile(whole, layout, sizes, at):
-    """What the device at `at` holds of a tensor that is split only."""
-    for dim, axes in enumerate(layout.dims):
-        index = 0
-        for a in axes:
-            index = index * sizes[a] + at[a]
-        size = whole.shape[dim] // math.prod(sizes[a] for a in axes)
-        whole = np.take(whole, range(index * size, (index + 1) * size), axis=dim)
-    return whole
-
-
-def spread(whole, layout, sizes, rng):
-    """Tiles of all devices; partial terms are random but add up to the tile.
-
-    Devices that differ only along axes on which the tensor is replicated hold the same.
-    """
-    split = set(itertools.chain.from_iterable(layout.dims))
-    values = {}
-    for at in coordinates(sizes):
-        twin = tuple(x if a in split or a in layout.partial else 0 for a, x in enumerate(at))
-        if twin != at:
-            values[at] = values[twin]
-            continue
-        values[at] = tile(whole, layout, sizes, at)
-        first = tuple(0 if a in layout.partial else x for a, x in enumerate(at))
-        if at != first:
-            values[at] = rng.integers(-9, 10, values[at].shape)
-            values[first] = values[first] - values[at]
-    for at in coordinates(sizes):
-        values[at] = values[
-            tuple(x if a in split or a in layout.partial else 0 for a, x in enumerate(at))
-        ]
-    return values
-
-
-def group_of(at, axes, sizes):
-    """Members of the group of a device, the given axes major to minor."""
-    members = []
-    for ranks in itertools.product(*(range(sizes[a]) for a in axes)):
-        member = list(at)
-        for a, rank in zip(axes, ranks, strict=True):
-            member[a] = rank
-        members.append(tuple(member))
-    return members
 
 
 def carry_out(values, move, before, whole, sizes):
@@ -123,19 +73,7 @@ def test_every_move_does_to_the_tiles_what_its_layout_says(sizes, shape):
         for move in moves(before, shape, sizes):
             kinds.add(move.kind)
             after = carry_out(values, move, before, whole, sizes)
-            split_only = Layout(move.layout.dims)
-            for at in after:
-                terms = group_of(at, move.layout.partial, sizes)
-                total = sum(after[member] for member in terms)
-                assert np.array_equal(total, tile(whole, split_only, sizes, at)), (before, move)
-                replicas = [
-                    a
-                    for a in range(len(sizes))
-                    if a
-                    not in {*itertools.chain.from_iterable(move.layout.dims), *move.layout.partial}
-                ]
-                for other in group_of(at, replicas, sizes):
-                    assert np.array_equal(after[other], after[at]), (before, move)
+            assert_is(after, whole, move.layout, sizes)
     wanted = {"slice", "mask", "all-reduce", "reduce-scatter", "all-gather"}
     assert wanted <= kinds or shape == (6,)
 
@@ -148,12 +86,7 @@ def test_every_move_does_to_the_tiles_what_its_layout_says(sizes, shape):
 def test_all_reachable_layouts_are_valid_and_all_valid_ones_are_reached(sizes, shape):
     found = set(reachable(shape, sizes))
     assert all(is_valid(layout, shape, sizes) for layout in found)
-    for homes in itertools.product(range(-2, len(shape)), repeat=len(sizes)):
-        partial = tuple(a for a, home in enumerate(homes) if home == -2)
-        dims = [[a for a, home in enumerate(homes) if home == d] for d in range(len(shape))]
-        for orders in itertools.product(*(itertools.permutations(axes) for axes in dims)):
-            layout = Layout(tuple(orders), partial, SUM if partial else "")
-            assert (layout in found) == is_valid(layout, shape, sizes)
+    assert found == set(all_layouts(shape, sizes))
 
 
 def test_only_sums_are_scattered_and_masked():

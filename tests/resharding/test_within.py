@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 
 import numpy as np
@@ -16,6 +15,7 @@ from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout, is_valid, parse_layout, split_layouts
 from meshwise.resharding.moves import moves
 from meshwise.resharding.within import cost_matrix, path, path_time_s
+from tiles import all_layouts
 
 DEVICE = DeviceSpec(
     name="d", memory_bytes=1, memory_bytes_per_s=1.0, flop_per_s=(("float32", 1.0),), source="test"
@@ -38,18 +38,6 @@ def make_mesh(sizes, latency_s=1e-6, link_bytes_per_s=1e9):
 
 
 MESHES = {sizes: make_mesh(sizes) for sizes in ((2, 4), (2, 2, 2), (4,), (3, 2))}
-
-
-def all_layouts(shape, sizes, monoids=("sum",)):
-    """Every valid layout, all orders of axes and all partials included."""
-    for homes in itertools.product(range(-2, len(shape)), repeat=len(sizes)):
-        partial = tuple(a for a, home in enumerate(homes) if home == -2)
-        dims = [[a for a, home in enumerate(homes) if home == d] for d in range(len(shape))]
-        for orders in itertools.product(*(itertools.permutations(axes) for axes in dims)):
-            for monoid in monoids if partial else ("",):
-                layout = Layout(tuple(orders), partial, monoid)
-                if is_valid(layout, shape, sizes):
-                    yield layout
 
 
 def summary(steps):
