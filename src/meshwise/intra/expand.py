@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwise.errors import SolverError
+from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated, shift_in
 from meshwise.graph.loops import NONE, Strategy
@@ -187,14 +188,8 @@ class _Expander:
         whole = (NONE,) * len(self.sizes)
         if op.body is not None or not op.outputs or op.outputs[0] not in wanted:
             return whole
-        target = wanted[op.outputs[0]]
-        strategy = list(whole)
-        for axes, loops in zip(target.dims, op.rule.results[0], strict=True):
-            for axis in axes:
-                if loops:
-                    strategy[axis] = loops[0]
-        found = strategy_layouts(op, tuple(strategy), self.sizes)
-        return tuple(strategy) if found is not None else whole
+        found = strategy_for_result(op.rule, 0, wanted[op.outputs[0]], self.sizes)
+        return whole if found is None else found[0]
 
 
 def expand(network: Network, choice: Sequence[int]) -> GraphDecision:

@@ -25,6 +25,9 @@ from meshwise.resharding.within import cost_matrix
 
 # A tensor of a region: (region, tensor id).
 Place = tuple[int, int]
+# Sorts a copy after everything of the operator before its first user.
+_LATE = 1 << 30
+
 INPUT, BLOCK, BOUNDARY, COPY, RESULT = "input", "block", "boundary", "copy", "result"
 
 
@@ -180,11 +183,14 @@ class _Builder:
 
     def inputs(self) -> None:
         pins = {**self.options.restriction.pins, **self.options.pins}
+        axes_of = self.options.restriction.input_axes
         for i, t in enumerate(self.graph.inputs):
             tensor = self.graph.tensors[t]
-            layouts = (
-                (pins[i],) if i in pins else whole_layouts(tensor, self.mesh.sizes)
-            )
+            layouts = whole_layouts(tensor, self.mesh.sizes)
+            if i in axes_of:
+                layouts = tuple(w for w in layouts if axes_of[i].issuperset(used_axes(w)))
+            if i in pins:
+                layouts = (pins[i],)
             node = self.layout_node(INPUT, (i,), layouts, (tensor.shape, tensor.dtype), (-1, i))
             self.sources[0, t] = _Source(node, layouts)
 
@@ -354,7 +360,8 @@ class _Builder:
                 layouts = tuple(dict.fromkeys((*left, *wanted)))
                 extra = (tensor.shape, tensor.dtype, trips)
                 place = self.nodes[uses[0].node].position
-                copy = self.layout_node(COPY, (r, t, group), layouts, extra, (*place, -2))
+                before = (*place[:-1], place[-1] - 1, _LATE)
+                copy = self.layout_node(COPY, (r, t, group), layouts, extra, before)
                 self.copies[r, t, group] = copy
                 wants = tuple((w,) for w in layouts)
                 cost, key = self.matrix(tensor, trips, left, wants)

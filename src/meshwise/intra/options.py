@@ -24,6 +24,7 @@ class Restriction:
     Attributes:
         name: Of the method.
         pins: Layouts that are fixed, by position among the graph's inputs.
+        input_axes: For positions among the graph's inputs the axes that may split them.
         allowed: For operators outside of clusters the choices that each mesh axis may take.
         forbid: Kinds of collectives that may not be used.
         greedy: Decide node by node in program order in place of solving (sharding propagation).
@@ -31,6 +32,7 @@ class Restriction:
 
     name: str = ""
     pins: Mapping[int, Layout] = field(default_factory=dict[int, Layout])
+    input_axes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     allowed: Mapping[OperatorPath, AllowedChoices] = field(
         default_factory=dict[OperatorPath, AllowedChoices]
     )

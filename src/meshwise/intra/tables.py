@@ -41,12 +41,14 @@ class Table:
         cost_s: Seconds of each choice, one run.
         wants: Outer tensors: for each choice the layouts in which members want it.
         leaves: Made tensors: for each choice the layout in which users outside find it.
+        moves: For each choice the changes of layout inside: (tensor, from, to).
     """
 
     strategies: tuple[tuple[Strategy, ...], ...]
     cost_s: NDArray[np.float64]
     wants: dict[int, tuple[tuple[Layout, ...], ...]]
     leaves: dict[int, tuple[Layout, ...]]
+    moves: tuple[tuple[tuple[int, Layout, Layout], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,8 +268,7 @@ class Evaluator:
 
     def cluster(self, shape: Shape) -> Table:
         """Table of a cluster: one choice maps each mesh axis to a class of loops or to none."""
-        strategies: list[tuple[Strategy, ...]] = []
-        costs: list[float] = []
+        runs: list[Walk] = []
         wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
         leaves: dict[int, list[Layout]] = {x: [] for x in sorted(shape.visible)}
         numbers = [
@@ -282,17 +283,17 @@ class Evaluator:
             run = self.walk(shape, choice, numbers)
             if run is None:
                 continue
-            strategies.append(run.strategies)
-            costs.append(run.cost_s)
+            runs.append(run)
             for x, layouts in wants.items():
                 layouts.append(tuple(run.wants.get(x, ())))
             for x, layouts in leaves.items():
                 layouts.append(run.reduced.get(x, run.made[x]))
         return Table(
-            strategies=tuple(strategies),
-            cost_s=np.array(costs),
+            strategies=tuple(run.strategies for run in runs),
+            cost_s=np.array([run.cost_s for run in runs]),
             wants={x: tuple(w) for x, w in wants.items()},
             leaves={x: tuple(w) for x, w in leaves.items()},
+            moves=tuple(tuple(run.moves) for run in runs),
         )
 
     def walk(self, shape: Shape, choice: tuple[int, ...], numbers: list[int]) -> Walk | None:

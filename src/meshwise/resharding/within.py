@@ -129,8 +129,8 @@ def _edge_terms(
             latency_s[0, i] = 0.0
             continue
         terms = collective_terms(move.kind, tuple(mesh.axes[a] for a in move.axes))
-        if not forbid.isdisjoint(("all-gather", "reduce-scatter")):
-            # The second way goes axis by axis: an all-reduce then scatters and gathers.
+        if "all-gather" in forbid:
+            # The second way goes axis by axis: there an all-reduce scatters and gathers.
             terms = terms[:1]
         for way, term in enumerate(terms):
             latency_s[way, i], seconds_per_byte[way, i] = term

@@ -1,0 +1,49 @@
+"""Plans with a named method."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from meshwise.baselines.restrictions import data_parallel, heuristic, megatron, zero2, zero3
+from meshwise.baselines.roles import InputInfo, input_info
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import PlanError
+from meshwise.graph.graph import Graph
+from meshwise.intra.options import IntraOptions, IntraResult, Restriction
+from meshwise.intra.plan_graph import plan_graph
+
+BASELINES: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction]] = {
+    "DataParallel": data_parallel,
+    "Zero2": zero2,
+    "Zero3": zero3,
+    "Megatron": megatron,
+    "Heuristic": heuristic,
+}
+
+
+def plan_baseline(
+    method: str,
+    graph: Graph,
+    mesh: LogicalMesh,
+    batch_dims: Mapping[int, int],
+    options: IntraOptions,
+) -> IntraResult:
+    """Plan a graph as a method does.
+
+    Args:
+        method: Its name; anything from a parenthesis on is ignored, as in `Zero2()`.
+        graph: The graph.
+        mesh: Where it runs; for Megatron axis 0 is data parallel, axis 1 tensor parallel.
+        batch_dims: Positions among the graph's inputs -> the batch dim.
+        options: As for `plan_graph`; its restriction is replaced by the method's.
+
+    Raises:
+        PlanError: there is no such method.
+        InfeasibleError: the method has no plan that fits.
+    """
+    name = method.partition("(")[0]
+    if name not in BASELINES:
+        raise PlanError(f"no method {method!r}; known are {', '.join(BASELINES)}")
+    restriction = BASELINES[name](graph, mesh, input_info(graph, batch_dims))
+    return plan_graph(graph, mesh, dataclasses.replace(options, restriction=restriction))

@@ -1,0 +1,167 @@
+"""Methods as restrictions of the planner's space: same strategies, same costs, other deciders.
+
+Every method is a function (graph, mesh, info) -> `Restriction`; the same solver does the rest, so
+that a method gets the best plan of its kind, and `IntraOp` searches a space that contains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo, batch_loops
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.layout import Layout, replicated
+from meshwise.graph.loops import NONE
+from meshwise.intra.blocks import is_light
+from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
+
+_ALL_TO_ALL = "all-to-all"
+
+
+def split_largest(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
+    """The largest dim that all axes together divide is split; else each axis finds its own dim."""
+    order = sorted(range(len(shape)), key=lambda d: (-shape[d], d))
+    total = math.prod(sizes[a] for a in axes)
+    for d in order:
+        if shape[d] % total == 0:
+            return Layout(tuple(tuple(axes) if x == d else () for x in range(len(shape))))
+    dims: list[tuple[int, ...]] = [()] * len(shape)
+    for a in axes:
+        for d in order:
+            parts = math.prod(sizes[b] for b in dims[d]) * sizes[a]
+            if shape[d] % parts == 0:
+                dims[d] = (*dims[d], a)
+                break
+    return Layout(tuple(dims))
+
+
+def _axes(mesh: LogicalMesh) -> tuple[int, ...]:
+    return tuple(a for a, size in enumerate(mesh.sizes) if size > 1)
+
+
+def _split_dim(shape: Sequence[int], dim: int, axes: Sequence[int], sizes: Sequence[int]) -> Layout:
+    """Split one dim over as many of the axes, from the first, as divide it."""
+    used: tuple[int, ...] = ()
+    for a in axes:
+        if shape[dim] % math.prod(sizes[b] for b in (*used, a)) == 0:
+            used = (*used, a)
+    return Layout(tuple(used if d == dim else () for d in range(len(shape))))
+
+
+def _operators(graph: Graph, path: OperatorPath = ()) -> list[tuple[OperatorPath, Operator]]:
+    out: list[tuple[OperatorPath, Operator]] = []
+    for i, op in enumerate(graph.operators):
+        out.append(((*path, i), op))
+        if op.body is not None:
+            out += _operators(op.body.graph, (*path, i))
+    return out
+
+
+def _over_batch(
+    graph: Graph, mesh: LogicalMesh, info: InputInfo, axes: Sequence[int], others: bool
+) -> dict[OperatorPath, AllowedChoices]:
+    """Operators that decide alone run over the batch along `axes`.
+
+    Args:
+        graph: The graph.
+        mesh: The mesh.
+        info: Its inputs.
+        axes: Axes that split the batch.
+        others: Whether the other axes may split the other loops.
+    """
+    found = batch_loops(graph, info.batch_dims)
+    allowed: dict[OperatorPath, AllowedChoices] = {}
+    for path, op in _operators(graph):
+        if op.body is not None or is_light(op) or path not in found:
+            continue
+        loops = found[path]
+        rest = frozenset((NONE, *(x for x in range(len(op.rule.loops)) if x not in loops)))
+        allowed[path] = tuple(
+            loops if a in axes and size > 1 else rest if others else frozenset((NONE,))
+            for a, size in enumerate(mesh.sizes)
+        )
+    return allowed
+
+
+def _batch_pins(
+    graph: Graph, mesh: LogicalMesh, info: InputInfo, axes: Sequence[int]
+) -> dict[int, Layout]:
+    return {
+        i: _split_dim(graph.tensors[graph.inputs[i]].shape, dim, axes, mesh.sizes)
+        for i, dim in info.batch_dims.items()
+    }
+
+
+def _zero(
+    graph: Graph, mesh: LogicalMesh, info: InputInfo, name: str, split: frozenset[str]
+) -> Restriction:
+    axes = _axes(mesh)
+    pins = _batch_pins(graph, mesh, info, axes)
+    for i, role in enumerate(info.roles):
+        shape = graph.tensors[graph.inputs[i]].shape
+        if role in split:
+            pins[i] = split_largest(shape, axes, mesh.sizes)
+        elif role != BATCH:
+            pins[i] = replicated(len(shape))
+    return Restriction(
+        name=name,
+        pins=pins,
+        allowed=_over_batch(graph, mesh, info, axes, others=False),
+        forbid=frozenset((_ALL_TO_ALL,)),
+    )
+
+
+def data_parallel(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """State replicated, batch split over all axes, gradients all-reduced."""
+    base = _zero(graph, mesh, info, "DataParallel", frozenset())
+    return Restriction(
+        name=base.name,
+        pins=base.pins,
+        allowed=base.allowed,
+        # Without reduce-scatter there is no sharded update.
+        forbid=frozenset((_ALL_TO_ALL, "reduce-scatter")),
+    )
+
+
+def zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """Data parallel with optimizer state and gradients split: ZeRO stage 2."""
+    return _zero(graph, mesh, info, "Zero2", frozenset((OPTIMIZER,)))
+
+
+def zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """Parameters split too, gathered where they are used: ZeRO stage 3."""
+    return _zero(graph, mesh, info, "Zero3", frozenset((OPTIMIZER, PARAMETER)))
+
+
+def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """Axis 0 splits the batch, axis 1 the other loops of products; all-reduce only.
+
+    Which weights are split by column and which by row is left to the solver.
+    """
+    pins = _batch_pins(graph, mesh, info, (0,))
+    return Restriction(
+        name="Megatron",
+        pins=pins,
+        input_axes={
+            i: frozenset(range(1, len(mesh.sizes)))
+            for i, role in enumerate(info.roles)
+            if role != BATCH
+        },
+        allowed=_over_batch(graph, mesh, info, (0,), others=True),
+        forbid=frozenset((_ALL_TO_ALL, "all-gather", "reduce-scatter")),
+    )
+
+
+def heuristic(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """Largest dim of every input split, the rest by propagation.
+
+    Source: FACTS section 6, the ablation of figure 8.
+    """
+    axes = _axes(mesh)
+    pins = {
+        i: split_largest(graph.tensors[t].shape, axes, mesh.sizes)
+        for i, t in enumerate(graph.inputs)
+    }
+    return Restriction(name="Heuristic", pins=pins, greedy=True)

@@ -1,0 +1,304 @@
+"""Memory of a network at one time as a row: bytes of nodes and of pairs of nodes.
+
+A row is what `intra.memory` counts at that time, written as a function of the choices.  A copy is
+live when its choice differs from the layout that it is made from, hence depends on a pair.  What
+is not pairwise (two far users that share one final layout) is counted at the users only, so a row
+may count less than the profile, and then a cut of exactly that choice is added instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwise.graph.layout import Layout
+from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.liveness import Liveness, liveness
+from meshwise.intra.network import BLOCK, Edge, Network
+from meshwise.intra.problem import Array, Row
+from meshwise.intra.regions import END, OWN_GROUP, Region
+from meshwise.intra.tables import local_bytes, strategy_layouts
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """Bytes of a node (v = -1) or a pair during [start, end] of its region."""
+
+    start: int
+    end: int
+    u: int
+    v: int
+    weights: Array
+
+
+class MemoryRows:
+    """Writes rows for one network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.sizes = network.mesh.sizes
+        self.live: list[Liveness] = [liveness(r.graph) for r in network.regions]
+        self.inner = {r.path: r for r in network.regions}
+        self.defined: dict[tuple[int, int], list[Layout]] = {}
+        self.terms: list[list[_Term]] = [[] for _ in network.regions]
+        self._positions()
+        self._inputs()
+        for region in network.regions:
+            self._values(region)
+            self._moves(region)
+        for edge in network.edges:
+            self._copy(edge)
+
+    def _add(self, region: int, start: int, end: int, u: int, v: int, weights: Array) -> None:
+        if weights.any():
+            self.terms[region].append(_Term(start, end, u, v, weights))
+
+    def _positions(self) -> None:
+        """For each (region, tensor, group) the times of its uses, and the node of each use."""
+        self.times: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        for region in self.network.regions:
+            for i, op in enumerate(region.graph.operators):
+                block = region.blocks.block_of[i]
+                for k, t in enumerate(op.inputs):
+                    if block < 0:
+                        continue
+                    if op.body is not None:
+                        node = self.network.boundaries[region.index, i, k]
+                    else:
+                        node = self.network.block_nodes[region.index, block]
+                    place = (region.index, t, region.groups[i, k])
+                    self.times.setdefault(place, []).append((i, node))
+            for j, t in enumerate(region.graph.outputs):
+                place = (region.index, t, region.groups[END, j])
+                self.times.setdefault(place, []).append((len(region.graph.operators), -1))
+
+    def _inputs(self) -> None:
+        graph, end = self.network.graph, len(self.network.graph.operators)
+        for t in dict.fromkeys(graph.inputs):
+            node = self.network.maker[0, t]
+            layouts = self.network.nodes[node].layouts
+            weights = np.array(
+                [local_bytes(graph.tensors[t], w, self.sizes) for w in layouts], dtype=np.float64
+            )
+            self._add(0, -1, end, node, -1, weights)
+
+    def _values(self, region: Region) -> None:
+        graph, live = region.graph, self.live[region.index]
+        donated = (
+            {graph.outputs[j]: self.network.maker[0, graph.inputs[i]] for i, j in graph.aliases}
+            if region.index == 0
+            else {}
+        )
+        for i, op in enumerate(graph.operators):
+            number = region.blocks.block_of[i]
+            if number < 0:
+                continue
+            for place, t in enumerate(op.outputs):
+                layouts, node = self._made(region, number, i, place)
+                self.defined[region.index, t] = layouts
+                if t in live.fused or live.root[t] != t:
+                    continue
+                weights = np.array(
+                    [local_bytes(graph.tensors[t], w, self.sizes) for w in layouts],
+                    dtype=np.float64,
+                )
+                if t not in donated:
+                    self._add(region.index, live.start[t], live.end[t], node, -1, weights)
+                    continue
+                # The buffer of donated state is free if the new state is made in its layout.
+                target = donated[t]
+                wanted = self.network.nodes[target].layouts
+                table = np.array(
+                    [[0.0 if w == g else x for g in wanted]
+                     for w, x in zip(layouts, weights, strict=True)]
+                )
+                self._add(region.index, live.start[t], live.end[t], node, target, table)
+
+    def _made(self, region: Region, number: int, i: int, place: int) -> tuple[list[Layout], int]:
+        """Layouts in which result `place` of operator `i` is made, per choice of its node."""
+        op = region.graph.operators[i]
+        block = region.blocks.blocks[number]
+        if block.kind == SCAN:
+            body = op.body
+            assert body is not None
+            k = body.num_consts + place if place < body.num_carry else len(op.inputs) + place
+            node = self.network.boundaries[region.index, i, k]
+            layouts = self.network.nodes[node].layouts
+            if place >= body.num_carry:
+                layouts = tuple(Layout(((), *w.dims), w.partial, w.monoid) for w in layouts)
+            return list(layouts), node
+        node = self.network.block_nodes[region.index, number]
+        table = self.network.nodes[node].table
+        assert table is not None
+        member = block.members.index(i)
+        out: list[Layout] = []
+        known: dict[tuple[int, ...], Layout] = {}
+        for strategies in table.strategies:
+            strategy = strategies[member]
+            if strategy not in known:
+                found = strategy_layouts(op, strategy, self.sizes)
+                assert found is not None
+                known[strategy] = found[1][place]
+            out.append(known[strategy])
+        return out, node
+
+    def _moves(self, region: Region) -> None:
+        """Copies inside of clusters."""
+        for number, block in enumerate(region.blocks.blocks):
+            if block.kind != CLUSTER:
+                continue
+            node = self.network.block_nodes[region.index, number]
+            table = self.network.nodes[node].table
+            assert table is not None
+            if not any(table.moves):
+                continue
+            names = self._locals(region, block.members)
+            for choice, moves in enumerate(table.moves):
+                for x, _, target in moves:
+                    t = names[x]
+                    tensor = region.graph.tensors[t]
+                    inside = [
+                        time
+                        for time, user in self.times.get((region.index, t, OWN_GROUP), [])
+                        if user == node
+                    ]
+                    if not inside:
+                        continue
+                    weights = np.zeros(len(table.moves))
+                    weights[choice] = local_bytes(tensor, target, self.sizes)
+                    self._add(region.index, inside[0], inside[0], node, -1, weights)
+
+    def _locals(self, region: Region, members: Sequence[int]) -> list[int]:
+        """Tensors of a cluster in the order of its table."""
+        made = {t for i in members for t in region.graph.operators[i].outputs}
+        index: dict[tuple[int, int], None] = {}
+        for i in members:
+            op = region.graph.operators[i]
+            for k, t in enumerate(op.inputs):
+                index[t, OWN_GROUP if t in made else region.groups[i, k]] = None
+            for t in op.outputs:
+                index[t, OWN_GROUP] = None
+        return [t for t, _ in index]
+
+    def _copy(self, edge: Edge) -> None:
+        """Bytes of what an edge makes: a shared copy, or the final layout at its user."""
+        r, t = edge.place
+        graph = self.network.regions[r].graph
+        tensor = graph.tensors[t]
+        source, target = self.network.nodes[edge.source], self.network.nodes[edge.target]
+        if source.kind == BLOCK:
+            left = self._left(edge)
+        else:
+            left = self._outside(edge.source, edge.place)
+        times = self.times.get((r, t, edge.group), [])
+        if self.network.copies.get((r, t, edge.group)) == edge.target:
+            weights = self._difference(tensor, left, [(w,) for w in target.layouts])
+            last = times[-1][0]
+            if last < len(graph.operators):
+                live = self.live[r]
+                for u in graph.operators[last].outputs:
+                    if live.root[u] != u and t in graph.operators[last].inputs:
+                        last = max(last, live.last_use_of[u])
+            self._add(r, times[0][0], last, edge.source, edge.target, weights)
+            return
+        if target.kind == BLOCK:
+            wants = self._wants(edge)
+            for time in dict.fromkeys(i for i, node in times if node == edge.target):
+                weights = self._difference(tensor, left, wants[time])
+                self._add(r, time, time, edge.source, edge.target, weights)
+            return
+        if edge.source == edge.target:
+            return
+        if target.kind == "boundary" and any(node == edge.target for _, node in times):
+            layouts = self._outside(edge.target, edge.place)
+            weights = self._difference(tensor, left, [(w,) for w in layouts])
+            for time in dict.fromkeys(i for i, node in times if node == edge.target):
+                self._add(r, time, time, edge.source, edge.target, weights)
+            return
+        if r == 0 and t in {graph.outputs[j] for _, j in graph.aliases} and target.kind == "input":
+            return
+        weights = self._difference(tensor, left, [(w,) for w in target.layouts])
+        end = len(graph.operators)
+        self._add(r, end, end, edge.source, edge.target, weights)
+
+    def _left(self, edge: Edge) -> list[Layout]:
+        """Layouts in which users outside of its block find a tensor."""
+        r, t = edge.place
+        region = self.network.regions[r]
+        table = self.network.nodes[edge.source].table
+        assert table is not None
+        number = self.network.nodes[edge.source].ref[1]
+        block = region.blocks.blocks[number]
+        if block.kind == CLUSTER:
+            return list(table.leaves[self._locals(region, block.members).index(t)])
+        return self.defined[edge.place]
+
+    def _outside(self, node: int, place: tuple[int, int]) -> list[Layout]:
+        """Layouts of a boundary, input, copy or result node as seen from the region of a tensor."""
+        info = self.network.nodes[node]
+        if info.kind != "boundary":
+            return list(info.layouts)
+        rank = len(self.network.regions[place[0]].graph.tensors[place[1]].shape)
+        return [
+            w if len(w.dims) == rank else Layout(((), *w.dims), w.partial, w.monoid)
+            for w in info.layouts
+        ]
+
+    def _wants(self, edge: Edge) -> dict[int, list[tuple[Layout, ...]]]:
+        """For each time the layouts that a block wants then, per choice."""
+        r, t = edge.place
+        region = self.network.regions[r]
+        target = self.network.nodes[edge.target]
+        table = target.table
+        assert table is not None
+        members = region.blocks.blocks[target.ref[1]].members
+        out: dict[int, list[tuple[Layout, ...]]] = {}
+        for place, i in enumerate(members):
+            op = region.graph.operators[i]
+            slots = [
+                k for k, u in enumerate(op.inputs) if u == t and region.groups[i, k] == edge.group
+            ]
+            if not slots:
+                continue
+            rows: list[tuple[Layout, ...]] = []
+            for strategies in table.strategies:
+                found = strategy_layouts(op, strategies[place], self.sizes)
+                assert found is not None
+                rows.append(tuple(dict.fromkeys(found[0][k] for k in slots)))
+            out[i] = rows
+        return out
+
+    def _difference(
+        self, tensor: object, left: Sequence[Layout], wants: Sequence[tuple[Layout, ...]]
+    ) -> Array:
+        """Bytes of the layouts that are wanted and not there."""
+        size = {w: float(local_bytes(tensor, w, self.sizes)) for want in wants for w in want}  # type: ignore[arg-type]
+        return np.array([[sum(size[w] for w in want if w != have) for want in wants]
+                         for have in left])
+
+    def row(self, time: tuple[int, ...], limit: float) -> Row:
+        """The row of one time: `time` as in `intra.memory.Peak`."""
+        nodes: dict[int, Array] = {}
+        pairs: dict[tuple[int, int], Array] = {}
+        for depth, here in enumerate(time):
+            region = self.inner[tuple(time[:depth])]
+            for term in self.terms[region.index]:
+                if not term.start <= here <= term.end:
+                    continue
+                u, v, weights = term.u, term.v, term.weights
+                if u == v:
+                    v, weights = -1, np.diagonal(weights).copy()
+                if v < 0:
+                    nodes[u] = nodes[u] + weights if u in nodes else weights
+                    continue
+                if u > v:
+                    u, v, weights = v, u, weights.T
+                pairs[u, v] = pairs[u, v] + weights if (u, v) in pairs else weights
+        return Row(
+            nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
+            pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda i: i[0])),
+            limit=limit,
+            name=f"bytes at {time}",
+        )

@@ -1,0 +1,111 @@
+"""Ties equal parts of a network, so that equal layers are planned once.
+
+Two nodes are tied if they have the same choices and costs and their surroundings look alike up to
+a small distance (colour refinement with few rounds).  One variable then stands for a class: costs
+add up, and an edge between two nodes of one class costs on the diagonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwise.intra.network import Network
+from meshwise.intra.problem import Array, PairCost, Problem, Row
+
+# Distance up to which surroundings are compared.  At 3 the two normalisations of a block differ
+# and q, k and v do too where that matters, while only the first and last layers stand apart.
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ties:
+    """Classes of nodes: for each node its class, and how many there are."""
+
+    class_of: tuple[int, ...]
+    count: int
+
+    def spread(self, choice: tuple[int, ...]) -> tuple[int, ...]:
+        """A choice per class as one per node."""
+        return tuple(choice[c] for c in self.class_of)
+
+
+def untied(network: Network) -> Ties:
+    """Each node is its own class."""
+    return Ties(class_of=tuple(range(len(network.nodes))), count=len(network.nodes))
+
+
+def find_ties(network: Network) -> Ties:
+    """Classes of nodes that look alike."""
+    colour = [node.key for node in network.nodes]
+    around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
+    for edge in network.edges:
+        around[edge.source].append((edge.key, 0, edge.target))
+        around[edge.target].append((edge.key, 1, edge.source))
+    for _ in range(_ROUNDS):
+        names: dict[object, int] = {}
+        colour = [
+            names.setdefault(
+                (colour[u], tuple(sorted((k, d, colour[v]) for k, d, v in around[u]))), len(names)
+            )
+            for u in range(len(colour))
+        ]
+    first: dict[int, int] = {}
+    class_of = tuple(first.setdefault(c, len(first)) for c in colour)
+    return Ties(class_of=class_of, count=len(first))
+
+
+def tied_problem(network: Network, ties: Ties) -> Problem:
+    """The network as a problem with one node a class."""
+    costs: list[Array | None] = [None] * ties.count
+    for node, c in zip(network.nodes, ties.class_of, strict=True):
+        before = costs[c]
+        costs[c] = node.cost_s if before is None else before + node.cost_s
+    amounts: dict[tuple[int, int, int], int] = {}
+    matrices: dict[int, Array] = {}
+    for edge in network.edges:
+        place = (ties.class_of[edge.source], ties.class_of[edge.target], edge.key)
+        amounts[place] = amounts.get(place, 0) + 1
+        matrices[edge.key] = edge.cost_s
+    pairs: dict[tuple[int, int], Array] = {}
+    for (u, v, key), amount in amounts.items():
+        matrix = matrices[key] * amount if amount > 1 else matrices[key]
+        if u == v:
+            before = costs[u]
+            assert before is not None
+            costs[u] = before + np.diagonal(matrix)
+            continue
+        if u > v:
+            u, v, matrix = v, u, matrix.T
+        pairs[u, v] = pairs[u, v] + matrix if (u, v) in pairs else matrix
+    return Problem(
+        costs=tuple(c for c in costs if c is not None),
+        pairs=tuple(PairCost(u=u, v=v, cost=m) for (u, v), m in sorted(pairs.items())),
+    )
+
+
+def tied_row(row: Row, ties: Ties) -> Row:
+    """A row over nodes as one over classes."""
+    nodes: dict[int, Array] = {}
+    pairs: dict[tuple[int, int], Array] = {}
+
+    def add_node(c: int, weights: Array) -> None:
+        nodes[c] = nodes[c] + weights if c in nodes else weights
+
+    for u, weights in row.nodes:
+        add_node(ties.class_of[u], weights)
+    for u, v, weights in row.pairs:
+        a, b = ties.class_of[u], ties.class_of[v]
+        if a == b:
+            add_node(a, np.diagonal(weights).copy())
+            continue
+        if a > b:
+            a, b, weights = b, a, weights.T
+        pairs[a, b] = pairs[a, b] + weights if (a, b) in pairs else weights
+    return Row(
+        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
+        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda item: item[0])),
+        limit=row.limit,
+        name=row.name,
+    )
