@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshwise.baselines.methods import plan_baseline
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PinError, PlanError
@@ -142,6 +141,8 @@ def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: 
     if isinstance(method, (IntraOp, Auto)):
         result = plan_graph(graph, mesh, options)
     else:
+        from meshwise.baselines.methods import plan_baseline
+
         result = plan_baseline(method_name(method), graph, mesh, step.batch_dims, options)
     return finished_plan(step, mesh, result, method, objective)
 

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from meshwise.graph.loops import LoopRule, replicated_rule
-from meshwise.rules import dot_general, elementwise, reduce
+from meshwise.rules import dot_general, elementwise, reduce, shape, slicing
 from meshwise.rules.primitive import Equation, PrimitiveRule
 
 RULES: Mapping[str, PrimitiveRule] = MappingProxyType(
-    {**elementwise.TABLE, **dot_general.TABLE, **reduce.TABLE}
+    {
+        **elementwise.TABLE,
+        **dot_general.TABLE,
+        **reduce.TABLE,
+        **shape.TABLE,
+        **slicing.TABLE,
+    }
 )
 
 

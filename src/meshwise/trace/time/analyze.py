@@ -359,19 +359,19 @@ class _Analysis:
             frontier |= {i for i in idents if self.states[i].kind == PARTIAL}
             if frontier:
                 self._localize(sorted(frontier))
-        return next(
-            (
-                self.program.nodes[p]
-                for p in dependent
-                if self.nodes[p].region == AFTER_LOOP
-                and any(self.states[i].kind == PARTIAL for i in self.program.nodes[p].inputs)
-                and not self._rule_is_linear(self.program.nodes[p])
-            ),
-            node,
-        )
+        return next((self.program.nodes[p] for p in dependent if self._bends(p)), node)
 
-    def _rule_is_linear(self, node: Node) -> bool:
-        return node.body is None and bool(self._rule(node).linear)
+    def _bends(self, position: int) -> bool:
+        """Whether an equation after the loop is not linear in what depends on the batch."""
+        node = self.program.nodes[position]
+        if self.nodes[position].region != AFTER_LOOP:
+            return False
+        linear = () if node.body is not None else self._rule(node).linear
+        return any(
+            self.states[ident].kind in (PARTIAL, AFTER)
+            and not any(index in group for group in linear)
+            for index, ident in enumerate(node.inputs)
+        )
 
     def _localize(self, idents: Sequence[int]) -> None:
         new = {(id(self.program), i) for i in idents}
@@ -386,7 +386,7 @@ def _fits(state: TimeState, want: TimeState) -> bool:
     if state.kind == WHOLE:
         return want.kind in (SPLIT, PARTIAL)
     if state.kind == LOCAL:
-        return want.kind in (WHOLE, PARTIAL)
+        return want.kind in (WHOLE, SPLIT, PARTIAL)
     return False
 
 

@@ -110,9 +110,9 @@ class _Block:
         return self.micro[key]
 
     def _convert(self, ident: int, state: TimeState, want: TimeState) -> Any:
+        if state.kind in (WHOLE, LOCAL) and want.kind == SPLIT:
+            return self._rows(ident, state, want.dim)
         if state.kind == WHOLE:
-            if want.kind == SPLIT:
-                return self._rows(ident, want.dim)
             value = self.whole[ident] if ident in self.whole else self._constant(ident)
             if want.kind == PARTIAL:
                 value = jnp.asarray(value)
@@ -127,14 +127,17 @@ class _Block:
     def _constant(self, ident: int) -> Any:
         return self.program.constants[ident]
 
-    def _rows(self, ident: int, dim: int) -> Any:
-        """Rows of a value that is whole: made for the micro-batch if cheap, else sliced."""
+    def _rows(self, ident: int, state: TimeState, dim: int) -> Any:
+        """Rows of a value that has them all: made for the micro-batch if cheap, else sliced."""
         node = self.producer.get(ident)
         if node is not None and node.body is None and not is_heavy(node):
             cloned = self._clone(node, node.outputs.index(ident), dim)
             if cloned is not None:
                 return cloned
-        value = self.whole[ident] if ident in self.whole else self._constant(ident)
+        if state.kind == LOCAL:
+            value = self.micro[(ident, state)]
+        else:
+            value = self.whole[ident] if ident in self.whole else self._constant(ident)
         return take_rows(jnp.asarray(value), dim, self.batch, self.index)
 
     def _clone(self, node: Node, position: int, dim: int) -> Any:
@@ -150,9 +153,8 @@ class _Block:
         for ident, layout in zip(node.inputs, layouts, strict=True):
             split_dim = next((d for d, axes in enumerate(layout.dims) if axes), None)
             want = TimeState(WHOLE) if split_dim is None else TimeState(SPLIT, split_dim)
-            if self.block.states[ident].kind not in (WHOLE, SPLIT):
-                return None
-            if self.block.states[ident].kind == SPLIT and self.block.states[ident] != want:
+            state = self.block.states[ident]
+            if state.kind not in (WHOLE, LOCAL) and state != want:
                 return None
             operands.append(self.get(ident, want))
         shards = TimeShards(rule, strategy[0], self.batch, self.index)
