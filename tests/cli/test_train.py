@@ -36,8 +36,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
     result = run()
     assert result.exit_code == 0, result.output
-    for part in ("parameters on one device", "plan, found in", "Pretended()", "held-out loss",
-                 "saved ", "done after 4 steps", "predicted against actual", "checkpoint: "):  # fmt: skip
+    parts = (
+        "parameters on one device", "plan, found in", "Pretended()", "held-out loss", "saved ",
+        "done after 4 steps", "predicted against actual", "checkpoint: ",
+    )  # fmt: skip
+    for part in parts:
         assert part in result.output
 
 

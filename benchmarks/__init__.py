@@ -1,0 +1,1 @@
+"""Named benchmarks with JSON results: `make bench`, or `python -m benchmarks NAME ...`."""
