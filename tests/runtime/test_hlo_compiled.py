@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices"
 OPTIONS = {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_disable_hlo_passes": "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner",
+    "xla_cpu_copy_insertion_use_region_analysis": True,
 }
 SIZES = (2, 4)
 LOCAL = (8, 16)  # Of one device, float32: 512 bytes.
