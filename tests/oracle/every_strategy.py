@@ -1,0 +1,236 @@
+"""Every strategy of an equation against the unsharded primitive.
+
+Operands are cut in tiles with NumPy, partial operands into random terms; the local form runs
+under nested `jax.vmap(axis_name=...)`, one level for each mesh axis; the tiles of the results are
+put together again with NumPy.  Nothing here is shared with the lowering except `SpaceShards`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwise.graph.layout import Layout, local_shape
+from meshwise.graph.loops import (
+    LoopRule,
+    Strategy,
+    enumerate_strategies,
+    operand_layouts,
+    result_layouts,
+)
+from meshwise.rules.primitive import Equation, PrimitiveRule
+from meshwise.rules.table import primitive_rule
+from meshwise.spmd.shards import SpaceShards
+from meshwise.trace.flatten import flatten
+from meshwise.trace.program import Program
+
+MESHES = ((8,), (2, 4), (2, 2, 2))
+NAMES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One equation with concrete operands and what the primitive gives for them."""
+
+    equation: Equation
+    row: PrimitiveRule
+    rule: LoopRule
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+def evaluate(program: Program, args: Sequence[Any]) -> dict[int, Any]:
+    """All values of a program, equation by equation on one device."""
+    values: dict[int, Any] = dict(program.constants)
+    values.update(zip(program.inputs, args, strict=True))
+    for node in program.nodes:
+        equation = node.equation
+        out = equation.primitive.bind(*(values[i] for i in node.inputs), **equation.params)
+        results = out if equation.primitive.multiple_results else [out]
+        values.update(zip(node.outputs, results, strict=True))
+    return values
+
+
+def runs_of(fun: Callable[..., Any], operands: Sequence[Any], primitive: str) -> list[Run]:
+    """The equations of a function that are of the primitive under test."""
+    program = flatten(jax.make_jaxpr(fun)(*operands))
+    values = evaluate(program, operands)
+    runs: list[Run] = []
+    for node in program.nodes:
+        if node.name == primitive:
+            row = primitive_rule(node.equation)
+            runs.append(
+                Run(
+                    node.equation,
+                    row,
+                    row.rule(node.equation),
+                    tuple(values[i] for i in node.inputs),
+                    tuple(values[i] for i in node.outputs),
+                )
+            )
+    return runs
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is an array of random keys."""
+    return jax.dtypes.issubdtype(jax.numpy.result_type(value), jax.dtypes.extended)
+
+
+def _raw(value: Any) -> np.ndarray[Any, Any]:
+    """A value as NumPy; keys as their words."""
+    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+
+
+def coordinates(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Coordinates of all devices."""
+    return itertools.product(*(range(size) for size in sizes))
+
+
+def tile_index(
+    shape: Sequence[int], layout: Layout, sizes: Sequence[int], place: Sequence[int]
+) -> tuple[slice, ...]:
+    """Where the tile of the device at `place` lies in the whole tensor."""
+    index: list[slice] = []
+    for size, axes in zip(local_shape(shape, layout, sizes), layout.dims, strict=True):
+        rank = 0
+        for axis in axes:
+            rank = rank * sizes[axis] + place[axis]
+        index.append(slice(rank * size, (rank + 1) * size))
+    return tuple(index)
+
+
+def _terms(
+    value: np.ndarray[Any, Any], count: int, rng: np.random.Generator
+) -> list[np.ndarray[Any, Any]]:
+    """Random small-integer terms that sum to `value`."""
+    terms = [rng.integers(-3, 4, value.shape).astype(value.dtype) for _ in range(count - 1)]
+    last = value
+    for term in terms:
+        last = (last - term).astype(value.dtype)
+    return [*terms, last]
+
+
+def tiles_of(
+    value: Any, layout: Layout, sizes: Sequence[int], rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """Tiles of all devices, stacked: shape `(*sizes, *local shape)`."""
+    whole = _raw(value)
+    shape = np.shape(value)
+    partial_sizes = [sizes[a] for a in layout.partial]
+    terms = _terms(whole, int(np.prod(partial_sizes)), rng) if layout.partial else [whole]
+    tiles = []
+    for place in coordinates(sizes):
+        term = 0
+        for axis in layout.partial:
+            term = term * sizes[axis] + place[axis]
+        tiles.append(terms[term][tile_index(shape, layout, sizes, place)])
+    return np.stack(tiles).reshape(*sizes, *tiles[0].shape)
+
+
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.logical_and,
+    "or": np.logical_or,
+}
+
+
+def assemble(
+    tiles: np.ndarray[Any, Any], shape: Sequence[int], layout: Layout, sizes: Sequence[int]
+) -> np.ndarray[Any, Any]:
+    """The whole tensor from the tiles of all devices; replicas must be equal."""
+    trailing = tiles.shape[len(sizes) + len(shape) :]
+    out = np.zeros((*shape, *trailing), tiles.dtype)
+    seen: dict[tuple[int, ...], dict[tuple[int, ...], Any]] = {}
+    for place in coordinates(sizes):
+        index = tile_index(shape, layout, sizes, place)
+        corner = tuple(part.start for part in index)
+        term = tuple(place[a] for a in layout.partial)
+        known = seen.setdefault(corner, {})
+        if term in known:
+            np.testing.assert_array_equal(known[term], tiles[place], "replicas differ")
+        else:
+            known[term] = tiles[place]
+            first = len(known) == 1
+            combined = (
+                tiles[place] if first else _COMBINE[layout.monoid](out[index], tiles[place])
+            )
+            out[index] = combined
+    return out
+
+
+def local_function(
+    run: Run, strategy: Strategy, sizes: Sequence[int]
+) -> Callable[..., list[Any]]:
+    """The local form as a function of local tiles (keys as their words), axes bound outside."""
+    shards = SpaceShards(run.rule, strategy, sizes, NAMES[: len(sizes)])
+    keys = [is_key(value) for value in run.operands]
+    impls = [jax.random.key_impl(v) if k else None for v, k in zip(run.operands, keys, strict=True)]
+
+    def local(*tiles: Any) -> list[Any]:
+        operands = [
+            jax.random.wrap_key_data(tile, impl=impl) if key else tile
+            for tile, key, impl in zip(tiles, keys, impls, strict=True)
+        ]
+        out = run.row.local(run.equation, shards, operands)
+        return [jax.random.key_data(value) if is_key(value) else value for value in out]
+
+    return local
+
+
+def _mapped(function: Callable[..., Any], sizes: Sequence[int]) -> Callable[..., Any]:
+    for axis in reversed(range(len(sizes))):
+        function = jax.vmap(function, axis_name=NAMES[axis], axis_size=sizes[axis])
+    return function
+
+
+def sampled(strategies: Sequence[Strategy], limit: int) -> list[Strategy]:
+    """At most `limit` strategies, evenly spread, always with the first and the last."""
+    if len(strategies) <= limit:
+        return list(strategies)
+    places = np.linspace(0, len(strategies) - 1, limit).round().astype(int)
+    return [strategies[i] for i in sorted(set(places.tolist()))]
+
+
+def check_run(run: Run, sizes: Sequence[int], limit: int) -> int:
+    """Check up to `limit` strategies of one equation on one mesh; how many were checked."""
+    rng = np.random.default_rng(0)
+    strategies = sampled(list(enumerate_strategies(run.rule, sizes)), limit)
+    wholes = [_raw(value) for value in run.results]
+    inputs: dict[tuple[int, Layout], np.ndarray[Any, Any]] = {}
+    plans: list[tuple[Strategy, tuple[Layout, ...], tuple[Layout, ...]]] = []
+    for strategy in strategies:
+        operands = operand_layouts(run.rule, strategy, sizes)
+        results = result_layouts(run.rule, strategy, sizes)
+        assert operands is not None
+        assert results is not None
+        plans.append((strategy, operands, results))
+        for i, layout in enumerate(operands):
+            if (i, layout) not in inputs:
+                inputs[i, layout] = tiles_of(run.operands[i], layout, sizes, rng)
+
+    def everything(tiles: dict[tuple[int, Layout], Any]) -> list[Any]:
+        return [
+            _mapped(local_function(run, strategy, sizes), sizes)(
+                *(tiles[i, layout] for i, layout in enumerate(operands))
+            )
+            for strategy, operands, _ in plans
+        ]
+
+    keys = sorted(inputs, key=lambda k: (k[0], str(k[1])))
+    everything_flat = jax.jit(lambda arrays: everything(dict(zip(keys, arrays, strict=True))))
+    outputs = everything_flat([inputs[k] for k in keys])
+    for (strategy, _, results), out in zip(plans, outputs, strict=True):
+        for k, (layout, tiles) in enumerate(zip(results, out, strict=True)):
+            shape = run.equation.out_avals[k].shape
+            got = assemble(np.asarray(tiles), shape, layout, sizes)
+            what = f"{run.equation.name} {strategy} on {sizes}, result {k} in {layout}"
+            assert got.dtype == wholes[k].dtype, what
+            np.testing.assert_array_equal(got, wholes[k], what)
+    return len(plans)
