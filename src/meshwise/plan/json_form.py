@@ -25,6 +25,7 @@ VERSION = 1
 LINE_LENGTH = 100
 
 Value = TypeVar("Value")
+Other = TypeVar("Other")
 # What the `json` module makes of a text.
 Json = Any
 
@@ -43,16 +44,16 @@ def plan_to_json(plan: Plan) -> str:
     data: Json = {
         "format": FORMAT,
         "version": VERSION,
-        "step_time_s": plan.step_time_s,
+        "step_time_s": float(plan.step_time_s),
         "peak_bytes": plan.peak_bytes,
-        "device_flop": plan.device_flop,
+        "device_flop": float(plan.device_flop),
         "collectives": [_fields(item) for item in plan.collectives],
         "stages": [_stage_json(stage) for stage in plan.stages],
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
         "method": plan.method,
         "objective": plan.objective,
-        "gap": plan.gap,
+        "gap": None if plan.gap is None else float(plan.gap),
         "fingerprint": plan.fingerprint,
         "replicated": _fields(plan.replicated),
         "warnings": list(plan.warnings),
@@ -64,16 +65,22 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def _fields(record: Any) -> Json:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+    """Fields of a record; 1 and 1.0 are equal, so both are written as 1.0 where a float is."""
+    return {
+        name: float(value) if "float" == field.type and isinstance(value, int) else value
+        for name, field in record.__dataclass_fields__.items()
+        for value in (getattr(record, name),)
+    }
 
 
 def _stage_json(stage: Stage) -> Json:
-    device = _fields(stage.mesh.device) | {"flop_per_s": dict(stage.mesh.device.flop_per_s)}
+    rates = [[dtype, float(rate)] for dtype, rate in stage.mesh.device.flop_per_s]
+    device = _fields(stage.mesh.device) | {"flop_per_s": rates}
     return {
         "mesh": {"axes": [_fields(axis) for axis in stage.mesh.axes], "device": device},
         "decision": _decision_json(stage.decision),
         "peak_bytes": stage.peak_bytes,
-        "device_flop": stage.device_flop,
+        "device_flop": float(stage.device_flop),
     }
 
 
@@ -274,11 +281,16 @@ def _decision(value: Json, where: str) -> GraphDecision:
     return _record(value, where, GraphDecision, fields)
 
 
-def _rates(value: Json, where: str) -> tuple[tuple[str, float], ...]:
-    if not isinstance(value, dict) or not value:
-        raise _wrong(where, "an object of dtype names with FLOP/s", value)
-    rates = cast(dict[str, Json], value)
-    return tuple((key, _number(rates[key], f"{where}.{key}")) for key in sorted(rates))
+def _pair_of(
+    first: Callable[[Json, str], Value], second: Callable[[Json, str], Other]
+) -> Callable[[Json, str], tuple[Value, Other]]:
+    def read_pair(value: Json, where: str) -> tuple[Value, Other]:
+        if not isinstance(value, list) or len(cast(list[Json], value)) != 2:
+            raise _wrong(where, "a list of two", value)
+        one, two = cast(list[Json], value)
+        return first(one, f"{where}[0]"), second(two, f"{where}[1]")
+
+    return read_pair
 
 
 def _device(value: Json, where: str) -> DeviceSpec:
@@ -286,7 +298,7 @@ def _device(value: Json, where: str) -> DeviceSpec:
         "name": _text,
         "memory_bytes": _size,
         "memory_bytes_per_s": _number,
-        "flop_per_s": _rates,
+        "flop_per_s": _list_of(_pair_of(_text, _number)),
         "source": _text,
     }
     return _record(value, where, DeviceSpec, fields)
@@ -330,17 +342,10 @@ def _collective(value: Json, where: str) -> Collective:
     return _record(value, where, Collective, fields)
 
 
-def _place_and_bytes(value: Json, where: str) -> tuple[str, int]:
-    if not isinstance(value, list) or len(cast(list[Json], value)) != 2:
-        raise _wrong(where, "a pair of place and bytes", value)
-    place, num_bytes = cast(list[Json], value)
-    return _text(place, f"{where}[0]"), _size(num_bytes, f"{where}[1]")
-
-
 def _replicated(value: Json, where: str) -> Replicated:
     fields: dict[str, Reader] = {
         "flop_share": _number,
         "bytes_share": _number,
-        "largest": _list_of(_place_and_bytes),
+        "largest": _list_of(_pair_of(_text, _size)),
     }
     return _record(value, where, Replicated, fields)

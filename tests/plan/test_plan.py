@@ -1,0 +1,258 @@
+"""The plan and its JSON: equal bytes for equal plans, equal plans for equal bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+
+from graph_builders import Builder, mesh, perceptron, random_graph
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.errors import PlanError
+from meshwise.graph.layout import parse_layout
+from meshwise.plan.collectives import collectives
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.plan.fingerprint import fingerprint
+from meshwise.plan.flop import device_flop, replicated_work
+from meshwise.plan.plan import Plan, Stage
+from random_decision import random_decision
+
+MESH = cpu_cluster(4).mesh((2, 2))
+
+
+def plan_of(graph, decision, on=MESH, **fields):
+    stage = Stage(
+        mesh=on,
+        decision=decision,
+        peak_bytes=12345,
+        device_flop=device_flop(graph, decision, on),
+    )
+    values = {
+        "step_time_s": 1.25e-3,
+        "collectives": collectives(graph, decision, on),
+        "stages": (stage,),
+        "method": "IntraOp()",
+        "objective": "time",
+        "gap": 0.0,
+        "fingerprint": fingerprint(graph),
+        "replicated": replicated_work(graph, decision, on),
+        "warnings": ("no rule for 'sort' at a.py:3",),
+    }
+    return Plan(**(values | fields))
+
+
+def random_plan(seed, **fields):
+    graph = random_graph(seed) if seed % 2 else perceptron(2, 8, 8)
+    return plan_of(graph, random_decision(graph, MESH, random.Random(seed)), **fields)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_json_reads_back_equal(seed):
+    plan = random_plan(seed, gap=None if seed % 3 else 0.125)
+    text = plan.to_json()
+    again = Plan.from_json(text)
+    assert again == plan
+    assert again.to_json() == text
+    # Any order and spacing of the same JSON is the same plan.
+    assert Plan.from_json(json.dumps(json.loads(text))) == plan
+
+
+def test_equal_plans_have_equal_bytes_and_other_plans_others():
+    assert random_plan(3).to_json() == random_plan(3).to_json()
+    assert random_plan(3).to_json() != random_plan(3, step_time_s=1.0).to_json()
+    assert len({random_plan(seed).to_json() for seed in range(6)}) == 6
+
+
+def test_whole_numbers_and_floats_that_are_equal_are_written_equally():
+    whole, floats = random_plan(3, step_time_s=1, gap=0), random_plan(3, step_time_s=1.0, gap=0.0)
+    assert whole == floats
+    assert whole.to_json() == floats.to_json()
+
+
+def scan_plan():
+    inner = Builder()
+    h = inner.input(8, 4)
+    body = inner.graph([inner.elementwise("neg", h)])
+    outer = Builder()
+    (final,) = outer.scan(body, [outer.input(8, 4)], 0, 1, 3)
+    graph = outer.graph([final])
+    partial = parse_layout("R R sum:P01")
+    use = Use(group=2, via=parse_layout("R R"), layout=partial)
+    stay = Use(group=0, via=partial, layout=partial)
+    body_decision = GraphDecision(
+        inputs=(partial,),
+        operators=(OperatorDecision(strategy=(-2, -2), uses=(stay,), results=(partial,)),),
+        outputs=(stay,),
+    )
+    scan = OperatorDecision(strategy=(), uses=(use,), results=(partial,), body=body_decision)
+    out = Use(group=-1, via=partial, layout=parse_layout("S1 S0"))
+    decision = GraphDecision(inputs=(parse_layout("R R"),), operators=(scan,), outputs=(out,))
+    return plan_of(graph, decision)
+
+
+def test_bodies_groups_and_partial_sums_read_back():
+    plan = scan_plan()
+    text = plan.to_json()
+    assert '"R R sum:P01 via R R group 2"' in text
+    assert '"S1 S0 via R R sum:P01 group -1"' in text
+    assert Plan.from_json(text) == plan
+
+
+def test_text_is_for_readers():
+    text = random_plan(0).to_json()
+    assert text.endswith("}\n")
+    data = json.loads(text)
+    assert list(data) == sorted(data)
+    assert data["format"] == "meshwise-plan"
+    assert data["version"] == 1
+    assert max(map(len, text.splitlines())) < 160
+    # One operator a line.
+    assert sum('"strategy"' in line for line in text.splitlines()) == len(
+        perceptron(2, 8, 8).operators
+    )
+
+
+def test_worst_stage_is_reported():
+    plan = random_plan(0)
+    small = plan.stages[0]
+    large = dataclasses.replace(small, peak_bytes=99999, device_flop=1e12)
+    both = dataclasses.replace(plan, stages=(small, large), schedule="1f1b", num_microbatches=4)
+    assert (both.peak_bytes, both.device_flop) == (99999, 1e12)
+    assert both.mesh == small.mesh
+    assert both.decision == small.decision
+    assert Plan.from_json(both.to_json()) == both
+
+
+def test_infinite_numbers_are_not_written():
+    with pytest.raises(PlanError, match="infinite numbers cannot be written"):
+        random_plan(0, step_time_s=math.inf).to_json()
+
+
+def edited(edit):
+    data = json.loads(random_plan(0).to_json())
+    edit(data)
+    return json.dumps(data)
+
+
+def setter(*keys):
+    def put(data, value):
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] = value
+
+    return put
+
+
+OPERATOR = ("stages", 0, "decision", "operators", 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "text"),
+    [
+        (("format",), "other", "not a plan: the field 'format' must be 'meshwise-plan'"),
+        (("version",), 2, "field 'version': this program reads version 1, got 2"),
+        (("step_time_s",), "fast", "field 'step_time_s': expected a finite number, got 'fast'"),
+        (("step_time_s",), True, "field 'step_time_s': expected a finite number, got True"),
+        (("step_time_s",), math.nan, "field 'step_time_s': expected a finite number, got nan"),
+        (("gap",), "none", "field 'gap': expected a finite number"),
+        (("num_microbatches",), 0, "field 'num_microbatches': expected a whole number above zero"),
+        (("num_microbatches",), 1.5, "field 'num_microbatches': expected a whole number, got 1.5"),
+        (("warnings",), "careful", "field 'warnings': expected a list, got 'careful'"),
+        (("warnings",), [3], r"field 'warnings\[0\]': expected a text, got 3"),
+        (("stages",), [], "field 'stages': a plan needs at least one stage"),
+        (("stages", 0, "peak_bytes"), -1, r"field 'stages\[0\].peak_bytes': expected a whole"),
+        (("peak_bytes",), 7, "field 'peak_bytes': 7 is not that of the worst stage, 12345"),
+        (("extra",), 1, "field 'extra' is unknown"),
+        ((*OPERATOR, "extra"), 1, r"field 'stages\[0\].decision.operators\[0\].extra' is unknown"),
+        (
+            (*OPERATOR, "strategy", 0),
+            "x",
+            r"operators\[0\].strategy\[0\]': expected a whole number",
+        ),
+        ((*OPERATOR, "results", 0), "S", r"operators\[0\].results\[0\]': expected a layout"),
+        ((*OPERATOR, "uses", 0), "S0 R over R R", r"uses\[0\]': expected a layout, as 'S0 R'"),
+        ((*OPERATOR, "uses", 0), "S0 R via X", r"uses\[0\]': expected a layout"),
+        ((*OPERATOR, "uses", 0), "S0 R group x", r"uses\[0\]': expected a layout"),
+        ((*OPERATOR,), 5, r"operators\[0\]': expected an object, got 5"),
+        (("stages", 0, "mesh", "axes", 1, "size"), 0, r"mesh.axes\[1\].size': expected a whole"),
+        (("stages", 0, "mesh", "device", "flop_per_s"), {}, r"device.flop_per_s': expected a list"),
+        (("replicated", "largest"), [["a"]], r"replicated.largest\[0\]': expected a list of two"),
+        (("collectives",), [{}], r"field 'collectives\[0\].kind' is missing"),
+    ],
+)
+def test_wrong_field_is_named(keys, value, text):
+    broken = edited(lambda data: setter(*keys)(data, value))
+    with pytest.raises(PlanError, match=text):
+        Plan.from_json(broken)
+
+
+@pytest.mark.parametrize("key", ["stages", "gap", "collectives", "fingerprint", "warnings"])
+def test_missing_field_is_named(key):
+    with pytest.raises(PlanError, match=f"field '{key}' is missing"):
+        Plan.from_json(edited(lambda data: data.pop(key)))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"plan"', "null", "{}"])
+def test_other_texts_are_no_plans(text):
+    with pytest.raises(PlanError, match="a plan must be JSON|not a plan"):
+        Plan.from_json(text)
+
+
+# -- fingerprint ----------------------------------------------------------------------------------
+
+
+def test_fingerprint_is_that_of_the_computation():
+    graph = perceptron(2, 8, 8)
+    assert fingerprint(graph) == fingerprint(perceptron(2, 8, 8))
+    renamed = dataclasses.replace(
+        graph,
+        tensors=tuple(dataclasses.replace(t, name="other") for t in graph.tensors),
+        operators=tuple(dataclasses.replace(op, where="b.py:9") for op in graph.operators),
+    )
+    assert fingerprint(renamed) == fingerprint(graph)
+
+
+def test_fingerprint_sees_every_other_change():
+    graph = perceptron(2, 8, 8)
+    others = [
+        perceptron(2, 8, 16),
+        perceptron(3, 8, 8),
+        dataclasses.replace(graph, aliases=()),
+        dataclasses.replace(graph, outputs=graph.outputs[:-1]),
+        dataclasses.replace(
+            graph,
+            operators=(
+                dataclasses.replace(graph.operators[0], detail="other"),
+                *graph.operators[1:],
+            ),
+        ),
+        dataclasses.replace(
+            graph,
+            tensors=(dataclasses.replace(graph.tensors[0], dtype="bfloat16"), *graph.tensors[1:]),
+        ),
+    ]
+    prints = {fingerprint(other) for other in (graph, *others)}
+    assert len(prints) == len(others) + 1
+
+
+def test_fingerprint_looks_into_bodies():
+    def scan(kind, length):
+        inner = Builder()
+        h = inner.input(8, 4)
+        body = inner.graph([inner.elementwise(kind, h)])
+        outer = Builder()
+        (final,) = outer.scan(body, [outer.input(8, 4)], 0, 1, length)
+        return outer.graph([final])
+
+    assert len({fingerprint(scan(k, n)) for k in ("neg", "max") for n in (2, 3)}) == 4
+
+
+def test_mesh_of_a_real_cluster_reads_back():
+    graph = perceptron(1, 8, 8)
+    on = mesh(2, 2, bandwidths=[1e9, 3.3e11], latency_s=3.4e-6)
+    decision = random_decision(graph, on, random.Random(0))
+    plan = plan_of(graph, decision, on)
+    assert Plan.from_json(plan.to_json()).mesh == on

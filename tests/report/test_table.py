@@ -1,0 +1,260 @@
+"""The plan as text: what a reader finds in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from graph_builders import Builder, perceptron
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.graph.layout import parse_layout
+from meshwise.plan.collectives import collective_s, collectives
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.plan.flop import Replicated, device_flop, replicated_work
+from meshwise.plan.plan import Plan, Stage
+from meshwise.report.columns import WIDTH, shortened, table
+from meshwise.report.table import explain, layout_spec
+from meshwise.units import bytes_text, flop_text, seconds_text
+from random_decision import random_decision
+
+MESH = cpu_cluster(4).mesh((2, 2))
+
+
+def plan_of(graph, decision, **fields):
+    stage = Stage(
+        mesh=MESH,
+        decision=decision,
+        peak_bytes=3 * 2**20,
+        device_flop=device_flop(graph, decision, MESH),
+    )
+    values = {
+        "step_time_s": 1.25e-3,
+        "collectives": collectives(graph, decision, MESH),
+        "stages": (stage,),
+        "method": "IntraOp()",
+        "objective": "time",
+        "gap": 0.0123,
+        "fingerprint": "0",
+        "replicated": replicated_work(graph, decision, MESH),
+        "warnings": ("no rule for 'sort' at a.py:3",),
+    }
+    return Plan(**(values | fields))
+
+
+def use(text, via=None):
+    return Use(group=0, via=parse_layout(via or text), layout=parse_layout(text))
+
+
+def layers(count):
+    """Products with weights that are split over both axes and gathered for use."""
+    g = Builder()
+    h = g.input(64, 64, name="batch.x")
+    weights = [g.input(64, 64, name=f"params.layer_{i}.kernel") for i in range(count)]
+    for w in weights:
+        h = g.dot(h, w)
+    graph = g.graph([h])
+    chosen = OperatorDecision(
+        strategy=(0, 0),
+        uses=(use("S01 R"), use("R R", "S01 R")),
+        results=(parse_layout("S01 R"),),
+    )
+    decision = GraphDecision(
+        inputs=(parse_layout("S01 R"),) * (count + 1),
+        operators=(chosen,) * count,
+        outputs=(use("S01 R"),),
+    )
+    return graph, decision
+
+
+def section(text, title):
+    """Lines below a title, up to the next empty line."""
+    lines = text.splitlines()
+    start = lines.index(title) + 1
+    end = next((i for i in range(start, len(lines)) if not lines[i]), len(lines))
+    return lines[start:end]
+
+
+def test_summary_tells_method_mesh_time_and_memory():
+    graph, decision = layers(2)
+    lines = explain(plan_of(graph, decision), graph).splitlines()
+    assert lines[0] == "method        IntraOp(), objective time, within 1.23% of the best"
+    assert "mesh          x=2 y=2, 4 x virtual CPU" in lines
+    assert "step time     1.25 ms (predicted)" in lines
+    assert "memory        3 MiB of 4 GiB on the worst device (predicted)" in lines
+    assert "replicated    0.00% of FLOP and 0.00% of bytes run whole on every device" in lines
+    without = explain(plan_of(graph, decision, gap=None)).splitlines()
+    assert without[0].endswith("no bound known")
+
+
+def test_equal_layers_share_a_row_with_their_layout_and_bytes():
+    graph, decision = layers(3)
+    rows = section(explain(plan_of(graph, decision), graph), "Arguments")
+    assert rows[2].split("  ")[0] == "batch.x"
+    kernels = [row for row in rows if "kernel" in row]
+    assert len(kernels) == 1
+    assert kernels[0].split() == [
+        "params.layer_*.kernel",
+        "3",
+        "float32[64,64]",
+        "P((x,",
+        "y),",
+        "-)",
+        "12",
+        "KiB",
+    ]
+
+
+def test_dense_products_show_operands_and_result():
+    graph, decision = layers(2)
+    rows = section(explain(plan_of(graph, decision), graph), "Dense products and convolutions")
+    assert len(rows) == 4
+    assert rows[2].startswith("dot_general at hand.py:1")
+    assert "P((x, y), -) P(-, -) -> P((x, y), -)" in rows[2]
+    assert rows[2].endswith("131 kFLOP")
+
+
+def test_collectives_are_summed_by_kind_and_axes():
+    graph, decision = layers(3)
+    plan = plan_of(graph, decision)
+    rows = section(explain(plan, graph), "Collectives in a step")
+    seconds = 3 * collective_s(plan.collectives[0], MESH)
+    assert len(rows) == 4
+    assert rows[2].split() == [
+        "all-gather",
+        "x",
+        "y",
+        "4",
+        "3",
+        "48",
+        "KiB",
+        *seconds_text(seconds).split(),
+    ]
+    assert rows[3].split()[:2] == ["all", "3"]
+
+
+def test_counts_of_scans_are_in_the_sums():
+    graph, decision = layers(1)
+    plan = plan_of(graph, decision)
+    many = tuple(dataclasses.replace(c, count=24) for c in plan.collectives)
+    rows = section(explain(dataclasses.replace(plan, collectives=many)), "Collectives in a step")
+    assert rows[2].split()[4:7] == ["24", "384", "KiB"]
+
+
+def test_plan_without_collectives_says_none():
+    graph, decision = layers(1)
+    text = explain(plan_of(graph, decision, collectives=()))
+    assert section(text, "Collectives in a step") == ["none"]
+
+
+def test_replicated_operators_and_warnings_are_listed():
+    graph, decision = layers(1)
+    replicated = Replicated(flop_share=0.25, bytes_share=0.5, largest=(("sort at a.py:3", 2**20),))
+    text = explain(plan_of(graph, decision, replicated=replicated))
+    assert "replicated    25.00% of FLOP and 50.00% of bytes run whole on every device" in text
+    assert section(text, "Runs whole on every device")[2].split() == [
+        "sort",
+        "at",
+        "a.py:3",
+        "1",
+        "MiB",
+    ]
+    assert section(text, "Warnings") == ["- no rule for 'sort' at a.py:3"]
+
+
+def test_without_a_graph_the_rest_is_there():
+    graph, decision = layers(1)
+    text = explain(plan_of(graph, decision))
+    assert "Arguments" not in text
+    assert "all-gather" in text
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lines_keep_to_the_width(seed):
+    graph = perceptron(3, 8, 8, momentum=True, bias=True)
+    tensors = tuple(
+        dataclasses.replace(t, name=f"{t.name}.{'deep.' * 30}kernel") if t.name else t
+        for t in graph.tensors
+    )
+    operators = tuple(
+        dataclasses.replace(op, where=f"{'folder/' * 20}model.py:{i}")
+        for i, op in enumerate(graph.operators)
+    )
+    graph = dataclasses.replace(graph, tensors=tensors, operators=operators)
+    decision = random_decision(graph, MESH, random.Random(seed))
+    lines = explain(plan_of(graph, decision), graph).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_many_rows_end_with_how_many_more():
+    g = Builder()
+    names = [f"a{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(100)]
+    for name in names:
+        g.input(4, 4, name=name)
+    graph = g.graph([])
+    decision = GraphDecision(inputs=(parse_layout("R R"),) * 100, operators=(), outputs=())
+    rows = section(explain(plan_of(graph, decision), graph), "Arguments")
+    assert len(rows) == 2 + 60 + 1
+    assert rows[-1] == "... and 40 more"
+
+
+def test_stages_are_told_apart():
+    graph, decision = layers(1)
+    plan = plan_of(graph, decision)
+    both = dataclasses.replace(
+        plan,
+        stages=plan.stages * 2,
+        collectives=(
+            *plan.collectives,
+            *(dataclasses.replace(c, stage=1) for c in plan.collectives),
+        ),
+    )
+    text = explain(both)
+    assert "stage 1: x=2 y=2" in text
+    rows = section(text, "Collectives in a step")
+    assert [row.split("  ")[0] for row in rows[2:4]] == [
+        "all-gather, stage 0",
+        "all-gather, stage 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("S0 R", "P(x, -)"),
+        ("R S10", "P(-, (y, x))"),
+        ("R sum:P01", "P(-) sum over x, y"),
+        ("-", "P()"),
+    ],
+)
+def test_layouts_with_names_of_axes(layout, text):
+    assert layout_spec(parse_layout(layout), ("x", "y")) == text
+
+
+def test_shortened_text_keeps_both_ends():
+    assert shortened("abcdefghij", 10) == "abcdefghij"
+    assert shortened("abcdefghijk", 9) == "abc...ijk"
+    assert len(shortened("abcdefghijk", 8)) == 8
+
+
+def test_numbers_are_never_shortened():
+    rows = [("x" * 200, "123456789"), ("y", "1")]
+    lines = table(("name", "number"), rows, "lr")
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[2].endswith("  123456789")
+    assert lines[3].startswith("y ")
+    assert lines[3].endswith(" 1")
+
+
+def test_units_are_readable():
+    assert bytes_text(0) == "0 B"
+    assert bytes_text(1536) == "1.5 KiB"
+    assert bytes_text(16 * 2**30) == "16 GiB"
+    assert flop_text(2e9) == "2 GFLOP"
+    assert flop_text(1.5e16) == "15 PFLOP"
+    assert seconds_text(0) == "0 s"
+    assert seconds_text(2.5e-6) == "2.5 us"
+    assert seconds_text(0.0123) == "12.3 ms"
+    assert seconds_text(12.5) == "12.5 s"
