@@ -117,8 +117,10 @@ def buffers(
             continue
         yield buffer(t, live.start[t], live.end[t], layout, "value")
     for (t, _, via, layout), (start, end) in _copies(graph, decision).items():
+        if graph.tensors[t].generated:
+            continue
         made, source = (via, defined[t]) if layout is None else (layout, via)
-        if made == source or graph.tensors[t].generated:
+        if made == source:
             continue
         if end == end_of_time and donated.get(t) == made:
             continue

@@ -56,16 +56,17 @@ def sharded_function(
     )
 
 
-def compile_options(platform: str) -> dict[str, Any]:
+def compile_options(platform: str, num_devices: int) -> dict[str, Any]:
     """Options that keep XLA from undoing the plan; the one place where they are set.
 
     Source: FACTS section 9; docs/xla_cpu.md.
     """
-    if platform != "cpu":
+    if platform != "cpu" or num_devices == 1:
         return {}
     return {
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_disable_hlo_passes": "cse",
+        "xla_disable_hlo_passes": "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner",
+        "xla_cpu_copy_insertion_use_region_analysis": True,
     }
 
 
@@ -79,12 +80,13 @@ def jitted_step(
 ) -> Any:
     """`jax.jit` of the step; `donated` are positions of flat arguments."""
     platform = mesh.devices.flat[0].platform
+    options = compile_options(platform, logical.num_devices)
     return jax.jit(
         sharded_function(program, graph, decision, logical, mesh),
         in_shardings=tuple(shardings(decision.inputs, mesh)),
         out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
         donate_argnums=tuple(donated),
-        compiler_options=compile_options(platform),
+        compiler_options=options,
     )
 
 
