@@ -67,7 +67,7 @@ def plan_to_json(plan: Plan) -> str:
 def _fields(record: Any) -> Json:
     """Fields of a record; 1 and 1.0 are equal, so both are written as 1.0 where a float is."""
     return {
-        name: float(value) if "float" == field.type and isinstance(value, int) else value
+        name: float(value) if field.type == "float" and isinstance(value, int) else value
         for name, field in record.__dataclass_fields__.items()
         for value in (getattr(record, name),)
     }
