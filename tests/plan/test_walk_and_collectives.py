@@ -61,7 +61,7 @@ def test_partial_result_costs_one_all_reduce():
     )
     assert records(graph, decision) == [("all-reduce", ("y",), 4, 8 * 16 * 4 // 2, 1)]
     (found,) = collectives(graph, decision, MESH)
-    assert found.where == "output 0"
+    assert found.where == "dot_general at hand.py:1 -> output 0"
     assert found.stage == 0
     assert collective_s(found, MESH) == pytest.approx(6e-6 + 1.5 * 256)
 

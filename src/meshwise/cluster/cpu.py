@@ -26,6 +26,7 @@ HOST_MEMORY_BYTES_PER_S = 6.3 * GIGA
 HOST_LINK_BYTES_PER_S = 12 * GIGA
 # Collectives of 4 KiB over 8 devices took 0.33 to 0.5 ms: 14 and 7 hops.
 HOP_LATENCY_S = 25 * MICRO
+# Assumption: a small workstation; pass the real size where it matters.
 HOST_MEMORY_BYTES = 16 * GIB
 
 

@@ -30,7 +30,7 @@ class Collective:
         num_bytes: B of FACTS section 1: the tensor as its group sees it whole.
         count: How often it runs in a step.
         stage: Stage of the pipeline.
-        where: Operator and source line that needs it.
+        where: Operator and source line that needs it, or whose result leaves as an output.
     """
 
     kind: str

@@ -34,7 +34,8 @@ class Reshard(NamedTuple):
         before: From.
         after: To.
         times: How often in a step.
-        where: Operator and source line of the first user.
+        where: Operator and source line of the first user; for an output of the graph that of
+            the operator that makes it.
     """
 
     tensor: Tensor
@@ -90,5 +91,6 @@ def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[
         if operator.body is not None and chosen.body is not None:
             body = operator.body
             yield from reshards(body.graph, chosen.body, times * body.length)
+    maker = {ident: place(op) for op in graph.operators for ident in op.outputs}
     for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
-        yield from legs(ident, use, f"output {position}")
+        yield from legs(ident, use, f"{maker.get(ident, 'input')} -> output {position}")
