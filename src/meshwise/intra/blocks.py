@@ -183,7 +183,11 @@ def _grow(graph: Graph, own: set[int], clusters: _Clusters) -> None:
             continue
         clusters.start(i)
         order = sorted(
-            (k for k, t in enumerate(op.inputs) if not graph.tensors[t].generated),
+            (
+                k
+                for k, t in enumerate(op.inputs)
+                if not graph.tensors[t].generated and t in clusters.producer
+            ),
             key=lambda k: (-clusters.reach[op.inputs[k]], -depth[op.inputs[k]], k),
         )
         reach = max((clusters.reach[t] for t in op.outputs), default=1)

@@ -122,7 +122,7 @@ def buffers(
         made, source = (via, defined[t]) if layout is None else (layout, via)
         if made == source:
             continue
-        if end == end_of_time and donated.get(t) == made:
+        if start == end_of_time and donated.get(t) == made:
             continue
         yield buffer(t, start, _copy_end(graph, live, t, end), made, "copy")
 

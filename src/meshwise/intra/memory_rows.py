@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout
+from meshwise.graph.loops import Strategy
 from meshwise.intra.blocks import CLUSTER, SCAN
 from meshwise.intra.liveness import Liveness, liveness
 from meshwise.intra.network import BLOCK, Edge, Network
@@ -40,6 +42,9 @@ class MemoryRows:
         self.network = network
         self.sizes = network.mesh.sizes
         self.live: list[Liveness] = [liveness(r.graph) for r in network.regions]
+        self.known: dict[
+            tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]
+        ] = {}
         self.inner = {r.path: r for r in network.regions}
         self.defined: dict[tuple[int, int], list[Layout]] = {}
         self.terms: list[list[_Term]] = [[] for _ in network.regions]
@@ -134,14 +139,8 @@ class MemoryRows:
         assert table is not None
         member = block.members.index(i)
         out: list[Layout] = []
-        known: dict[tuple[int, ...], Layout] = {}
         for strategies in table.strategies:
-            strategy = strategies[member]
-            if strategy not in known:
-                found = strategy_layouts(op, strategy, self.sizes)
-                assert found is not None
-                known[strategy] = found[1][place]
-            out.append(known[strategy])
+            out.append(self._strategy_layouts(op, strategies[member])[1][place])
         return out, node
 
     def _moves(self, region: Region) -> None:
@@ -204,10 +203,7 @@ class MemoryRows:
             self._add(r, times[0][0], last, edge.source, edge.target, weights)
             return
         if target.kind == BLOCK:
-            wants = self._wants(edge)
-            for time in dict.fromkeys(i for i, node in times if node == edge.target):
-                weights = self._difference(tensor, left, wants[time])
-                self._add(r, time, time, edge.source, edge.target, weights)
+            self._user(edge, left)
             return
         if edge.source == edge.target:
             return
@@ -246,35 +242,54 @@ class MemoryRows:
             for w in info.layouts
         ]
 
-    def _wants(self, edge: Edge) -> dict[int, list[tuple[Layout, ...]]]:
-        """For each time the layouts that a block wants then, per choice."""
+    def _user(self, edge: Edge, left: list[Layout]) -> None:
+        """Final layouts that one block wants: from its first to its last use of each."""
         r, t = edge.place
         region = self.network.regions[r]
+        tensor = region.graph.tensors[t]
         target = self.network.nodes[edge.target]
         table = target.table
         assert table is not None
         members = region.blocks.blocks[target.ref[1]].members
-        out: dict[int, list[tuple[Layout, ...]]] = {}
+        slots: list[tuple[int, int, int]] = []
         for place, i in enumerate(members):
-            op = region.graph.operators[i]
-            slots = [
-                k for k, u in enumerate(op.inputs) if u == t and region.groups[i, k] == edge.group
-            ]
-            if not slots:
-                continue
-            rows: list[tuple[Layout, ...]] = []
-            for strategies in table.strategies:
-                found = strategy_layouts(op, strategies[place], self.sizes)
-                assert found is not None
-                rows.append(tuple(dict.fromkeys(found[0][k] for k in slots)))
-            out[i] = rows
-        return out
+            for k, u in enumerate(region.graph.operators[i].inputs):
+                if u == t and region.groups[i, k] == edge.group:
+                    slots.append((place, i, k))
+        spans: dict[tuple[int, int], Array] = {}
+        for choice, strategies in enumerate(table.strategies):
+            seen: dict[Layout, tuple[int, int]] = {}
+            for place, i, k in slots:
+                op = region.graph.operators[i]
+                found = self._strategy_layouts(op, strategies[place])
+                first, _ = seen.get(found[0][k], (i, i))
+                seen[found[0][k]] = (first, i)
+            for layout, (first, last) in seen.items():
+                size = local_bytes(tensor, layout, self.sizes)
+                weights = spans.setdefault(
+                    (first, last), np.zeros((len(left), len(table.strategies)))
+                )
+                for row, have in enumerate(left):
+                    if have != layout:
+                        weights[row, choice] += size
+        for (first, last), weights in spans.items():
+            self._add(r, first, last, edge.source, edge.target, weights)
+
+    def _strategy_layouts(
+        self, op: Operator, strategy: Strategy
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        key = (id(op), strategy)
+        if key not in self.known:
+            found = strategy_layouts(op, strategy, self.sizes)
+            assert found is not None
+            self.known[key] = found
+        return self.known[key]
 
     def _difference(
-        self, tensor: object, left: Sequence[Layout], wants: Sequence[tuple[Layout, ...]]
+        self, tensor: Tensor, left: Sequence[Layout], wants: Sequence[tuple[Layout, ...]]
     ) -> Array:
         """Bytes of the layouts that are wanted and not there."""
-        size = {w: float(local_bytes(tensor, w, self.sizes)) for want in wants for w in want}  # type: ignore[arg-type]
+        size = {w: float(local_bytes(tensor, w, self.sizes)) for want in wants for w in want}
         return np.array([[sum(size[w] for w in want if w != have) for want in wants]
                          for have in left])
 

@@ -143,6 +143,19 @@ class _Reducer:
         if dominated.any():
             self.keep(u, ~dominated)
 
+    def fix(self, u: int) -> None:
+        """A node of one choice is a constant and a cost of its neighbours."""
+        self.folded.append(
+            _Folded(node=u, cost=self.cost[u], alive=self.alive[u], neighbours=())
+        )
+        self.constant += float(self.cost[u][0])
+        for v, matrix in self.adjacent[u].items():
+            self.cost[v] = self.cost[v] + matrix[0]
+            del self.adjacent[v][u]
+            self.touch(v)
+        del self.cost[u]
+        del self.adjacent[u]
+
     def fold(self, u: int) -> None:
         neighbours = sorted(self.adjacent[u].items())
         self.folded.append(
@@ -181,6 +194,9 @@ class _Reducer:
             if self.infeasible:
                 return
             if u in self.locked:
+                continue
+            if len(self.alive[u]) == 1:
+                self.fix(u)
                 continue
             self.drop_dominated(u)
             if len(self.adjacent[u]) <= 2:
