@@ -32,6 +32,9 @@ from meshwise.trace.program import Program
 MESHES = ((8,), (2, 4), (2, 2, 2))
 NAMES = ("x", "y", "z")
 
+# Hundreds of small programs run once each: compile time is all that counts.
+_QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -224,7 +227,10 @@ def check_run(run: Run, sizes: Sequence[int], limit: int) -> int:
         ]
 
     keys = sorted(inputs, key=lambda k: (k[0], str(k[1])))
-    everything_flat = jax.jit(lambda arrays: everything(dict(zip(keys, arrays, strict=True))))
+    everything_flat = jax.jit(
+        lambda arrays: everything(dict(zip(keys, arrays, strict=True))),
+        compiler_options=_QUICK_COMPILE,
+    )
     outputs = everything_flat([inputs[k] for k in keys])
     for (strategy, _, results), out in zip(plans, outputs, strict=True):
         for k, (layout, tiles) in enumerate(zip(results, out, strict=True)):

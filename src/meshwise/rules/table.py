@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
+import jax
+import numpy as np
+
+from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
-from meshwise.rules import dot_general, elementwise, reduce, shape, slicing
+from meshwise.rules import (
+    dot_general,
+    elementwise,
+    gather,
+    random,
+    reduce,
+    scatter,
+    shape,
+    slicing,
+)
 from meshwise.rules.primitive import Equation, PrimitiveRule
+
+# What a reduction of booleans means: their sum is never 2.
+_OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
+
+
+def _has_no_sum(aval: Any) -> bool:
+    """Whether values of a type cannot be partial sums: booleans and random keys."""
+    return bool(aval.dtype == np.bool_ or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
+
+
+def _typed(row: PrimitiveRule) -> PrimitiveRule:
+    """The row with loops and linear groups that suit the types of the values."""
+
+    def rule(eqn: Equation) -> LoopRule:
+        found = row.rule(eqn)
+        if not any(_has_no_sum(aval) for aval in eqn.out_avals):
+            return found
+        loops = tuple(
+            replace(loop, kind=_OF_BOOLEANS.get(loop.kind, loop.kind)) for loop in found.loops
+        )
+        return replace(found, loops=loops, linear=())
+
+    return replace(row, rule=rule)
+
 
 RULES: Mapping[str, PrimitiveRule] = MappingProxyType(
     {
-        **elementwise.TABLE,
-        **dot_general.TABLE,
-        **reduce.TABLE,
-        **shape.TABLE,
-        **slicing.TABLE,
+        name: _typed(row)
+        for family in (dot_general, elementwise, gather, random, reduce, scatter, shape, slicing)
+        for name, row in family.TABLE.items()
     }
 )
 
