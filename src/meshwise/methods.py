@@ -15,7 +15,8 @@ class IntraOp:
     """Intra-operator parallelism found by optimisation.
 
     Attributes:
-        mesh_shape: Logical shape of the mesh; None tries every view worth a try.
+        mesh_shape: Logical shape of the mesh, of any number of axes; None tries every view of one
+            and two axes.
         objective: "time", or "alpa": the paper's, communication only.
         time_limit_s: For the solver, for each view.
         seed: Of the solver.

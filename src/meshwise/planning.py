@@ -19,6 +19,7 @@ from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
 from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.plan.collectives import collectives
+from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.flop import device_flop, replicated_work
 from meshwise.plan.plan import Plan, Stage
@@ -27,6 +28,9 @@ from meshwise.trace.step import Statistics, TracedStep
 
 TraceFn = Callable[[int, int], TracedStep]
 
+# A mesh of three axes has every plan of its two-axis views and takes ten times as long to plan:
+# only when its shape is given.
+MAX_VIEW_AXES = 2
 # Above this share of FLOP or bytes a plan warns of what runs whole on every device.
 _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
@@ -122,7 +126,9 @@ def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
                 raise PlanError(f"Megatron(pp={pp}): pipelines are not supported yet, use pp=1")
             return [cluster.mesh((dp, tp))]
         case Auto() | IntraOp() | Heuristic():
-            return [cluster.mesh(shape) for shape in cluster.mesh_shapes()]
+            return [
+                cluster.mesh(shape) for shape in cluster.mesh_shapes() if len(shape) <= MAX_VIEW_AXES
+            ]
         case _:
             return [cluster.mesh((cluster.num_devices,))]
 
@@ -144,7 +150,7 @@ def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: 
         from meshwise.baselines.methods import plan_baseline
 
         result = plan_baseline(method_name(method), graph, mesh, step.batch_dims, options)
-    return finished_plan(step, mesh, result, method, objective)
+    return finished_plan(step, mesh, result, method, objective, has_pins=bool(pins))
 
 
 def method_name(method: Method) -> str:
@@ -152,8 +158,24 @@ def method_name(method: Method) -> str:
     return "Replay()" if isinstance(method, Replay) else repr(method)
 
 
+def _space(result: IntraResult, method: Method, has_pins: bool) -> str:
+    """Among which plans the gap of a result holds; reads on after `the best with`."""
+    bounds = [] if isinstance(method, (IntraOp, Auto)) else [method_name(method)]
+    if has_pins:
+        bounds.append("the pins")
+    under = f" under {' and '.join(bounds)}" if bounds else ""
+    # Other meshes and numbers of micro-batches were compared by their best plans found only.
+    return f"{result.space}{under}, on this mesh"
+
+
 def finished_plan(
-    step: TracedStep, mesh: LogicalMesh, result: IntraResult, method: Method, objective: str
+    step: TracedStep,
+    mesh: LogicalMesh,
+    result: IntraResult,
+    method: Method,
+    objective: str,
+    *,
+    has_pins: bool = False,
 ) -> Plan:
     """Everything that a plan says about a decision; verified.
 
@@ -181,6 +203,8 @@ def finished_plan(
             Stage(
                 mesh=mesh,
                 decision=decision,
+                arguments=arguments(graph),
+                dense=dense_operators(graph, decision, mesh),
                 peak_bytes=peak_bytes(graph, decision, mesh)[0],
                 device_flop=device_flop(graph, decision, mesh),
             ),
@@ -188,7 +212,10 @@ def finished_plan(
         num_microbatches=step.num_microbatches,
         method=method_name(method),
         objective=objective,
-        gap=result.gap if math.isfinite(result.gap) else None,
+        # What was not solved has no bound: its gap of 0 would only compare it with itself.
+        gap=result.gap if math.isfinite(result.gap) and result.status != "greedy" else None,
+        space=_space(result, method, has_pins),
+        status=result.status,
         fingerprint=fingerprint(graph),
         replicated=whole,
         warnings=tuple(warnings),
@@ -202,9 +229,7 @@ def _operators(graph: Graph) -> list[Any]:
     return found
 
 
-def _pinned_layouts(
-    graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh
-) -> dict[int, Layout]:
+def _pinned_layouts(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> dict[int, Layout]:
     """Layouts by input position of what the patterns name.
 
     Raises:
@@ -247,5 +272,3 @@ def _layout_of_spec(spec: Any, rank: int, mesh: LogicalMesh, pattern: str) -> La
     if len(dims) > rank:
         raise PinError(f"pin {pattern!r}: {spec} has {len(dims)} dims, the argument has {rank}")
     return Layout(tuple(dims) + ((),) * (rank - len(dims)))
-
-

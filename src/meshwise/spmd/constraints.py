@@ -1,0 +1,86 @@
+"""The second lowering: whole tensors with sharding constraints, for XLA's partitioner.
+
+It asks for the same layouts as the plan and leaves the collectives to XLA.  It is the oracle of
+the explicit lowering in tests and its rival in benchmarks; a partial layout has no constraint,
+so XLA chooses when to reduce.
+
+Source: DESIGN decision 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.layout import Layout, without_partial
+from meshwise.jax_compat import source_scope
+from meshwise.plan.decision import GraphDecision
+from meshwise.rules.primitive import rebind
+from meshwise.spmd.program import partition_spec
+from meshwise.trace.program import Node, Program
+
+
+def _constrained(value: Any, layout: Layout, mesh: LogicalMesh) -> Any:
+    if layout.partial:
+        return value
+    abstract = AbstractMesh(mesh.sizes, mesh.names)
+    spec = partition_spec(without_partial(layout), mesh.names)
+    return lax.with_sharding_constraint(value, NamedSharding(abstract, spec))
+
+
+def run_constrained(
+    program: Program, decision: GraphDecision, mesh: LogicalMesh, args: Sequence[Any]
+) -> list[Any]:
+    """The program on whole arrays, each value constrained to the layout of its definition.
+
+    Args:
+        program: The equations.
+        decision: What the planner decided.
+        mesh: The mesh.
+        args: Whole arguments.
+
+    Returns:
+        Whole results, in the layouts of the plan.
+    """
+    values: dict[int, Any] = dict(program.constants)
+    for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
+        values[ident] = _constrained(value, layout, mesh)
+    for node, chosen in zip(program.nodes, decision.operators, strict=True):
+        with source_scope(node.source):
+            operands = [
+                values[i] if i in program.constants else _constrained(values[i], use.layout, mesh)
+                for i, use in zip(node.inputs, chosen.uses, strict=True)
+            ]
+            if node.body is None:
+                results = rebind(node.equation, operands)
+            else:
+                results = _run_scan(node, chosen.body, mesh, operands)
+            for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
+                values[ident] = _constrained(value, layout, mesh)
+    return [
+        _constrained(jax.numpy.asarray(values[i]), use.layout, mesh)
+        for i, use in zip(program.outputs, decision.outputs, strict=True)
+    ]
+
+
+def _run_scan(
+    node: Node, decision: GraphDecision | None, mesh: LogicalMesh, operands: list[Any]
+) -> list[Any]:
+    body, params = node.body, node.equation.params
+    assert body is not None
+    assert decision is not None
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    split = num_consts + num_carry
+    consts, carry, xs = operands[:num_consts], operands[num_consts:split], operands[split:]
+
+    def step(carry: Any, xs: Any) -> Any:
+        outs = run_constrained(body, decision, mesh, [*consts, *carry, *xs])
+        return outs[:num_carry], outs[num_carry:]
+
+    final, ys = lax.scan(step, carry, xs, length=params["length"], reverse=params["reverse"])
+    return [*final, *ys]
