@@ -27,6 +27,9 @@ class _Expander:
         self.choice = choice
         self.sizes = network.mesh.sizes
         self.inner = {r.path: r for r in network.regions}
+        self.known: dict[
+            tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]
+        ] = {}
 
     def node_layout(self, node: int) -> Layout:
         return self.network.nodes[node].layouts[self.choice[node]]
@@ -107,10 +110,14 @@ class _Expander:
     def layouts(
         self, op: Operator, strategy: Strategy
     ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-        found = strategy_layouts(op, strategy, self.sizes)
-        if found is None:
-            raise SolverError(f"{op.kind} cannot run with the strategy {strategy}")
-        return found
+        # Rules are shared by equal operators and outlive this object.
+        key = (id(op.rule), strategy)
+        if key not in self.known:
+            found = strategy_layouts(op, strategy, self.sizes)
+            if found is None:
+                raise SolverError(f"{op.kind} cannot run with the strategy {strategy}")
+            self.known[key] = found
+        return self.known[key]
 
     def scan_layouts(
         self, region: Region, i: int

@@ -22,6 +22,7 @@ from meshwise.intra.problem import Problem, Row, Solution, row_weight
 from meshwise.intra.propagate import propagate
 from meshwise.intra.solve import solve
 from meshwise.intra.ties import Ties, find_ties, tied_problem, tied_row, untied
+from meshwise.plan.decision import GraphDecision
 
 # Above this many nodes equal layers are planned equally.
 _TIE_NODES = 400
@@ -34,7 +35,7 @@ class _Answer:
     """A choice per class with its plan."""
 
     solution: Solution
-    choice: tuple[int, ...]
+    decision: GraphDecision
     peak: Peak
 
 
@@ -52,10 +53,10 @@ def _fitting(
         if not found.choice:
             raise infeasible(network.graph, limit, last, found)
         check_solution(full, found)
-        choice = ties.spread(found.choice)
-        high = peak(network.graph, expand(network, choice), network.mesh)
+        decision = expand(network, ties.spread(found.choice))
+        high = peak(network.graph, decision, network.mesh)
         if limit is None or high.num_bytes <= limit:
-            return _Answer(solution=found, choice=choice, peak=high)
+            return _Answer(solution=found, decision=decision, peak=high)
         last = high
         writer = writer or MemoryRows(network)
         row = tied_row(writer.row(high.time, float(limit)), ties)
@@ -126,15 +127,16 @@ def plan_graph(
         cost = sum(float(n.cost_s[c]) for n, c in zip(network.nodes, choice, strict=True))
         cost += sum(float(e.cost_s[choice[e.source], choice[e.target]]) for e in network.edges)
         found = Solution(choice=choice, cost=cost, bound=cost, status="greedy", num_left=0)
-        high = peak(graph, expand(network, choice), mesh)
+        decision = expand(network, choice)
+        high = peak(graph, decision, mesh)
         if options.memory_bytes is not None and high.num_bytes > options.memory_bytes:
             raise infeasible(graph, options.memory_bytes, high, found)
-        answer = _Answer(solution=found, choice=choice, peak=high)
+        answer = _Answer(solution=found, decision=decision, peak=high)
     else:
         answer = _fitting(network, ties, problem, options, start + options.time_limit_s)
     cost, bound = answer.solution.cost, answer.solution.bound
     result = IntraResult(
-        decision=expand(network, answer.choice),
+        decision=answer.decision,
         objective_s=cost,
         bound_s=bound,
         gap=_gap(cost, bound),

@@ -8,7 +8,7 @@ from meshwise.graph.layout import Layout
 from meshwise.intra.blocks import CLUSTER, SCAN
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
-from meshwise.intra.tables import Evaluator, moved_bytes
+from meshwise.intra.tables import Evaluator, Shape, moved_bytes
 from meshwise.plan.decision import GraphDecision, Use
 
 
@@ -50,30 +50,43 @@ def _resharding_s(region: Region, decision: GraphDecision, evaluator: Evaluator)
     return total
 
 
-def _compute_s(region: Region, decision: GraphDecision, evaluator: Evaluator) -> float:
-    """Seconds that one run of a region spends in operators."""
-    total = 0.0
-    for block in region.blocks.blocks:
-        if block.kind == SCAN:
-            continue
-        shape, _, _ = evaluator.shape_of(region, block)
-        chosen = tuple(decision.operators[i].strategy for i in block.members)
-        if block.kind == CLUSTER:
+class _Compute:
+    """Seconds of operators; equal blocks with equal strategies are priced once."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.known: dict[object, float] = {}
+
+    def region_s(self, region: Region, decision: GraphDecision) -> float:
+        """Seconds that one run of a region spends in operators."""
+        total = 0.0
+        for block in region.blocks.blocks:
+            if block.kind == SCAN:
+                continue
+            shape, _, key = self.evaluator.shape_of(region, block)
+            key = (key, tuple(decision.operators[i].strategy for i in block.members))
+            if key not in self.known:
+                self.known[key] = self.block_s(shape, decision)
+            total += self.known[key]
+        return total
+
+    def block_s(self, shape: Shape, decision: GraphDecision) -> float:
+        evaluator = self.evaluator
+        chosen = tuple(decision.operators[i].strategy for i in shape.block.members)
+        if shape.block.kind == CLUSTER:
             numbers = [
                 evaluator.op_id(m.op, tuple(shape.locals[x] for x in (*m.inputs, *m.outputs)))
                 for m in shape.members
             ]
             walk = evaluator.account(shape, chosen, numbers)
             assert walk is not None
-            total += evaluator.fused_s(shape, walk)
-            continue
+            return evaluator.fused_s(shape, walk)
         member = shape.members[0]
-        decided = decision.operators[block.members[0]]
+        decided = decision.operators[shape.block.members[0]]
         operands = tuple(use.layout for use in decided.uses)
         byte_count = moved_bytes(shape, member, operands, decided.results, evaluator.sizes)
         dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-        total += evaluator.operator_s(member.op, chosen[0], byte_count, dtype)
-    return total
+        return evaluator.operator_s(member.op, chosen[0], byte_count, dtype)
 
 
 def step_time_s(
@@ -88,9 +101,10 @@ def step_time_s(
         objective: `time`, or `alpa` for communication only.
     """
     evaluator = Evaluator(mesh, objective, frozenset())
+    compute = _Compute(evaluator)
     total = 0.0
     for region in regions(graph):
         part = decision_of(region, decision)
-        once = _compute_s(region, part, evaluator) + _resharding_s(region, part, evaluator)
+        once = compute.region_s(region, part) + _resharding_s(region, part, evaluator)
         total += region.trips * once
     return total
