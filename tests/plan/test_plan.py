@@ -14,6 +14,7 @@ from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
 from meshwise.plan.collectives import collectives
+from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.flop import device_flop, replicated_work
@@ -27,6 +28,8 @@ def plan_of(graph, decision, on=MESH, **fields):
     stage = Stage(
         mesh=on,
         decision=decision,
+        arguments=arguments(graph),
+        dense=dense_operators(graph, decision, on),
         peak_bytes=12345,
         device_flop=device_flop(graph, decision, on),
     )
@@ -37,6 +40,8 @@ def plan_of(graph, decision, on=MESH, **fields):
         "method": "IntraOp()",
         "objective": "time",
         "gap": 0.0,
+        "space": "every layer planned freely",
+        "status": "optimal",
         "fingerprint": fingerprint(graph),
         "replicated": replicated_work(graph, decision, on),
         "warnings": ("no rule for 'sort' at a.py:3",),
@@ -146,6 +151,7 @@ def setter(*keys):
     return put
 
 
+DENSE = ("stages", 0, "dense", 0)
 OPERATOR = ("stages", 0, "decision", "operators", 0)
 
 
@@ -180,6 +186,24 @@ OPERATOR = ("stages", 0, "decision", "operators", 0)
         (("stages", 0, "mesh", "axes", 1, "size"), 0, r"mesh.axes\[1\].size': expected a whole"),
         (("stages", 0, "mesh", "device", "flop_per_s"), {}, r"device.flop_per_s': expected a list"),
         (("replicated", "largest"), [["a"]], r"replicated.largest\[0\]': expected a list of two"),
+        (("space",), None, "field 'space': expected a text, got None"),
+        (
+            ("stages", 0, "arguments", 0, "itemsize"),
+            0,
+            r"arguments\[0\].itemsize': expected a whole",
+        ),
+        (
+            ("stages", 0, "arguments", 0, "shape"),
+            [8],
+            r"inputs\[0\]': layout .* does not fit w0",
+        ),
+        (("stages", 0, "arguments"), [], r"arguments': 0 arguments, but 4 layouts in 'stages\[0\]"),
+        (("stages", 0, "decision", "inputs", 0), "R R sum:P0", r"an argument cannot be partial"),
+        (("stages", 0, "decision", "inputs", 0), "S2 R", r"layout S2 R does not fit w0 of shape"),
+        ((*DENSE, "count"), 0, r"dense\[0\].count': expected a whole number above zero"),
+        ((*DENSE, "results", 0), "S7 R", r"dense\[0\].results\[0\]': layout S7 R names an axis"),
+        (("collectives", 0, "axes"), ["q"], r"collectives\[0\].axes': 'q' is not an axis of the"),
+        (("collectives", 0, "stage"), 1, r"collectives\[0\].stage': 1 is not one of 1 stages"),
         (("collectives",), [{}], r"field 'collectives\[0\].kind' is missing"),
     ],
 )

@@ -22,7 +22,6 @@ from rich.progress import (
 from rich.table import Table
 
 from meshwise.plan.plan import Plan
-from meshwise.report.table import explain
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import TrainState
@@ -93,7 +92,7 @@ class TrainView:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state.params))
         self._console.print(f"[bold]plan[/], found in {plan_s:.1f} s")
-        self._console.print(explain(plan), markup=False, soft_wrap=True)
+        self._console.print(plan.explain(), markup=False, soft_wrap=True)
 
     def on_resume(self, step: int) -> None:
         """Say where the run goes on."""

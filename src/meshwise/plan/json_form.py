@@ -16,6 +16,8 @@ from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout, layout_text, parse_layout
 from meshwise.plan.collectives import Collective
+from meshwise.plan.consistent import check_consistent
+from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.flop import Replicated
 from meshwise.plan.plan import Plan, Stage
@@ -54,6 +56,8 @@ def plan_to_json(plan: Plan) -> str:
         "method": plan.method,
         "objective": plan.objective,
         "gap": None if plan.gap is None else float(plan.gap),
+        "space": plan.space,
+        "status": plan.status,
         "fingerprint": plan.fingerprint,
         "replicated": _fields(plan.replicated),
         "warnings": list(plan.warnings),
@@ -79,8 +83,17 @@ def _stage_json(stage: Stage) -> Json:
     return {
         "mesh": {"axes": [_fields(axis) for axis in stage.mesh.axes], "device": device},
         "decision": _decision_json(stage.decision),
+        "arguments": [_fields(argument) for argument in stage.arguments],
+        "dense": [_dense_json(operator) for operator in stage.dense],
         "peak_bytes": stage.peak_bytes,
         "device_flop": float(stage.device_flop),
+    }
+
+
+def _dense_json(operator: DenseOperator) -> Json:
+    return _fields(operator) | {
+        "operands": [layout_text(layout) for layout in operator.operands],
+        "results": [layout_text(layout) for layout in operator.results],
     }
 
 
@@ -164,13 +177,14 @@ def plan_from_json(text: str) -> Plan:
             "method": _text,
             "objective": _text,
             "gap": _number_or_none,
+            "space": _text,
+            "status": _text,
             "fingerprint": _text,
             "replicated": _replicated,
             "warnings": _list_of(_text),
         },
     )
-    if not plan.stages:
-        raise PlanError("field 'stages': a plan needs at least one stage")
+    check_consistent(plan)
     for key, value in told.items():
         if value != getattr(plan, key):
             raise PlanError(
@@ -319,10 +333,33 @@ def _mesh(value: Json, where: str) -> LogicalMesh:
     return _record(value, where, LogicalMesh, fields)
 
 
+def _argument(value: Json, where: str) -> Argument:
+    fields: dict[str, Reader] = {
+        "name": _text,
+        "shape": _list_of(_size),
+        "dtype": _text,
+        "itemsize": _count,
+    }
+    return _record(value, where, Argument, fields)
+
+
+def _dense(value: Json, where: str) -> DenseOperator:
+    fields: dict[str, Reader] = {
+        "where": _text,
+        "operands": _list_of(_layout),
+        "results": _list_of(_layout),
+        "count": _count,
+        "device_flop": _number,
+    }
+    return _record(value, where, DenseOperator, fields)
+
+
 def _stage(value: Json, where: str) -> Stage:
     fields: dict[str, Reader] = {
         "mesh": _mesh,
         "decision": _decision,
+        "arguments": _list_of(_argument),
+        "dense": _list_of(_dense),
         "peak_bytes": _size,
         "device_flop": _number,
     }

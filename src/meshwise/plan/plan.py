@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.plan.collectives import Collective
+from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.flop import Replicated
 
@@ -17,12 +18,16 @@ class Stage:
     Attributes:
         mesh: The logical mesh.
         decision: Layouts and strategies.
+        arguments: What the inputs of `decision` are, one for each.
+        dense: Dense products and convolutions, equal ones merged.
         peak_bytes: Predicted peak memory of one device.
         device_flop: Dense FLOP of one device in a step.
     """
 
     mesh: LogicalMesh
     decision: GraphDecision
+    arguments: tuple[Argument, ...]
+    dense: tuple[DenseOperator, ...]
     peak_bytes: int
     device_flop: float
 
@@ -40,6 +45,9 @@ class Plan:
         method: Text of the method that decided, as `IntraOp()`.
         objective: What it minimised: `time` or `alpa`.
         gap: Relative distance to the lower bound of the solver; None if there is no bound.
+        space: Among which plans the gap holds.
+        status: How the solver ended: `optimal`, `time limit`, or `greedy` for methods that
+            do not solve.
         fingerprint: Of the graph that the plan is for.
         replicated: What runs whole on every device.
         warnings: What the user should know.
@@ -53,6 +61,8 @@ class Plan:
     method: str
     objective: str
     gap: float | None
+    space: str
+    status: str
     fingerprint: str
     replicated: Replicated
     warnings: tuple[str, ...] = ()
@@ -76,6 +86,13 @@ class Plan:
     def decision(self) -> GraphDecision:
         """The decision of the first stage."""
         return self.stages[0].decision
+
+    def explain(self) -> str:
+        """The plan as a text for people, at most 100 columns wide; needs nothing but the plan."""
+        # As with the JSON form: the text is made from the fields of this class.
+        from meshwise.plan.explain import explain
+
+        return explain(self)
 
     def to_json(self) -> str:
         """The plan as JSON text; equal plans give equal bytes."""

@@ -7,13 +7,11 @@ import re
 from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.plan.collectives import collective_s
-from meshwise.plan.flop import strategy_parts
+from meshwise.plan.columns import WIDTH, shortened, table
+from meshwise.plan.contents import Argument
 from meshwise.plan.plan import Plan, Stage
-from meshwise.plan.walk import place, visits
-from meshwise.report.columns import WIDTH, shortened, table
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 MAX_ROWS = 60
@@ -41,19 +39,13 @@ def mesh_text(mesh: LogicalMesh) -> str:
     return f"{axes}, {mesh.num_devices} x {mesh.device.name}"
 
 
-def explain(plan: Plan, graph: Graph | None = None) -> str:
-    """The plan as text.
-
-    Args:
-        plan: The plan.
-        graph: The graph that it is for; without it, names of arguments and operators are missing.
-    """
+def explain(plan: Plan) -> str:
+    """The plan as text, from nothing but the plan."""
     lines = _summary(plan)
     for number, stage in enumerate(plan.stages):
         title = f", stage {number}" if len(plan.stages) > 1 else ""
-        if graph is not None and len(plan.stages) == 1:
-            lines += _section(f"Arguments{title}", _arguments(stage, graph))
-            lines += _section(f"Dense products and convolutions{title}", _heavy(stage, graph))
+        lines += _section(f"Arguments{title}", _arguments(stage))
+        lines += _section(f"Dense products and convolutions{title}", _dense(stage))
     lines += _section("Collectives in a step", _collectives(plan))
     if plan.replicated.largest:
         rows = [(where, bytes_text(size)) for where, size in plan.replicated.largest]
@@ -72,10 +64,11 @@ def _summary(plan: Plan) -> list[str]:
         f"stage {i}: {mesh_text(stage.mesh)}" if len(plan.stages) > 1 else mesh_text(stage.mesh)
         for i, stage in enumerate(plan.stages)
     ]
-    gap = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
+    gap = f"within {plan.gap:.2%} of the best with {plan.space}" if plan.gap is not None else ""
     memory = f"{bytes_text(plan.peak_bytes)} of {bytes_text(plan.mesh.device.memory_bytes)}"
     rows = [
-        ("method", f"{plan.method}, objective {plan.objective}, {gap}"),
+        ("method", f"{plan.method}, objective {plan.objective}"),
+        ("solver", f"{plan.status}, {gap or 'no bound known'}"),
         *(("mesh", text) for text in stages),
         ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
         ("memory", f"{memory} on the worst device (predicted)"),
@@ -91,8 +84,11 @@ def _summary(plan: Plan) -> list[str]:
 
 
 def _pattern(name: str) -> str:
-    """A name with its numbers left open, so that equal layers share a row."""
-    return re.sub(r"\d+", "*", name)
+    """A name with its numbers left open, so that equal layers share a row.
+
+    A leading number stays: it is the position of the argument.
+    """
+    return re.sub(r"(?!^)(?<!\d)\d+", "*", name)
 
 
 def _with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -102,17 +98,16 @@ def _with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
 
 
-def _device_bytes(tensor: Tensor, layout: Layout, mesh: LogicalMesh) -> int:
+def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:
     return math.prod(local_shape(tensor.shape, layout, mesh.sizes)) * tensor.itemsize
 
 
-def _arguments(stage: Stage, graph: Graph) -> list[str]:
+def _arguments(stage: Stage) -> list[str]:
     """Inputs with their layouts; those that differ only in a number of their name share a row."""
     groups: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
-    for position, (ident, layout) in enumerate(
-        zip(graph.inputs, stage.decision.inputs, strict=True)
+    for position, (tensor, layout) in enumerate(
+        zip(stage.arguments, stage.decision.inputs, strict=True)
     ):
-        tensor = graph.tensors[ident]
         name = tensor.name or f"input {position}"
         shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
         key = (_pattern(name), shape, layout_spec(layout, stage.mesh.names))
@@ -133,22 +128,19 @@ def _arguments(stage: Stage, graph: Graph) -> list[str]:
     return table(header, _with_more(rows), "lrllr")
 
 
-def _heavy(stage: Stage, graph: Graph) -> list[str]:
-    """Heavy operators: the layouts that their strategy makes, equal ones in one row."""
-    groups: dict[tuple[str, str], tuple[int, float]] = {}
-    for visit in visits(graph, stage.decision):
-        if not visit.operator.heavy:
-            continue
-        names, chosen = stage.mesh.names, visit.decision
-        operands = " ".join(layout_spec(use.layout, names) for use in chosen.uses)
-        results = " ".join(layout_spec(layout, names) for layout in chosen.results)
-        key = (place(visit.operator), f"{operands} -> {results}")
-        parts = strategy_parts(visit.operator, chosen.strategy, stage.mesh.sizes)
-        times, flop = groups.get(key, (0, 0.0))
-        groups[key] = (times + visit.times, flop + visit.times * visit.operator.flop / parts)
+def _dense(stage: Stage) -> list[str]:
+    """Dense operators with the layouts that their strategies make."""
+    names = stage.mesh.names
     rows = [
-        (where, f"{times}", strategy, flop_text(flop))
-        for (where, strategy), (times, flop) in groups.items()
+        (
+            item.where,
+            str(item.count),
+            " ".join(layout_spec(layout, names) for layout in item.operands)
+            + " -> "
+            + " ".join(layout_spec(layout, names) for layout in item.results),
+            flop_text(item.device_flop),
+        )
+        for item in stage.dense
     ]
     if not rows:
         return []
