@@ -27,8 +27,13 @@ _NOT_FITTING = (TypeError, ValueError)
 class ParallelStep:
     """A training step that plans, compiles and runs itself; made by `parallelize`."""
 
-    def __init__(self, fun: Callable[..., Any], request: PlanRequest, signature: StepSignature,
-                 static_argnums: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        request: PlanRequest,
+        signature: StepSignature,
+        static_argnums: tuple[int, ...],
+    ) -> None:
         """Args: the step, what is asked of the plan, what is known of the arguments."""
         self._fun = fun
         self._request = request
@@ -84,9 +89,7 @@ class ParallelStep:
         else:
             executable = self._executable_for_state(state)
         count = len(jax.tree.leaves(state))
-        shardings = jax.tree.unflatten(
-            jax.tree.structure(state), executable.in_shardings[:count]
-        )
+        shardings = jax.tree.unflatten(jax.tree.structure(state), executable.in_shardings[:count])
         concrete = jax.tree.map(_zeros_of_spec, fun_args)
         return jax.jit(fun, out_shardings=shardings)(*concrete)
 
@@ -212,9 +215,7 @@ def _split_init_args(
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
         return args, ()
-    positional = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in positional)
     takes_any = any(p.kind == p.VAR_POSITIONAL for p in parameters)
     if not takes_any and len(args) > len(positional):
@@ -314,5 +315,3 @@ def parallelize(
 
 def _numbers(value: int | Sequence[int]) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
-
-

@@ -126,9 +126,8 @@ def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
                 raise PlanError(f"Megatron(pp={pp}): pipelines are not supported yet, use pp=1")
             return [cluster.mesh((dp, tp))]
         case Auto() | IntraOp() | Heuristic():
-            return [
-                cluster.mesh(shape) for shape in cluster.mesh_shapes() if len(shape) <= MAX_VIEW_AXES
-            ]
+            shapes = [s for s in cluster.mesh_shapes() if len(s) <= MAX_VIEW_AXES]
+            return [cluster.mesh(shape) for shape in shapes]
         case _:
             return [cluster.mesh((cluster.num_devices,))]
 
@@ -159,7 +158,7 @@ def method_name(method: Method) -> str:
 
 
 def _space(result: IntraResult, method: Method, has_pins: bool) -> str:
-    """Among which plans the gap of a result holds; reads on after `the best with`."""
+    """Among which plans the gap of a result holds."""
     bounds = [] if isinstance(method, (IntraOp, Auto)) else [method_name(method)]
     if has_pins:
         bounds.append("the pins")

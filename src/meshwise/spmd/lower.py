@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
@@ -24,7 +25,6 @@ from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
-from meshwise.graph.follow import strategy_for_result
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.program import Node, Program
 

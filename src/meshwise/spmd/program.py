@@ -104,8 +104,7 @@ def program_text(
     """The explicit program as text: local shapes and collectives.  Needs no devices."""
     mesh = AbstractMesh(logical.sizes, logical.names)
     specs = [
-        jax.ShapeDtypeStruct(program.avals[i].shape, program.avals[i].dtype)
-        for i in program.inputs
+        jax.ShapeDtypeStruct(program.avals[i].shape, program.avals[i].dtype) for i in program.inputs
     ]
     closed = jax.make_jaxpr(sharded_function(program, graph, decision, logical, mesh))(*specs)
     return str(closed)

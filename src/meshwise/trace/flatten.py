@@ -99,9 +99,7 @@ class _Builder:
         # One barrier a value: operands of one equation share its loops, these share none.
         barrier = jax.lax.optimization_barrier_p
         return [
-            i
-            if i in self.constants
-            else self.bind(barrier, {}, [i], [self.avals[i]], source)[0]
+            i if i in self.constants else self.bind(barrier, {}, [i], [self.avals[i]], source)[0]
             for i in inputs
         ]
 

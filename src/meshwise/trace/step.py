@@ -11,6 +11,7 @@ import jax
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
+from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
 from meshwise.trace.program import Program
 from meshwise.trace.time.analyze import analyze
@@ -113,7 +114,7 @@ def trace_step(
     spans = _argument_spans(specs[0])
     batch_dims = _batch_dims(specs[0], spans, signature)
     aliases = _aliases(specs[0], spans, out_shape, signature)
-    program = flatten(closed)
+    program = with_batch_dims(flatten(closed))
     if num_microbatches > 1:
         batch = _cut(flat, batch_dims, num_microbatches, num_devices)
         block = analyze(program, batch_dims, batch, local_statistics=statistics == "local")
@@ -211,9 +212,11 @@ def _aliases(
     signature: StepSignature,
 ) -> tuple[tuple[int, int], ...]:
     """Pairs (flat input, flat output) of state that the step returns."""
-    parts = list(out_shape) if isinstance(out_shape, tuple) and type(out_shape) is tuple else [
-        out_shape
-    ]
+    parts = (
+        list(out_shape)
+        if isinstance(out_shape, tuple) and type(out_shape) is tuple
+        else [out_shape]
+    )
     starts, start = [], 0
     for part in parts:
         starts.append(start)

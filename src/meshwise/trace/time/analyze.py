@@ -247,9 +247,7 @@ class _Analysis:
         if has_split:
             parts = self.batch.num_microbatches * self.batch.groups
             choices = [
-                i
-                for i, loop in enumerate(rule.loops)
-                if not loop.block and loop.size % parts == 0
+                i for i, loop in enumerate(rule.loops) if not loop.block and loop.size % parts == 0
             ]
         elif any(s.kind == PARTIAL for s in states):
             choices = [passing(k) for k in range(len(rule.linear))]
@@ -430,5 +428,3 @@ def _promote_wanted(inner: list[TimeState], block: BlockTime, body: Program) -> 
                 inner[position] = want
                 changed = True
     return changed
-
-

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
-
 from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
 from meshwise.rules.table import primitive_rule
-from meshwise.graph.follow import strategy_for_result
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.analyze import is_heavy
 from meshwise.trace.time.shards import TimeShards
@@ -171,9 +170,7 @@ class _Block:
     def _run_node(self, node: Node, decision: NodeTime) -> None:
         if all(state.kind == WHOLE for state in decision.results):
             operands = [self.get(i, TimeState(WHOLE)) for i in node.inputs]
-            self.whole.update(
-                zip(node.outputs, rebind(node.equation, operands), strict=True)
-            )
+            self.whole.update(zip(node.outputs, rebind(node.equation, operands), strict=True))
             return
         operands = [self.get(i, w) for i, w in zip(node.inputs, decision.wants, strict=True)]
         if decision.body is not None:
@@ -224,7 +221,11 @@ def _run_scan(
 
 
 def _start_block(
-    program: Program, block: BlockTime, batch: Batch, index: Any, whole: dict[int, Any],
+    program: Program,
+    block: BlockTime,
+    batch: Batch,
+    index: Any,
+    whole: dict[int, Any],
     micro: Sequence[tuple[int, TimeState, Any]],
 ) -> _Block:
     run = _Block(program, block, batch, index, whole)
@@ -254,7 +255,9 @@ def run_block(
     ]
 
 
-def microbatched(program: Program, block: BlockTime, batch: Batch, args: Sequence[Any]) -> list[Any]:
+def microbatched(
+    program: Program, block: BlockTime, batch: Batch, args: Sequence[Any]
+) -> list[Any]:
     """The step with its loop over micro-batches, on flat full-batch arguments.
 
     Args:
@@ -273,9 +276,7 @@ def microbatched(program: Program, block: BlockTime, batch: Batch, args: Sequenc
     stacked = [i for i in needed if block.states[i].kind == SPLIT and i not in whole]
 
     def step(carry: list[Any], index: Any) -> Any:
-        inner = {
-            i: v for i, v in whole.items() if block.states[i].kind == WHOLE
-        }
+        inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
         rows = [
             (i, state, take_rows(whole[i], state.dim, batch, index))
             for i, state in zip(program.inputs, block.inputs, strict=True)
@@ -327,10 +328,6 @@ def _needed_after(program: Program, block: BlockTime) -> list[int]:
 def _run_region(program: Program, block: BlockTime, region: str, whole: dict[int, Any]) -> None:
     for node, decision in zip(program.nodes, block.nodes, strict=True):
         if decision.region == region:
-            operands = [
-                whole[i] if i in whole else program.constants[i] for i in node.inputs
-            ]
+            operands = [whole[i] if i in whole else program.constants[i] for i in node.inputs]
             with source_scope(node.source):
                 whole.update(zip(node.outputs, rebind(node.equation, operands), strict=True))
-
-
