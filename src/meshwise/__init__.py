@@ -12,5 +12,6 @@ from meshwise.methods import Replay as Replay
 from meshwise.methods import Zero2 as Zero2
 from meshwise.methods import Zero3 as Zero3
 from meshwise.plan.plan import Plan as Plan
+from meshwise.spmd.specs import partition_specs as partition_specs
 from meshwise.trace.loss import grad as grad
 from meshwise.trace.loss import value_and_grad as value_and_grad

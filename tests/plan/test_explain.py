@@ -84,17 +84,20 @@ def section(text, title):
 def test_summary_tells_method_mesh_time_and_memory():
     graph, decision = layers(2)
     lines = explain(plan_of(graph, decision)).splitlines()
-    assert lines[0] == "method        IntraOp(), objective time"
-    assert lines[1] == (
-        "solver        time limit, within 1.23% of the best with every layer planned freely, "
-        "on this mesh"
-    )
+    assert lines[:4] == [
+        "method        IntraOp()",
+        "objective     time",
+        "solver        time limit, within 1.23% of the best in its space",
+        "space         every layer planned freely, on this mesh",
+    ]
     assert "mesh          x=2 y=2, 4 x virtual CPU" in lines
     assert "step time     1.25 ms (predicted)" in lines
     assert "memory        3 MiB of 4 GiB on the worst device (predicted)" in lines
     assert "replicated    0.00% of FLOP and 0.00% of bytes run whole on every device" in lines
     without = explain(plan_of(graph, decision, gap=None)).splitlines()
-    assert without[1] == "solver        time limit, no bound known"
+    assert without[2] == "solver        time limit, no bound known"
+    # Without a bound there is nothing that a space would tell.
+    assert not any(line.startswith("space") for line in without)
 
 
 def test_equal_layers_share_a_row_with_their_layout_and_bytes():

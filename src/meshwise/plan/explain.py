@@ -64,11 +64,11 @@ def _summary(plan: Plan) -> list[str]:
         f"stage {i}: {mesh_text(stage.mesh)}" if len(plan.stages) > 1 else mesh_text(stage.mesh)
         for i, stage in enumerate(plan.stages)
     ]
-    gap = f"within {plan.gap:.2%} of the best with {plan.space}" if plan.gap is not None else ""
     memory = f"{bytes_text(plan.peak_bytes)} of {bytes_text(plan.mesh.device.memory_bytes)}"
     rows = [
-        ("method", f"{plan.method}, objective {plan.objective}"),
-        ("solver", f"{plan.status}, {gap or 'no bound known'}"),
+        ("method", plan.method),
+        ("objective", plan.objective),
+        *_solver(plan),
         *(("mesh", text) for text in stages),
         ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
         ("memory", f"{memory} on the worst device (predicted)"),
@@ -81,6 +81,13 @@ def _summary(plan: Plan) -> list[str]:
         ),
     ]
     return [shortened(f"{name:<14}{text}", WIDTH) for name, text in rows]
+
+
+def _solver(plan: Plan) -> list[tuple[str, str]]:
+    if plan.gap is None:
+        return [("solver", f"{plan.status}, no bound known")]
+    gap = f"{plan.status}, within {plan.gap:.2%} of the best in its space"
+    return [("solver", gap), ("space", plan.space)]
 
 
 def _pattern(name: str) -> str:

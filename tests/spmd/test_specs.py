@@ -1,0 +1,132 @@
+"""The plan as PartitionSpecs, given to plain `jax.jit`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.errors import PlanError
+
+WIDTH, BATCH = 16, 32
+
+
+def step(state: Any, batch: Any, *, scale: Any) -> Any:
+    def loss_fn(params: Any) -> Any:
+        h = jnp.tanh(batch["x"] @ params["in"] + params["bias"])
+        return scale * jnp.mean((h @ params["out"] - batch["y"]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(state["params"])
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state["momentum"], grads)
+    params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], momentum)
+    return {"params": params, "momentum": momentum, "extra": None}, loss
+
+
+def arguments() -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(0).normal
+    params = {
+        "in": jnp.asarray(draw(size=(WIDTH, 4 * WIDTH)), jnp.float32),
+        "bias": jnp.asarray(draw(size=(4 * WIDTH,)), jnp.float32),
+        "out": jnp.asarray(draw(size=(4 * WIDTH, WIDTH)), jnp.float32),
+    }
+    state = {"params": params, "momentum": jax.tree.map(jnp.ones_like, params), "extra": None}
+    batch = {k: jnp.asarray(draw(size=(BATCH, WIDTH)), jnp.float32) for k in "xy"}
+    return state, batch, jnp.float32(0.5)
+
+
+# Columns, then rows, as Megatron does; the batch over the other axis.
+PINS = {"0/*/in": P(None, "y"), "0/*/bias": P("y"), "0/*/out": P("y"), "1/*": P("x")}
+GRID = mw.IntraOp(mesh_shape=(2, 4))
+
+
+def plan_with(method: Any, pins: Any = None) -> mw.Plan:
+    state, batch, scale = arguments()
+    planned = mw.parallelize(step, method=method, cluster=cpu_cluster(8), pins=pins)
+    return planned.plan(state, batch, scale=scale)
+
+
+@pytest.fixture(scope="module")
+def pinned() -> mw.Plan:
+    return plan_with(GRID, PINS)
+
+
+@pytest.mark.parametrize(("method", "pins"), [(GRID, PINS), (mw.Zero3(), None), (GRID, None)])
+def test_plain_jit_with_the_specs_gives_the_same_numbers(method: Any, pins: Any) -> None:
+    plan = mw.Plan.from_json(plan_with(method, pins).to_json())
+    state, batch, scale = arguments()
+    specs = mw.partition_specs(plan, state, batch, scale=scale)
+    assert len(specs) == 3
+    types = (AxisType.Auto,) * len(plan.mesh.names)
+    mesh = jax.make_mesh(plan.mesh.sizes, plan.mesh.names, axis_types=types)
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+    def positional(state: Any, batch: Any, keywords: Any) -> Any:
+        return step(state, batch, **keywords)
+
+    parallel = jax.jit(positional, in_shardings=placed)
+    given = jax.device_put((state, batch, {"scale": scale}), placed)
+    wanted = jax.jit(step)(state, batch, scale=scale)
+    found = parallel(*given)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    # Something is split, or the comparison would compare the same program.
+    assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(given))
+
+
+def test_specs_stand_where_the_leaves_stood(pinned: mw.Plan) -> None:
+    state, batch, scale = jax.eval_shape(arguments)
+    state_specs, batch_specs, keywords = mw.partition_specs(pinned, state, batch, scale=scale)
+    assert jax.tree.structure(state_specs) == jax.tree.structure(state)
+    assert state_specs["params"] == state_specs["momentum"]
+    assert state_specs["params"] == {"in": P(None, "y"), "bias": P("y"), "out": P("y")}
+    assert state_specs["extra"] is None
+    assert batch_specs == {"x": P("x"), "y": P("x")}
+    assert keywords == {"scale": P()}
+
+
+def test_without_keywords_there_is_a_tree_for_each_argument() -> None:
+    def double(state: Any, batch: Any) -> Any:
+        return state + batch.sum(0)
+
+    planned = mw.parallelize(double, method=mw.DataParallel(), cluster=cpu_cluster(8))
+    state, batch = jnp.zeros(4), jnp.zeros((16, 4))
+    assert mw.partition_specs(planned.plan(state, batch), state, batch) == (P(), P("x"))
+
+
+def test_arrays_of_other_shapes_are_refused(pinned: mw.Plan) -> None:
+    state, batch, scale = jax.eval_shape(arguments)
+    other = batch | {"x": jax.ShapeDtypeStruct((BATCH, 8), jnp.float32)}
+    with pytest.raises(
+        PlanError,
+        match=r"leaf 6 \(1/x\) has shape \[32, 8\], the plan is for 1/x of shape \[32, 16\]; "
+        "pass what the plan was made for, static arguments left out, or plan again",
+    ):
+        mw.partition_specs(pinned, state, other, scale=scale)
+
+
+def test_another_number_of_leaves_is_refused(pinned: mw.Plan) -> None:
+    state, batch, scale = jax.eval_shape(arguments)
+    with pytest.raises(
+        PlanError, match="have 8 leaves, the plan is for 9: scale is missing; pass what"
+    ):
+        mw.partition_specs(pinned, state, batch)
+    with pytest.raises(
+        PlanError, match="have 10 leaves, the plan is for 9: train is too much; pass what"
+    ):
+        mw.partition_specs(pinned, state, batch, scale=scale, train=True)
+
+
+def test_a_pipeline_has_no_specs_of_one_mesh(pinned: mw.Plan) -> None:
+    two = dataclasses.replace(pinned, stages=pinned.stages * 2)
+    state, batch, scale = arguments()
+    with pytest.raises(PlanError, match="a plan on one mesh, this one has 2 stages"):
+        mw.partition_specs(two, state, batch, scale=scale)
