@@ -6,93 +6,96 @@ only where its dim has the size of the result's.
 
 from __future__ import annotations
 
-from meshwise.graph.loops import DimMap, Loop, LoopRule
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshwise.graph.loops import DimMap, LoopRule
+from meshwise.rules.loop_list import LoopList, dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule
 
 # Operands that a primitive is linear in: each tuple is one group that may be partial together.
-_JOINTLY_LINEAR = {
+_LINEAR = {
     "add": ((0, 1),),
     "add_any": ((0, 1),),
-    "sub": ((0, 1),),
-    "neg": ((0,),),
+    "complex": ((0, 1),),
     "copy": ((0,),),
-    "stop_gradient": ((0,),),
-    "real": ((0,),),
+    "div": ((0,),),
     "imag": ((0,),),
     "mul": ((0,), (1,)),
-    "div": ((0,),),
+    "neg": ((0,),),
+    "real": ((0,),),
+    "stop_gradient": ((0,),),
+    "sub": ((0, 1),),
 }
 
-_NONLINEAR = (
-    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz "
-    "complex conj cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "
-    "igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max "
-    "min ne nextafter not or polygamma population_count pow reduce_precision "
-    "regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32 xor zeta "
-    "convert_element_type bitcast_convert_type"
-).split()  # noqa: SIM905 (a list of words reads better)
-
-# Result follows a block of bits: only same-width casts keep the dims.
-_FLOATS = ("float", "bfloat", "complex")
+# One name a line would be a page; the text says nothing but the names.
+_OTHERS = """
+    abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz conj
+    convert_element_type cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt
+    igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to
+    max min mulhi ne nextafter not or polygamma population_count pow reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32 xor zeta
+"""
 
 
-def _dim_map(shape: tuple[int, ...], result: tuple[int, ...], loops: dict[int, int]) -> DimMap:
+def _dim_map(shape: tuple[int, ...], result: tuple[int, ...], dims: DimMap) -> DimMap:
     if len(shape) != len(result):
-        return ((),) * len(shape)
+        return dims_like(shape)
     return tuple(
-        (loops[dim],) if size == result[dim] and dim in loops else ()
-        for dim, size in enumerate(shape)
+        follows if size == whole else ()
+        for size, whole, follows in zip(shape, result, dims, strict=True)
     )
 
 
-def _linear(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    name = eqn.name
-    if name == "select_n" and len(eqn.in_avals) > 1:
-        # Predicate replicated, all cases partial: replicated cases are masked to one rank.
+def _holds(source: Any, target: Any) -> bool:
+    """Whether a cast between floating types keeps every bit."""
+    floats = all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (source, target))
+    return floats and jnp.promote_types(source, target) == target
+
+
+def linear_groups(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Groups of operands that may be partial together."""
+    source, target = eqn.in_avals[-1].dtype, eqn.out_avals[0].dtype
+    if eqn.name == "select_n":
+        # The predicate is replicated, all cases are partial: a replicated case counts once.
         return (tuple(range(1, len(eqn.in_avals))),)
-    if name == "convert_element_type":
-        source, target = eqn.in_avals[0].dtype, eqn.out_avals[0].dtype
-        widening = target.itemsize >= source.itemsize
-        floats = all(str(d).startswith(_FLOATS) for d in (source, target))
-        return ((0,),) if widening and floats else ()
-    return _JOINTLY_LINEAR.get(name, ())
+    if eqn.name == "convert_element_type":
+        # No partial sums through a narrowing cast: each term would be rounded.
+        return ((0,),) if _holds(source, target) else ()
+    if eqn.name == "div" and not jnp.issubdtype(source, jnp.inexact):
+        return ()
+    if eqn.name == "mul" and source != target and not _holds(source, target):
+        return ()
+    return _LINEAR.get(eqn.name, ())
 
 
 def elementwise_rule(eqn: Equation) -> LoopRule:
     """One parallel loop a result dim of size above 1."""
     result = eqn.out_avals[0].shape
-    if eqn.name == "bitcast_convert_type" and eqn.in_avals[0].shape != result:
-        keep = min(len(result), len(eqn.in_avals[0].shape))
-        loop_of = {dim: i for i, dim in enumerate(range(keep))}
-        loops = tuple(Loop(result[dim]) for dim in range(keep))
-        pad = lambda shape: tuple((loop_of[d],) if d < keep else () for d in range(len(shape)))  # noqa: E731
-        return LoopRule(loops, (pad(eqn.in_avals[0].shape),), (pad(result),))
-    loop_of = {dim: i for i, dim in enumerate(d for d, size in enumerate(result) if size > 1)}
+    loops = LoopList()
+    dims = tuple(loops.add_dims(result))
     return LoopRule(
-        loops=tuple(Loop(result[dim]) for dim in loop_of),
-        operands=tuple(_dim_map(aval.shape, result, loop_of) for aval in eqn.in_avals),
-        results=tuple(_dim_map(aval.shape, result, loop_of) for aval in eqn.out_avals),
-        linear=_linear(eqn),
+        loops=loops.done(),
+        operands=tuple(_dim_map(aval.shape, result, dims) for aval in eqn.in_avals),
+        results=tuple(_dim_map(aval.shape, result, dims) for aval in eqn.out_avals),
+        linear=linear_groups(eqn),
     )
 
 
-def barrier_rule(eqn: Equation) -> LoopRule:
-    """`optimization_barrier`: each result follows its own operand; nothing is shared."""
-    loops: list[Loop] = []
-    maps: list[DimMap] = []
-    for aval in eqn.in_avals:
-        dims: list[tuple[int, ...]] = []
-        for size in aval.shape:
-            if size > 1:
-                dims.append((len(loops),))
-                loops.append(Loop(size))
-            else:
-                dims.append(())
-        maps.append(tuple(dims))
-    return LoopRule(tuple(loops), tuple(maps), tuple(maps))
+def bitcast_rule(eqn: Equation) -> LoopRule:
+    """Dims before the one that holds the parts of an element are loops."""
+    before, after = eqn.in_avals[0].shape, eqn.out_avals[0].shape
+    shared = min(len(before), len(after))
+    loops = LoopList()
+    dims = loops.add_dims(after[:shared])
+    maps = [(*dims, *dims_like(shape[shared:])) for shape in (before, after)]
+    return LoopRule(loops.done(), (maps[0],), (maps[1],))
 
 
-TABLE = {
-    **{name: PrimitiveRule(elementwise_rule) for name in (*_JOINTLY_LINEAR, *_NONLINEAR)},
+TABLE: Mapping[str, PrimitiveRule] = {
+    **{name: PrimitiveRule(elementwise_rule) for name in (*_LINEAR, *_OTHERS.split())},
+    "bitcast_convert_type": PrimitiveRule(bitcast_rule),
 }

@@ -23,7 +23,7 @@ _INT32_LIMIT = 2**31
 
 def is_key(aval: Any) -> bool:
     """Whether a value is an array of random keys."""
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
+    return bool(jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def can_shift(size: int) -> bool:

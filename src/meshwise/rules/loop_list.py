@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, DimMap, Loop
-
-__all__ = ["SUM", "LoopList", "dims_like"]
 
 
 class LoopList:

@@ -102,6 +102,12 @@ def result_elements(eqn: Equation) -> float:
     return float(sum(math.prod(aval.shape) for aval in eqn.out_avals))
 
 
+def no_flop(eqn: Equation) -> float:
+    """FLOP of a primitive that only moves data."""
+    del eqn
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PrimitiveRule:
     """A row of the table.

@@ -41,7 +41,7 @@ def bits_rule(eqn: Equation) -> LoopRule:
     rank = len(keys.shape)
     if not _is_threefry(keys.dtype):
         whole = f"{keys.dtype} draws depend on the whole shape: drawn whole, then sliced"
-    elif not jax.config.jax_threefry_partitionable:
+    elif not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         whole = "jax_threefry_partitionable is off: drawn whole, then sliced"
     else:
         return LoopRule(loops.done(), (tuple(result[:rank]),), (tuple(result),))
@@ -95,7 +95,7 @@ def flat_words(
 def local_bits(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
     """Draw the local elements by their global positions."""
     if shards.rule.whole:
-        return [_slice_whole(eqn, shards, rebind(eqn, operands)[0])]
+        return [_slice_whole(shards, rebind(eqn, operands)[0])]
     (keys,) = operands
     rank, shape = len(eqn.in_avals[0].shape), eqn.params["shape"]
     result = shards.result_shape(eqn)
@@ -124,7 +124,7 @@ def local_bits(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[A
     return [(first ^ second).astype(dtype)]
 
 
-def _slice_whole(eqn: Equation, shards: Shards, value: Any) -> Any:
+def _slice_whole(shards: Shards, value: Any) -> Any:
     for dim, loops in enumerate(shards.rule.results[0]):
         if loops and shards.parts(loops[0]) > 1:
             value = jnp.take(value, shards.global_index(loops[0]), axis=dim, mode="clip")

@@ -16,14 +16,10 @@ from jax import lax
 
 from meshwise.graph.loops import DimMap, Loop, LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
-from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 
 _LINEAR = ((0,),)
 _INT32_LIMIT = 2**31
-
-
-def _no_flop(eqn: Equation) -> float:
-    return 0.0
 
 
 def broadcast_rule(eqn: Equation) -> LoopRule:
@@ -220,13 +216,13 @@ def unstack_rule(eqn: Equation) -> LoopRule:
 
 
 TABLE = {
-    "broadcast_in_dim": PrimitiveRule(broadcast_rule, local_broadcast, _no_flop),
-    "reshape": PrimitiveRule(reshape_rule, local_reshape, _no_flop),
-    "transpose": PrimitiveRule(transpose_rule, flop=_no_flop),
-    "squeeze": PrimitiveRule(squeeze_rule, flop=_no_flop),
-    "rev": PrimitiveRule(rev_rule, flop=_no_flop),
-    "iota": PrimitiveRule(iota_rule, local_iota, _no_flop),
-    "tile": PrimitiveRule(tile_rule, local_tile, _no_flop),
-    "stack": PrimitiveRule(stack_rule, flop=_no_flop),
-    "unstack": PrimitiveRule(unstack_rule, flop=_no_flop),
+    "broadcast_in_dim": PrimitiveRule(broadcast_rule, local_broadcast, no_flop),
+    "reshape": PrimitiveRule(reshape_rule, local_reshape, no_flop),
+    "transpose": PrimitiveRule(transpose_rule, flop=no_flop),
+    "squeeze": PrimitiveRule(squeeze_rule, flop=no_flop),
+    "rev": PrimitiveRule(rev_rule, flop=no_flop),
+    "iota": PrimitiveRule(iota_rule, local_iota, no_flop),
+    "tile": PrimitiveRule(tile_rule, local_tile, no_flop),
+    "stack": PrimitiveRule(stack_rule, flop=no_flop),
+    "unstack": PrimitiveRule(unstack_rule, flop=no_flop),
 }

@@ -10,11 +10,7 @@ from typing import Any
 
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
-from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
-
-
-def _no_flop(eqn: Equation) -> float:
-    return 0.0
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 
 
 def _cut_note(dims: Sequence[int]) -> str:
@@ -108,10 +104,10 @@ def split_rule(eqn: Equation) -> LoopRule:
 
 
 TABLE = {
-    "slice": PrimitiveRule(slice_rule, local_slice, _no_flop),
-    "dynamic_slice": PrimitiveRule(dynamic_slice_rule, local_dynamic_slice, _no_flop),
-    "dynamic_update_slice": PrimitiveRule(dynamic_update_slice_rule, flop=_no_flop),
-    "pad": PrimitiveRule(pad_rule, flop=_no_flop),
-    "concatenate": PrimitiveRule(concatenate_rule, flop=_no_flop),
-    "split": PrimitiveRule(split_rule, flop=_no_flop),
+    "slice": PrimitiveRule(slice_rule, local_slice, no_flop),
+    "dynamic_slice": PrimitiveRule(dynamic_slice_rule, local_dynamic_slice, no_flop),
+    "dynamic_update_slice": PrimitiveRule(dynamic_update_slice_rule, flop=no_flop),
+    "pad": PrimitiveRule(pad_rule, flop=no_flop),
+    "concatenate": PrimitiveRule(concatenate_rule, flop=no_flop),
+    "split": PrimitiveRule(split_rule, flop=no_flop),
 }

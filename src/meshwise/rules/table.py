@@ -8,19 +8,25 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
 from meshwise.rules import (
+    along_dim,
+    convolution,
     dot_general,
     elementwise,
     gather,
+    identity,
+    linalg,
     random,
     reduce,
     scatter,
     shape,
     slicing,
+    whole,
 )
 from meshwise.rules.primitive import Equation, PrimitiveRule
 
@@ -30,7 +36,7 @@ _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
 
 def _has_no_sum(aval: Any) -> bool:
     """Whether values of a type cannot be partial sums: booleans and random keys."""
-    return bool(aval.dtype == np.bool_ or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
+    return bool(aval.dtype == np.bool_ or jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def _typed(row: PrimitiveRule) -> PrimitiveRule:
@@ -48,12 +54,24 @@ def _typed(row: PrimitiveRule) -> PrimitiveRule:
     return replace(row, rule=rule)
 
 
+_FAMILIES = (
+    along_dim,
+    convolution,
+    dot_general,
+    elementwise,
+    gather,
+    identity,
+    linalg,
+    random,
+    reduce,
+    scatter,
+    shape,
+    slicing,
+    whole,
+)
+
 RULES: Mapping[str, PrimitiveRule] = MappingProxyType(
-    {
-        name: _typed(row)
-        for family in (dot_general, elementwise, gather, random, reduce, scatter, shape, slicing)
-        for name, row in family.TABLE.items()
-    }
+    {name: _typed(row) for family in _FAMILIES for name, row in family.TABLE.items()}
 )
 
 

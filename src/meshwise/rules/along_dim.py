@@ -1,0 +1,108 @@
+"""Primitives that work along some dims: those stay whole, all others are parallel.
+
+Cumulative sums and their like, sorts, the largest k, windows, Fourier transforms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from meshwise.graph.loops import LoopRule
+from meshwise.rules.loop_list import LoopList, dims_like
+from meshwise.rules.primitive import Equation, PrimitiveRule
+
+_DimsOf = Callable[[Equation], Iterable[int]]
+
+
+def _rule(whole_dims: _DimsOf, *, linear: bool = False) -> Callable[[Equation], LoopRule]:
+    """Rule of a primitive whose operands and results have the same dims in the same places."""
+
+    def rule(eqn: Equation) -> LoopRule:
+        shape = eqn.in_avals[0].shape
+        whole = sorted({dim % len(shape) for dim in whole_dims(eqn)})
+        loops = LoopList()
+        dims = tuple(loops.add_dims(shape, whole))
+        # Scalars beside the arrays are initial values of reductions.
+        maps = [
+            dims if len(aval.shape) == len(shape) else dims_like(aval.shape)
+            for aval in (*eqn.in_avals, *eqn.out_avals)
+        ]
+        count = len(eqn.in_avals)
+        return LoopRule(
+            loops.done(),
+            tuple(maps[:count]),
+            tuple(maps[count:]),
+            linear=((0,),) if linear else (),
+            whole=f"{eqn.name} works along dims {tuple(whole)}",
+        )
+
+    return rule
+
+
+def _param(name: str) -> _DimsOf:
+    return lambda eqn: (eqn.params[name],)
+
+
+def _trivial(eqn: Equation, name: str, value: Any) -> Sequence[Any]:
+    return eqn.params.get(name) or (value,) * len(eqn.in_avals[0].shape)
+
+
+def window_dims(eqn: Equation) -> tuple[int, ...]:
+    """Dims along which a window is more than one element in its own place."""
+    settings = zip(
+        eqn.params["window_dimensions"],
+        _trivial(eqn, "window_strides", 1),
+        _trivial(eqn, "padding", (0, 0)),
+        _trivial(eqn, "base_dilation", 1),
+        _trivial(eqn, "window_dilation", 1),
+        strict=True,
+    )
+    return tuple(
+        dim
+        for dim, (size, stride, padding, base, _) in enumerate(settings)
+        if (size, stride, base) != (1, 1, 1) or any(padding)
+    )
+
+
+def fft_dims(eqn: Equation) -> tuple[int, ...]:
+    """The last dims, as many as there are lengths."""
+    rank = len(eqn.in_avals[0].shape)
+    return tuple(range(rank - len(eqn.params["fft_lengths"]), rank))
+
+
+def _window_flop(eqn: Equation) -> float:
+    return float(math.prod(eqn.out_avals[0].shape) * math.prod(eqn.params["window_dimensions"]))
+
+
+def _sort_flop(eqn: Equation) -> float:
+    elements = sum(math.prod(aval.shape) for aval in eqn.in_avals)
+    length = max(eqn.in_avals[0].shape[eqn.params["dimension"]], 2)
+    return float(elements * math.log2(length))
+
+
+def _fft_flop(eqn: Equation) -> float:
+    # 5 N log2 N, the usual count for a complex transform of length N (Cooley and Tukey).
+    elements = math.prod(eqn.out_avals[0].shape)
+    return 5.0 * elements * math.log2(max(math.prod(eqn.params["fft_lengths"]), 2))
+
+
+_CUMULATIVE = ("cumprod", "cummax", "cummin", "cumlogsumexp")
+_WINDOWS = ("reduce_window", "reduce_window_max", "reduce_window_min")
+# Linear in the first operand: the cotangents or tangents that a maximum selects.
+_LINEAR_WINDOWS = ("reduce_window_sum", "select_and_scatter_add", "select_and_gather_add")
+
+TABLE: Mapping[str, PrimitiveRule] = {
+    "cumsum": PrimitiveRule(_rule(_param("axis"), linear=True)),
+    **{name: PrimitiveRule(_rule(_param("axis"))) for name in _CUMULATIVE},
+    "sort": PrimitiveRule(_rule(_param("dimension")), flop=_sort_flop),
+    "top_k": PrimitiveRule(_rule(_param("axis"))),
+    "approx_top_k": PrimitiveRule(_rule(_param("reduction_dimension"))),
+    "fft": PrimitiveRule(_rule(fft_dims, linear=True), flop=_fft_flop),
+    **{name: PrimitiveRule(_rule(window_dims), flop=_window_flop) for name in _WINDOWS},
+    **{
+        name: PrimitiveRule(_rule(window_dims, linear=True), flop=_window_flop)
+        for name in _LINEAR_WINDOWS
+    },
+}
