@@ -121,6 +121,7 @@ def run_training(
         _train(options, corpus, step, run, checkpoints, listener, should_stop)
         newest = checkpoints.newest_step
 
+    window = max(1, min(_WINDOW, len(run.losses) // 2))
     summary = TrainSummary(
         model=options.model,
         num_parameters=num_params,
@@ -132,8 +133,8 @@ def run_training(
         first_step=first_step,
         steps_done=len(run.losses),
         is_complete=len(run.losses) >= options.steps,
-        first_loss=statistics.fmean(run.losses[:_WINDOW]),
-        last_loss=statistics.fmean(run.losses[-_WINDOW:]),
+        first_loss=statistics.fmean(run.losses[:window]),
+        last_loss=statistics.fmean(run.losses[-window:]),
         heldout_loss=run.heldout[-1][1],
         tokens_per_s=_tokens_per_s(options, run),
         predicted_step_s=plan.step_time_s,
@@ -203,28 +204,42 @@ def _train(
 
 
 def _heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[Any], float]:
-    """The held-out loss of parameters, computed by plain `jax.jit` where they lie.
+    """The held-out loss of parameters, under plain `jax.jit` where they lie.
 
-    The text is split over all devices, whatever the plan does with the training batch; XLA
-    partitions the rest.
+    Whatever the plan does with the training batch, the held-out text is split over all devices
+    and each parameter is gathered where it is used.
     """
-    compiled = jax.jit(heldout_loss_of(options))
+    heldout_loss = heldout_loss_of(options)
+    compiled: Any = None
 
     def look(params: Any) -> float:
+        nonlocal compiled
+        rows, whole = _spread_shardings(params, options.batch)
+
+        def loss(params: Any, batch: Batch) -> jax.Array:
+            if whole is not None:
+                params = jax.lax.with_sharding_constraint(params, whole)
+            return heldout_loss(params, batch)
+
+        if compiled is None:
+            compiled = jax.jit(loss)
         batches = corpus.heldout_batches(
             num_batches=options.eval_batches, batch=options.batch, seq=options.seq
         )
-        losses = [float(compiled(params, _spread(batch, params))) for batch in batches]
+        losses = [float(compiled(params, jax.device_put(dict(batch), rows))) for batch in batches]
         return statistics.fmean(losses)
 
     return look
 
 
-def _spread(batch: Batch, params: Any) -> Batch:
-    """The batch split over the devices that hold the parameters, if that divides it."""
+def _spread_shardings(params: Any, batch: int) -> tuple[NamedSharding | None, NamedSharding | None]:
+    """Shardings of a batch over the devices that hold the parameters, and of a whole copy.
+
+    None where nothing is to be spread: on one device, or if the devices do not divide the batch.
+    """
     sharding = jax.tree.leaves(params)[0].sharding
-    rows = len(next(iter(batch.values())))
-    if not isinstance(sharding, NamedSharding) or rows % sharding.mesh.size:
-        return batch
+    if not isinstance(sharding, NamedSharding):
+        return None, None
     mesh = Mesh(np.asarray(sharding.mesh.devices).reshape(-1), ("batch",))
-    return jax.device_put(dict(batch), NamedSharding(mesh, PartitionSpec("batch")))
+    rows = PartitionSpec("batch") if batch % mesh.size == 0 else PartitionSpec()
+    return NamedSharding(mesh, rows), NamedSharding(mesh, PartitionSpec())

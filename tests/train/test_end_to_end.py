@@ -1,0 +1,82 @@
+"""The main job through the real planner, against the same run on one device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from doubles.jit_step import JitStep, Recorder
+from meshwise.train.build import method_of, step_builder
+from meshwise.train.loop import run_training
+from meshwise.train.options import TrainOptions
+
+# Sums run in another order on a mesh; six steps of Adam amplify fp32 rounding to about 1e-5.
+RELATIVE = 1e-3
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> TrainOptions:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    return TrainOptions(
+        out=tmp_path / "run",
+        text=text,
+        model="tiny",
+        seq=16,
+        batch=8,
+        steps=6,
+        warmup_steps=4,
+        eval_every=3,
+        eval_batches=1,
+        save_every=3,
+        mesh=(2, 4),
+        method="intra",
+    )
+
+
+def losses(seen: Recorder) -> list[float]:
+    return [loss for _, loss in seen.of("step")]
+
+
+def test_a_planned_run_has_the_losses_of_one_device(options: TrainOptions) -> None:
+    one, many = Recorder(), Recorder()
+    run_training(replace(options, out=options.out / "one"), JitStep, one)
+    summary = run_training(options, step_builder(options), many)
+    np.testing.assert_allclose(losses(many), losses(one), rtol=RELATIVE)
+    heldout = [loss for _, loss in many.of("heldout")]
+    np.testing.assert_allclose(heldout, [x for _, x in one.of("heldout")], rtol=RELATIVE)
+    assert summary.last_loss < summary.first_loss
+    assert summary.actual_peak_bytes > 0
+    saved = json.loads((options.out / "summary.json").read_text())
+    assert saved["num_devices"] == 8
+
+
+def test_a_run_resumes_under_another_plan(options: TrainOptions) -> None:
+    one, first, second = Recorder(), Recorder(), Recorder()
+    run_training(replace(options, out=options.out / "one"), JitStep, one)
+    run_training(replace(options, steps=3), step_builder(options), first)
+    other = replace(options, method="data", mesh=None)
+    run_training(other, step_builder(other), second)
+    assert second.of("resume") == [(3,)]
+    np.testing.assert_allclose(losses(first) + losses(second), losses(one), rtol=RELATIVE)
+
+
+def test_every_method_name_stands_for_a_method(options: TrainOptions) -> None:
+    names = {
+        "auto": "IntraOp(mesh_shape=(2, 4)",
+        "intra": "IntraOp(mesh_shape=(2, 4)",
+        "data": "DataParallel()",
+        "zero2": "Zero2()",
+        "zero3": "Zero3()",
+        "megatron:2x4": "Megatron(dp=2, tp=4",
+        "heuristic": "Heuristic(mesh_shape=(2, 4))",
+    }
+    for name, text in names.items():
+        assert repr(method_of(replace(options, method=name))).startswith(text)
+    assert repr(method_of(replace(options, method="auto", mesh=None))).startswith("Auto(")
+    with pytest.raises(ValueError, match="no method 'magic'"):
+        method_of(replace(options, method="magic"))
