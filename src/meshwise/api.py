@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -55,14 +55,14 @@ class ParallelStep:
             try:
                 out = recent.run(leaves)
             except _NOT_FITTING:
-                recent = None
-        if recent is None:
-            recent = self._executable(statics, args, kwargs)
-            self._recent[(tree, statics)] = recent
-            leaves = recent.place(leaves)
-            out = recent.run(leaves)
-        self._last = recent
-        return jax.tree.unflatten(recent.traced.out_tree, out)
+                pass  # other shapes, or arrays that lie elsewhere
+            else:
+                self._last = recent
+                return jax.tree.unflatten(recent.traced.out_tree, out)
+        fitting = self._executable(statics, args, kwargs)
+        self._recent[(tree, statics)] = self._last = fitting
+        out = fitting.run(fitting.place(leaves))
+        return jax.tree.unflatten(fitting.traced.out_tree, out)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
@@ -229,16 +229,6 @@ def _zeros_of_spec(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.zeros(leaf.shape, leaf.dtype)
     return leaf
-
-
-@overload
-def parallelize(fun: Callable[..., Any], **options: Any) -> ParallelStep: ...
-
-
-@overload
-def parallelize(
-    fun: None = None, **options: Any
-) -> Callable[[Callable[..., Any]], ParallelStep]: ...
 
 
 def parallelize(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any
 
-import jax
+from jax import core
 from jax._src import source_info_util
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
@@ -68,4 +68,4 @@ def source_scope(source: Any) -> Iterator[None]:
 
 def is_tracer(value: Any) -> bool:
     """Whether a value is being traced."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, core.Tracer)

@@ -135,7 +135,7 @@ def run_local(
                 shards = SpaceShards(operator.rule, chosen.strategy, mesh.sizes, mesh.names)
                 results = row.local(node.equation, shards, operands)
             else:
-                results = _run_scan(node, graph, chosen, operator.body, mesh, operands)
+                results = _run_scan(node, chosen, operator.body, mesh, operands)
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
             device.define(ident, layout, value)
     return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
@@ -143,13 +143,13 @@ def run_local(
 
 def _run_scan(
     node: Node,
-    graph: Graph,
     chosen: OperatorDecision,
     body: Any,
     mesh: LogicalMesh,
     operands: list[Any],
 ) -> list[Any]:
-    assert node.body is not None and chosen.body is not None
+    assert node.body is not None
+    assert chosen.body is not None
     inner, decision = node.body, chosen.body
     num_consts, num_carry = body.num_consts, body.num_carry
     split = num_consts + num_carry

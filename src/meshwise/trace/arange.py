@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
+from jax import core, lax
 
 from meshwise.rules.arange_index import batching_form
 from meshwise.rules.primitive import Equation, rebind
@@ -111,7 +111,7 @@ class _Rewriter:
         """A new value: the columns that remain."""
         avals = tuple(self.avals[i] for i in kept)
         shape = (*avals[0].shape[:dim], len(kept))
-        aval = jax.core.ShapedArray(shape, avals[0].dtype)
+        aval = core.ShapedArray(shape, avals[0].dtype)
         self.avals.append(aval)
         ident = len(self.avals) - 1
         constants = tuple(self.program.constants.get(i) for i in kept)

@@ -1,4 +1,4 @@
-"""ClosedJaxpr -> flat `Program`: calls inlined, dead equations gone, scans kept with flat bodies."""
+"""ClosedJaxpr -> flat `Program`: calls inlined, dead equations gone, bodies of scans flat too."""
 
 from __future__ import annotations
 

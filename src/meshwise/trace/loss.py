@@ -13,6 +13,7 @@ from functools import partial, wraps
 from typing import Any
 
 import jax
+from jax import core
 from jax.interpreters import ad, batching, mlir
 
 from meshwise.errors import TraceError
@@ -50,7 +51,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    axes = tuple(None if d is batching.not_mapped else d for d in dims)
+    axes = tuple(dims)  # None is not mapped
     outs = jax.vmap(lambda *xs: _flat(*xs, **params), in_axes=axes)(*args)
     return outs, [0] * len(outs)
 
@@ -166,7 +167,7 @@ def _with_consts_as_inputs(closed: Any) -> Any:
     avals = [jax.typeof(c) for c in closed.consts] + list(closed.in_avals)
 
     def opened(*args: Any) -> list[Any]:
-        return jax.core.eval_jaxpr(closed.jaxpr, args[:count], *args[count:])
+        return core.eval_jaxpr(closed.jaxpr, args[:count], *args[count:])
 
     if not count:
         return closed

@@ -290,14 +290,17 @@ class _Analysis:
         if any(s.kind == SPLIT and s.dim == 0 for s in states[first_xs:]):
             return None
         inner = [*states[:first_xs], *(_shift(s, -1) for s in states[first_xs:])]
-        for _ in range(2 * len(inner) + 2):
+        while True:  # ends: a state only ever goes from whole to something else
             run = _Analysis(body, self.batch, self.forced, self.local, top=False)
             try:
                 block = run.run(inner)
-            except _NotSeparableError as error:
-                if self._scan_hoists(node, states):
-                    continue
-                raise error from None
+            except _NotSeparableError:
+                partials = [
+                    i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL
+                ]
+                if self.top and partials:
+                    self._hoist(node, partials)
+                raise
             changed = _promote_carries(inner, block, num_consts, num_carry, node)
             changed |= _promote_wanted(inner, block, body)
             if not changed:
@@ -312,13 +315,6 @@ class _Analysis:
             results=(*carries, *(_shift(s, 1) for s in ys)),
             body=replace(block, outputs=(*carries, *ys)),
         )
-
-    def _scan_hoists(self, node: Node, states: Sequence[TimeState]) -> bool:
-        if self.top:
-            partials = [i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL]
-            if partials:
-                self._hoist(node, partials)
-        return False
 
     # -- hoisting and local statistics --------------------------------------------------------
 
