@@ -1,0 +1,78 @@
+"""A problem run in parallel: by a method, or by a decision that nothing has optimised."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import meshwise as mw
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.methods import Method
+from meshwise.plan.verify import verify_decision
+from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
+from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from oracle.problem import Problem, Trajectory, run
+from random_decision import random_decision
+
+CLUSTER = cpu_cluster(8)
+
+
+def parallel_step(problem: Problem, method: Method, num_microbatches: int = 1, **more: Any) -> Any:
+    """The step of a problem, parallelised by a method."""
+    options = {"num_microbatches": num_microbatches, **problem.options, **more}
+    return mw.parallelize(problem.step, method=method, cluster=CLUSTER, **options)
+
+
+def run_method(
+    problem: Problem, method: Method, num_microbatches: int = 1, **more: Any
+) -> Trajectory:
+    """Run a problem under a method."""
+    return run(parallel_step(problem, method, num_microbatches, **more), problem)
+
+
+def traced(problem: Problem, num_microbatches: int = 1, statistics: Any = "exact") -> TracedStep:
+    """The step of a problem as traced for 8 devices; without static arguments."""
+    argnums = problem.options.get("batch_argnums", (1,))
+    signature = StepSignature(
+        batch_argnums=(argnums,) if isinstance(argnums, int) else tuple(argnums),
+        batch_dims=problem.options.get("batch_dims", 0),
+        donate_argnums="auto",
+    )
+    return trace_step(
+        problem.step,
+        (problem.state, *problem.calls[0]),
+        problem.kwargs,
+        signature,
+        num_microbatches=num_microbatches,
+        statistics=statistics,
+        num_devices=8,
+    )
+
+
+def decided_step(step: TracedStep, decision: Any, mesh: Any, lower: Any = jitted_step) -> Callable:
+    """A traced step under a decision, as a function of pytrees."""
+    devices = concrete_mesh(mesh, jax.devices()[: mesh.num_devices])
+    jitted = lower(step.program, step.graph, decision, mesh, devices, step.donated)
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in step.in_avals]
+    compiled = jitted.lower(*specs).compile()
+    places = shardings(decision.inputs, devices)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = jax.tree.flatten((args, kwargs))
+        assert tree == step.in_tree
+        return jax.tree.unflatten(step.out_tree, compiled(*jax.device_put(flat, places)))
+
+    return call
+
+
+def run_random(
+    problem: Problem, shape: tuple[int, ...], seed: int, num_microbatches: int = 1
+) -> Trajectory:
+    """Run a problem under a random legal decision."""
+    step, mesh = traced(problem, num_microbatches), CLUSTER.mesh(shape)
+    decision = random_decision(step.graph, mesh, random.Random(seed))
+    verify_decision(step.graph, decision, mesh)
+    return run(decided_step(step, decision, mesh), problem)

@@ -1,0 +1,29 @@
+"""How close a parallel step must come to one device: the tolerances of invariant I1, all of them.
+
+Source: DESIGN section 4, I1.
+"""
+
+# After how many steps results are compared.
+NUM_STEPS = 3
+
+# x64: max |a - b| <= X64 * max(1, max |leaf|), for every leaf.
+X64 = 1e-8
+
+# fp32: norm of the error, as a share of the leaf's movement over the steps and of its norm.
+FP32_OF_MOVEMENT = 1e-3
+FP32_OF_NORM = 1e-5
+
+# A leaf whose reference gradient is below this share of the global gradient norm holds rounding
+# noise; an optimizer that divides by the gradient's own size makes that noise as large as it
+# likes, so the leaf is excepted (fp32; in x64 only where the optimizer has no eps of 1e-3).
+NEGLIGIBLE_GRADIENT = 1e-6
+
+# Adam with this eps does not amplify the rounding noise of zero gradients.
+ADAM_EPS = 1e-3
+
+# bf16 compute with fp32 parameters: I1 names no tolerance.  bfloat16 has 8 bits of mantissa, and a
+# sum that is reduced over 8 devices rounds up to 3 times more often than on one device, in another
+# order: 3 * 2**-8 = 1.2 % of a gradient, and sums of such terms.  Norm of the error as a share of
+# the movement, for the whole state together (single small leaves are mostly noise), and the loss.
+BF16_OF_MOVEMENT = 3e-2
+BF16_LOSS = 1e-2
