@@ -1,0 +1,52 @@
+"""`python -m benchmarks [--quick] [--out DIR] [NAME ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.explicit import explicit
+from benchmarks.one_device import one_device
+from benchmarks.planning import planning
+from benchmarks.record import write_record
+
+BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "planning": planning,
+    "explicit": explicit,
+    "one_device": one_device,
+}
+
+
+def main() -> None:
+    """Run the named benchmarks, all by default, and write a JSON file for each."""
+    described = "\n".join(
+        f"  {name:<12}{(run.__doc__ or '').splitlines()[0]}" for name, run in BENCHMARKS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        epilog=f"benchmarks:\n{described}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all by default")
+    parser.add_argument("--quick", action="store_true", help="small and few: does it run at all")
+    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for JSON")
+    parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices")
+    args = parser.parse_args()
+    unknown = set(args.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; see --help")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", args.devices)
+    for name in args.names or BENCHMARKS:
+        result = BENCHMARKS[name](args.quick)
+        path = write_record(args.out, name, result)
+        print(f"{name}: {path}\n{json.dumps(result, indent=2)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
