@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 
-from benchmarks.explicit import explicit
+from benchmarks.hand_written import hand_written
 from benchmarks.one_device import one_device
 from benchmarks.planning import planning
 from benchmarks.record import write_record
 
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning": planning,
-    "explicit": explicit,
+    "hand_written": hand_written,
     "one_device": one_device,
 }
 
@@ -25,7 +25,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
 def main() -> None:
     """Run the named benchmarks, all by default, and write a JSON file for each."""
     described = "\n".join(
-        f"  {name:<12}{(run.__doc__ or '').splitlines()[0]}" for name, run in BENCHMARKS.items()
+        f"  {name:<14}{(run.__doc__ or '').splitlines()[0]}" for name, run in BENCHMARKS.items()
     )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.pairs import PairedTimes, median_interval, run_pairs
 from benchmarks.record import write_record
 
@@ -45,8 +46,6 @@ def test_a_record_says_where_it_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["planning", "explicit", "one_device"])
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_each_benchmark_runs(name: str) -> None:
-    from benchmarks.__main__ import BENCHMARKS
-
     assert BENCHMARKS[name](True)
