@@ -12,6 +12,7 @@ import jax
 
 from benchmarks.hand_written import hand_written
 from benchmarks.one_device import one_device
+from benchmarks.one_gpu import one_gpu
 from benchmarks.planning import planning
 from benchmarks.record import write_record
 
@@ -19,7 +20,9 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning": planning,
     "hand_written": hand_written,
     "one_device": one_device,
+    "one_gpu": one_gpu,
 }
+CPU_BENCHMARKS = ("planning", "hand_written", "one_device")
 
 
 def main() -> None:
@@ -35,14 +38,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="all by default")
     parser.add_argument("--quick", action="store_true", help="small and few: does it run at all")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for JSON")
+    parser.add_argument("--gpu", action="store_true", help="run on the GPU of this machine")
     parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices")
     args = parser.parse_args()
     unknown = set(args.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; see --help")
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", args.devices)
-    for name in args.names or BENCHMARKS:
+    if not args.gpu:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", args.devices)
+    for name in args.names or (["one_gpu"] if args.gpu else CPU_BENCHMARKS):
         result = BENCHMARKS[name](args.quick)
         path = write_record(args.out, name, result)
         print(f"{name}: {path}\n{json.dumps(result, indent=2)}", flush=True)

@@ -208,9 +208,7 @@ def _gpt(hidden: int, layers: int, seq: int, vocab: int, batch: int, **more: Any
 
 
 def _case(model: Mlp | GptCase, optimizer: str, num_microbatches: int, method: Method) -> Case:
-    return Case(
-        model=model, optimizer=optimizer, num_microbatches=num_microbatches, method=method
-    )
+    return Case(model=model, optimizer=optimizer, num_microbatches=num_microbatches, method=method)
 
 
 _WIDE = Mlp(widths=(128, 512, 512, 512, 64), batch=64)
@@ -287,9 +285,7 @@ def drawn(seed: int) -> Case:
     # A micro-batch has a row for every device.
     most = model.batch // NUM_DEVICES
     counts = [count for count in (1, 2, 4) if count <= most]
-    return _case(
-        model, rng.choice(tuple(_OPTIMIZERS)), rng.choice(counts), method
-    )
+    return _case(model, rng.choice(tuple(_OPTIMIZERS)), rng.choice(counts), method)
 
 
 def held_out() -> tuple[Case, ...]:

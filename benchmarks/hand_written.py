@@ -57,5 +57,3 @@ def _runner(step: Any, create: Callable[..., Any], batch: Any) -> Callable[[], N
         jax.block_until_ready((box[0], loss))
 
     return run
-
-

@@ -29,13 +29,13 @@ def one_device(quick: bool) -> dict[str, Any]:
     cluster = cpu_cluster(1)
     return {
         "step": run_pairs(
-            _runner(mw.parallelize(step, method=method, cluster=cluster), create, batch),
-            _runner(jax.jit(step, donate_argnums=0), create, batch),
+            runner(mw.parallelize(step, method=method, cluster=cluster), create, batch),
+            runner(jax.jit(step, donate_argnums=0), create, batch),
             num_pairs=num_pairs,
         ).to_json(),
         "dispatch": run_pairs(
-            _runner(mw.parallelize(_nudge, method=method, cluster=cluster), _many_leaves, batch),
-            _runner(jax.jit(_nudge, donate_argnums=0), _many_leaves, batch),
+            runner(mw.parallelize(_nudge, method=method, cluster=cluster), _many_leaves, batch),
+            runner(jax.jit(_nudge, donate_argnums=0), _many_leaves, batch),
             num_pairs=5 * num_pairs,
         ).to_json(),
     }
@@ -51,7 +51,7 @@ def _nudge(state: Any, batch: Any) -> Any:
     return [leaf + shift for leaf in state], shift
 
 
-def _runner(step: Any, create: Callable[..., Any], batch: Any) -> Callable[[], None]:
+def runner(step: Any, create: Callable[..., Any], batch: Any) -> Callable[[], None]:
     """Runs one step on a state of its own and waits for it."""
     device = jax.devices()[0]
     box = [jax.device_put(create(jax.random.key(0)), device)]
