@@ -1,24 +1,28 @@
-"""Peak memory of one device for a decided graph, by liveness over primitive operators.
+"""Peak memory of one device for a decided graph: what XLA would keep, in the order it would take.
 
-What is counted: inputs for the whole step (the caller holds them; the buffer of donated state is
-reused by the state that replaces it), every value that is not fused from its making to its last
-use, every resharded copy from its first to its last use.  The body of a scan lies on top of what
+Arguments are counted for the whole step (the caller holds them; the state that a step returns
+takes the place of the donated one).  On top lie the values that are not fused, from their making
+to their last use, in the order of XLA's memory scheduler.  The body of a scan lies on top of what
 is live around it.
 
-Source: DESIGN decision 9.
+The parts: `emitted` (the program of one device), `fusion` (what gets a buffer), `order` (when).
+
+Source: DESIGN decision 9; docs/xla_cpu.md section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.graph.layout import Layout
-from meshwise.intra.liveness import Liveness, liveness
-from meshwise.intra.tables import local_bytes
-from meshwise.plan.decision import GraphDecision, Use
+from meshwise.intra.emitted import Values, emitted, emitted_body
+from meshwise.intra.fusion import Instructions, instructions
+from meshwise.intra.order import Sizes, lowest_peak
+from meshwise.plan.decision import GraphDecision
+
+# The results of a program are one tuple: a pointer to each. Source: docs/xla_cpu.md section 3.
+_POINTER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,8 @@ class Buffer:
     Attributes:
         path: Positions of the enclosing scans.
         tensor: The value, by its id in that graph.
-        start: First time at which it is live.
-        end: Last time.
+        start: First time at which it is live: the operator that makes it, -1 for inputs.
+        end: Last time, as the operators stand in the program.
         num_bytes: On one device.
         role: `input`, `value` or `copy`.
         where: Source line of the operator that makes it, or the name of the input.
@@ -59,112 +63,79 @@ class Peak:
     buffers: tuple[Buffer, ...]
 
 
-def _copies(
-    graph: Graph, decision: GraphDecision
-) -> dict[tuple[int, int, Layout, Layout | None], tuple[int, int]]:
-    """First and last use of each copy: (tensor, group, via, None) or (tensor, group, via, layout)."""
-    spans: dict[tuple[int, int, Layout, Layout | None], tuple[int, int]] = {}
-
-    def see(t: int, use: Use, time: int) -> None:
-        for key in ((t, use.group, use.via, None), (t, use.group, use.via, use.layout)):
-            first, _ = spans.get(key, (time, time))
-            spans[key] = (first, time)
-
-    for i, (op, chosen) in enumerate(zip(graph.operators, decision.operators, strict=True)):
-        for t, use in zip(op.inputs, chosen.uses, strict=True):
-            see(t, use, i)
-    for t, use in zip(graph.outputs, decision.outputs, strict=True):
-        see(t, use, len(graph.operators))
-    return spans
-
-
-def buffers(
-    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, path: tuple[int, ...] = ()
-) -> Iterator[Buffer]:
-    """All buffers of one graph, bodies of scans excepted."""
-    sizes = mesh.sizes
-    live = liveness(graph)
-    end_of_time = len(graph.operators)
-    defined: dict[int, Layout] = dict(zip(graph.inputs, decision.inputs, strict=True))
-    where: dict[int, str] = {}
-    for op, chosen in zip(graph.operators, decision.operators, strict=True):
-        defined.update(zip(op.outputs, chosen.results, strict=True))
-        where.update(dict.fromkeys(op.outputs, op.where or op.kind))
-    donated = {graph.outputs[j]: decision.inputs[i] for i, j in graph.aliases}
-    inputs = set(graph.inputs)
-
-    def buffer(t: int, start: int, end: int, layout: Layout, role: str) -> Buffer:
-        tensor = graph.tensors[t]
-        return Buffer(
-            path=path,
-            tensor=t,
-            start=start,
-            end=end,
-            num_bytes=local_bytes(tensor, layout, sizes),
-            role=role,
-            where=tensor.name if t in inputs else where[t],
-        )
-
-    for t in dict.fromkeys(graph.inputs):
-        # The body of a scan reads constants where they lie outside, carries are the scan's
-        # results there; its slices of xs are fused into their users.
-        if not path:
-            yield buffer(t, -1, end_of_time, defined[t], "input")
-    for t, layout in defined.items():
-        if t in inputs or t in live.fused or live.root[t] != t:
-            continue
-        if donated.get(t) == layout:
-            continue
-        yield buffer(t, live.start[t], live.end[t], layout, "value")
-    for (t, _, via, layout), (start, end) in _copies(graph, decision).items():
-        if graph.tensors[t].generated:
-            continue
-        made, source = (via, defined[t]) if layout is None else (layout, via)
-        if made == source:
-            continue
-        if start == end_of_time and donated.get(t) == made:
-            continue
-        yield buffer(t, start, _copy_end(graph, live, t, end), made, "copy")
-
-
-def _copy_end(graph: Graph, live: Liveness, t: int, end: int) -> int:
-    """A bitcast of a copy keeps the copy alive."""
-    if end < len(graph.operators):
-        for u in graph.operators[end].outputs:
-            if live.root[u] != u and t in graph.operators[end].inputs:
-                return max(end, live.last_use_of[u])
-    return end
-
-
-def peak(
-    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, path: tuple[int, ...] = ()
+def _highest(
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    values: Values,
+    path: tuple[int, ...],
 ) -> Peak:
-    """The highest point of a graph, bodies of scans included."""
-    found = list(buffers(graph, decision, mesh, path))
-    change = [0] * (len(graph.operators) + 3)
-    for b in found:
-        change[b.start + 1] += b.num_bytes
-        change[b.end + 2] -= b.num_bytes
-    best = Peak(num_bytes=-1, time=(), buffers=())
-    total = 0
-    for step, delta in enumerate(change[:-1]):
-        total += delta
-        time = step - 1
-        inner: Peak | None = None
-        if 0 <= time < len(graph.operators):
-            body, chosen = graph.operators[time].body, decision.operators[time].body
-            if body is not None and chosen is not None:
-                inner = peak(body.graph, chosen, mesh, (*path, time))
-        here = total + (inner.num_bytes if inner else 0)
-        if here > best.num_bytes:
-            best = Peak(
-                num_bytes=here,
-                time=(time, *(inner.time if inner else ())),
-                buffers=inner.buffers if inner else (),
-            )
-    live = [b for b in found if b.start <= best.time[0] <= b.end]
-    everything = sorted((*live, *best.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
-    return Peak(num_bytes=best.num_bytes, time=best.time, buffers=tuple(everything))
+    """Temporaries and results of one graph."""
+    program = instructions(values)
+    place = {v: i for i, v in enumerate(program.value)}
+    bodies: dict[int, Peak] = {}
+    for v, time in values.loops.items():
+        body, inner = graph.operators[time].body, decision.operators[time].body
+        if v not in place or body is None or inner is None:
+            continue
+        values_inside = emitted_body(body.graph, inner, mesh, body.num_consts, body.num_carry)
+        bodies[place[v]] = _highest(body.graph, inner, mesh, values_inside, (*path, time))
+    sizes = Sizes(
+        buffer=values.num_bytes, inner={i: found.num_bytes for i, found in bodies.items()}
+    )
+    top = lowest_peak(program, sizes)
+    if top.instruction < 0:
+        return Peak(num_bytes=0, time=(0,), buffers=())
+    last = _last_uses(program, values)
+    found = [
+        _buffer(graph, values, b, last.get(b, values.time[b]), path) for b in top.buffers
+    ]
+    body_peak = bodies.get(top.instruction)
+    time = max(values.time[program.value[top.instruction]], 0)
+    return Peak(
+        num_bytes=top.num_bytes,
+        time=(time, *(body_peak.time if body_peak else ())),
+        buffers=(*found, *(body_peak.buffers if body_peak else ())),
+    )
+
+
+def _last_uses(program: Instructions, values: Values) -> dict[int, int]:
+    last: dict[int, int] = {}
+    for v, reads in zip(program.value, program.reads, strict=True):
+        for b in reads:
+            last[b] = max(last.get(b, -1), values.time[v])
+    return last
+
+
+def _buffer(graph: Graph, values: Values, b: int, end: int, path: tuple[int, ...]) -> Buffer:
+    tensor, time = values.tensor[b], values.time[b]
+    is_input = time < 0
+    where = graph.tensors[tensor].name
+    if not is_input and time < len(graph.operators):
+        op = graph.operators[time]
+        where = op.where or op.kind
+    return Buffer(
+        path=path,
+        tensor=tensor,
+        start=time,
+        end=end,
+        num_bytes=values.num_bytes[b],
+        role="copy" if values.is_copy[b] else "input" if is_input else "value",
+        where=where,
+    )
+
+
+def peak(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Peak:
+    """The highest point of a whole program, bodies of scans included."""
+    values = emitted(graph, decision, mesh)
+    top = _highest(graph, decision, mesh, values, ())
+    end = len(graph.operators)
+    arguments = [_buffer(graph, values, b, end, ()) for b in range(len(graph.inputs))]
+    everything = sorted(
+        (*arguments, *top.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor)
+    )
+    held = sum(b.num_bytes for b in arguments) + _POINTER_BYTES * len(graph.outputs)
+    return Peak(num_bytes=held + top.num_bytes, time=top.time, buffers=tuple(everything))
 
 
 def peak_bytes(

@@ -1,0 +1,358 @@
+"""A decided graph as XLA sees it: local values, with resharding, and what may be fused.
+
+One `Value` for each instruction of the program of one device that may need a buffer: operators,
+the collectives of the resharding paths, and the copies that XLA adds around both.
+
+Source: docs/xla_cpu.md section 3; the kinds follow XLA:CPU's fusion rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.layout import Layout, local_shape
+from meshwise.intra.blocks import is_light
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.resharding.within import Step, path
+
+# How XLA treats an instruction.
+INPUT = 0  # Lies outside and stays there.
+FUSIBLE = 1  # Is computed element by element inside of what reads it.
+VIEW = 2  # The same bytes under another shape.
+REDUCE = 3  # Has a buffer; reads through element-wise operands.
+OPAQUE = 4  # Operands and results are buffers.
+INITIAL = 5  # Initial value of a carry: the buffer that the loop writes.
+PART = 6  # One result of a loop.
+
+_VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "stop_gradient"))
+# Not repeated for a second user. Source: XLA InstructionFusion::IsExpensive.
+_EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log1p tanh tan sin cos logistic sqrt rsqrt cbrt pow div rem erf erfc "
+    "erf_inv atan2 lgamma digamma gather random_bits threefry2x32".split()
+)
+# Elements change their place, so a result cannot lie over the operand.
+_MOVING = frozenset(
+    "transpose slice dynamic_slice concatenate pad rev broadcast_in_dim gather".split()
+)
+_FUSIBLE_ALONE = frozenset(("gather", "random_bits", "threefry2x32"))
+# XLA:CPU hands a reduction with such operands, used once, to one library call.
+_ABSORBED = frozenset(
+    "mul add sub neg exp square integer_pow max min abs convert_element_type add_any".split()
+)
+
+
+@dataclass(slots=True)
+class Values:
+    """Values in program order, by position; the lists have one entry for each.
+
+    Attributes:
+        kind: One of the kinds above.
+        inputs: What it reads.
+        num_bytes: On one device.
+        is_expensive: Not repeated for a second user.
+        is_moving: Cannot lie over its operand.
+        is_absorbed: May become part of the reduction that reads it.
+        tensor: Tensor id in the graph.
+        time: Position of the operator.
+        is_copy: Made by resharding.
+        loops: Loops, with the position of the operator.
+        outputs: Positions of the results of the graph.
+        aliased: Result -> input whose buffer it takes.
+    """
+
+    kind: list[int] = field(default_factory=list[int])
+    inputs: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    num_bytes: list[int] = field(default_factory=list[int])
+    is_expensive: list[bool] = field(default_factory=list[bool])
+    is_moving: list[bool] = field(default_factory=list[bool])
+    is_absorbed: list[bool] = field(default_factory=list[bool])
+    tensor: list[int] = field(default_factory=list[int])
+    time: list[int] = field(default_factory=list[int])
+    is_copy: list[bool] = field(default_factory=list[bool])
+    loops: dict[int, int] = field(default_factory=dict[int, int])
+    outputs: list[int] = field(default_factory=list[int])
+    aliased: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(
+        self,
+        kind: int,
+        inputs: tuple[int, ...],
+        num_bytes: int,
+        tensor: int,
+        time: int,
+        *,
+        is_expensive: bool = False,
+        is_moving: bool = False,
+        is_absorbed: bool = False,
+        is_copy: bool = False,
+    ) -> int:
+        """Append a value; its position."""
+        self.kind.append(kind)
+        self.inputs.append(inputs)
+        self.num_bytes.append(num_bytes)
+        self.is_expensive.append(is_expensive)
+        self.is_moving.append(is_moving)
+        self.is_absorbed.append(is_absorbed)
+        self.tensor.append(tensor)
+        self.time.append(time)
+        self.is_copy.append(is_copy)
+        return len(self.kind) - 1
+
+
+class _Emitter:
+    """Values of one graph while they are made; lives only inside `emitted`."""
+
+    def __init__(self, graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> None:
+        self.graph = graph
+        self.decision = decision
+        self.mesh = mesh
+        self.out = Values()
+        self.home: dict[int, tuple[int, Layout]] = {}
+        self.copies: dict[tuple[int, int, Layout, Layout], int] = {}
+        self.made: dict[tuple[int, Layout], int] = {}
+        self.paths: dict[tuple[tuple[int, ...], int, Layout, Layout], tuple[Step, ...]] = {}
+        # Gathered along a dim that is not the major one: lies transposed, each user copies it.
+        self.transposed: set[int] = set()
+
+    def bytes_of(self, tensor: Tensor, layout: Layout) -> int:
+        return math.prod(local_shape(tensor.shape, layout, self.mesh.sizes)) * tensor.itemsize
+
+    def use(self, t: int, use: Use, time: int) -> int:
+        """The operand as a user wants it."""
+        tensor = self.graph.tensors[t]
+        if tensor.generated:
+            key = (t, use.layout)
+            if key not in self.made:
+                num_bytes = self.bytes_of(tensor, use.layout)
+                self.made[key] = self.out.add(FUSIBLE, (), num_bytes, t, time)
+            return self.made[key]
+        value, home = self.home[t]
+        value = self._copy(t, use.group, home, use.via, value, time)
+        value = self._copy(t, use.group, use.via, use.layout, value, time)
+        return self._straight(value)
+
+    def _straight(self, value: int) -> int:
+        if value not in self.transposed:
+            return value
+        out = self.out
+        return out.add(
+            FUSIBLE, (value,), out.num_bytes[value], out.tensor[value], out.time[value],
+            is_moving=True, is_copy=True,
+        )
+
+    def _copy(
+        self, t: int, group: int, before: Layout, after: Layout, value: int, time: int
+    ) -> int:
+        if before == after:
+            return value
+        key = (t, group, before, after)
+        if key not in self.copies:
+            self.copies[key] = self._reshard(t, before, after, value, time)
+        return self.copies[key]
+
+    def _reshard(self, t: int, before: Layout, after: Layout, value: int, time: int) -> int:
+        tensor = self.graph.tensors[t]
+        key = (tensor.shape, tensor.itemsize, before, after)
+        if key not in self.paths:
+            self.paths[key] = path(tensor.shape, tensor.itemsize, before, after, self.mesh)
+        layout = before
+        for step in self.paths[key]:
+            value = self._step(t, layout, step, self._straight(value), time)
+            layout = step.layout
+        return value
+
+    def _step(self, t: int, before: Layout, step: Step, value: int, time: int) -> int:
+        tensor = self.graph.tensors[t]
+        size = self.bytes_of(tensor, step.layout)
+
+        def add(kind: int, source: int, num_bytes: int, *, is_moving: bool = False) -> int:
+            return self.out.add(
+                kind, (source,), num_bytes, t, time, is_moving=is_moving, is_copy=True
+            )
+
+        match step.kind:
+            case "slice":
+                return add(FUSIBLE, value, size, is_moving=True)
+            case "mask":
+                return add(FUSIBLE, value, size)
+            case "all-gather" | "reduce-scatter":
+                outer = local_shape(tensor.shape, before, self.mesh.sizes)[: step.dim]
+                if math.prod(outer) == 1:
+                    return add(OPAQUE, value, size)
+                # The group's tiles must be contiguous: operand and result lie transposed.
+                operand_bytes = self.bytes_of(tensor, before)
+                moved = add(OPAQUE, add(FUSIBLE, value, operand_bytes, is_moving=True), size)
+                self.transposed.add(moved)
+                return moved
+            case "all-to-all":
+                # A tuple of pieces in, one out, and their concatenation.
+                pieces = add(OPAQUE, add(FUSIBLE, value, size, is_moving=True), size)
+                return add(FUSIBLE, pieces, size, is_moving=True)
+            case _:
+                return add(OPAQUE, value, size)
+
+    def operator(self, time: int, op: Operator, chosen: OperatorDecision) -> None:
+        graph = self.graph
+        if all(graph.tensors[t].generated for t in op.outputs):
+            return
+        operands = [
+            self.use(t, use, time) for t, use in zip(op.inputs, chosen.uses, strict=True)
+        ]
+        if op.body is not None:
+            self._scan(time, op, chosen, operands)
+            return
+        if op.heavy and op.kind == "dot_general":
+            operands = self._dot_operands(time, op, operands)
+        # Several results of one operator lie in one tuple: the first stands for the instruction.
+        for t, layout in zip(op.outputs, chosen.results, strict=True):
+            kind = _kind(op)
+            value = self.out.add(
+                kind,
+                tuple(operands),
+                self.bytes_of(graph.tensors[t], layout),
+                t,
+                time,
+                is_expensive=op.kind in _EXPENSIVE,
+                is_moving=op.kind in _MOVING,
+                is_absorbed=op.kind in _ABSORBED,
+            )
+            self.home[t] = (value, layout)
+
+    def _dot_operands(self, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
+        """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
+        left, right = (
+            [loops[0] if loops else -1 for loops in dims] for dims in op.rule.operands[:2]
+        )
+        result = {loops[0] for loops in op.rule.results[0] if loops}
+        batch = [x for x in left if x >= 0 and x in right and x in result]
+        contracted = [x for x in left if x >= 0 and x in right and x not in result]
+
+        def is_canonical(dims: list[int]) -> bool:
+            return (
+                dims[: len(batch)] == batch
+                and len(dims) <= len(batch) + 2
+                and len(contracted) <= 1
+            )
+
+        if is_canonical(left) and is_canonical(right):
+            return list(operands)
+        free = [[x for x in dims if x not in batch and x not in contracted] for dims in (left, right)]
+        wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
+        found: list[int] = []
+        for value, dims, want in zip(operands, (left, right), wanted, strict=True):
+            in_order = [x for x in dims if x >= 0] == [x for x in want if x >= 0]
+            kind = VIEW if in_order else FUSIBLE
+            found.append(
+                self.out.add(
+                    kind, (value,), self.out.num_bytes[value], self.out.tensor[value], time,
+                    is_moving=not in_order,
+                )
+            )
+        return found
+
+    def _scan(
+        self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
+    ) -> None:
+        body, inner = op.body, chosen.body
+        assert body is not None
+        assert inner is not None
+        out, graph = self.out, self.graph
+        first_xs = body.num_consts + body.num_carry
+        initial = [
+            out.add(INITIAL, (v,), out.num_bytes[v], out.tensor[v], time)
+            for v in operands[body.num_consts : first_xs]
+        ]
+        read = (*operands[: body.num_consts], *initial, *operands[first_xs:])
+        loop = out.add(OPAQUE, read, 0, op.outputs[0] if op.outputs else -1, time)
+        out.loops[loop] = time
+        stacked: dict[tuple[int, Use], int] = {}
+        for j, (t, layout) in enumerate(zip(op.outputs, chosen.results, strict=True)):
+            num_bytes = self.bytes_of(graph.tensors[t], layout)
+            if j < body.num_carry:
+                value = out.add(PART, (loop,), num_bytes, t, time)
+            else:
+                # Equal results of one iteration are stacked once.
+                key = (body.graph.outputs[j], inner.outputs[j])
+                if key not in stacked:
+                    stacked[key] = out.add(PART, (loop,), num_bytes, t, time)
+                value = stacked[key]
+            self.home[t] = (value, layout)
+
+
+def _kind(op: Operator) -> int:
+    if op.kind in _VIEWS:
+        return VIEW
+    if op.kind in _FUSIBLE_ALONE:
+        return FUSIBLE
+    if not is_light(op):
+        return OPAQUE
+    if any(loop.kind != "parallel" for loop in op.rule.loops):
+        return REDUCE
+    return FUSIBLE
+
+
+def emitted(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Values:
+    """The values of a whole program: arguments stay, donated ones are overwritten by results.
+
+    Args:
+        graph: The whole graph.
+        decision: Its decision.
+        mesh: The mesh.
+    """
+    emitter = _Emitter(graph, decision, mesh)
+    out = emitter.out
+    values: list[int] = []
+    for t, layout in zip(graph.inputs, decision.inputs, strict=True):
+        value = out.add(INPUT, (), emitter.bytes_of(graph.tensors[t], layout), t, -1)
+        emitter.home[t] = (value, layout)
+        values.append(value)
+    for time, (op, chosen) in enumerate(zip(graph.operators, decision.operators, strict=True)):
+        emitter.operator(time, op, chosen)
+    end = len(graph.operators)
+    for t, use in zip(graph.outputs, decision.outputs, strict=True):
+        out.outputs.append(emitter.use(t, use, end))
+    for i, j in graph.aliases:
+        out.aliased.setdefault(out.outputs[j], values[i])
+    return out
+
+
+def emitted_body(
+    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, num_consts: int, num_carry: int
+) -> Values:
+    """The values of one iteration: constants and carries lie outside, xs are sliced."""
+    emitter = _Emitter(graph, decision, mesh)
+    out = emitter.out
+    first_xs = num_consts + num_carry
+    values: list[int] = []
+    for k, (t, layout) in enumerate(zip(graph.inputs, decision.inputs, strict=True)):
+        value = out.add(INPUT, (), 0, t, -1)
+        values.append(value)
+        if k >= first_xs:
+            num_bytes = emitter.bytes_of(graph.tensors[t], layout)
+            value = out.add(FUSIBLE, (value,), num_bytes, t, -1, is_moving=True)
+        emitter.home[t] = (value, layout)
+    for time, (op, chosen) in enumerate(zip(graph.operators, decision.operators, strict=True)):
+        emitter.operator(time, op, chosen)
+    end = len(graph.operators)
+    written: dict[tuple[int, Use], int] = {}
+    for j, (t, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
+        value = emitter.use(t, use, end)
+        if j < num_carry:
+            carry = values[num_consts + j]
+            if value == carry:
+                continue
+            # The new carry is written into the old one.
+            value = out.add(FUSIBLE, (value,), 0, t, end)
+            out.aliased[value] = carry
+        elif (t, use) in written:
+            continue
+        else:
+            # A slice of the stacked result is written in place.
+            value = out.add(FUSIBLE, (value,), 0, t, end, is_moving=True)
+            written[t, use] = value
+        out.outputs.append(value)
+    return out

@@ -1,0 +1,176 @@
+"""Which values of a program get a buffer, and which buffers each instruction reads.
+
+XLA's fusion runs from the results backwards: a fusible value goes into what reads it; into
+several readers only if that repeats nothing expensive.  What an opaque instruction reads is a
+buffer.
+
+Source: XLA InstructionFusion and CpuInstructionFusion, read off compiled programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.intra.emitted import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instructions:
+    """Instructions in program order.
+
+    Attributes:
+        value: The value for which each stands (of a loop: the loop itself).
+        reads: Buffers that each reads, without repetition; buffers are named by values.
+        defines: Buffers that each makes.
+        may_reuse: For each the buffers over which its result may lie, if they die there.
+        after: Other instructions (positions) that must run before.
+        live_out: Buffers that leave the program.
+        over_input: Result buffers that take the place of a donated argument.
+    """
+
+    value: list[int]
+    reads: list[tuple[int, ...]]
+    defines: list[tuple[int, ...]]
+    may_reuse: list[tuple[int, ...]]
+    after: dict[int, list[int]]
+    live_out: frozenset[int]
+    over_input: frozenset[int]
+
+
+def _stored(values: Values) -> tuple[list[bool], list[bool]]:
+    """For each value whether it is stored; and whether fusible readers repeat it all the same."""
+    count = len(values.kind)
+    kind, inputs = values.kind, values.inputs
+    users: list[list[int]] = [[] for _ in range(count)]
+    for v in range(count):
+        for u in dict.fromkeys(inputs[v]):
+            users[u].append(v)
+    leaves = set(values.outputs)
+    stored = [False] * count
+    repeated = [False] * count
+    absorbed = [False] * count
+    roots: list[frozenset[int]] = [frozenset()] * count
+    for v in range(count - 1, -1, -1):
+        readers = users[v]
+        if not readers and v not in leaves:
+            continue  # Never read: not computed.
+        if kind[v] not in (FUSIBLE, VIEW):
+            stored[v] = True
+            roots[v] = frozenset((v,))
+            continue
+        is_read_stored = v in leaves
+        found: frozenset[int] = frozenset()
+        live = 0
+        for u in readers:
+            if not stored[u] and not roots[u]:
+                continue  # The reader itself is never read.
+            live += 1
+            if kind[u] in (REDUCE,) or absorbed[u]:
+                if len(readers) == 1 and (values.is_absorbed[v] or not inputs[v]):
+                    absorbed[v] = True
+                    found |= roots[u]
+                else:
+                    is_read_stored = True
+            elif kind[u] in (FUSIBLE, VIEW) or (kind[u] == INITIAL and len(readers) == 1):
+                found |= roots[u]
+            else:
+                is_read_stored = True
+        if not live and v not in leaves:
+            continue
+        if is_read_stored or (len(found) > 1 and values.is_expensive[v]):
+            stored[v] = True
+            roots[v] = frozenset((v,))
+            wide = [u for u in inputs[v] if inputs[u] or kind[u] == INPUT]
+            repeated[v] = not values.is_expensive[v] and len(wide) <= 1
+        else:
+            roots[v] = found
+    return stored, repeated
+
+
+def instructions(values: Values) -> Instructions:
+    """What runs, and on which buffers."""
+    kind, inputs = values.kind, values.inputs
+    stored, repeated = _stored(values)
+    count = len(kind)
+    root = list(range(count))
+    expression: list[tuple[int, ...]] = [()] * count
+    num_readers = [0] * count
+    for v in range(count):
+        for u in set(inputs[v]):
+            num_readers[u] += 1
+    for v in values.outputs:
+        num_readers[v] += 1
+
+    def read(reader: int, v: int) -> tuple[int, ...]:
+        if kind[v] == INPUT:
+            return (v,)
+        if stored[v] and not (repeated[v] and kind[reader] in (FUSIBLE, VIEW)):
+            return (root[v],)
+        return expression[v]
+
+    out = Instructions(
+        value=[], reads=[], defines=[], may_reuse=[], after={}, live_out=frozenset(),
+        over_input=frozenset(),
+    )
+    position: dict[int, int] = {}
+    for v in range(count):
+        if kind[v] == INPUT:
+            continue
+        reads = tuple(dict.fromkeys(x for u in inputs[v] for x in read(v, u)))
+        if kind[v] == PART:
+            loop = position[inputs[v][0]]
+            out.defines[loop] = (*out.defines[loop], v)
+            continue
+        expression[v] = reads
+        if not stored[v]:
+            continue
+        source = inputs[v][0] if inputs[v] else -1
+        if kind[v] == VIEW and (
+            kind[source] == INPUT or (stored[source] and not repeated[source])
+        ):
+            root[v] = source if kind[source] == INPUT else root[source]
+            continue
+        if (
+            kind[v] == INITIAL
+            and kind[source] != INPUT
+            and stored[source]
+            and num_readers[source] == 1
+            and root[source] == source
+        ):
+            root[v] = root[source]
+            continue
+        position[v] = len(out.value)
+        out.value.append(v)
+        out.reads.append(reads)
+        out.defines.append((v,) if v not in values.loops else ())
+        if v in values.loops:
+            # The loop works in the buffers of its initial carries.
+            out.may_reuse.append(tuple(root[u] for u in inputs[v] if kind[u] == INITIAL))
+        else:
+            is_elementwise = kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
+            out.may_reuse.append(reads if is_elementwise else ())
+    over_input: set[int] = set()
+    readers: dict[int, list[int]] = {}
+    for i, reads in enumerate(out.reads):
+        for b in reads:
+            if kind[b] == INPUT:
+                readers.setdefault(b, []).append(i)
+    after: dict[int, list[int]] = {}
+    for v, argument in values.aliased.items():
+        if kind[v] == INPUT or root[v] != v or v in over_input:
+            continue
+        over_input.add(v)
+        maker = position.get(v if kind[v] != PART else inputs[v][0])
+        if maker is not None:
+            before = [i for i in readers.get(argument, ()) if i < maker]
+            if before:
+                after[maker] = before
+    return Instructions(
+        value=out.value,
+        reads=out.reads,
+        defines=out.defines,
+        may_reuse=out.may_reuse,
+        after=after,
+        live_out=frozenset(root[v] for v in values.outputs if kind[v] != INPUT),
+        over_input=frozenset(over_input),
+    )
