@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshwise.models.gpt import GptConfig
 from meshwise.models.gpt_sizes import BYTES, gpt_config
@@ -49,7 +49,7 @@ class TrainOptions:
     save_every: int = 100
     method: str = "auto"
     mesh: tuple[int, ...] | None = None
-    microbatches: int | str = 1
+    microbatches: int | Literal["auto"] = 1
     memory_bytes: int | None = None
 
     def gpt(self) -> GptConfig:
