@@ -24,7 +24,7 @@ class Instructions:
         defines: Buffers that each makes.
         may_reuse: For each the buffers over which its result may lie, if they die there.
         after: Other instructions (positions) that must run before.
-        live_out: Buffers that leave the program.
+        live_out: Buffers that leave the program, in the order of the results.
         over_input: Result buffers that take the place of a donated argument.
     """
 
@@ -33,7 +33,7 @@ class Instructions:
     defines: list[tuple[int, ...]]
     may_reuse: list[tuple[int, ...]]
     after: dict[int, list[int]]
-    live_out: frozenset[int]
+    live_out: tuple[int, ...]
     over_input: frozenset[int]
 
 
@@ -109,7 +109,7 @@ def instructions(values: Values) -> Instructions:
         return expression[v]
 
     out = Instructions(
-        value=[], reads=[], defines=[], may_reuse=[], after={}, live_out=frozenset(),
+        value=[], reads=[], defines=[], may_reuse=[], after={}, live_out=(),
         over_input=frozenset(),
     )
     position: dict[int, int] = {}
@@ -171,6 +171,6 @@ def instructions(values: Values) -> Instructions:
         defines=out.defines,
         may_reuse=out.may_reuse,
         after=after,
-        live_out=frozenset(root[v] for v in values.outputs if kind[v] != INPUT),
+        live_out=tuple(dict.fromkeys(root[v] for v in values.outputs if kind[v] != INPUT)),
         over_input=frozenset(over_input),
     )
