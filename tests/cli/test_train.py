@@ -37,7 +37,7 @@ def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
     result = run()
     assert result.exit_code == 0, result.output
     parts = (
-        "parameters on one device", "plan, found in", "Pretended()", "held-out loss", "saved ",
+        "state on one device", "plan, found in", "Pretended()", "held-out loss", "saved ",
         "done after 4 steps", "predicted against actual", "checkpoint: ",
     )  # fmt: skip
     for part in parts:

@@ -21,12 +21,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import TrainState
 from meshwise.train.summary import TrainSummary
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, flop_text, seconds_text
 
 
 class TrainView:
@@ -90,9 +91,10 @@ class TrainView:
         """Show the plan as tables."""
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
-        self._console.print(layout_table(state.params))
-        self._console.print(f"[bold]plan[/], found in {plan_s:.1f} s")
-        self._console.print(plan.explain(), markup=False, soft_wrap=True)
+        self._console.print(layout_table(state))
+        self._console.print(plan_table(plan, plan_s))
+        for warning in plan.warnings:
+            self._console.print(f"[yellow]warning:[/] {warning}")
 
     def on_resume(self, step: int) -> None:
         """Say where the run goes on."""
@@ -148,22 +150,55 @@ class TrainView:
         self._console.print(f"checkpoint: {summary.checkpoint}")
 
 
-def layout_table(params: Any) -> Table:
-    """How the parameters lie on the devices; layers that agree share a row."""
-    rows: dict[tuple[str, tuple[int, ...], str], int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = re.sub(
-            r"block_\d+", "block_*", jax.tree_util.keystr(path, simple=True, separator="/")
-        )
-        row = (name, leaf.shape, _layout(leaf))
+def layout_table(state: TrainState) -> Table:
+    """How parameters and their optimizer state lie on the devices; equal layers share a row."""
+    moments: dict[str, list[str]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
+        # Optax keeps a tree like that of the parameters below each moment.
+        for depth in range(len(path)):
+            moments.setdefault(_name(path[depth:]), []).append(_layout(leaf))
+    rows: dict[tuple[str, tuple[int, ...], str, str], int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+        name = _name(path)
+        kept = ", ".join(dict.fromkeys(moments.get(name, [])))
+        row = (re.sub(r"block_\d+", "block_*", name), leaf.shape, _layout(leaf), kept)
         rows[row] = rows.get(row, 0) + 1
-    mesh = _mesh(jax.tree.leaves(params)[0])
-    table = Table(title=f"parameters on {mesh}", title_justify="left")
-    for title in ("parameter", "shape", "times", "split over mesh axes"):
-        table.add_column(title)
-    for (name, shape, layout), times in rows.items():
-        table.add_row(name, " x ".join(map(str, shape)) or "scalar", str(times), layout)
+    title = f"state on {_mesh(jax.tree.leaves(state.params)[0])}; x, y: the dim is split over them"
+    table = Table(title=title, title_justify="left")
+    for column in ("parameter", "shape", "times", "parameter is", "its moments are"):
+        table.add_column(column)
+    for (name, shape, layout, kept), times in rows.items():
+        table.add_row(name, " x ".join(map(str, shape)) or "scalar", str(times), layout, kept)
     return table
+
+
+def plan_table(plan: Plan, plan_s: float) -> Table:
+    """What the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
+    table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
+    best = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
+    replicated = plan.replicated
+    table.add_row("method", f"{plan.method}, {best}")
+    table.add_row("mesh", mesh_text(plan.mesh))
+    table.add_row("predicted time", seconds_text(plan.step_time_s))
+    limit = bytes_text(plan.mesh.device.memory_bytes)
+    table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {limit} a device")
+    table.add_row("dense work", f"{flop_text(plan.device_flop)} a device")
+    table.add_row(
+        "replicated",
+        f"{replicated.flop_share:.2%} of FLOP, {replicated.bytes_share:.2%} of bytes",
+    )
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for item in plan.collectives:
+        key = (item.kind, " ".join(item.axes))
+        count, num_bytes = sums.get(key, (0, 0))
+        sums[key] = (count + item.count, num_bytes + item.count * item.num_bytes)
+    for (kind, axes), (count, num_bytes) in sorted(sums.items()):
+        table.add_row(f"{kind} over {axes}", f"{count} times, {bytes_text(num_bytes)} in all")
+    return table
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _mesh(leaf: jax.Array) -> str:
@@ -173,7 +208,7 @@ def _mesh(leaf: jax.Array) -> str:
 
 
 def _layout(leaf: jax.Array) -> str:
-    """As `hidden over (x), - , heads over (y)`; `whole` if every device holds all of it."""
+    """As `- x*y -`: the axes that split each dim; `whole` if every device holds all of it."""
     if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
         return "whole"
     words: list[str] = []
