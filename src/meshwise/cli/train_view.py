@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -134,18 +135,12 @@ class TrainView:
         for name in ("predicted", "actual", "ratio"):
             table.add_column(name, justify="right")
         if summary.median_step_s:
-            _compare(
-                table, "time (ms)", summary.predicted_step_s * 1e3, summary.median_step_s * 1e3
-            )
-        _compare(
-            table,
-            "memory of the fullest device (MB)",
-            summary.predicted_peak_bytes / 1e6,
-            summary.actual_peak_bytes / 1e6,
-        )
-        planned, actual = summary.predicted_collective_bytes, summary.actual_collective_bytes
-        for kind in sorted(planned.keys() | actual.keys()):
-            _compare(table, f"{kind} (MB)", planned.get(kind, 0) / 1e6, actual.get(kind, 0) / 1e6)
+            _compare(table, "time", summary.predicted_step_s, summary.median_step_s, seconds_text)
+        predicted, actual = summary.predicted_peak_bytes, summary.actual_peak_bytes
+        _compare(table, "memory of the fullest device", predicted, actual, bytes_text)
+        planned, compiled = summary.predicted_collective_bytes, summary.actual_collective_bytes
+        for kind in sorted(planned.keys() | compiled.keys()):
+            _compare(table, kind, planned.get(kind, 0), compiled.get(kind, 0), bytes_text)
         self._console.print(table)
         self._console.print(f"checkpoint: {summary.checkpoint}")
 
@@ -163,7 +158,8 @@ def layout_table(state: TrainState) -> Table:
         kept = ", ".join(dict.fromkeys(moments.get(name, [])))
         row = (re.sub(r"block_\d+", "block_*", name), leaf.shape, _layout(leaf), kept)
         rows[row] = rows.get(row, 0) + 1
-    title = f"state on {_mesh(jax.tree.leaves(state.params)[0])}; x, y: the dim is split over them"
+    mesh = _mesh(jax.tree.leaves(state.params)[0])
+    title = f"state on {mesh} (an axis stands for a dim that is split over it)"
     table = Table(title=title, title_justify="left")
     for column in ("parameter", "shape", "times", "parameter is", "its moments are"):
         table.add_column(column)
@@ -218,6 +214,8 @@ def _layout(leaf: jax.Array) -> str:
     return " ".join(words) if any(word != "-" for word in words) else "whole"
 
 
-def _compare(table: Table, what: str, predicted: float, actual: float) -> None:
+def _compare(
+    table: Table, what: str, predicted: float, actual: float, text: Callable[[float], str]
+) -> None:
     ratio = f"{predicted / actual:.2f}" if actual else "-"
-    table.add_row(what, f"{predicted:,.2f}", f"{actual:,.2f}", ratio)
+    table.add_row(what, text(predicted), text(actual), ratio)
