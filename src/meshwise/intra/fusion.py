@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from meshwise.intra.emitted import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
 
+# What stands so many values later depends on a value: not worth a search.
+_FAR = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
@@ -77,14 +80,41 @@ def _stored(values: Values) -> tuple[list[bool], list[bool]]:
                 is_read_stored = True
         if not live and v not in leaves:
             continue
+        wide = {u for u in inputs[v] if inputs[u] or kind[u] == INPUT}
+        if not is_read_stored and len(found) > 1 and not values.is_expensive[v]:
+            is_read_stored = len(wide) > 1 and any(_is_blocked(values, v, u) for u in readers)
         if is_read_stored or (len(found) > 1 and values.is_expensive[v]):
             stored[v] = True
             roots[v] = frozenset((v,))
-            wide = [u for u in inputs[v] if inputs[u] or kind[u] == INPUT]
             repeated[v] = not values.is_expensive[v] and len(wide) <= 1
         else:
             roots[v] = found
     return stored, repeated
+
+
+def _is_blocked(values: Values, v: int, reader: int) -> bool:
+    """Whether `v` also reaches the reader through something that cannot be fused.
+
+    Then XLA does not repeat it.  Source: InstructionFusion::CanFuseOnAllPaths.
+    """
+    kind, inputs = values.kind, values.inputs
+    others = [w for w in inputs[reader] if w > v]
+    if any(w - v > _FAR for w in others):
+        return True
+    seen = set(others)
+    stack = list(others)
+    while stack:
+        for u in inputs[stack.pop()]:
+            if u > v and u not in seen:
+                seen.add(u)
+                stack.append(u)
+    reached = {v}
+    for w in sorted(seen):
+        if any(u in reached for u in inputs[w]):
+            if kind[w] not in (FUSIBLE, VIEW):
+                return True
+            reached.add(w)
+    return False
 
 
 def instructions(values: Values) -> Instructions:
