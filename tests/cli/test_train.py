@@ -78,6 +78,17 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(run: Any) -> None:
     assert "resumed from the checkpoint of step 2" in run().output
 
 
+def test_ctrl_c_while_planning_ends_at_once(run: Any) -> None:
+    class Interrupted(JitStep):
+        def plan(self, state: Any, batch: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().plan(state, batch)
+
+    result = run(step=Interrupted)
+    assert result.exit_code == 1
+    assert result.output.endswith("Aborted!\n")
+
+
 def test_the_plan_can_be_dumped(run: Any) -> None:
     assert PLAN.to_json() in run("--dump-plan").output
     assert PLAN.to_json() not in run().output

@@ -169,12 +169,17 @@ class _Flag:
 
 @contextmanager
 def _stop_flag(view: TrainView) -> Iterator[_Flag]:
-    """A flag that the first Ctrl-C (or SIGTERM) sets; the second one ends the process at once."""
+    """A flag that the first Ctrl-C (or SIGTERM) sets; the second one ends the process at once.
+
+    So does the first while the plan is still being made.
+    """
     flag = _Flag()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if not view.is_planned:
+            raise KeyboardInterrupt  # There is nothing to save yet.
         flag.set()
         view.note("stopping after this step; the state will be saved (again to stop at once)")
         for each, handler in before.items():

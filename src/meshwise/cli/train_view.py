@@ -56,6 +56,12 @@ class TrainView:
             expand=True,
         )
         self._task: TaskID | None = None
+        self._is_planned = False
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan and a state."""
+        return self._is_planned
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -90,6 +96,7 @@ class TrainView:
 
     def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
         """Show the plan as tables."""
+        self._is_planned = True
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state))
