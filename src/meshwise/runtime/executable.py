@@ -11,6 +11,12 @@ import jax
 
 from meshwise.errors import ClusterError, StateLostError
 from meshwise.plan.plan import Plan
+from meshwise.runtime.donation import (
+    Handover,
+    check_alive,
+    without_repeats,
+    without_shared_memory,
+)
 from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
 from meshwise.trace.step import TracedStep
 
@@ -25,6 +31,7 @@ class Executable:
         compiled: XLA executable on flat arguments.
         in_shardings: Sharding of each flat argument.
         compile_s: Seconds that lowering and compilation took.
+        handover: What the last run returned in place of what was donated to it.
     """
 
     traced: TracedStep
@@ -32,19 +39,31 @@ class Executable:
     compiled: Any
     in_shardings: tuple[Any, ...]
     compile_s: float
+    handover: Handover
 
     def place(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arguments in the shardings of the plan; those that are there already stay."""
-        return jax.device_put(list(leaves), list(self.in_shardings))
+        """Arguments in the shardings of the plan; those that are there already stay.
+
+        Raises:
+            StateLostError: an argument was donated to an earlier call.
+        """
+        check_alive(leaves, self._names())
+        given = without_repeats(leaves, self.traced.donated)
+        return jax.device_put(list(given), list(self.in_shardings))
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Run a step.
 
         Raises:
-            StateLostError: the step failed after it had taken over donated state.
+            StateLostError: an argument was donated to an earlier call, or the step failed after
+                it had taken over donated state.
         """
+        check_alive(leaves, self._names())
+        donated = self.traced.donated
+        leaves = without_repeats(leaves, donated)
+        leaves = without_shared_memory(leaves, donated, self.handover.fresh(leaves))
         try:
-            return self.compiled(*leaves)
+            results = self.compiled(*leaves)
         except jax.errors.JaxRuntimeError as error:
             lost = [
                 position
@@ -57,6 +76,11 @@ class Executable:
                     f"restore the last checkpoint ({error})"
                 ) from error
             raise
+        self.handover.remember(results)
+        return results
+
+    def _names(self) -> list[str]:
+        return [argument.name for argument in self.plan.stages[0].arguments]
 
 
 def compile_step(traced: TracedStep, plan: Plan) -> Executable:
@@ -85,4 +109,5 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
         compiled=compiled,
         in_shardings=tuple(shardings(plan.decision.inputs, mesh)),
         compile_s=time.perf_counter() - start,
+        handover=Handover(traced.graph.aliases),
     )
