@@ -45,7 +45,7 @@ def _split_dim(shape: Sequence[int], dim: int, axes: Sequence[int], sizes: Seque
     """Split one dim over as many of the axes, from the first, as divide it."""
     used: tuple[int, ...] = ()
     for a in axes:
-        if shape[dim] % math.prod(sizes[b] for b in (*used, a)) == 0:
+        if sizes[a] > 1 and shape[dim] % math.prod(sizes[b] for b in (*used, a)) == 0:
             used = (*used, a)
     return Layout(tuple(used if d == dim else () for d in range(len(shape))))
 
