@@ -29,6 +29,8 @@ class Instructions:
         after: Other instructions (positions) that must run before.
         live_out: Buffers that leave the program, in the order of the results.
         over_input: Result buffers that take the place of a donated argument.
+        is_plain: Whether XLA keeps the instruction as it came: a collective, a loop.
+        num_instructions: Of the whole program, arguments and views included.
     """
 
     value: list[int]
@@ -38,6 +40,8 @@ class Instructions:
     after: dict[int, list[int]]
     live_out: tuple[int, ...]
     over_input: frozenset[int]
+    is_plain: list[bool]
+    num_instructions: int
 
 
 def _stored(values: Values) -> tuple[list[bool], list[bool]]:
@@ -140,7 +144,7 @@ def instructions(values: Values) -> Instructions:
 
     out = Instructions(
         value=[], reads=[], defines=[], may_reuse=[], after={}, live_out=(),
-        over_input=frozenset(),
+        over_input=frozenset(), is_plain=[], num_instructions=0,
     )
     position: dict[int, int] = {}
     for v in range(count):
@@ -172,6 +176,7 @@ def instructions(values: Values) -> Instructions:
         position[v] = len(out.value)
         out.value.append(v)
         out.reads.append(reads)
+        out.is_plain.append(kind[v] == OPAQUE and (values.is_copy[v] or v in values.loops))
         out.defines.append((v,) if v not in values.loops else ())
         if v in values.loops:
             # The loop works in the buffers of its initial carries.
@@ -203,4 +208,6 @@ def instructions(values: Values) -> Instructions:
         after=after,
         live_out=tuple(dict.fromkeys(root[v] for v in values.outputs if kind[v] != INPUT)),
         over_input=frozenset(over_input),
+        is_plain=out.is_plain,
+        num_instructions=sum(stored) + len(values.outputs),
     )

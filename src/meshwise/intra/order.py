@@ -54,16 +54,23 @@ class _Flow:
             for b in defined:
                 self.maker[b] = i
         self.readers: dict[int, list[int]] = {b: [] for b in self.maker}
+        self.operands: list[list[int]] = []
         self.before: list[list[int]] = []
+        self.num_readers = [0] * len(program.value)
         for i, reads in enumerate(program.reads):
             found: dict[int, None] = {}
             for b in reads:
                 if b in self.maker:
                     self.readers[b].append(i)
                     found[self.maker[b]] = None
+            self.operands.append([j for j in found if j != i])
+            for j in found:
+                self.num_readers[j] += 1
             for j in program.after.get(i, ()):
                 found[j] = None
             self.before.append([j for j in found if j != i])
+        for b in self.live_out & self.maker.keys():
+            self.num_readers[self.maker[b]] += 1
         self.users: list[list[int]] = [[] for _ in program.value]
         for i, before in enumerate(self.before):
             for j in before:
@@ -107,14 +114,19 @@ def _ranks(
     for i, defined in enumerate(program.defines):
         own = sum(sizes.buffer[b] for b in defined)
         all_bytes += own
-        extra[i] = max(len(flow.users[i]) - 1, 0)
+        extra[i] = max(flow.num_readers[i] - 1, 0)
         total[i] = own
-        for j in flow.before[i]:
+        for j in flow.operands[i]:
             extra[i] += extra[j]
             total[i] += total[j]
-        extra[i] = min(extra[i], len(program.value))
+        extra[i] = min(extra[i], program.num_instructions)
         total[i] = min(total[i], all_bytes)
-    return [(-extra[i], -total[i], i) for i in range(len(extra))]
+    # Deep down both are at their limits, and the age of instructions decides: XLA made fusions
+    # last, from the results backwards.
+    return [
+        (-extra[i], -total[i], i if program.is_plain[i] else 2 * len(extra) - i)
+        for i in range(len(extra))
+    ]
 
 
 def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[int]) -> Peak:
