@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshwise.intra.fusion import Instructions
 
@@ -77,42 +78,52 @@ class _Flow:
                 self.users[j].append(i)
 
 
-def depth_first_order(program: Instructions, flow: _Flow, sizes: Sizes) -> list[int]:
-    """Post-order from the results; operands by falling rank."""
-    count = len(program.value)
-    rank = _ranks(program, flow, sizes)
-    results = list(dict.fromkeys(flow.maker[b] for b in program.live_out if b in flow.maker))
-    results.sort(key=rank.__getitem__)
-    rest = [i for i in range(count) if not flow.users[i]]
-    done = [False] * count
+def _post_order(
+    results: Sequence[int], before: Sequence[Sequence[int]], rank: Sequence[Any] | None = None
+) -> list[int]:
+    """Depth first from each result; operands as they stand, or the lowest rank first."""
+    done = [False] * len(before)
     order: list[int] = []
-    for end in (*results, *rest):
+    for end in (*results, *range(len(before))):
         stack = [end]
         while stack:
             i = stack[-1]
             if done[i]:
                 stack.pop()
                 continue
-            waiting = [j for j in flow.before[i] if not done[j]]
-            if waiting:
-                waiting.sort(key=rank.__getitem__, reverse=True)
-                stack.extend(waiting)
-            else:
+            waiting = [j for j in before[i] if not done[j]]
+            if not waiting:
                 done[i] = True
                 order.append(i)
                 stack.pop()
+            elif rank is None:
+                stack.extend(reversed(waiting))
+            else:
+                waiting.sort(key=rank.__getitem__, reverse=True)
+                stack.extend(waiting)
     return order
 
 
+def depth_first_order(program: Instructions, flow: _Flow, sizes: Sizes) -> list[int]:
+    """The order of XLA's depth-first scheduler."""
+    results = list(dict.fromkeys(flow.maker[b] for b in program.live_out if b in flow.maker))
+    rank = _ranks(program, flow, sizes, _post_order(results, flow.operands))
+    return _post_order(sorted(results, key=rank.__getitem__), flow.before, rank)
+
+
 def _ranks(
-    program: Instructions, flow: _Flow, sizes: Sizes
+    program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """First what has most further readers below it, then what has most bytes below it."""
+    """First what has most further readers below it, then what has most bytes below it.
+
+    The bytes are capped by what all instructions up to here have, in `order`, so that deep down
+    the later one comes first.
+    """
     extra = [0] * len(program.value)
     total = [0] * len(program.value)
     all_bytes = 0
-    for i, defined in enumerate(program.defines):
-        own = sum(sizes.buffer[b] for b in defined)
+    for i in order:
+        own = sum(sizes.buffer[b] for b in program.defines[i])
         all_bytes += own
         extra[i] = max(flow.num_readers[i] - 1, 0)
         total[i] = own
