@@ -84,7 +84,7 @@ def is_key(value: Any) -> bool:
     return jax.dtypes.issubdtype(jax.numpy.result_type(value), jax.dtypes.extended)
 
 
-def _raw(value: Any) -> np.ndarray[Any, Any]:
+def raw(value: Any) -> np.ndarray[Any, Any]:
     """A value as NumPy; keys as their words."""
     return np.asarray(jax.random.key_data(value) if is_key(value) else value)
 
@@ -122,7 +122,7 @@ def tiles_of(
     value: Any, layout: Layout, sizes: Sequence[int], rng: np.random.Generator
 ) -> np.ndarray[Any, Any]:
     """Tiles of all devices, stacked: shape `(*sizes, *local shape)`."""
-    whole = _raw(value)
+    whole = raw(value)
     shape = np.shape(value)
     partial_sizes = [sizes[a] for a in layout.partial]
     terms = _terms(whole, int(np.prod(partial_sizes)), rng) if layout.partial else [whole]
@@ -135,13 +135,20 @@ def tiles_of(
     return np.stack(tiles).reshape(*sizes, *tiles[0].shape)
 
 
-_COMBINE: dict[str, Callable[..., Any]] = {
+COMBINE: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
     "and": np.logical_and,
     "or": np.logical_or,
 }
+
+
+def plain(value: Any) -> np.ndarray[Any, Any]:
+    """A value in a type that NumPy compares, NaN included."""
+    array = np.asarray(value)
+    # bfloat16 is foreign to NumPy.
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def assemble(
@@ -157,20 +164,27 @@ def assemble(
         term = tuple(place[a] for a in layout.partial)
         known = seen.setdefault(corner, {})
         if term in known:
-            np.testing.assert_array_equal(known[term], tiles[place], "replicas differ")
+            np.testing.assert_array_equal(
+                plain(known[term]), plain(tiles[place]), "replicas differ"
+            )
         else:
             known[term] = tiles[place]
             first = len(known) == 1
-            combined = (
-                tiles[place] if first else _COMBINE[layout.monoid](out[index], tiles[place])
-            )
+            combined = tiles[place] if first else COMBINE[layout.monoid](out[index], tiles[place])
             out[index] = combined
     return out
 
 
-def local_function(
-    run: Run, strategy: Strategy, sizes: Sequence[int]
-) -> Callable[..., list[Any]]:
+def assert_equal(got: Any, whole: Any, rtol: float, what: str) -> None:
+    """Equal types, and equal values up to the tolerance (0: every bit)."""
+    assert got.dtype == whole.dtype, what
+    if rtol:
+        np.testing.assert_allclose(plain(got), plain(whole), rtol, rtol, err_msg=what)
+    else:
+        np.testing.assert_array_equal(plain(got), plain(whole), what)
+
+
+def local_function(run: Run, strategy: Strategy, sizes: Sequence[int]) -> Callable[..., list[Any]]:
     """The local form as a function of local tiles (keys as their words), axes bound outside."""
     shards = SpaceShards(run.rule, strategy, sizes, NAMES[: len(sizes)])
     keys = [is_key(value) for value in run.operands]
@@ -201,11 +215,11 @@ def sampled(strategies: Sequence[Strategy], limit: int) -> list[Strategy]:
     return [strategies[i] for i in sorted(set(places.tolist()))]
 
 
-def check_run(run: Run, sizes: Sequence[int], limit: int) -> int:
+def check_run(run: Run, sizes: Sequence[int], *, limit: int, rtol: float = 0.0) -> int:
     """Check up to `limit` strategies of one equation on one mesh; how many were checked."""
     rng = np.random.default_rng(0)
     strategies = sampled(list(enumerate_strategies(run.rule, sizes)), limit)
-    wholes = [_raw(value) for value in run.results]
+    wholes = [raw(value) for value in run.results]
     inputs: dict[tuple[int, Layout], np.ndarray[Any, Any]] = {}
     plans: list[tuple[Strategy, tuple[Layout, ...], tuple[Layout, ...]]] = []
     for strategy in strategies:
@@ -237,6 +251,5 @@ def check_run(run: Run, sizes: Sequence[int], limit: int) -> int:
             shape = run.equation.out_avals[k].shape
             got = assemble(np.asarray(tiles), shape, layout, sizes)
             what = f"{run.equation.name} {strategy} on {sizes}, result {k} in {layout}"
-            assert got.dtype == wholes[k].dtype, what
-            np.testing.assert_array_equal(got, wholes[k], what)
+            assert_equal(got, wholes[k], rtol, what)
     return len(plans)

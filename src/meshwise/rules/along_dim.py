@@ -89,7 +89,7 @@ def _fft_flop(eqn: Equation) -> float:
 
 
 _CUMULATIVE = ("cumprod", "cummax", "cummin", "cumlogsumexp")
-_WINDOWS = ("reduce_window", "reduce_window_max", "reduce_window_min")
+_WINDOWS = ("reduce_window_max", "reduce_window_min")
 # Linear in the first operand: the cotangents or tangents that a maximum selects.
 _LINEAR_WINDOWS = ("reduce_window_sum", "select_and_scatter_add", "select_and_gather_add")
 

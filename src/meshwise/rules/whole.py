@@ -10,7 +10,6 @@ from meshwise.rules.primitive import Equation, PrimitiveRule
 
 _WHY = {
     "rng_bit_generator": "one generator state for the whole draw",
-    "rng_uniform": "one generator state for the whole draw",
     "random_gamma": "rejection sampling from keys split over the whole shape",
 }
 

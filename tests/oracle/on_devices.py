@@ -1,0 +1,58 @@
+"""A strategy of an equation under real `jax.shard_map` on 8 virtual devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from meshwise.graph.loops import Strategy, operand_layouts, result_layouts
+from oracle.every_strategy import (
+    NAMES,
+    Run,
+    assemble,
+    assert_equal,
+    coordinates,
+    local_function,
+    raw,
+    tiles_of,
+)
+
+
+def check_on_devices(
+    run: Run, strategy: Strategy, sizes: Sequence[int], *, rtol: float = 0.0
+) -> None:
+    """Each device gets its tile with leading dims of size 1, one for each mesh axis."""
+    rng = np.random.default_rng(0)
+    operands = operand_layouts(run.rule, strategy, sizes)
+    results = result_layouts(run.rule, strategy, sizes)
+    assert operands is not None
+    assert results is not None
+    names = NAMES[: len(sizes)]
+    devices = np.array(jax.devices()[:8]).reshape(sizes)
+    mesh = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(sizes))
+    spec = PartitionSpec(*names)
+    local = local_function(run, strategy, sizes)
+    lead = tuple(range(len(sizes)))
+
+    def program(*tiles: Any) -> list[Any]:
+        out = local(*(tile.reshape(tile.shape[len(sizes) :]) for tile in tiles))
+        return [jax.numpy.expand_dims(value, lead) for value in out]
+
+    mapped = jax.jit(
+        jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+    tiles = [
+        jax.device_put(tiles_of(value, layout, sizes, rng), NamedSharding(mesh, spec))
+        for value, layout in zip(run.operands, operands, strict=True)
+    ]
+    for k, (stacked, layout) in enumerate(zip(mapped(*tiles), results, strict=True)):
+        values = np.asarray(stacked)
+        assert values.shape[: len(sizes)] == tuple(sizes)
+        assert len(list(coordinates(sizes))) == len(stacked.addressable_shards)
+        got = assemble(values, run.equation.out_avals[k].shape, layout, sizes)
+        what = f"{run.equation.name} {strategy} on {sizes}, result {k} in {layout}"
+        assert_equal(got, raw(run.results[k]), rtol, what)
