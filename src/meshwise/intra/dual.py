@@ -21,7 +21,10 @@ from meshwise.intra.problem import Array, Problem, is_feasible, objective
 
 # A choice is dropped only if it is worse than the known answer by more than rounding.
 _SLACK = 1e-9
+# A rise of the bound below this share of it counts as none.
 _STALL = 1e-6
+# A choice is read off after so many passes.
+_READ_EVERY = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class Ascent:
     keep: tuple[NDArray[np.bool_], ...]
 
 
-class _Costs:
+class MovedCosts:
     """Reparametrised costs; infinite ones are made large, since they take part in sums."""
 
     def __init__(self, problem: Problem) -> None:
@@ -106,7 +109,11 @@ def _largest(values: Array) -> float:
 
 
 def ascend(
-    problem: Problem, choice: tuple[int, ...] | None, *, passes: int, improve_every: int = 5
+    problem: Problem,
+    choice: tuple[int, ...] | None,
+    *,
+    passes: int,
+    cost_limit: float | None = None,
 ) -> Ascent:
     """Raise the bound by passes forward and backward over the nodes.
 
@@ -114,9 +121,9 @@ def ascend(
         problem: Pairs with u < v, each at most once.
         choice: A known choice that satisfies the rows.
         passes: At most so many.
-        improve_every: A choice is read off after so many passes.
+        cost_limit: Choices that lead to more than this go; None for the cost of the best.
     """
-    costs = _Costs(problem)
+    costs = MovedCosts(problem)
     order = range(len(costs.nodes))
     best = choice
     best_cost = objective(problem, best) if best is not None else np.inf
@@ -130,7 +137,7 @@ def ascend(
             costs.push(u, forward=False)
         before, bound = bound, max(bound, costs.bound())
         stalled = bound - before <= _STALL * abs(bound)
-        if number % improve_every == 0 or stalled or number == passes - 1:
+        if number % _READ_EVERY == 0 or stalled or number == passes - 1:
             found = improve(problem, tuple(costs.decode()))
             cost = objective(problem, found)
             if cost < best_cost and is_feasible(problem, found):
@@ -142,7 +149,7 @@ def ascend(
     # What was pulled makes nodes dearer and edges cheaper; the excess of a choice is its own.
     total = sum(float(c.min()) for c in costs.nodes) + sum(float(m.min()) for m in costs.edges)
     bound = max(bound, total)
-    limit = best_cost * (1 + _SLACK)
+    limit = (best_cost if cost_limit is None else cost_limit) * (1 + _SLACK)
     keep: list[NDArray[np.bool_]] = []
     for u in order:
         excess = costs.nodes[u] - costs.nodes[u].min()

@@ -8,7 +8,8 @@ may count less than the profile, and then a cut of exactly that choice is added 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,15 @@ class _Term:
     weights: Array
 
 
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Terms that lie within [start, end]; written when a time in it is asked for."""
+
+    start: int
+    end: int
+    write: Callable[[], None]
+
+
 class MemoryRows:
     """Writes rows for one network."""
 
@@ -46,15 +56,27 @@ class MemoryRows:
             tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]
         ] = {}
         self.inner = {r.path: r for r in network.regions}
-        self.defined: dict[tuple[int, int], list[Layout]] = {}
         self.terms: list[list[_Term]] = [[] for _ in network.regions]
+        self.later: list[list[_Later]] = [[] for _ in network.regions]
+        self.names: dict[tuple[int, int], list[int]] = {}
         self._positions()
         self._inputs()
         for region in network.regions:
             self._values(region)
             self._moves(region)
         for edge in network.edges:
-            self._copy(edge)
+            self._edge(edge)
+
+    def _edge(self, edge: Edge) -> None:
+        """Note when the terms of an edge can be live."""
+        r, t = edge.place
+        times = [time for time, _ in self.times.get((r, t, edge.group), [])]
+        if times:
+            end = max(times)
+            if end < len(self.network.regions[r].graph.operators):
+                # A bitcast of a copy lives on.
+                end = max(end, self.live[r].end[self.live[r].root[t]])
+            self.later[r].append(_Later(min(times), end, functools.partial(self._copy, edge)))
 
     def _add(self, region: int, start: int, end: int, u: int, v: int, weights: Array) -> None:
         if weights.any():
@@ -101,25 +123,34 @@ class MemoryRows:
             if number < 0:
                 continue
             for place, t in enumerate(op.outputs):
-                layouts, node = self._made(region, number, i, place)
-                self.defined[region.index, t] = layouts
                 if t in live.fused or live.root[t] != t:
                     continue
-                weights = np.array(
-                    [local_bytes(graph.tensors[t], w, self.sizes) for w in layouts],
-                    dtype=np.float64,
-                )
-                if t not in donated:
-                    self._add(region.index, live.start[t], live.end[t], node, -1, weights)
-                    continue
-                # The buffer of donated state is free if the new state is made in its layout.
-                target = donated[t]
-                wanted = self.network.nodes[target].layouts
-                table = np.array(
-                    [[0.0 if w == g else x for g in wanted]
-                     for w, x in zip(layouts, weights, strict=True)]
-                )
-                self._add(region.index, live.start[t], live.end[t], node, target, table)
+                write = functools.partial(self._value, region, number, i, place, donated.get(t))
+                self.later[region.index].append(_Later(live.start[t], live.end[t], write))
+
+    def _value(
+        self, region: Region, number: int, i: int, place: int, donated: int | None
+    ) -> None:
+        """Bytes of one result of an operator."""
+        t = region.graph.operators[i].outputs[place]
+        live = self.live[region.index]
+        layouts, node = self._made(region, number, i, place)
+        weights = np.array(
+            [local_bytes(region.graph.tensors[t], w, self.sizes) for w in layouts],
+            dtype=np.float64,
+        )
+        if donated is None:
+            self._add(region.index, live.start[t], live.end[t], node, -1, weights)
+            return
+        # The buffer of donated state is free if the new state is made in its layout.
+        wanted = self.network.nodes[donated].layouts
+        table = np.array(
+            [
+                [0.0 if w == g else x for g in wanted]
+                for w, x in zip(layouts, weights, strict=True)
+            ]
+        )
+        self._add(region.index, live.start[t], live.end[t], node, donated, table)
 
     def _made(self, region: Region, number: int, i: int, place: int) -> tuple[list[Layout], int]:
         """Layouts in which result `place` of operator `i` is made, per choice of its node."""
@@ -171,6 +202,12 @@ class MemoryRows:
 
     def _locals(self, region: Region, members: Sequence[int]) -> list[int]:
         """Tensors of a cluster in the order of its table."""
+        key = (region.index, members[0])
+        if key not in self.names:
+            self.names[key] = self._ordered(region, members)
+        return self.names[key]
+
+    def _ordered(self, region: Region, members: Sequence[int]) -> list[int]:
         made = {t for i in members for t in region.graph.operators[i].outputs}
         index: dict[tuple[int, int], None] = {}
         for i in members:
@@ -229,7 +266,8 @@ class MemoryRows:
         block = region.blocks.blocks[number]
         if block.kind == CLUSTER:
             return list(table.leaves[self._locals(region, block.members).index(t)])
-        return self.defined[edge.place]
+        i = block.members[0]
+        return self._made(region, number, i, region.graph.operators[i].outputs.index(t))[0]
 
     def _outside(self, node: int, place: tuple[int, int]) -> list[Layout]:
         """Layouts of a boundary, input, copy or result node as seen from the region of a tensor."""
@@ -299,6 +337,11 @@ class MemoryRows:
         pairs: dict[tuple[int, int], Array] = {}
         for depth, here in enumerate(time):
             region = self.inner[tuple(time[:depth])]
+            waiting = self.later[region.index]
+            self.later[region.index] = [x for x in waiting if not x.start <= here <= x.end]
+            for item in waiting:
+                if item.start <= here <= item.end:
+                    item.write()
             for term in self.terms[region.index]:
                 if not term.start <= here <= term.end:
                     continue

@@ -62,6 +62,7 @@ class Solution:
         bound: No feasible choice costs less.
         status: `optimal`, `time limit` or `infeasible`.
         num_left: Nodes that were left after the reductions.
+        nearest: If none is feasible, a choice that comes as near to the rows as is known.
     """
 
     choice: tuple[int, ...]
@@ -69,6 +70,7 @@ class Solution:
     bound: float
     status: str
     num_left: int
+    nearest: tuple[int, ...] = ()
 
 
 def objective(problem: Problem, choice: Sequence[int]) -> float:

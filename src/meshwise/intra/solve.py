@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshwise.intra.dual import ascend
 from meshwise.intra.ilp import solve_ilp
+from meshwise.intra.limits import price_rows
 from meshwise.intra.problem import Problem, Solution, is_feasible, objective
 from meshwise.intra.reduce import Reduction, reduce_problem
 
@@ -28,8 +29,16 @@ def solve(
     incumbents: Sequence[tuple[int, ...]] = (),
     time_limit_s: float = 60.0,
     seed: int = 0,
+    exact: bool = True,
 ) -> Solution:
     """Solve a problem; the answer is never worse than the best feasible incumbent.
+
+    Args:
+        problem: The problem.
+        incumbents: Choices to start from.
+        time_limit_s: For the exact engine.
+        seed: Of the exact engine.
+        exact: Whether to run the exact engine if bound and cost have not met before.
 
     Raises:
         SolverError: the exact engine failed.
@@ -42,24 +51,38 @@ def solve(
     for _ in range(_ROUNDS):
         reduction = reduce_problem(small)
         if reduction.infeasible:
-            return Solution(
-                choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0
-            )
+            return _none(())
         chain.append(reduction)
         small = reduction.problem
         constant += reduction.constant
         if not small.costs:
             return _answer(problem, chain, (), best, status="optimal", num_left=0)
         first = reduction.restrict(first) if first is not None else None
-        ascent = ascend(small, first, passes=_PASSES)
-        first, bound = ascent.choice, ascent.bound
-        if first is not None and bound >= ascent.cost * (1 - _EXACT):
-            return _answer(problem, chain, first, best, status="optimal", num_left=0)
         before = sum(len(c) for c in small.costs)
-        small = _restricted(small, ascent.keep)
+        if problem.rows:
+            found = price_rows(small, first)
+            if math.isinf(found.bound):
+                nearest = _expanded(chain, found.nearest) if found.nearest else ()
+                return _none(nearest)
+        else:
+            found = ascend(small, first, passes=_PASSES)
+        first, bound = found.choice, found.bound
+        if first is not None and bound >= found.cost * (1 - _EXACT):
+            return _answer(problem, chain, first, best, status="optimal", num_left=0)
+        small = _restricted(small, found.keep)
         after = sum(int(np.isfinite(c).sum()) for c in small.costs)
-        if after > _SHRINK * before:
+        if after > _SHRINK * before or (problem.rows and not exact):
             break
+    if not exact and first is not None:
+        return _answer(
+            problem,
+            chain,
+            first,
+            best,
+            status="bounded",
+            num_left=len(small.costs),
+            bound=bound + constant,
+        )
     left = time_limit_s - (time.monotonic() - start)
     found = solve_ilp(small, incumbent=first, time_limit_s=left, seed=seed)
     if not found.choice:
@@ -81,6 +104,18 @@ def solve(
         num_left=len(small.costs),
         bound=max(found.bound, bound) + constant,
     )
+
+
+def _none(nearest: tuple[int, ...]) -> Solution:
+    return Solution(
+        choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0, nearest=nearest
+    )
+
+
+def _expanded(chain: Sequence[Reduction], choice: tuple[int, ...]) -> tuple[int, ...]:
+    for reduction in reversed(chain):
+        choice = reduction.expand(choice)
+    return choice
 
 
 def _restricted(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
@@ -105,8 +140,7 @@ def _answer(
     bound: float = -math.inf,
 ) -> Solution:
     """Extend a choice of the last reduction to the whole problem."""
-    for reduction in reversed(chain):
-        choice = reduction.expand(choice)
+    choice = _expanded(chain, choice)
     cost = objective(problem, choice)
     if best is not None and objective(problem, best) < cost:
         choice, cost = best, objective(problem, best)
