@@ -54,8 +54,6 @@ def test_loss_by_position_in_micro_batches() -> None:
 
     batch = {"x": jnp.asarray(ROWS) / 32, "y": jnp.asarray(LABELS)}
     weights = jnp.eye(4)
-    parallel = mw.parallelize(
-        step, method=mw.DataParallel(), num_microbatches=2, donate_argnums=()
-    )
+    parallel = mw.parallelize(step, method=mw.DataParallel(), num_microbatches=2, donate_argnums=())
     for found, wanted in zip(parallel(weights, batch), step(weights, batch), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -66,17 +66,18 @@ class _Builder:
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            source = eqn.source_info if outer is None else outer
+            source = _best_source(eqn.source_info, outer)
             inputs = [read(atom) for atom in eqn.invars]
             name = eqn.primitive.name
             body_name = CALL_BODIES.get(name)
             if name == "loss_and_grad":
                 body = eqn.params["expand"]()
-                outputs = self.inline_closed(body, inputs, None)
+                _refuse_effects(body.jaxpr)
+                outputs = self.inline_closed(body, inputs, source)
             elif body_name is not None:
                 if name in REMAT_NAMES and eqn.params.get("differentiated"):
                     inputs = self._barrier(inputs, source)
-                outputs = self.inline_closed(eqn.params[body_name], inputs, None)
+                outputs = self.inline_closed(eqn.params[body_name], inputs, source)
             elif name == "optimization_barrier":
                 outputs = self._barrier(inputs, source)
             else:
@@ -104,6 +105,22 @@ class _Builder:
         ]
 
 
+def _best_source(own: Any, call: Any) -> Any:
+    """The source of an equation; of the call that holds it if its own shows no user line."""
+    return own if call is None or source_line(own) else call
+
+
+def _refuse_effects(jaxpr: Any) -> None:
+    if not jaxpr.effects:
+        return
+    names = ", ".join(sorted(str(e) for e in jaxpr.effects))
+    where = next((source_line(e.source_info) for e in jaxpr.eqns if e.effects), "unknown line")
+    raise TraceError(
+        f"the step has side effects ({names}) at {where}; a parallel step must be a pure "
+        "function: take callbacks, prints and host calls out of it"
+    )
+
+
 def _scan_body(params: dict[str, Any]) -> Program:
     return flatten(params["jaxpr"])
 
@@ -114,15 +131,7 @@ def flatten(closed: Any) -> Program:
     Raises:
         TraceError: the program has side effects.
     """
-    if closed.jaxpr.effects:
-        names = ", ".join(sorted(str(e) for e in closed.jaxpr.effects))
-        where = next(
-            (source_line(e.source_info) for e in closed.jaxpr.eqns if e.effects), "unknown line"
-        )
-        raise TraceError(
-            f"the step has side effects ({names}) at {where}; a parallel step must be a pure "
-            "function: take callbacks, prints and host calls out of it"
-        )
+    _refuse_effects(closed.jaxpr)
     jaxpr = dead_code_eliminated(closed.jaxpr)
     builder = _Builder()
     consts = [
