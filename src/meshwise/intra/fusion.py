@@ -84,7 +84,7 @@ def _stored(values: Values) -> tuple[list[bool], list[bool]]:
                 is_read_stored = True
         if not live and v not in leaves:
             continue
-        wide = {u for u in inputs[v] if inputs[u] or kind[u] == INPUT}
+        wide = {u for u in inputs[v] if _is_wide(values, u, v)}
         if not is_read_stored and len(found) > 1 and not values.is_expensive[v]:
             is_read_stored = len(wide) > 1 and any(_is_blocked(values, v, u) for u in readers)
         if is_read_stored or (len(found) > 1 and values.is_expensive[v]):
@@ -94,6 +94,17 @@ def _stored(values: Values) -> tuple[list[bool], list[bool]]:
         else:
             roots[v] = found
     return stored, repeated
+
+
+def _is_wide(values: Values, operand: int, v: int) -> bool:
+    """Whether an operand is as large as the result, and not just spread out to be so."""
+    size = values.num_bytes
+    if size[operand] < size[v]:
+        return False
+    below = values.inputs[operand]
+    if values.kind[operand] == FUSIBLE:
+        return any(size[u] >= size[operand] for u in below)
+    return True
 
 
 def _is_blocked(values: Values, v: int, reader: int) -> bool:
