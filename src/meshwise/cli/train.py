@@ -41,8 +41,8 @@ Examples:
   meshwise train --fresh --model mini --batch 64 --microbatches 4
       64 sequences a step, 16 at a time: less memory, the same losses.
 \b
-  meshwise train --fresh --memory 12MiB --dump-plan
-      A plan that fits 12 MiB on each device, printed as JSON before training starts.
+  meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
+      As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
 """
 
 

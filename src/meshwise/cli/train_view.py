@@ -182,6 +182,7 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
     replicated = plan.replicated
     table.add_row("method", f"{plan.method}, {best}")
     table.add_row("mesh", mesh_text(plan.mesh))
+    table.add_row("micro-batches", str(plan.num_microbatches))
     table.add_row("predicted time", seconds_text(plan.step_time_s))
     limit = bytes_text(plan.mesh.device.memory_bytes)
     table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {limit} a device")
