@@ -147,7 +147,7 @@ def transposed(p, batch):
 
 
 def per_row_sort(p, batch):
-    return jnp.mean((jnp.sort(hidden(p, batch), axis=-1)[:, :4] @ p["v"][:4]) ** 2)
+    return jnp.mean(jnp.sort(hidden(p, batch), axis=-1)[:, :4] @ p["v"][:4])
 
 
 def scan_over_layers(p, batch):

@@ -14,6 +14,7 @@ from meshwise.graph.graph import Graph
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
 from meshwise.trace.program import Program
+from meshwise.trace.sink import with_constants_inside
 from meshwise.trace.time.analyze import analyze
 from meshwise.trace.time.emit import microbatched
 from meshwise.trace.time.state import Batch
@@ -122,6 +123,7 @@ def trace_step(
         closed = jax.make_jaxpr(lambda *leaves: microbatched(whole, block, batch, leaves))(*flat)
         _check_avals(closed.out_avals, out_leaves)
         program = flatten(closed)
+    program = with_constants_inside(program)
     names = {
         ident: _path_name(path)
         for ident, (path, _) in zip(

@@ -21,7 +21,6 @@ from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
-from meshwise.trace.time.analyze import is_heavy
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import (
     AFTER_LOOP,
@@ -127,9 +126,13 @@ class _Block:
         return self.program.constants[ident]
 
     def _rows(self, ident: int, state: TimeState, dim: int) -> Any:
-        """Rows of a value that has them all: made for the micro-batch if cheap, else sliced."""
+        """Rows of a value that has them all: made for the micro-batch if possible, else sliced.
+
+        That goes for dense products too: with the rows split, all micro-batches together do the
+        work of the whole once, and nothing is stored at full batch.
+        """
         node = self.producer.get(ident)
-        if node is not None and node.body is None and not is_heavy(node):
+        if node is not None and node.body is None:
             cloned = self._clone(node, node.outputs.index(ident), dim)
             if cloned is not None:
                 return cloned
