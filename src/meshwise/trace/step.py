@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -32,11 +35,17 @@ class StepSignature:
         batch_dims: Batch dim: one for all leaves, or a pytree prefix for each batch argument.
         donate_argnums: Positional arguments whose buffers may be reused, or "auto": every
             argument that the step returns with the same tree, shapes and dtypes.
+        labels: What messages call the positional arguments, as `argument 1 (batch)`.
     """
 
     batch_argnums: tuple[int, ...]
     batch_dims: Any
     donate_argnums: tuple[int, ...] | Literal["auto"]
+    labels: tuple[str, ...] = ()
+
+    def label(self, argnum: int) -> str:
+        """What a message calls an argument."""
+        return self.labels[argnum] if argnum < len(self.labels) else f"argument {argnum}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +61,7 @@ class TracedStep:
         batch_dims: Batch dim of each flat argument that is batch data, by position.
         donated: Positions of flat arguments whose buffers are reused.
         num_microbatches: B.
+        warnings: What the user asked for and does not get.
     """
 
     program: Program
@@ -62,6 +72,7 @@ class TracedStep:
     batch_dims: Mapping[int, int]
     donated: tuple[int, ...]
     num_microbatches: int
+    warnings: tuple[str, ...] = ()
 
 
 def abstract(value: Any) -> jax.ShapeDtypeStruct:
@@ -108,13 +119,11 @@ def trace_step(
     """
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
-    closed, out_shape = jax.make_jaxpr(
-        lambda leaves: _call(fun, in_tree, leaves), return_shape=True
-    )(flat)
+    closed, out_shape = jax.make_jaxpr(_named(fun), return_shape=True)(*specs[0], **specs[1])
     out_leaves, out_tree = jax.tree.flatten(out_shape)
     spans = _argument_spans(specs[0])
     batch_dims = _batch_dims(specs[0], spans, signature)
-    aliases = _aliases(specs[0], spans, out_shape, signature)
+    aliases, unused = _aliases(specs[0], spans, out_shape, signature)
     program = with_batch_dims(flatten(closed))
     if num_microbatches > 1:
         batch = _cut(flat, batch_dims, num_microbatches, num_devices)
@@ -139,12 +148,28 @@ def trace_step(
         batch_dims=batch_dims,
         donated=tuple(position for position, _ in aliases),
         num_microbatches=num_microbatches,
+        warnings=tuple(
+            f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
+            "the same tree, shapes and dtypes, so its buffers are not reused; return its new "
+            "value, or take it out of donate_argnums"
+            for argnum in unused
+        ),
     )
 
 
-def _call(fun: Callable[..., Any], in_tree: Any, leaves: Sequence[Any]) -> Any:
-    args, kwargs = jax.tree.unflatten(in_tree, leaves)
-    return fun(*args, **kwargs)
+def _named(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that JAX traces anew, but whose own name and parameters stand in JAX's errors."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    base = fun
+    while isinstance(base, partial):
+        base = base.func
+    step.__dict__["__wrapped__"] = base
+    with suppress(TypeError, ValueError):  # Python cannot tell: then JAX numbers the arguments
+        step.__dict__["__signature__"] = inspect.signature(fun)
+    return step
 
 
 def _path_name(path: Any) -> str:
@@ -171,15 +196,35 @@ def _batch_dims(
         per_arg = signature.batch_dims
         if isinstance(per_arg, (list, tuple)):
             per_arg = per_arg[order]
-        prefix = jax.tree.broadcast(
-            per_arg, args[argnum], is_leaf=lambda x: x is None or isinstance(x, int)
-        )
+        label = signature.label(argnum)
+        try:
+            prefix = jax.tree.broadcast(
+                per_arg, args[argnum], is_leaf=lambda x: x is None or isinstance(x, int)
+            )
+        except ValueError as error:
+            raise TraceError(
+                f"batch_dims={per_arg!r} does not fit the tree of {label}; give one number, or a "
+                f"tree with the argument's own keys ({error})"
+            ) from error
         leaves = jax.tree.leaves(prefix, is_leaf=lambda x: x is None)
-        for offset, dim in enumerate(leaves):
-            position = spans[argnum][0] + offset
-            leaf = jax.tree.leaves(args[argnum])[offset]
-            if dim is not None and len(leaf.shape) > 0:
-                dims[position] = dim % len(leaf.shape)
+        found = jax.tree_util.tree_flatten_with_path(args[argnum])[0]
+        for offset, (dim, (path, leaf)) in enumerate(zip(leaves, found, strict=True)):
+            where = label + jax.tree_util.keystr(path)
+            if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
+                raise TraceError(
+                    f"batch_dims of {where} is {dim!r}; it must be the number of a dim, or None "
+                    "for what is not batch data"
+                )
+            rank = len(leaf.shape)
+            if dim is None or rank == 0:
+                continue
+            if not -rank <= dim < rank:
+                raise TraceError(
+                    f"batch_dims says that dim {dim} of {where} is the batch, but its shape is "
+                    f"{list(leaf.shape)}; name one of its {rank} dims, or None if it is not "
+                    "batch data"
+                )
+            dims[spans[argnum][0] + offset] = dim % rank
     return dims
 
 
@@ -212,8 +257,8 @@ def _aliases(
     spans: Sequence[tuple[int, int]],
     out_shape: Any,
     signature: StepSignature,
-) -> tuple[tuple[int, int], ...]:
-    """Pairs (flat input, flat output) of state that the step returns."""
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Pairs (flat input, flat output) of state that the step returns, arguments donated in vain."""
     parts = (
         list(out_shape)
         if isinstance(out_shape, tuple) and type(out_shape) is tuple
@@ -229,6 +274,7 @@ def _aliases(
         candidates = [n for n in range(len(args)) if n not in signature.batch_argnums]
     else:
         candidates = list(signature.donate_argnums)
+    unused: list[int] = []
     for argnum in candidates:
         arg_leaves = jax.tree.leaves(args[argnum])
         for number, part in enumerate(parts):
@@ -240,7 +286,10 @@ def _aliases(
                     (spans[argnum][0] + k, starts[number] + k) for k in range(len(arg_leaves))
                 ]
                 break
-    return tuple(pairs)
+        else:
+            if signature.donate_argnums != "auto" and arg_leaves:
+                unused.append(argnum)
+    return tuple(pairs), tuple(unused)
 
 
 def _same_tree(left: Any, right: Any) -> bool:

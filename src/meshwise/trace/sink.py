@@ -1,0 +1,112 @@
+"""Values without an argument among their ancestors are made inside the loops that use them.
+
+JAX hoists masks, zeros and position tables out of a scan.  In each layout that is wanted they are
+cheaper made again than kept or gathered (DESIGN decision 6: constants are generated, never
+resharded), and XLA folds collectives of them.  So the equations that make them are copied into
+the body of the loop, and the loop's operand goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwise.trace.arange import without_dead_code
+from meshwise.trace.program import Node, Program
+
+
+def with_constants_inside(program: Program) -> Program:
+    """The program in which no loop takes a generated value as a loop constant."""
+    if not any(node.body is not None for node in program.nodes):
+        return program
+    generated = set(program.constants)
+    makers: dict[int, Node] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if node.body is None:
+            if all(i in generated for i in node.inputs):
+                generated.update(node.outputs)
+                makers.update(dict.fromkeys(node.outputs, node))
+            nodes.append(node)
+        else:
+            nodes.append(_loop(node, program, generated, makers))
+    return without_dead_code(replace(program, nodes=tuple(nodes)))
+
+
+def _loop(
+    node: Node, program: Program, generated: set[int], makers: dict[int, Node]
+) -> Node:
+    body, params = node.body, node.equation.params
+    assert body is not None
+    num_consts = params["num_consts"]
+    sunk = {
+        inner: outer
+        for inner, outer in zip(
+            body.inputs[:num_consts], node.inputs[:num_consts], strict=True
+        )
+        if outer in generated
+    }
+    kept = [k for k in range(len(node.inputs)) if k >= num_consts or body.inputs[k] not in sunk]
+    inside = _made_inside(body, sunk, program, makers) if sunk else body
+    inside = with_constants_inside(replace(inside, inputs=tuple(body.inputs[k] for k in kept)))
+    equation = replace(
+        node.equation,
+        params={**params, "num_consts": num_consts - len(sunk)},
+        in_avals=tuple(node.equation.in_avals[k] for k in kept),
+        constants=tuple(node.equation.constants[k] for k in kept),
+    )
+    return replace(
+        node, equation=equation, inputs=tuple(node.inputs[k] for k in kept), body=inside
+    )
+
+
+def _made_inside(
+    body: Program, sunk: dict[int, int], program: Program, makers: dict[int, Node]
+) -> Program:
+    """The body with the makers of `sunk` (inner id -> outer id) copied before its equations."""
+    avals = list(body.avals)
+    constants = dict(body.constants)
+    copied: dict[int, int] = {outer: inner for inner, outer in sunk.items()}
+    twins = [(inner, outer) for inner, outer in sunk.items() if copied[outer] != inner]
+    before: list[Node] = []
+    done: set[int] = set()
+
+    def inner_id(outer: int) -> int:
+        if outer not in copied:
+            avals.append(program.avals[outer])
+            copied[outer] = len(avals) - 1
+        return copied[outer]
+
+    def make(outer: int) -> None:
+        if outer in done:
+            return
+        done.add(outer)
+        maker = makers.get(outer)
+        if maker is None:
+            constants[inner_id(outer)] = program.constants[outer]
+            return
+        for operand in maker.inputs:
+            make(operand)
+        done.update(maker.outputs)
+        before.append(
+            replace(
+                maker,
+                inputs=tuple(map(inner_id, maker.inputs)),
+                outputs=tuple(map(inner_id, maker.outputs)),
+            )
+        )
+
+    for outer in sunk.values():
+        make(outer)
+    renamed = {inner: copied[outer] for inner, outer in twins}
+    nodes = [
+        replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs))
+        for node in body.nodes
+    ]
+    return Program(
+        tuple(avals),
+        body.inputs,
+        (*before, *nodes),
+        tuple(renamed.get(i, i) for i in body.outputs),
+        constants,
+    )
+
