@@ -220,5 +220,5 @@ def instructions(values: Values) -> Instructions:
         live_out=tuple(dict.fromkeys(root[v] for v in values.outputs if kind[v] != INPUT)),
         over_input=frozenset(over_input),
         is_plain=out.is_plain,
-        num_instructions=sum(stored) + len(values.outputs),
+        num_instructions=sum(stored) + 1,  # The tuple of the results.
     )
