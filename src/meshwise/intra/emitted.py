@@ -244,7 +244,9 @@ class _Emitter:
         wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
         found: list[int] = []
         for value, dims, want in zip(operands, (left, right), wanted, strict=True):
-            in_order = [x for x in dims if x >= 0] == [x for x in want if x >= 0]
+            # A transpose of whole operands is folded into the product.
+            is_folded = len(dims) == len(batch) + 2 and dims[: len(batch)] == batch
+            in_order = is_folded or [x for x in dims if x >= 0] == [x for x in want if x >= 0]
             kind = VIEW if in_order else FUSIBLE
             found.append(
                 self.out.add(

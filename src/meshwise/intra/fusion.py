@@ -44,8 +44,8 @@ class Instructions:
     num_instructions: int
 
 
-def _stored(values: Values) -> tuple[list[bool], list[bool]]:
-    """For each value whether it is stored; and whether fusible readers repeat it all the same."""
+def _stored(values: Values) -> tuple[list[bool], list[bool], list[bool]]:
+    """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed."""
     count = len(values.kind)
     kind, inputs = values.kind, values.inputs
     users: list[list[int]] = [[] for _ in range(count)]
@@ -93,7 +93,7 @@ def _stored(values: Values) -> tuple[list[bool], list[bool]]:
             repeated[v] = not values.is_expensive[v] and len(wide) <= 1
         else:
             roots[v] = found
-    return stored, repeated
+    return stored, repeated, absorbed
 
 
 def _is_wide(values: Values, operand: int, v: int) -> bool:
@@ -135,7 +135,7 @@ def _is_blocked(values: Values, v: int, reader: int) -> bool:
 def instructions(values: Values) -> Instructions:
     """What runs, and on which buffers."""
     kind, inputs = values.kind, values.inputs
-    stored, repeated = _stored(values)
+    stored, repeated, absorbed = _stored(values)
     count = len(kind)
     root = list(range(count))
     expression: list[tuple[int, ...]] = [()] * count
@@ -149,9 +149,8 @@ def instructions(values: Values) -> Instructions:
     def read(reader: int, v: int) -> tuple[int, ...]:
         if kind[v] == INPUT:
             return (v,)
-        if stored[v] and not (repeated[v] and kind[reader] in (FUSIBLE, VIEW)):
-            return (root[v],)
-        return expression[v]
+        repeats = repeated[v] and kind[reader] in (FUSIBLE, VIEW) and not absorbed[reader]
+        return (root[v],) if stored[v] and not repeats else expression[v]
 
     out = Instructions(
         value=[], reads=[], defines=[], may_reuse=[], after={}, live_out=(),
