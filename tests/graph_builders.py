@@ -85,9 +85,7 @@ class Builder:
         loops.append(Loop(sa[ka], SUM))
         assert sa[ka] == sb[kb]
         shape = tuple(loops[x[0]].size for x in out)
-        rule = LoopRule(
-            tuple(loops), (tuple(dims_a), tuple(dims_b)), (tuple(out),), ((0,), (1,))
-        )
+        rule = LoopRule(tuple(loops), (tuple(dims_a), tuple(dims_b)), (tuple(out),), ((0,), (1,)))
         flop = 2 * math.prod(x.size for x in loops)
         return self.op("dot_general", (a, b), [shape], rule, flop, True, detail=str(contract))
 
@@ -106,9 +104,7 @@ class Builder:
     def reduce(self, a, *dims, kind="reduce_sum") -> int:
         shape = self.shape(a)
         monoid = SUM if kind == "reduce_sum" else "max"
-        loops = tuple(
-            Loop(n, monoid if d in dims else "parallel") for d, n in enumerate(shape)
-        )
+        loops = tuple(Loop(n, monoid if d in dims else "parallel") for d, n in enumerate(shape))
         full: DimMap = tuple((i,) for i in range(len(shape)))
         out: DimMap = tuple((i,) for i in range(len(shape)) if i not in dims)
         rule = LoopRule(loops, (full,), (out,), ((0,),) if monoid == SUM else ())
@@ -159,7 +155,9 @@ class Builder:
         )
 
 
-def perceptron(layers: int, batch: int, width: int, *, momentum=False, bias=False, loss=True) -> Graph:
+def perceptron(
+    layers: int, batch: int, width: int, *, momentum=False, bias=False, loss=True
+) -> Graph:
     """Forward, backward and SGD of dense layers with relu, mean square loss (FACTS section 7).
 
     Inputs: weights, biases, momenta, x, y; results: the same state, then the loss

@@ -101,9 +101,7 @@ def _follow_scan(
     split = body.num_consts + body.num_carry
     for k, t in enumerate(op.inputs):
         shift = 1 if k >= split else 0
-        inner.update(
-            (body.graph.inputs[k], d - shift) for u, d in tags if u == t and d >= shift
-        )
+        inner.update((body.graph.inputs[k], d - shift) for u, d in tags if u == t and d >= shift)
     size = -1
     while size != len(inner):
         size = len(inner)

@@ -140,8 +140,13 @@ class _Emitter:
             return value
         out = self.out
         return out.add(
-            FUSIBLE, (value,), out.num_bytes[value], out.tensor[value], out.time[value],
-            is_moving=True, is_copy=True,
+            FUSIBLE,
+            (value,),
+            out.num_bytes[value],
+            out.tensor[value],
+            out.time[value],
+            is_moving=True,
+            is_copy=True,
         )
 
     def _copy(
@@ -199,9 +204,7 @@ class _Emitter:
         graph = self.graph
         if all(graph.tensors[t].generated for t in op.outputs):
             return
-        operands = [
-            self.use(t, use, time) for t, use in zip(op.inputs, chosen.uses, strict=True)
-        ]
+        operands = [self.use(t, use, time) for t, use in zip(op.inputs, chosen.uses, strict=True)]
         if op.body is not None:
             self._scan(time, op, chosen, operands)
             return
@@ -233,14 +236,14 @@ class _Emitter:
 
         def is_canonical(dims: list[int]) -> bool:
             return (
-                dims[: len(batch)] == batch
-                and len(dims) <= len(batch) + 2
-                and len(contracted) <= 1
+                dims[: len(batch)] == batch and len(dims) <= len(batch) + 2 and len(contracted) <= 1
             )
 
         if is_canonical(left) and is_canonical(right):
             return list(operands)
-        free = [[x for x in dims if x not in batch and x not in contracted] for dims in (left, right)]
+        free = [
+            [x for x in dims if x not in batch and x not in contracted] for dims in (left, right)
+        ]
         wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
         found: list[int] = []
         for value, dims, want in zip(operands, (left, right), wanted, strict=True):
@@ -250,7 +253,11 @@ class _Emitter:
             kind = VIEW if in_order else FUSIBLE
             found.append(
                 self.out.add(
-                    kind, (value,), self.out.num_bytes[value], self.out.tensor[value], time,
+                    kind,
+                    (value,),
+                    self.out.num_bytes[value],
+                    self.out.tensor[value],
+                    time,
                     is_moving=not in_order,
                 )
             )

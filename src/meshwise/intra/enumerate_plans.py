@@ -6,12 +6,12 @@ bounds that keep the search small.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from meshwise.intra.dual import MovedCosts
-from meshwise.intra.problem import Problem, objective
+from meshwise.intra.problem import Array, Problem, objective
 
 _PASSES = 80
 _SLACK = 1e-9
@@ -26,6 +26,8 @@ def cheapest_that_fits(
     known: tuple[int, ...] | None,
     fits: Callable[[tuple[int, ...]], bool],
     *,
+    held: Sequence[Array],
+    limit: float,
     max_steps: int,
     max_leaves: int,
 ) -> tuple[int, ...] | None:
@@ -35,6 +37,8 @@ def cheapest_that_fits(
         problem: Without rows; pairs with u < v, each at most once.
         known: A choice that fits.
         fits: Whether a choice fits.
+        held: For each node and choice what certainly counts against `limit`.
+        limit: No choice fits that holds more.
         max_steps: Largest number of partial choices to look at.
         max_leaves: Largest number of choices to ask about.
 
@@ -57,8 +61,11 @@ def cheapest_that_fits(
     best_cost = objective(problem, known) if known is not None else np.inf
     choice = [0] * count
     steps = leaves = 0
+    at_least = [0.0] * (count + 1)
+    for u in reversed(range(count)):
+        at_least[u] = at_least[u + 1] + float(held[u].min())
 
-    def visit(u: int, excess: float) -> None:
+    def visit(u: int, excess: float, holds: float) -> None:
         nonlocal best, best_cost, steps, leaves
         steps += 1
         if steps > max_steps or leaves > max_leaves:
@@ -79,8 +86,10 @@ def cheapest_that_fits(
         for i in np.argsort(total, kind="stable").tolist():
             if bound + total[i] >= best_cost * (1 - _SLACK) or not np.isfinite(total[i]):
                 return
-            choice[u] = i
-            visit(u + 1, float(total[i]))
+            more = holds + float(held[u][i])
+            if more + at_least[u + 1] <= limit:
+                choice[u] = i
+                visit(u + 1, float(total[i]), more)
 
-    visit(0, 0.0)
+    visit(0, 0.0, 0.0)
     return best

@@ -27,9 +27,7 @@ class _Expander:
         self.choice = choice
         self.sizes = network.mesh.sizes
         self.inner = {r.path: r for r in network.regions}
-        self.known: dict[
-            tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]
-        ] = {}
+        self.known: dict[tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
 
     def node_layout(self, node: int) -> Layout:
         return self.network.nodes[node].layouts[self.choice[node]]
@@ -119,9 +117,7 @@ class _Expander:
             self.known[key] = found
         return self.known[key]
 
-    def scan_layouts(
-        self, region: Region, i: int
-    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    def scan_layouts(self, region: Region, i: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         op = region.graph.operators[i]
         body = op.body
         assert body is not None
@@ -146,9 +142,7 @@ class _Expander:
         body = op.body
         assert body is not None
         at = self.network.boundaries
-        inputs = tuple(
-            self.node_layout(at[region.index, i, k]) for k in range(len(op.inputs))
-        )
+        inputs = tuple(self.node_layout(at[region.index, i, k]) for k in range(len(op.inputs)))
         outputs = {
             j: inputs[body.num_consts + j]
             if j < body.num_carry

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from meshwise.errors import InfeasibleError
 from meshwise.intra.enumerate_plans import SearchTooLargeError, cheapest_that_fits
@@ -20,9 +22,10 @@ from meshwise.intra.expand import expand
 from meshwise.intra.memory import Peak, peak
 from meshwise.intra.memory_rows import MemoryRows
 from meshwise.intra.network import Network
-from meshwise.intra.problem import Problem, Row, Solution, objective, row_weight
+from meshwise.intra.problem import Array, Problem, Row, Solution, objective, row_weight
 from meshwise.intra.profile import profile_peak
 from meshwise.intra.solve import solve
+from meshwise.intra.tables import local_bytes
 from meshwise.intra.ties import Ties, tied_row
 from meshwise.plan.decision import GraphDecision
 
@@ -31,8 +34,10 @@ _ROUNDS = 16
 _LOOSER = 3
 # Enumeration is tried up to this many nodes, partial choices and judged plans.
 _SMALL_NODES = 40
-_MAX_STEPS = 200_000
-_MAX_LEAVES = 1_500
+_MAX_STEPS = 1_000_000
+_MAX_LEAVES = 6_000
+# Random starts of the descent on the true peak, for small problems in which nothing fitted yet.
+_STARTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,21 +97,27 @@ def fit(
     search = _Search(
         network=network, ties=ties, problem=problem, limit=limit, deadline=deadline, seed=seed
     )
-    found, smallest, proved = _by_rows(search, free)
+    found, smallest = _by_rows(search, free)
+    proved = False
     if len(problem.costs) <= _SMALL_NODES:
-        found = _by_enumeration(search, found) or found
+        for start in _starts(search, free.solution.choice):
+            found = found or _by_descent(search, start)
+        found, proved = _by_enumeration(search, found)
     if found is None:
         raise infeasible(limit, smallest, proved=proved)
     bound = max(free.solution.bound, 0.0)
-    exact = found.solution.status == "optimal"
+    exact = proved
+    cost = found.solution.cost
     solution = dataclasses.replace(
-        found.solution, bound=found.solution.cost if exact else min(bound, found.solution.cost)
+        found.solution,
+        bound=cost if exact else min(bound, cost),
+        status="optimal" if exact else "bounded",
     )
     return dataclasses.replace(found, solution=solution)
 
 
-def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak, bool]:
-    """The best plan that fits, the smallest peak met, and whether a row cannot be met at all."""
+def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak]:
+    """The best plan that fits, and the smallest peak met."""
     graph, mesh = search.network.graph, search.network.mesh
     writer = MemoryRows(search.network)
     rows: list[Row] = []
@@ -122,22 +133,23 @@ def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak, bool]:
             break
         solution = search.solve([dataclasses.replace(row, limit=allowed) for row in rows])
         if not solution.choice:
-            if best is None and solution.nearest:
-                decision, high = search.judge(solution.nearest)
+            # The rows are no more than near the truth: a little looser may fit.
+            if solution.nearest:
+                cost = objective(search.problem, solution.nearest)
+                solution = dataclasses.replace(solution, choice=solution.nearest, cost=cost)
+                decision, high = search.judge(solution.choice)
                 smallest = min(smallest, high, key=lambda p: p.num_bytes)
-                if high.num_bytes <= search.limit:
-                    cost = objective(search.problem, solution.nearest)
-                    near = dataclasses.replace(
-                        solution, choice=solution.nearest, cost=cost, status="bounded"
-                    )
-                    best = Answer(solution=near, decision=decision, peak=high)
-            return best, smallest, best is None
+                if high.num_bytes <= search.limit and best is None:
+                    best = Answer(solution=solution, decision=decision, peak=high)
+            if allowed >= failed * 0.99:
+                break
+            allowed = max((allowed * failed) ** 0.5, allowed * 1.005)
+            continue
         decision, high = search.judge(solution.choice)
         smallest = min(smallest, high, key=lambda p: p.num_bytes)
         if high.num_bytes <= search.limit:
             if best is None or solution.cost < best.solution.cost:
-                status = dataclasses.replace(solution, status="bounded")
-                best = Answer(solution=status, decision=decision, peak=high)
+                best = Answer(solution=solution, decision=decision, peak=high)
             if looser == 0 or allowed >= failed * 0.98:
                 break
             looser -= 1
@@ -152,11 +164,57 @@ def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak, bool]:
             if best is not None:
                 break
             allowed *= min(0.97, search.limit / high.num_bytes)
-    return best, smallest, False
+    return best, smallest
 
 
-def _by_enumeration(search: _Search, found: Answer | None) -> Answer | None:
-    """The cheapest plan that fits, if the problem is small enough to tell."""
+def _starts(search: _Search, first: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    yield first
+    rng = np.random.default_rng(search.seed)
+    for _ in range(_STARTS):
+        yield tuple(
+            int(rng.choice(np.flatnonzero(np.isfinite(costs)))) for costs in search.problem.costs
+        )
+
+
+def _by_descent(search: _Search, start: tuple[int, ...]) -> Answer | None:
+    """A plan that fits, by single changes that lower the true peak; None if none is met."""
+    choice = list(start)
+    decision, high = search.judge(choice)
+    changed = True
+    while changed:
+        changed = False
+        for u, costs in enumerate(search.problem.costs):
+            for i in np.flatnonzero(np.isfinite(costs)).tolist():
+                before, choice[u] = choice[u], i
+                trial = search.judge(choice)
+                if trial[1].num_bytes < high.num_bytes:
+                    (decision, high), changed = trial, True
+                    if high.num_bytes <= search.limit:
+                        cost = objective(search.problem, choice)
+                        solution = Solution(
+                            choice=tuple(choice), cost=cost, bound=0.0, status="", num_left=0
+                        )
+                        return Answer(solution=solution, decision=decision, peak=high)
+                else:
+                    choice[u] = before
+    return None
+
+
+def _held(search: _Search) -> list[Array]:
+    """Bytes of the inputs, which stay for the whole step, per node and choice."""
+    network, sizes = search.network, search.network.mesh.sizes
+    held = [np.zeros(len(costs)) for costs in search.problem.costs]
+    for t in dict.fromkeys(network.graph.inputs):
+        u = network.maker[0, t]
+        tensor = network.graph.tensors[t]
+        held[search.ties.class_of[u]] += np.array(
+            [local_bytes(tensor, w, sizes) for w in network.nodes[u].layouts], dtype=np.float64
+        )
+    return held
+
+
+def _by_enumeration(search: _Search, found: Answer | None) -> tuple[Answer | None, bool]:
+    """The cheapest plan that fits and whether that is proved, if the problem is small enough."""
     judged: dict[tuple[int, ...], tuple[GraphDecision, Peak]] = {}
 
     def fits(choice: tuple[int, ...]) -> bool:
@@ -168,18 +226,20 @@ def _by_enumeration(search: _Search, found: Answer | None) -> Answer | None:
             search.problem,
             found.solution.choice if found is not None else None,
             fits,
+            held=_held(search),
+            limit=search.limit,
             max_steps=_MAX_STEPS,
             max_leaves=_MAX_LEAVES,
         )
     except SearchTooLargeError:
-        return None
+        return found, False
     if best is None:
-        return None
+        return None, True
     if best not in judged:
         judged[best] = search.judge(best)
     cost = objective(search.problem, best)
     solution = Solution(choice=best, cost=cost, bound=cost, status="optimal", num_left=0)
-    return Answer(solution=solution, decision=judged[best][0], peak=judged[best][1])
+    return Answer(solution=solution, decision=judged[best][0], peak=judged[best][1]), True
 
 
 def infeasible(limit: int | None, smallest: Peak | None, *, proved: bool) -> InfeasibleError:

@@ -153,8 +153,15 @@ def instructions(values: Values) -> Instructions:
         return (root[v],) if stored[v] and not repeats else expression[v]
 
     out = Instructions(
-        value=[], reads=[], defines=[], may_reuse=[], after={}, live_out=(),
-        over_input=frozenset(), is_plain=[], num_instructions=0,
+        value=[],
+        reads=[],
+        defines=[],
+        may_reuse=[],
+        after={},
+        live_out=(),
+        over_input=frozenset(),
+        is_plain=[],
+        num_instructions=0,
     )
     position: dict[int, int] = {}
     for v in range(count):
@@ -169,9 +176,7 @@ def instructions(values: Values) -> Instructions:
         if not stored[v]:
             continue
         source = inputs[v][0] if inputs[v] else -1
-        if kind[v] == VIEW and (
-            kind[source] == INPUT or (stored[source] and not repeated[source])
-        ):
+        if kind[v] == VIEW and (kind[source] == INPUT or (stored[source] and not repeated[source])):
             root[v] = source if kind[source] == INPUT else root[source]
             continue
         if (

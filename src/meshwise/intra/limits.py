@@ -52,8 +52,9 @@ class Priced:
 
 def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float = 1.0) -> Problem:
     """The problem without rows, their weights at the given prices in the costs."""
-    costs: list[Array] = [c * cost_factor if cost_factor else np.where(np.isfinite(c), 0.0, c)
-                          for c in problem.costs]
+    costs: list[Array] = [
+        c * cost_factor if cost_factor else np.where(np.isfinite(c), 0.0, c) for c in problem.costs
+    ]
     pairs: dict[tuple[int, int], Array] = {
         (p.u, p.v): p.cost * cost_factor
         if cost_factor

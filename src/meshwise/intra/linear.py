@@ -41,9 +41,7 @@ def _viewed(graph: Graph, op: Operator) -> int:
     return -1
 
 
-def carriers(
-    graph: Graph, light: list[bool], carries: range | None
-) -> tuple[set[int], set[int]]:
+def carriers(graph: Graph, light: list[bool], carries: range | None) -> tuple[set[int], set[int]]:
     """Find the operators that get strategies of their own to carry partial sums.
 
     Args:
@@ -55,9 +53,7 @@ def carriers(
         Positions of these additions and views, and the tensors that may be partial.
     """
     may: set[int] = {
-        graph.inputs[i]
-        for i in carries or ()
-        if _is_float(graph.tensors[graph.inputs[i]].dtype)
+        graph.inputs[i] for i in carries or () if _is_float(graph.tensors[graph.inputs[i]].dtype)
     }
     sums: set[int] = set()
     views: dict[int, int] = {}

@@ -87,9 +87,7 @@ def _highest(
     if top.instruction < 0:
         return Peak(num_bytes=0, time=(0,), buffers=())
     last = _last_uses(program, values)
-    found = [
-        _buffer(graph, values, b, last.get(b, values.time[b]), path) for b in top.buffers
-    ]
+    found = [_buffer(graph, values, b, last.get(b, values.time[b]), path) for b in top.buffers]
     body_peak = bodies.get(top.instruction)
     time = max(values.time[program.value[top.instruction]], 0)
     return Peak(
@@ -131,9 +129,7 @@ def peak(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Peak:
     top = _highest(graph, decision, mesh, values, ())
     end = len(graph.operators)
     arguments = [_buffer(graph, values, b, end, ()) for b in range(len(graph.inputs))]
-    everything = sorted(
-        (*arguments, *top.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor)
-    )
+    everything = sorted((*arguments, *top.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
     held = sum(b.num_bytes for b in arguments) + _POINTER_BYTES * len(graph.outputs)
     return Peak(num_bytes=held + top.num_bytes, time=top.time, buffers=tuple(everything))
 

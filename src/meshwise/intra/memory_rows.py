@@ -52,9 +52,7 @@ class MemoryRows:
         self.network = network
         self.sizes = network.mesh.sizes
         self.live: list[Liveness] = [liveness(r.graph) for r in network.regions]
-        self.known: dict[
-            tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]
-        ] = {}
+        self.known: dict[tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
         self.inner = {r.path: r for r in network.regions}
         self.terms: list[list[_Term]] = [[] for _ in network.regions]
         self.later: list[list[_Later]] = [[] for _ in network.regions]
@@ -128,9 +126,7 @@ class MemoryRows:
                 write = functools.partial(self._value, region, number, i, place, donated.get(t))
                 self.later[region.index].append(_Later(live.start[t], live.end[t], write))
 
-    def _value(
-        self, region: Region, number: int, i: int, place: int, donated: int | None
-    ) -> None:
+    def _value(self, region: Region, number: int, i: int, place: int, donated: int | None) -> None:
         """Bytes of one result of an operator."""
         t = region.graph.operators[i].outputs[place]
         live = self.live[region.index]
@@ -145,10 +141,7 @@ class MemoryRows:
         # The buffer of donated state is free if the new state is made in its layout.
         wanted = self.network.nodes[donated].layouts
         table = np.array(
-            [
-                [0.0 if w == g else x for g in wanted]
-                for w, x in zip(layouts, weights, strict=True)
-            ]
+            [[0.0 if w == g else x for g in wanted] for w, x in zip(layouts, weights, strict=True)]
         )
         self._add(region.index, live.start[t], live.end[t], node, donated, table)
 
@@ -328,8 +321,9 @@ class MemoryRows:
     ) -> Array:
         """Bytes of the layouts that are wanted and not there."""
         size = {w: float(local_bytes(tensor, w, self.sizes)) for want in wants for w in want}
-        return np.array([[sum(size[w] for w in want if w != have) for want in wants]
-                         for have in left])
+        return np.array(
+            [[sum(size[w] for w in want if w != have) for want in wants] for have in left]
+        )
 
     def row(self, time: tuple[int, ...], limit: float) -> Row:
         """The row of one time: `time` as in `intra.memory.Peak`."""

@@ -282,9 +282,7 @@ class _Builder:
         """Whether a carry is an accumulator of terms that may be partial."""
         return t in inner.blocks.may_be_partial and t not in inner.graph.inputs
 
-    def body_result(
-        self, inner: Region, j: int, node: int, layouts: tuple[Layout, ...]
-    ) -> None:
+    def body_result(self, inner: Region, j: int, node: int, layouts: tuple[Layout, ...]) -> None:
         t = inner.graph.outputs[j]
         if not inner.graph.tensors[t].generated:
             group = inner.groups[END, j]
@@ -372,7 +370,13 @@ class _Builder:
                 self.edge(node, use.node, cost, (r, t), group, key)
 
     def edge(
-        self, source: int, target: int, cost: NDArray[np.float64], place: Place, group: int, key: int
+        self,
+        source: int,
+        target: int,
+        cost: NDArray[np.float64],
+        place: Place,
+        group: int,
+        key: int,
     ) -> None:
         self.edges.append(
             Edge(source=source, target=target, cost_s=cost, place=place, group=group, key=key)

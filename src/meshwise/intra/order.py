@@ -143,9 +143,7 @@ def _ranks(
 def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[int]) -> Peak:
     """Memory of an order: results are there before operands go, unless they lie over them."""
     size = [0 if b in program.over_input else n for b, n in enumerate(sizes.buffer)]
-    left = {
-        b: len(readers) + (b in flow.live_out) for b, readers in flow.readers.items()
-    }
+    left = {b: len(readers) + (b in flow.live_out) for b, readers in flow.readers.items()}
     live = 0
     best, at = -1, 0
     for place, i in enumerate(order):
@@ -158,9 +156,7 @@ def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[i
         made = 0
         for b in program.defines[i]:
             made += size[b]
-            if size[b] and any(
-                d in program.may_reuse[i] and size[d] == size[b] for d in dying
-            ):
+            if size[b] and any(d in program.may_reuse[i] and size[d] == size[b] for d in dying):
                 d = next(d for d in dying if d in program.may_reuse[i] and size[d] == size[b])
                 dying.remove(d)
                 made -= size[b]
@@ -170,13 +166,14 @@ def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[i
             best, at = high, place
         live -= sum(size[b] for b in dying)
         live -= sum(size[b] for b in program.defines[i] if not left[b])
-    return Peak(num_bytes=max(best, 0), instruction=order[at] if order else -1,
-                buffers=_live_at(program, flow, order, at))
+    return Peak(
+        num_bytes=max(best, 0),
+        instruction=order[at] if order else -1,
+        buffers=_live_at(program, flow, order, at),
+    )
 
 
-def _live_at(
-    program: Instructions, flow: _Flow, order: Sequence[int], at: int
-) -> tuple[int, ...]:
+def _live_at(program: Instructions, flow: _Flow, order: Sequence[int], at: int) -> tuple[int, ...]:
     when = {i: place for place, i in enumerate(order)}
     found: list[int] = []
     for b, maker in flow.maker.items():

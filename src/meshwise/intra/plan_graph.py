@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
 from meshwise.intra.check import check_solution
 from meshwise.intra.expand import expand
@@ -38,9 +39,7 @@ def _solved(
     limit = options.memory_bytes
     if limit is None or high.num_bytes <= limit:
         return free
-    answer = fit(
-        network, ties, problem, free, limit=limit, deadline=deadline, seed=options.seed
-    )
+    answer = fit(network, ties, problem, free, limit=limit, deadline=deadline, seed=options.seed)
     check_solution(problem, answer.solution)
     return answer
 
@@ -87,7 +86,13 @@ def plan_graph(
     else:
         problem = tied_problem(network, ties)
         deadline = start + options.time_limit_s
-        answer = _solved(network, ties, problem, options, deadline)
+        try:
+            answer = _solved(network, ties, problem, options, deadline)
+        except InfeasibleError:
+            fitting = [r for r in incumbents if r.peak_bytes <= (options.memory_bytes or 0)]
+            if not fitting:
+                raise
+            return min(fitting, key=lambda r: r.objective_s)
     cost, bound = answer.solution.cost, answer.solution.bound
     result = IntraResult(
         decision=answer.decision,
@@ -109,9 +114,7 @@ def _gap(cost: float, bound: float) -> float:
     return max(gap, 0.0) if math.isfinite(gap) else 0.0
 
 
-def _best(
-    result: IntraResult, incumbents: Sequence[IntraResult], limit: int | None
-) -> IntraResult:
+def _best(result: IntraResult, incumbents: Sequence[IntraResult], limit: int | None) -> IntraResult:
     """The cheapest of the result and the incumbents that fit."""
     for other in incumbents:
         fits = limit is None or other.peak_bytes <= limit

@@ -145,9 +145,7 @@ class _Reducer:
 
     def fix(self, u: int) -> None:
         """A node of one choice is a constant and a cost of its neighbours."""
-        self.folded.append(
-            _Folded(node=u, cost=self.cost[u], alive=self.alive[u], neighbours=())
-        )
+        self.folded.append(_Folded(node=u, cost=self.cost[u], alive=self.alive[u], neighbours=()))
         self.constant += float(self.cost[u][0])
         for v, matrix in self.adjacent[u].items():
             self.cost[v] = self.cost[v] + matrix[0]

@@ -121,9 +121,7 @@ def _expanded(chain: Sequence[Reduction], choice: tuple[int, ...]) -> tuple[int,
 def _restricted(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
     """Forbid the choices outside of `keep`; the next reduction removes them."""
     return Problem(
-        costs=tuple(
-            np.where(mask, c, np.inf) for c, mask in zip(problem.costs, keep, strict=True)
-        ),
+        costs=tuple(np.where(mask, c, np.inf) for c, mask in zip(problem.costs, keep, strict=True)),
         pairs=problem.pairs,
         rows=problem.rows,
     )

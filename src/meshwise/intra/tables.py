@@ -219,8 +219,9 @@ class Evaluator:
                 return False
             if choice <= -2 and op.heavy:
                 # To reduce after the product pays only if its result is the smaller tensor.
-                inside = sum(shape.locals[member.inputs[k]].num_bytes
-                             for k in op.rule.linear[-2 - choice])
+                inside = sum(
+                    shape.locals[member.inputs[k]].num_bytes for k in op.rule.linear[-2 - choice]
+                )
                 if shape.locals[member.outputs[0]].num_bytes >= inside:
                     return False
         return True
@@ -276,8 +277,7 @@ class Evaluator:
             for m in shape.members
         ]
         options = [
-            (NONE,) if size == 1 else (NONE, *range(shape.block.num_classes))
-            for size in self.sizes
+            (NONE,) if size == 1 else (NONE, *range(shape.block.num_classes)) for size in self.sizes
         ]
         for choice in itertools.product(*options):
             run = self.walk(shape, choice, numbers)
@@ -442,12 +442,10 @@ def moved_bytes(
 ) -> int:
     """Bytes that one operator reads and writes on one device."""
     written = sum(
-        local_bytes(shape.locals[x], w, sizes)
-        for x, w in zip(member.outputs, results, strict=True)
+        local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.outputs, results, strict=True)
     )
     read = [
-        local_bytes(shape.locals[x], w, sizes)
-        for x, w in zip(member.inputs, operands, strict=True)
+        local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.inputs, operands, strict=True)
     ]
     if member.op.kind == "gather":
         # Only the gathered rows of the table are read.
