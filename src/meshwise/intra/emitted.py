@@ -210,6 +210,8 @@ class _Emitter:
             return
         if op.heavy and op.kind == "dot_general":
             operands = self._dot_operands(time, op, operands)
+        if op.kind.startswith("scatter"):
+            operands = [operands[0], *(self._rewritten(time, v) for v in operands[1:])]
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             kind = _kind(op)
@@ -224,6 +226,13 @@ class _Emitter:
                 is_absorbed=op.kind in _ABSORBED,
             )
             self.home[t] = (value, layout)
+
+    def _rewritten(self, time: int, value: int) -> int:
+        """Indices and updates of a scatter in the order of dims that XLA wants."""
+        out = self.out
+        return out.add(
+            FUSIBLE, (value,), out.num_bytes[value], out.tensor[value], time, is_moving=True
+        )
 
     def _dot_operands(self, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
         """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
