@@ -34,6 +34,7 @@ LAYERS = (
     "methods",
     "local_cluster",
     "planning",
+    "arguments",
     "api",
     "__init__",
     "train",

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
+from types import MethodType
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from meshwise.arguments import (
+    DEFAULT_BATCH_ARGNUMS,
+    ArgumentOptions,
+    Binding,
+    Call,
+    argument_options,
+    bind,
+    check_num_microbatches,
+    check_options,
+    step_name,
+)
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError, TraceError
-from meshwise.local_cluster import local_cluster
-from meshwise.methods import Auto, Method
+from meshwise.jax_compat import is_tracer
+from meshwise.local_cluster import check_cluster, local_cluster
+from meshwise.methods import Auto, Method, check_method
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.runtime.executable import Executable, compile_step
 from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.spmd.program import program_text
-from meshwise.trace.step import Statistics, StepSignature, TracedStep, abstract, trace_step
+from meshwise.trace.step import Statistics, TracedStep, abstract, trace_step
 
 _NOT_FITTING = (TypeError, ValueError)
 
@@ -28,29 +42,71 @@ class ParallelStep:
     """A training step that plans, compiles and runs itself; made by `parallelize`."""
 
     def __init__(
-        self,
-        fun: Callable[..., Any],
-        request: PlanRequest,
-        signature: StepSignature,
-        static_argnums: tuple[int, ...],
+        self, fun: Callable[..., Any], request: PlanRequest, options: ArgumentOptions
     ) -> None:
-        """Args: the step, what is asked of the plan, what is known of the arguments."""
+        """Args: the step, what is asked of the plan, what is said of the arguments."""
         self._fun = fun
         self._request = request
-        self._signature = signature
-        self._static_argnums = static_argnums
+        self._options = options
+        self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
         self._traced: dict[Any, TracedStep] = {}
         self._plans: dict[Any, Plan] = {}
         self._executables: dict[Any, Executable] = {}
         self._recent: dict[Any, Executable] = {}
         self._last: Executable | None = None
+        self._of_classes: dict[type, ParallelStep] = {}
         update_wrapper(self, fun)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> ParallelStep:
+        """As a method: a step of the object, which is a constant of the step, not an argument.
+
+        Numbers of arguments count without `self`.  Each object has a step of its own, which it
+        keeps as long as it lives.
+
+        Raises:
+            TraceError: the object has no place to keep its step.
+        """
+        if instance is None:
+            return self
+        if isinstance(instance, type):
+            kept = self._of_classes
+            return kept.setdefault(instance, kept.get(instance) or self._bound_to(instance))
+        try:
+            attributes = vars(instance)
+        except TypeError:
+            raise TraceError(
+                f"{self._options.name} is a method of {type(instance).__name__}, whose __slots__ "
+                "leave no place for the compiled step; add '__dict__' to them, or parallelize a "
+                "function"
+            ) from None
+        name = f"_parallel_{self._options.name}_{id(self)}"
+        kept_step = attributes.get(name)
+        if not isinstance(kept_step, _KeptStep) or kept_step.owner is not instance:
+            kept_step = attributes[name] = _KeptStep(self._bound_to(instance), instance)
+        assert kept_step.step is not None
+        return kept_step.step
+
+    def _bound_to(self, instance: Any) -> ParallelStep:
+        fun = MethodType(self._fun, instance)
+        options = self._options
+        return ParallelStep(
+            fun,
+            self._request,
+            argument_options(
+                fun,
+                batch_argnums=options.batch_argnums,
+                batch_dims=options.batch_dims,
+                static_argnums=options.static_argnums,
+                donate_argnums=options.donate_argnums,
+            ),
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
-        statics, args = self._split_static(args)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        recent = self._recent.get((tree, statics))
+        binding, call = self._taken_apart(args, kwargs)
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        shape = (tree, binding.positions, call.statics)
+        recent = self._recent.get(shape)
         if recent is not None:
             try:
                 out = recent.run(leaves)
@@ -59,15 +115,20 @@ class ParallelStep:
             else:
                 self._last = recent
                 return jax.tree.unflatten(recent.traced.out_tree, out)
-        fitting = self._executable(statics, args, kwargs)
-        self._recent[(tree, statics)] = self._last = fitting
+        if any(map(is_tracer, leaves)):
+            raise TraceError(
+                f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
+                "jax.grad, jax.vmap and jax.lax.scan cannot go through it; call it with arrays, "
+                "and put what is around it into the step itself"
+            )
+        fitting = self._executable(binding, call)
+        self._recent[shape] = self._last = fitting
         out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.traced.out_tree, out)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
-        statics, args = self._split_static(args)
-        return self._plan(statics, args, kwargs)[1]
+        return self._plan(*self._taken_apart(args, kwargs))[1]
 
     def init(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Create the state where the plan wants it: no device ever holds all of it.
@@ -84,8 +145,7 @@ class ParallelStep:
         fun_args, others = _split_init_args(fun, args)
         state = jax.eval_shape(fun, *fun_args)
         if others:
-            statics, rest = self._split_static((state, *others))
-            executable = self._executable(statics, rest, {})
+            executable = self._executable(*self._taken_apart((state, *others), {}))
         else:
             executable = self._executable_for_state(state)
         count = len(jax.tree.leaves(state))
@@ -95,19 +155,16 @@ class ParallelStep:
 
     def program_text(self, *args: Any, **kwargs: Any) -> str:
         """The explicit program of one device as text, with its collectives."""
-        statics, args = self._split_static(args)
-        traced, plan = self._plan(statics, args, kwargs)
+        traced, plan = self._plan(*self._taken_apart(args, kwargs))
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
     def compiled_text(self, *args: Any, **kwargs: Any) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
-        statics, args = self._split_static(args)
-        return {"step": self._executable(statics, args, kwargs).compiled.as_text()}
+        return {"step": self._executable(*self._taken_apart(args, kwargs)).compiled.as_text()}
 
     def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
         """Memory of one device as XLA reports it for the compiled step, in bytes."""
-        statics, args = self._split_static(args)
-        return device_peak_bytes(self._executable(statics, args, kwargs).compiled)
+        return device_peak_bytes(self._executable(*self._taken_apart(args, kwargs)).compiled)
 
     def stats(self) -> dict[str, float]:
         """What is known of the last step's program: seconds, bytes.
@@ -124,49 +181,42 @@ class ParallelStep:
             "compile_s": self._last.compile_s,
         }
 
-    def _split_static(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        if not self._static_argnums:
-            return (), args
-        statics = tuple((n, args[n]) for n in self._static_argnums if n < len(args))
-        rest = tuple(a for n, a in enumerate(args) if n not in self._static_argnums)
-        return statics, rest
+    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Binding, Call]:
+        given = (len(args), tuple(kwargs))
+        binding = self._bindings.get(given)
+        if binding is None:
+            binding = self._bindings[given] = bind(self._options, *given)
+        return binding, binding.split(args, kwargs)
 
-    def _bound(self, statics: Any) -> Callable[..., Any]:
-        if not statics:
-            return self._fun
-        return partial(_call_with_statics, self._fun, statics)
+    def _key(self, binding: Binding, call: Call) -> Any:
+        leaves, tree = jax.tree.flatten(jax.tree.map(abstract, (call.args, call.kwargs)))
+        avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
+        return call.statics, binding.positions, tree, avals
 
-    def _key(self, statics: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        leaves, tree = jax.tree.flatten(jax.tree.map(abstract, (args, dict(kwargs))))
-        return statics, tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
-
-    def _plan(
-        self, statics: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[TracedStep, Plan]:
-        key = self._key(statics, args, kwargs)
+    def _plan(self, binding: Binding, call: Call) -> tuple[TracedStep, Plan]:
+        key = self._key(binding, call)
         if key not in self._plans:
-            signature = _without_statics(self._signature, self._static_argnums)
 
             def trace(num_microbatches: int, num_devices: int) -> TracedStep:
                 return trace_step(
-                    self._bound(statics),
-                    args,
-                    kwargs,
-                    signature,
+                    binding.function(self._fun, call.statics),
+                    call.args,
+                    call.kwargs,
+                    binding.signature,
                     num_microbatches=num_microbatches,
                     statistics=self._request.statistics,
                     num_devices=num_devices,
                 )
 
             self._traced[key], self._plans[key] = make_plan(trace, self._request)
+            for text in self._traced[key].warnings:
+                warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
         return self._traced[key], self._plans[key]
 
-    def _executable(
-        self, statics: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Executable:
-        key = self._key(statics, args, kwargs)
+    def _executable(self, binding: Binding, call: Call) -> Executable:
+        key = self._key(binding, call)
         if key not in self._executables:
-            traced, plan = self._plan(statics, args, kwargs)
+            traced, plan = self._plan(binding, call)
             self._executables[key] = compile_step(traced, plan)
         return self._executables[key]
 
@@ -184,27 +234,15 @@ class ParallelStep:
         )
 
 
-def _call_with_statics(fun: Callable[..., Any], statics: Any, *args: Any, **kwargs: Any) -> Any:
-    merged = list(args)
-    for position, value in statics:
-        merged.insert(position, value)
-    return fun(*merged, **kwargs)
+class _KeptStep:
+    """A step in the attributes of the object whose method it is; a copy of the object has none."""
 
+    def __init__(self, step: ParallelStep | None = None, owner: Any = None) -> None:
+        self.step = step
+        self.owner = owner
 
-def _without_statics(signature: StepSignature, static_argnums: tuple[int, ...]) -> StepSignature:
-    """The signature with argument numbers counted without the static arguments."""
-    if not static_argnums:
-        return signature
-
-    def shifted(number: int) -> int:
-        return number - sum(s < number for s in static_argnums)
-
-    donate = signature.donate_argnums
-    return StepSignature(
-        batch_argnums=tuple(map(shifted, signature.batch_argnums)),
-        batch_dims=signature.batch_dims,
-        donate_argnums=donate if donate == "auto" else tuple(map(shifted, donate)),
-    )
+    def __reduce__(self) -> Any:
+        return _KeptStep, ()
 
 
 def _split_init_args(
@@ -237,7 +275,7 @@ def parallelize(
     method: Method | None = None,
     cluster: Cluster | None = None,
     num_microbatches: int | Literal["auto"] = 1,
-    batch_argnums: int | Sequence[int] = (1,),
+    batch_argnums: int | Sequence[int] = DEFAULT_BATCH_ARGNUMS,
     batch_dims: Any = 0,
     microbatch_statistics: Statistics = "exact",
     static_argnums: int | Sequence[int] = (),
@@ -259,15 +297,21 @@ def parallelize(
             separate is an error; "local": statistics of each micro-batch, results averaged.
         static_argnums: Positional arguments that are compile-time constants.
         donate_argnums: Arguments whose buffers may be reused; "auto": state that the step
-            returns with the same tree, shapes and dtypes.
+            returns with the same tree, shapes and dtypes.  One that is named but not returned
+            is a warning, as in `jax.jit`, and stands in the plan's warnings.
         pins: Layouts that are fixed: path pattern of an argument, as "0/params/**/kernel", to a
             `PartitionSpec` of mesh axis names.
         memory_bytes: What one device may use; the cluster's by default.
+
+    Numbers of arguments count as in `jax.jit`: static arguments too, negative ones from the end
+    of the call, and arguments that have a position but are passed by keyword.  Those of a method
+    count without `self`, which is a constant of the step.
 
     Returns:
         A `ParallelStep`, called like `fun`.
 
     Raises:
+        TraceError, PlanError, ClusterError: an option is not what it can be.
         TraceError, PinError, InfeasibleError, ClusterError: when the first call or `plan` finds
             that the step, the pins, the memory or the devices do not allow what is asked.
     """
@@ -285,23 +329,35 @@ def parallelize(
             pins=pins,
             memory_bytes=memory_bytes,
         )
-    if num_microbatches != "auto" and num_microbatches < 1:
-        raise TraceError(f"num_microbatches must be at least 1 or 'auto', got {num_microbatches}")
+    _check_fun(fun)
+    num_microbatches = check_num_microbatches(num_microbatches)
+    check_options(microbatch_statistics, pins, memory_bytes)
+    checked = None if cluster is None else check_cluster(cluster)
     request = PlanRequest(
-        method=Auto() if method is None else method,
-        cluster=local_cluster if cluster is None else lambda: cluster,
+        method=Auto() if method is None else check_method(method),
+        cluster=local_cluster if checked is None else lambda: checked,
         num_microbatches=num_microbatches,
         statistics=microbatch_statistics,
         pins=dict(pins or {}),
         memory_bytes=memory_bytes,
     )
-    signature = StepSignature(
-        batch_argnums=_numbers(batch_argnums),
+    options = argument_options(
+        fun,
+        batch_argnums=batch_argnums,
         batch_dims=batch_dims,
-        donate_argnums="auto" if donate_argnums == "auto" else _numbers(donate_argnums),
+        static_argnums=static_argnums,
+        donate_argnums=donate_argnums,
     )
-    return ParallelStep(fun, request, signature, tuple(sorted(_numbers(static_argnums))))
+    return ParallelStep(fun, request, options)
 
 
-def _numbers(value: int | Sequence[int]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
+def _check_fun(fun: Any) -> None:
+    if isinstance(fun, ParallelStep):
+        raise TraceError(
+            f"{step_name(fun)} is made by parallelize already; parallelize the function itself"
+        )
+    if not callable(fun) or isinstance(fun, type):
+        raise TraceError(
+            f"parallelize takes the step, a function, got {fun!r:.80}; options go by keyword, as "
+            "parallelize(step, method=mw.Zero3(), cluster=...)"
+        )

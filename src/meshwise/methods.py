@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
@@ -27,6 +29,15 @@ class IntraOp:
     time_limit_s: float = 60.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _check_mesh_shape(self)
+        if self.objective not in get_args(Objective):
+            raise PlanError(
+                f"IntraOp(objective={self.objective!r}): the objectives are "
+                f"{' and '.join(map(repr, get_args(Objective)))}"
+            )
+        _check_solver_limits(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Auto:
@@ -34,6 +45,9 @@ class Auto:
 
     time_limit_s: float = 60.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_solver_limits(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +73,22 @@ class Megatron:
     tp: int
     pp: int = 1
 
+    def __post_init__(self) -> None:
+        for name, value in (("dp", self.dp), ("tp", self.tp), ("pp", self.pp)):
+            if not _is_size(value):
+                raise PlanError(
+                    f"Megatron({name}={value!r}): {name} must be a whole number of at least 1"
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Heuristic:
     """The paper's baseline: the largest dim of every input split, the rest by propagation."""
 
     mesh_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_mesh_shape(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +97,84 @@ class Replay:
 
     plan: Plan
 
+    def __post_init__(self) -> None:
+        plan: Any = self.plan
+        if isinstance(plan, str):
+            raise PlanError(
+                f"Replay takes a Plan, got the string {plan!r:.60}; read the plan's JSON with "
+                "mw.Plan.from_json(text)"
+            )
+        if not isinstance(plan, Plan):
+            raise PlanError(
+                f"Replay takes a Plan, got {_described(plan)}; pass what step.plan(...) or "
+                "mw.Plan.from_json(text) returned"
+            )
+
 
 Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay
+
+
+def check_method(method: Any) -> Method:
+    """The method, if it is one.
+
+    Raises:
+        PlanError: it is the class, the name or the plan that is meant.
+    """
+    if isinstance(method, Method):
+        return method
+    classes = {cls.__name__: cls for cls in get_args(Method)}
+    if isinstance(method, Plan):
+        raise PlanError("method is a Plan; to run it again pass method=mw.Replay(plan)")
+    name = method.__name__ if isinstance(method, type) else str(method)
+    meant = next((n for n in classes if n.lower() == _bare(name)), None)
+    if meant is not None and (isinstance(method, str) or method is classes[meant]):
+        what = f"the string {method!r}" if isinstance(method, str) else f"the class {meant}"
+        raise PlanError(f"method is {what}; pass method=mw.{_CALLS.get(meant, meant + '()')}")
+    raise PlanError(
+        f"method is {_described(method)}; the methods are "
+        + ", ".join(f"mw.{_CALLS.get(n, n + '()')}" for n in classes)
+    )
+
+
+_CALLS = {"Megatron": "Megatron(dp=..., tp=...)", "Replay": "Replay(plan)"}
+
+
+def _bare(name: str) -> str:
+    """`zero-3`, `Zero3()` and `mw.Zero3` as `zero3`."""
+    name = name.lower().removeprefix("mw.").partition("(")[0].partition(":")[0]
+    return "".join(letter for letter in name if letter.isalnum())
+
+
+def _described(value: Any) -> str:
+    """As `3 (int)`."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"{value!r:.60} ({type(value).__name__})"
+
+
+def _is_size(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= 1
+    except TypeError:
+        return False
+
+
+def _check_mesh_shape(method: IntraOp | Heuristic) -> None:
+    shape: Any = method.mesh_shape
+    name = type(method).__name__
+    if shape is None:
+        return
+    if not isinstance(shape, (tuple, list)) or not shape or not all(map(_is_size, shape)):
+        raise PlanError(
+            f"{name}(mesh_shape={shape!r}): the shape of a mesh is a tuple of sizes of at least "
+            "1, as (2, 4), or None for every view"
+        )
+    object.__setattr__(method, "mesh_shape", tuple(map(operator.index, shape)))
+
+
+def _check_solver_limits(method: IntraOp | Auto) -> None:
+    name, limit, seed = type(method).__name__, method.time_limit_s, method.seed
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise PlanError(f"{name}(time_limit_s={limit!r}): the limit must be a positive number")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise PlanError(f"{name}(seed={seed!r}): the seed must be a whole number from 0")

@@ -184,7 +184,7 @@ def finished_plan(
     graph, decision = step.graph, result.decision
     verify_decision(graph, decision, mesh)
     whole = replicated_work(graph, decision, mesh)
-    warnings = [
+    warnings = list(step.warnings) + [
         f"{op.kind} at {op.where} has no rule and runs whole on every device"
         for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
     ]

@@ -25,6 +25,9 @@ from meshwise.trace.to_graph import to_graph
 
 Statistics = Literal["exact", "local"]
 
+# In place of a None of batch_dims: JAX takes None for a tree without leaves.
+_NOT_BATCH = object()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignature:
@@ -197,26 +200,28 @@ def _batch_dims(
         if isinstance(per_arg, (list, tuple)):
             per_arg = per_arg[order]
         label = signature.label(argnum)
+        marked = jax.tree.map(
+            lambda d: _NOT_BATCH if d is None else d, per_arg, is_leaf=lambda d: d is None
+        )
         try:
-            prefix = jax.tree.broadcast(
-                per_arg, args[argnum], is_leaf=lambda x: x is None or isinstance(x, int)
-            )
+            leaves = jax.tree.leaves(jax.tree.broadcast(marked, args[argnum]))
         except ValueError as error:
             raise TraceError(
-                f"batch_dims={per_arg!r} does not fit the tree of {label}; give one number, or a "
-                f"tree with the argument's own keys ({error})"
+                f"batch_dims={per_arg!r} does not fit the tree of {label}, "
+                f"{jax.tree.structure(args[argnum])}; give one number, or a tree with its keys"
             ) from error
-        leaves = jax.tree.leaves(prefix, is_leaf=lambda x: x is None)
         found = jax.tree_util.tree_flatten_with_path(args[argnum])[0]
         for offset, (dim, (path, leaf)) in enumerate(zip(leaves, found, strict=True)):
             where = label + jax.tree_util.keystr(path)
-            if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
+            if dim is _NOT_BATCH:
+                continue
+            if not isinstance(dim, int) or isinstance(dim, bool):
                 raise TraceError(
                     f"batch_dims of {where} is {dim!r}; it must be the number of a dim, or None "
                     "for what is not batch data"
                 )
             rank = len(leaf.shape)
-            if dim is None or rank == 0:
+            if rank == 0:
                 continue
             if not -rank <= dim < rank:
                 raise TraceError(
