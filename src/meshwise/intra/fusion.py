@@ -44,14 +44,50 @@ class Instructions:
     num_instructions: int
 
 
-def _stored(values: Values) -> tuple[list[bool], list[bool], list[bool]]:
-    """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed."""
-    count = len(values.kind)
-    kind, inputs = values.kind, values.inputs
-    users: list[list[int]] = [[] for _ in range(count)]
-    for v in range(count):
-        for u in dict.fromkeys(inputs[v]):
+def _users(values: Values) -> list[list[int]]:
+    users: list[list[int]] = [[] for _ in values.kind]
+    for v, inputs in enumerate(values.inputs):
+        for u in dict.fromkeys(inputs):
             users[u].append(v)
+    return users
+
+
+def _with_library_calls(values: Values, users: list[list[int]]) -> list[int]:
+    """Kinds, where a reduction and the element-wise step that takes it off its operand are one.
+
+    A softmax begins with `x - max(x)`: XLA:CPU makes one library call of it, and of a step
+    after it that is the only one.
+    """
+    kind = list(values.kind)
+    for v, inputs in enumerate(values.inputs):
+        if kind[v] != FUSIBLE or len(inputs) != 2 or not values.is_absorbed[v]:
+            continue
+        x, spread = inputs
+        chain = [spread]
+        while kind[chain[-1]] in (FUSIBLE, VIEW) and len(users[chain[-1]]) == 1:
+            below = [u for u in values.inputs[chain[-1]] if values.inputs[u]]
+            if len(below) != 1:
+                break
+            chain.append(below[0])
+        last = chain[-1]
+        if kind[last] != REDUCE or len(users[last]) != 1 or values.inputs[last] != (x,):
+            continue
+        root = v
+        if len(users[v]) == 1:
+            (user,) = users[v]
+            if values.is_absorbed[user] and values.inputs[user] == (v,):
+                root = user
+        kind[last] = FUSIBLE
+        kind[root] = REDUCE
+    return kind
+
+
+def _stored(
+    values: Values, kind: list[int], users: list[list[int]]
+) -> tuple[list[bool], list[bool], list[bool]]:
+    """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed."""
+    count = len(kind)
+    inputs = values.inputs
     leaves = set(values.outputs)
     stored = [False] * count
     repeated = [False] * count
@@ -73,7 +109,8 @@ def _stored(values: Values) -> tuple[list[bool], list[bool], list[bool]]:
                 continue  # The reader itself is never read.
             live += 1
             if kind[u] in (REDUCE,) or absorbed[u]:
-                if len(readers) == 1 and (values.is_absorbed[v] or not inputs[v]):
+                is_own = kind[u] == REDUCE and values.kind[u] == FUSIBLE
+                if len(readers) == 1 and (values.is_absorbed[v] or not inputs[v] or is_own):
                     absorbed[v] = True
                     found |= roots[u]
                 else:
@@ -134,8 +171,9 @@ def _is_blocked(values: Values, v: int, reader: int) -> bool:
 
 def instructions(values: Values) -> Instructions:
     """What runs, and on which buffers."""
-    kind, inputs = values.kind, values.inputs
-    stored, repeated, absorbed = _stored(values)
+    inputs, users = values.inputs, _users(values)
+    kind = _with_library_calls(values, users)
+    stored, repeated, absorbed = _stored(values, kind, users)
     count = len(kind)
     root = list(range(count))
     expression: list[tuple[int, ...]] = [()] * count
@@ -197,7 +235,7 @@ def instructions(values: Values) -> Instructions:
             # The loop works in the buffers of its initial carries.
             out.may_reuse.append(tuple(root[u] for u in inputs[v] if kind[u] == INITIAL))
         else:
-            is_elementwise = kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
+            is_elementwise = values.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
             out.may_reuse.append(reads if is_elementwise else ())
     over_input: set[int] = set()
     readers: dict[int, list[int]] = {}
