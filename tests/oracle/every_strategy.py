@@ -162,6 +162,7 @@ def assemble(
         index = tile_index(shape, layout, sizes, place)
         corner = tuple(part.start for part in index)
         term = tuple(place[a] for a in layout.partial)
+        assert tiles[place].shape == out[index].shape, f"a tile of the wrong shape for {layout}"
         known = seen.setdefault(corner, {})
         if term in known:
             np.testing.assert_array_equal(

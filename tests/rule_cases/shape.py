@@ -39,6 +39,7 @@ CASES = (
     Case("reshape", "batch with sequence", _reshape(8 * 3, 4), (ints(8, 3, 4),)),
     Case("reshape", "heads", _reshape(2, 3, 4, 2), (ints(2, 3, 8),)),
     Case("reshape", "no common factors at the end", _reshape(4, 6, 8), (ints(6, 4, 8),)),
+    Case("reshape", "leading common factor", _reshape(8, 9), (ints(12, 6),)),
     Case("reshape", "ones", _reshape(1, 8, 1), (ints(8),)),
     Case("reshape", "scalar", _reshape(1, 1), (ints(),)),
     Case("reshape", "size 0", _reshape(8, 0), (ints(0, 4),)),

@@ -96,6 +96,8 @@ def local_bits(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[A
     """Draw the local elements by their global positions."""
     if shards.rule.whole:
         return [_slice_whole(shards, rebind(eqn, operands)[0])]
+    if all(shards.parts(loop) == 1 for loop in range(len(shards.rule.loops))):
+        return rebind(eqn, operands)
     (keys,) = operands
     rank, shape = len(eqn.in_avals[0].shape), eqn.params["shape"]
     result = shards.result_shape(eqn)

@@ -37,8 +37,13 @@ def reduce_rule(eqn: Equation) -> LoopRule:
             loops.append(Loop(size, monoid if reduced and monoid else "parallel"))
         if not reduced:
             result.append(operand[-1])
-    linear = ((0,),) if eqn.name == "reduce_sum" else ()
-    return LoopRule(tuple(loops), (tuple(operand),), (tuple(result),), linear=linear)
+    return LoopRule(
+        tuple(loops),
+        (tuple(operand),),
+        (tuple(result),),
+        linear=((0,),) if eqn.name == "reduce_sum" else (),
+        whole="" if monoid else f"the reduced dims of {eqn.name}",
+    )
 
 
 def _flop(eqn: Equation) -> float:
