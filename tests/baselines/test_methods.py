@@ -6,8 +6,8 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from graph_builders import DEVICE, mesh, perceptron
 
+from graph_builders import DEVICE, mesh, perceptron
 from meshwise.baselines.methods import BASELINES, plan_baseline
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import InfeasibleError, PlanError

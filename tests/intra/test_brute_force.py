@@ -6,8 +6,8 @@ import random
 
 import pytest
 from brute_force import brute_force
-from graph_builders import mesh, random_graph
 
+from graph_builders import mesh, random_graph
 from meshwise.intra.expand import expand
 from meshwise.intra.memory import peak_bytes
 from meshwise.intra.network import build_network

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from graph_builders import mesh, perceptron
 
+from graph_builders import mesh, perceptron
 from meshwise.intra.options import ALPA, IntraOptions, Restriction
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s

@@ -87,6 +87,7 @@ class MovedCosts:
         self.nodes[u] = self.nodes[u] - share * len(ahead)
 
     def bound(self) -> float:
+        """Sum of the minima: no choice of all nodes costs less."""
         total = sum(float(c.min()) for c in self.nodes)
         return total + sum(float(m.min()) for m in self.edges)
 

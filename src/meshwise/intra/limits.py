@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwise.intra.descent import improve_within
 from meshwise.intra.dual import ascend
-from meshwise.intra.problem import Array, PairCost, Problem, is_feasible, objective, row_weight
+from meshwise.intra.problem import Array, PairCost, Problem, Row, is_feasible, objective, row_weight
 from meshwise.intra.reduce import reduce_problem
 
 _STEPS = 14
@@ -77,7 +77,7 @@ def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float
 
 def relaxed(problem: Problem) -> tuple[tuple[int, ...], float]:
     """A good choice of a problem without rows, and a lower bound."""
-    reduction = reduce_problem(problem)
+    reduction = reduce_problem(problem, dominance=False)
     if reduction.infeasible:
         return (), math.inf
     if not reduction.problem.costs:
@@ -93,71 +93,106 @@ def _excess(problem: Problem, choice: Sequence[int]) -> float:
     return max(row_weight(row, choice) / max(row.limit, 1e-30) for row in problem.rows)
 
 
-def price_rows(problem: Problem, known: tuple[int, ...] | None) -> Priced:
+class _Prices:
+    """The search for prices: one bracket a row, and the best that was met."""
+
+    def __init__(self, problem: Problem, known: tuple[int, ...] | None) -> None:
+        self.problem = problem
+        self.best = known
+        self.best_cost = objective(problem, known) if known else math.inf
+        self.nearest: tuple[int, ...] = known or ()
+        self.bound = -math.inf
+        self.prices = [0.0] * len(problem.rows)
+        self.best_prices = list(self.prices)
+        self.low = [0.0] * len(problem.rows)
+        self.high = [math.inf] * len(problem.rows)
+
+    def near(self, choice: tuple[int, ...]) -> None:
+        """Keep the choice that breaks the rows least."""
+        if not self.nearest or _excess(self.problem, choice) < _excess(self.problem, self.nearest):
+            self.nearest = choice
+
+    def better(self, choice: tuple[int, ...]) -> None:
+        """Improve a choice that satisfies the rows and keep it if it is the best."""
+        if not is_feasible(self.problem, choice):
+            return
+        if objective(self.problem, choice) < _NEAR * self.best_cost:
+            choice = improve_within(self.problem, choice)
+            if objective(self.problem, choice) < self.best_cost:
+                self.best, self.best_cost = choice, objective(self.problem, choice)
+
+    def can_be_met(self) -> bool:
+        """Whether each row alone can be met; looks at the choices of least weight."""
+        for number, row in enumerate(self.problem.rows):
+            alone = [1.0 if k == number else 0.0 for k in range(len(self.problem.rows))]
+            least, bound = relaxed(priced_problem(self.problem, alone, cost_factor=0.0))
+            if least:
+                self.near(least)
+            if bound > row.limit * (1 + _SLACK):
+                return False
+        if self.nearest:
+            self.better(self.nearest)
+        return True
+
+    def step(self) -> bool:
+        """Solve at the current prices and move them; False if they have settled."""
+        rows = self.problem.rows
+        found, value = relaxed(priced_problem(self.problem, self.prices))
+        value -= sum(p * row.limit for p, row in zip(self.prices, rows, strict=True))
+        if value > self.bound:
+            self.bound, self.best_prices = value, list(self.prices)
+        if not found or self.bound >= self.best_cost * (1 - _SLACK):
+            return False
+        self.near(found)
+        self.better(found)
+        unit = max(objective(self.problem, found), 1e-30)
+        return any([self._move(k, row, row_weight(row, found), unit) for k, row in enumerate(rows)])
+
+    def _move(self, k: int, row: Row, weight: float, unit: float) -> bool:
+        if weight > row.limit:
+            self.low[k] = max(self.low[k], self.prices[k])
+            if self.high[k] <= self.low[k] * _CLOSE:
+                # Other prices moved; the bracket no longer holds.
+                self.high[k] = math.inf
+        elif self.prices[k] > 0:
+            self.high[k] = min(self.high[k], self.prices[k])
+        else:
+            return False
+        if self.high[k] < math.inf:
+            if self.high[k] <= self.low[k] * _CLOSE:
+                return False
+            self.prices[k] = math.sqrt(max(self.low[k], self.high[k] / 64) * self.high[k])
+        else:
+            self.prices[k] = max(self.low[k] * 3, 0.1 * unit / max(row.limit, 1e-30))
+        return True
+
+
+def price_rows(problem: Problem, known: tuple[int, ...] | None, *, exclude: bool = True) -> Priced:
     """Search prices of the rows.
 
     Args:
         problem: With at least one row.
         known: A choice that satisfies the rows.
+        exclude: Whether to work out which choices are still needed.
     """
     everything = tuple(np.ones(len(c), dtype=bool) for c in problem.costs)
-    nearest: tuple[int, ...] = known or ()
-    for number, row in enumerate(problem.rows):
-        alone = [1.0 if k == number else 0.0 for k in range(len(problem.rows))]
-        least, least_bound = relaxed(priced_problem(problem, alone, cost_factor=0.0))
-        if least and (not nearest or _excess(problem, least) < _excess(problem, nearest)):
-            nearest = least
-        if least_bound > row.limit * (1 + _SLACK):
-            return Priced(
-                choice=None, cost=math.inf, bound=math.inf, nearest=nearest, keep=everything
-            )
-    best, best_cost = known, objective(problem, known) if known else math.inf
-    if nearest and is_feasible(problem, nearest):
-        better = improve_within(problem, nearest)
-        if objective(problem, better) < best_cost:
-            best, best_cost = better, objective(problem, better)
-    count = len(problem.rows)
-    low, high, prices = [0.0] * count, [math.inf] * count, [0.0] * count
-    bound, best_prices = -math.inf, list(prices)
+    search = _Prices(problem, known)
+    if not search.can_be_met():
+        return Priced(
+            choice=None, cost=math.inf, bound=math.inf, nearest=search.nearest, keep=everything
+        )
     for _ in range(_STEPS):
-        found, value = relaxed(priced_problem(problem, prices))
-        value -= sum(p * row.limit for p, row in zip(prices, problem.rows, strict=True))
-        if value > bound:
-            bound, best_prices = value, list(prices)
-        if not found:
-            break
-        weights = [row_weight(row, found) for row in problem.rows]
-        if _excess(problem, found) < _excess(problem, nearest or found):
-            nearest = found
-        if is_feasible(problem, found) and objective(problem, found) < _NEAR * best_cost:
-            found = improve_within(problem, found)
-            if objective(problem, found) < best_cost:
-                best, best_cost = found, objective(problem, found)
-        unit = max(objective(problem, found), 1e-30)
-        moved = False
-        for k, row in enumerate(problem.rows):
-            if weights[k] > row.limit:
-                low[k] = max(low[k], prices[k])
-                if high[k] <= low[k] * _CLOSE:
-                    high[k] = math.inf
-            elif prices[k] > 0:
-                high[k] = min(high[k], prices[k])
-            else:
-                continue
-            if high[k] < math.inf:
-                if high[k] <= low[k] * _CLOSE:
-                    continue
-                prices[k] = math.sqrt(max(low[k], high[k] / 64) * high[k])
-            else:
-                prices[k] = max(low[k] * 3, 0.1 * unit / row.limit)
-            moved = True
-        if not moved or bound >= best_cost * (1 - _SLACK):
+        if not search.step():
             break
     keep = everything
-    if best is not None:
-        keep = _needed(problem, best_prices, best, best_cost)
+    if search.best is not None and exclude:
+        keep = _needed(problem, search.best_prices, search.best, search.best_cost)
     return Priced(
-        choice=best, cost=best_cost, bound=min(bound, best_cost), nearest=nearest, keep=keep
+        choice=search.best,
+        cost=search.best_cost,
+        bound=min(search.bound, search.best_cost),
+        nearest=search.nearest,
+        keep=keep,
     )
 
 

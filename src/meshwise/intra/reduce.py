@@ -76,7 +76,8 @@ class Reduction:
 
 
 class _Reducer:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, dominance: bool) -> None:
+        self.dominance = dominance
         self.cost = {u: c.astype(np.float64) for u, c in enumerate(problem.costs)}
         self.alive = {u: np.arange(len(c)) for u, c in enumerate(problem.costs)}
         self.adjacent: dict[int, dict[int, Array]] = {u: {} for u in self.cost}
@@ -133,7 +134,7 @@ class _Reducer:
             with np.errstate(invalid="ignore"):
                 difference = matrix[:, None, :] - matrix[None, :, :]
             # inf - inf: neither choice can be taken with that neighbour's choice.
-            worst = worst + np.nan_to_num(difference, nan=-np.inf, posinf=np.inf).max(axis=2)
+            worst = worst + np.fmax.reduce(difference, axis=2, initial=-np.inf)
         order = np.arange(count)
         beats = (worst < 0) | ((worst == 0) & (order[:, None] < order[None, :]))
         np.fill_diagonal(beats, val=False)
@@ -196,14 +197,20 @@ class _Reducer:
             if len(self.alive[u]) == 1:
                 self.fix(u)
                 continue
-            self.drop_dominated(u)
+            if self.dominance:
+                self.drop_dominated(u)
             if len(self.adjacent[u]) <= 2:
                 self.fold(u)
 
 
-def reduce_problem(problem: Problem) -> Reduction:
-    """Shrink a problem without changing its optimum."""
-    reducer = _Reducer(problem)
+def reduce_problem(problem: Problem, *, dominance: bool = True) -> Reduction:
+    """Shrink a problem without changing its optimum.
+
+    Args:
+        problem: The problem.
+        dominance: Whether to drop dominated choices too, which is the dearer part.
+    """
+    reducer = _Reducer(problem, dominance=dominance)
     reducer.run()
     nodes = tuple(sorted(reducer.cost))
     number = {u: i for i, u in enumerate(nodes)}

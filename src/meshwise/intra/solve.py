@@ -60,7 +60,7 @@ def solve(
         first = reduction.restrict(first) if first is not None else None
         before = sum(len(c) for c in small.costs)
         if problem.rows:
-            found = price_rows(small, first)
+            found = price_rows(small, first, exclude=exact)
             if math.isinf(found.bound):
                 nearest = _expanded(chain, found.nearest) if found.nearest else ()
                 return _none(nearest)

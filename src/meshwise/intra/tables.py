@@ -339,20 +339,33 @@ class Evaluator:
         if sum(shape.locals[x].num_bytes for x in member.outputs) > before:
             return NONE
         for number, group in enumerate(member.op.rule.linear):
-            if not any(k in partial for k in group):
-                continue
-            # Other members of the group must be partial too, or whole along the axis: then they
-            # are masked for free.  Operands outside of the group must not use the axis.
-            if all(
-                k in partial
-                if k in group and k in partial
-                else x not in shape.outer
-                and (x not in made or axis not in used_axes(made[x]))
-                or (k not in group and x in shape.outer)
-                for k, x in enumerate(member.inputs)
+            if any(k in partial for k in group) and self._may_pass(
+                shape, member, axis, made, group, partial
             ):
                 return passing(number)
         return NONE
+
+    def _may_pass(
+        self,
+        shape: Shape,
+        member: Member,
+        axis: int,
+        made: dict[int, Layout],
+        group: tuple[int, ...],
+        partial: list[int],
+    ) -> bool:
+        """Whether the partial operands of one linear group can go through along an axis.
+
+        Others of the group must be partial too, or whole along the axis: then they are masked
+        for free.  Operands outside of the group must not use the axis.
+        """
+        for k, x in enumerate(member.inputs):
+            if x in made:
+                if axis in used_axes(made[x]) and not (k in group and k in partial):
+                    return False
+            elif k in group and x in shape.outer:
+                return False
+        return True
 
     def account(
         self, shape: Shape, chosen: tuple[Strategy, ...], numbers: list[int]
