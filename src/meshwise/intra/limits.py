@@ -22,10 +22,10 @@ from meshwise.intra.dual import ascend
 from meshwise.intra.problem import Array, PairCost, Problem, Row, is_feasible, objective, row_weight
 from meshwise.intra.reduce import reduce_problem
 
-_STEPS = 14
-_PASSES = 25
+_STEPS = 12
+_PASSES = 12
 # Prices are bracketed until they are this close.
-_CLOSE = 1.02
+_CLOSE = 1.05
 _SLACK = 1e-9
 # A choice that costs at most this much more than the best is worth a local search.
 _NEAR = 1.3

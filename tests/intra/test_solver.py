@@ -1,0 +1,128 @@
+"""The solver's parts on random problems, against enumeration."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from meshwise.errors import SolverError
+from meshwise.intra.check import check_solution, objective_fs
+from meshwise.intra.dual import ascend
+from meshwise.intra.ilp import solve_ilp
+from meshwise.intra.limits import price_rows
+from meshwise.intra.problem import PairCost, Problem, Row, is_feasible, objective
+from meshwise.intra.reduce import reduce_problem
+from meshwise.intra.solve import solve
+
+
+def random_problem(seed, *, rows=False, holes=False):
+    """Six nodes of two to four choices, whole costs so that sums are exact."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 5, size=6)
+    costs = tuple(rng.integers(0, 9, size=n).astype(float) for n in sizes)
+    pairs = []
+    for u, v in itertools.combinations(range(6), 2):
+        if rng.random() < 0.55:
+            cost = rng.integers(0, 9, size=(sizes[u], sizes[v])).astype(float)
+            if holes:
+                cost[rng.random(cost.shape) < 0.2] = np.inf
+            pairs.append(PairCost(u=u, v=v, cost=cost))
+    limits = ()
+    if rows:
+        nodes = tuple((u, rng.integers(0, 9, size=sizes[u]).astype(float)) for u in range(6))
+        u, v = 0, 5
+        both = rng.integers(0, 5, size=(sizes[u], sizes[v])).astype(float)
+        limits = (Row(nodes=nodes, limit=float(rng.integers(12, 30)), pairs=((u, v, both),)),)
+    return Problem(costs=costs, pairs=tuple(pairs), rows=limits)
+
+
+def best_cost(problem):
+    every = itertools.product(*(range(len(c)) for c in problem.costs))
+    return min((objective(problem, c) for c in every if is_feasible(problem, c)), default=np.inf)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("seed", range(15))
+def test_solve_finds_the_optimum(seed, rows, holes):
+    problem = random_problem(seed, rows=rows, holes=holes)
+    wanted = best_cost(problem)
+    found = solve(problem)
+    if np.isinf(wanted):
+        assert found.status == "infeasible"
+        return
+    assert found.status == "optimal"
+    assert found.cost == pytest.approx(wanted, abs=1e-9)
+    assert is_feasible(problem, found.choice)
+    check_solution(problem, found)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_ilp_alone_finds_the_optimum(seed):
+    problem = random_problem(seed, rows=True)
+    wanted = best_cost(problem)
+    found = solve_ilp(problem, incumbent=None, time_limit_s=20.0, seed=0)
+    assert found.cost == pytest.approx(wanted, abs=1e-9) or (np.isinf(wanted) and not found.choice)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reductions_keep_the_optimum_and_extend_every_answer(seed):
+    problem = random_problem(seed, holes=seed % 2 == 1)
+    reduction = reduce_problem(problem)
+    wanted = best_cost(problem)
+    if reduction.infeasible:
+        assert np.isinf(wanted)
+        return
+    small = reduction.problem
+    every = itertools.product(*(range(len(c)) for c in small.costs))
+    best = min(every, key=lambda c: objective(small, c))
+    assert objective(small, best) + reduction.constant == pytest.approx(wanted)
+    assert objective(problem, reduction.expand(best)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_dual_ascent_bounds_and_keeps_an_optimum(seed):
+    problem = random_problem(seed)
+    found = ascend(problem, None, passes=30)
+    wanted = best_cost(problem)
+    assert found.bound <= wanted + 1e-9
+    assert found.cost >= wanted
+    kept = itertools.product(*(np.flatnonzero(mask).tolist() for mask in found.keep))
+    assert min(objective(problem, c) for c in kept) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_prices_bound_and_keep_an_optimum(seed):
+    problem = random_problem(seed, rows=True)
+    wanted = best_cost(problem)
+    found = price_rows(problem, None)
+    assert found.bound <= wanted + 1e-9
+    if found.choice is not None:
+        assert is_feasible(problem, found.choice)
+        kept = itertools.product(*(np.flatnonzero(mask).tolist() for mask in found.keep))
+        assert min(objective(problem, c) for c in kept if is_feasible(problem, c)) == pytest.approx(
+            wanted
+        )
+
+
+def test_the_checker_is_exact_and_catches_lies():
+    problem = random_problem(3, rows=True)
+    found = solve(problem)
+    assert objective_fs(problem, found.choice) == int(found.cost) * 10**15
+    with pytest.raises(SolverError, match="claims"):
+        check_solution(problem, dataclasses.replace(found, cost=found.cost - 0.001, bound=0.0))
+    with pytest.raises(SolverError, match="bound"):
+        check_solution(problem, dataclasses.replace(found, bound=found.cost + 1.0))
+    narrow = dataclasses.replace(problem.rows[0], limit=-1.0)
+    with pytest.raises(SolverError, match="breaks the row"):
+        check_solution(dataclasses.replace(problem, rows=(narrow,)), found)
+
+
+def test_an_incumbent_is_never_made_worse():
+    problem = random_problem(5)
+    best = solve(problem)
+    again = solve(problem, incumbents=(best.choice,))
+    assert again.cost == best.cost

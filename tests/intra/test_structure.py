@@ -1,0 +1,141 @@
+"""What the network can say: one reduction of a sum, scans, shared copies, equal layers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from graph_builders import Builder, mesh, perceptron, random_graph
+from meshwise.graph.layout import Layout
+from meshwise.intra.expand import expand
+from meshwise.intra.memory_rows import MemoryRows
+from meshwise.intra.network import build_network
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.plan_graph import plan_graph
+from meshwise.intra.price import step_time_s
+from meshwise.intra.problem import row_weight
+from meshwise.intra.profile import profile_peak
+from meshwise.plan.collectives import collectives
+from meshwise.plan.verify import verify_decision
+
+ONE_AXIS = mesh(4, bandwidths=(1e9,))
+SPLIT_COLUMNS = Layout(((), (0,)))
+SPLIT_ROWS = Layout(((0,), ()))
+
+
+def plan(graph, on=ONE_AXIS, **options):
+    result = plan_graph(graph, on, IntraOptions(**options))
+    verify_decision(graph, result.decision, on)
+    price = step_time_s(graph, result.decision, on)
+    assert price == pytest.approx(result.objective_s, rel=1e-9)
+    return result, collectives(graph, result.decision, on)
+
+
+def test_partial_products_are_added_before_one_reduction():
+    g = Builder()
+    xs = [g.input(2048, 2048) for _ in range(3)]
+    ws = [g.input(2048, 2048) for _ in range(3)]
+    terms = [g.dot(x, w) for x, w in zip(xs, ws, strict=True)]
+    out = g.elementwise("max", g.elementwise("add", g.elementwise("add", *terms[:2]), terms[2]))
+    pins = {i: SPLIT_COLUMNS if i < 3 else SPLIT_ROWS for i in range(6)}
+    _, found = plan(g.graph([out]), pins=pins)
+    assert sum(c.kind in ("all-reduce", "reduce-scatter") for c in found) == 1
+
+
+def test_partial_products_are_added_through_linear_views():
+    g = Builder()
+    xs = [g.input(2048, 2048) for _ in range(2)]
+    ws = [g.input(2048, 2048) for _ in range(2)]
+    terms = [g.transpose(g.dot(x, w)) for x, w in zip(xs, ws, strict=True)]
+    out = g.elementwise("max", g.elementwise("add", *terms))
+    pins = {i: SPLIT_COLUMNS if i < 2 else SPLIT_ROWS for i in range(4)}
+    _, found = plan(g.graph([out]), pins=pins)
+    assert sum(c.kind in ("all-reduce", "reduce-scatter") for c in found) == 1
+
+
+def accumulating_scan():
+    """acc + x[i]^T y[i] over 8 steps, x and y split over rows."""
+    body = Builder()
+    acc, x, y = body.input(512, 512), body.input(1024, 512), body.input(1024, 512)
+    total = body.elementwise("add", acc, body.dot(x, y, contract=(0, 0)))
+    inner = body.graph([total])
+    g = Builder()
+    start, xs, ys = g.input(512, 512), g.input(8, 1024, 512), g.input(8, 1024, 512)
+    (out,) = g.scan(inner, (start, xs, ys), 0, 1, 8)
+    return g.graph([g.elementwise("max", out)])
+
+
+def test_an_accumulator_is_reduced_once_after_the_loop():
+    rows = Layout(((), (0,), ()))
+    result, found = plan(accumulating_scan(), pins={1: rows, 2: rows})
+    reductions = [c for c in found if c.kind in ("all-reduce", "reduce-scatter")]
+    assert [c.count for c in reductions] == [1]
+    body = result.decision.operators[0].body
+    assert body is not None
+    assert body.inputs[0].partial == (0,)
+
+
+def test_a_loop_invariant_weight_is_gathered_once_if_that_is_cheaper():
+    body = Builder()
+    w, h = body.input(1024, 1024), body.input(8192, 1024)
+    inner = body.graph([body.elementwise("max", body.dot(h, w))])
+    g = Builder()
+    weight, start = g.input(1024, 1024), g.input(8192, 1024)
+    (out,) = g.scan(inner, (weight, start), 1, 1, 16)
+    graph = g.graph([out])
+    fast = mesh(4, bandwidths=(100e9,))
+    result, found = plan(graph, fast, pins={0: SPLIT_ROWS, 1: SPLIT_ROWS})
+    assert [(c.kind, c.count) for c in found] == [("all-gather", 1)]
+    assert result.decision.operators[0].uses[0].layout == Layout(((), ()))
+
+
+def test_one_copy_serves_neighbours():
+    # x is split over rows, but three products with replicated weights want it whole along k.
+    g = Builder()
+    x = g.input(4096, 4096)
+    ws = [g.input(4096, 4096) for _ in range(3)]
+    outs = [g.dot(x, w) for w in ws]
+    pins = {0: SPLIT_ROWS, **{i + 1: SPLIT_COLUMNS for i in range(3)}}
+    _, found = plan(g.graph(outs), mesh(4, bandwidths=(100e9,)), pins=pins)
+    assert [c.kind for c in found] == ["all-gather"]
+
+
+def test_pins_are_kept_and_results_are_whole_values():
+    graph = perceptron(2, 256, 64)
+    result, _ = plan(graph, pins={0: SPLIT_ROWS})
+    assert result.decision.inputs[0] == SPLIT_ROWS
+    assert result.decision.outputs[0].layout == SPLIT_ROWS
+    assert not any(use.layout.partial for use in result.decision.outputs)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4)])
+def test_equal_layers_planned_equally_are_nearly_as_good(sizes):
+    # Rows outweigh weights, so equal layers want equal plans and tying loses only at the ends.
+    graph = perceptron(8, 8192, 128, momentum=True)
+    on = mesh(*sizes, bandwidths=(10e9, 30e9)[: len(sizes)])
+    free = plan_graph(graph, on, IntraOptions(tie=False))
+    tied = plan_graph(graph, on, IntraOptions(tie=True))
+    verify_decision(graph, tied.decision, on)
+    assert free.space == "every layer planned freely"
+    assert tied.space == "equal layers planned equally"
+    assert free.objective_s <= tied.objective_s * (1 + 1e-9)
+    assert tied.objective_s <= free.objective_s * 1.02
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_say_what_the_profile_says(seed):
+    graph = random_graph(seed)
+    on = mesh(2, 2, bandwidths=(1e6, 3e6)) if seed % 2 else mesh(4, bandwidths=(1e6,))
+    network = build_network(graph, on, IntraOptions())
+    rows = MemoryRows(network)
+    rng = random.Random(seed)
+    same = 0
+    for _ in range(20):
+        choice = tuple(rng.randrange(len(n.cost_s)) for n in network.nodes)
+        high = profile_peak(graph, expand(network, choice), on)
+        weight = row_weight(rows.row(high.time, 0.0), choice)
+        # Two users of one copy in one final layout are the only difference.
+        assert weight == pytest.approx(high.num_bytes, rel=0.35)
+        same += weight == high.num_bytes
+    assert same >= 10
