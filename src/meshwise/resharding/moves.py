@@ -10,6 +10,7 @@ Source: Alpa table 2, extended by partial sums (DESIGN decision 6) and by the or
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -104,11 +105,23 @@ def _exchanges(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -
                 yield Move("all-to-all", (axes[-1],), dim, to_dim, after, "")
     for dim, axes in enumerate(layout.dims):
         for order in itertools.permutations(axes):
-            changed = [i for i in range(len(axes)) if order[i] != axes[i]]
-            if changed:
-                # A common prefix or suffix of the order stays where it is; its axes are no group.
-                group = axes[changed[0] : changed[-1] + 1]
+            if group := _moved_axes(axes, order, sizes):
                 yield Move("permute", group, dim, -1, _with_dim(layout, dim, order), "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _moved_axes(
+    axes: tuple[int, ...], order: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Axes along which a reorder moves any tile; along the others each tile stays."""
+
+    def owners(by: tuple[int, ...]) -> list[dict[int, int]]:
+        places = itertools.product(*(range(sizes[a]) for a in by))
+        return [dict(zip(by, place, strict=True)) for place in places]
+
+    # Both lists are in the order of the blocks of the dim.
+    pairs = list(zip(owners(axes), owners(order), strict=True))
+    return tuple(a for a in axes if any(old[a] != new[a] for old, new in pairs))
 
 
 def moves(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:

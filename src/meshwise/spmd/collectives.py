@@ -51,8 +51,9 @@ def apply_step(
             )
         case "permute":
             # Ranks of a group of several axes are counted in mesh order.
-            ordered = tuple(names[a] for a in sorted(step.axes))
-            return lax.ppermute(value, ordered, _reorder_pairs(before, step, sizes))
+            group = sorted(before.dims[step.dim])
+            pairs = _reorder_pairs(before, step, sizes)
+            return lax.ppermute(value, tuple(names[a] for a in group), pairs)
         case _:
             raise ValueError(f"unknown step {step.kind!r}")
 
@@ -70,7 +71,7 @@ def _all_reduce(value: Any, group: tuple[str, ...], monoid: str) -> Any:
 def _reorder_pairs(before: Layout, step: Step, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """(source, destination) ranks, in mesh order, for a new order of the axes on a dim."""
     old, new = before.dims[step.dim], step.layout.dims[step.dim]
-    group = sorted(step.axes)
+    group = sorted(old)
 
     def block(place: dict[int, int], order: tuple[int, ...]) -> int:
         index = 0
