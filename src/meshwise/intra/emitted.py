@@ -115,11 +115,16 @@ class _Emitter:
         self.copies: dict[tuple[int, int, Layout, Layout], int] = {}
         self.made: dict[tuple[int, Layout], int] = {}
         self.paths: dict[tuple[tuple[int, ...], int, Layout, Layout], tuple[Step, ...]] = {}
+        self.sizes: dict[tuple[tuple[int, ...], int, Layout], int] = {}
         # Gathered along a dim that is not the major one: lies transposed, each user copies it.
         self.transposed: set[int] = set()
 
     def bytes_of(self, tensor: Tensor, layout: Layout) -> int:
-        return math.prod(local_shape(tensor.shape, layout, self.mesh.sizes)) * tensor.itemsize
+        key = (tensor.shape, tensor.itemsize, layout)
+        if key not in self.sizes:
+            shape = local_shape(tensor.shape, layout, self.mesh.sizes)
+            self.sizes[key] = math.prod(shape) * tensor.itemsize
+        return self.sizes[key]
 
     def use(self, t: int, use: Use, time: int) -> int:
         """The operand as a user wants it."""

@@ -121,16 +121,22 @@ def _stored(
                 is_read_stored = True
         if not live and v not in leaves:
             continue
-        wide = {u for u in inputs[v] if _is_wide(values, u, v)}
         if not is_read_stored and len(found) > 1 and not values.is_expensive[v]:
-            is_read_stored = len(wide) > 1 and any(_is_blocked(values, v, u) for u in readers)
+            is_read_stored = not _is_unary(values, v) and any(
+                _is_blocked(values, v, u) for u in readers
+            )
         if is_read_stored or (len(found) > 1 and values.is_expensive[v]):
             stored[v] = True
             roots[v] = frozenset((v,))
-            repeated[v] = not values.is_expensive[v] and len(wide) <= 1
+            repeated[v] = len(readers) > 1 and not values.is_expensive[v] and _is_unary(values, v)
         else:
             roots[v] = found
     return stored, repeated, absorbed
+
+
+def _is_unary(values: Values, v: int) -> bool:
+    """Whether at most one operand has to be read in full."""
+    return sum(_is_wide(values, u, v) for u in set(values.inputs[v])) <= 1
 
 
 def _is_wide(values: Values, operand: int, v: int) -> bool:
