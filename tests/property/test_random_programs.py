@@ -1,0 +1,36 @@
+"""Random programs under random decisions and any B mean what one device makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshwise as mw
+from oracle.compare import assert_same_x64
+from oracle.parallel import run_method, run_random
+from oracle.problem import reference
+from property.random_programs import random_problem
+
+pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
+
+MESHES = ((8,), (2, 4), (2, 2, 2))
+NUM_MICROBATCHES = (1, 2, 4)
+
+
+def _check(seed: int) -> None:
+    problem = random_problem(seed)
+    want = reference(problem)
+    b = NUM_MICROBATCHES[seed // 3 % 3]
+    assert_same_x64(want, run_random(problem, MESHES[seed % 3], seed, b))
+    if seed % 4 == 0:
+        assert_same_x64(want, run_method(problem, mw.IntraOp(MESHES[seed // 4 % 3]), b))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_program_means_the_same(seed):
+    _check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 200))
+def test_more_random_programs_mean_the_same(seed):
+    _check(seed)

@@ -1,0 +1,117 @@
+"""From a method and a cluster to a plan: micro-batches by memory, work that runs whole."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwise as mw
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.errors import InfeasibleError
+from oracle.compare import assert_same_x64
+from oracle.gpt_problems import Case, gpt_problem
+from oracle.parallel import CLUSTER, parallel_step, run_method
+from oracle.problem import Problem, reference
+
+WIDTH = 8
+
+
+def _deep(state, batch):
+    """Activations far larger than parameters: memory falls with the number of micro-batches."""
+
+    def loss(w):
+        h = batch["x"]
+        for _ in range(6):
+            h = jnp.tanh(h @ w)
+        return jnp.mean(h**2)
+
+    value, grad = mw.value_and_grad(loss)(state)
+    return state - 0.1 * grad, value
+
+
+def _problem(rows: int) -> Problem:
+    rng = np.random.default_rng(0)
+    calls = tuple(({"x": rng.normal(size=(rows, WIDTH))},) for _ in range(3))
+    return Problem(step=_deep, state=jnp.asarray(rng.normal(size=(WIDTH, WIDTH))), calls=calls)
+
+
+@pytest.mark.usefixtures("x64", "quick_compile")
+def test_auto_takes_the_fewest_micro_batches_that_fit():
+    problem = _problem(2048)
+    method = mw.DataParallel()
+    peaks = {
+        b: parallel_step(problem, method, b).plan(problem.state, *problem.calls[0]).peak_bytes
+        for b in (1, 2, 4, 8)
+    }
+    assert peaks[1] > peaks[2] > peaks[4]
+    limit = (peaks[2] + peaks[4]) // 2
+    options = {"num_microbatches": "auto", "memory_bytes": limit}
+    step = parallel_step(problem, method, **options)
+    plan = step.plan(problem.state, *problem.calls[0])
+    assert plan.num_microbatches == 4
+    assert plan.peak_bytes <= limit
+    assert_same_x64(reference(problem), run_method(problem, method, **options))
+
+
+@pytest.mark.usefixtures("x64")
+def test_auto_stays_at_one_where_one_fits():
+    problem = _problem(64)
+    step = parallel_step(problem, mw.DataParallel(), num_microbatches="auto")
+    assert step.plan(problem.state, *problem.calls[0]).num_microbatches == 1
+
+
+@pytest.mark.usefixtures("x64")
+def test_auto_gives_up_with_the_remedies():
+    problem = _problem(64)
+    step = parallel_step(problem, mw.DataParallel(), num_microbatches="auto", memory_bytes=100)
+    with pytest.raises(InfeasibleError, match="100"):
+        step.plan(problem.state, *problem.calls[0])
+
+
+@pytest.mark.parametrize("form", ["unrolled", "scan"])
+def test_nothing_of_a_gpt_runs_quietly_whole(form):
+    """At most 1 % of the FLOP and 5 % of the bytes; the plan says how much."""
+    problem = gpt_problem(Case(form=form, dropout=True))
+    step = parallel_step(problem, mw.IntraOp((2, 4), time_limit_s=10.0))
+    plan = step.plan(problem.state, *problem.calls[0])
+    assert plan.replicated.flop_share <= 0.01
+    assert plan.replicated.bytes_share <= 0.05
+    assert plan.warnings == ()
+    assert "replicated" in plan.explain() or "whole" in plan.explain()
+
+
+def test_work_without_a_rule_is_named():
+    def step(w, x):
+        halved = jax.lax.while_loop(lambda h: jnp.max(h) > 9.0, lambda h: h / 2, x)
+        return w, jnp.sum(halved @ w)
+
+    plan = mw.parallelize(step, cluster=CLUSTER, method=mw.IntraOp((8,))).plan(
+        np.ones((16, 16), np.float32), np.ones((8, 16), np.float32)
+    )
+    assert any("while at test_planning.py" in text and "no rule" in text for text in plan.warnings)
+    assert any("% of bytes" in text for text in plan.warnings)
+    assert "while at test_planning.py" in plan.explain()
+
+
+def test_one_device_is_a_mesh_too():
+    problem = gpt_problem(Case(form="scan", optimizer="sgd"))
+    plan = mw.parallelize(problem.step, cluster=cpu_cluster(1)).plan(
+        problem.state, *problem.calls[0]
+    )
+    assert plan.mesh.num_devices == 1
+    assert plan.collectives == ()
+    assert not any("%" in text for text in plan.warnings)
+
+
+def test_every_mesh_is_tried_and_the_best_taken():
+    problem = _problem(64)
+    specs = jax.eval_shape(lambda: (problem.state, *problem.calls[0]))
+    times = {
+        shape: parallel_step(problem, mw.IntraOp(shape)).plan(*specs).step_time_s
+        for shape in CLUSTER.mesh_shapes()
+    }
+    best = parallel_step(problem, mw.IntraOp()).plan(*specs)
+    assert best.step_time_s == min(times.values())
+    assert parallel_step(problem, mw.Auto()).plan(*specs).decision == best.decision
