@@ -13,6 +13,7 @@ from typing import Any
 
 from jax import core
 from jax._src import source_info_util
+from jax._src.core import trace_state_clean
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -44,6 +45,23 @@ def dead_code_eliminated(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
+def scan_counts(params: Any) -> tuple[int, int]:
+    """Numbers of constants and of carries of a `scan` equation.
+
+    JAX 0.11 holds the structure of the operands (`ft_in`) in place of the two numbers.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    positions = range(len(params["jaxpr"].in_avals))
+    consts, carry, _ = params["ft_in"].update(positions).unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def closed_jaxpr(jaxpr: Any) -> Any:
+    """A closed jaxpr; JAX 0.11 has open ones in the parameters of `scan`."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
 def source_line(source: Any) -> str:
     """The user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
@@ -69,3 +87,13 @@ def source_scope(source: Any) -> Iterator[None]:
 def is_tracer(value: Any) -> bool:
     """Whether a value is being traced."""
     return isinstance(value, core.Tracer)
+
+
+def is_staged(value: Any) -> bool:
+    """Whether a value is traced into a jaxpr, not differentiated or mapped at once."""
+    return isinstance(value, partial_eval.DynamicJaxprTracer)
+
+
+def is_tracing() -> bool:
+    """Whether anything is being traced, even if no value at hand shows it."""
+    return not trace_state_clean()

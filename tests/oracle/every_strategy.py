@@ -26,6 +26,7 @@ from meshwise.graph.loops import (
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.shards import SpaceShards
+from meshwise.trace.evaluate import run_node
 from meshwise.trace.flatten import flatten
 from meshwise.trace.program import Program
 
@@ -52,9 +53,7 @@ def evaluate(program: Program, args: Sequence[Any]) -> dict[int, Any]:
     values: dict[int, Any] = dict(program.constants)
     values.update(zip(program.inputs, args, strict=True))
     for node in program.nodes:
-        equation = node.equation
-        out = equation.primitive.bind(*(values[i] for i in node.inputs), **equation.params)
-        results = out if equation.primitive.multiple_results else [out]
+        results = run_node(node, [values[i] for i in node.inputs])
         values.update(zip(node.outputs, results, strict=True))
     return values
 

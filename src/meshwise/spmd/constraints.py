@@ -22,6 +22,7 @@ from meshwise.jax_compat import source_scope
 from meshwise.plan.decision import GraphDecision
 from meshwise.rules.primitive import rebind
 from meshwise.spmd.program import partition_spec
+from meshwise.trace.evaluate import run_scan
 from meshwise.trace.program import Node, Program
 
 
@@ -71,16 +72,8 @@ def run_constrained(
 def _run_scan(
     node: Node, decision: GraphDecision | None, mesh: LogicalMesh, operands: list[Any]
 ) -> list[Any]:
-    body, params = node.body, node.equation.params
+    body, shape = node.body, node.scan
     assert body is not None
+    assert shape is not None
     assert decision is not None
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
-    split = num_consts + num_carry
-    consts, carry, xs = operands[:num_consts], operands[num_consts:split], operands[split:]
-
-    def step(carry: Any, xs: Any) -> Any:
-        outs = run_constrained(body, decision, mesh, [*consts, *carry, *xs])
-        return outs[:num_carry], outs[num_carry:]
-
-    final, ys = lax.scan(step, carry, xs, length=params["length"], reverse=params["reverse"])
-    return [*final, *ys]
+    return run_scan(shape, operands, lambda values: run_constrained(body, decision, mesh, values))

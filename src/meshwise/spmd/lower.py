@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.follow import strategy_for_result
@@ -26,6 +25,7 @@ from meshwise.resharding.within import path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.shards import SpaceShards
+from meshwise.trace.evaluate import run_scan
 from meshwise.trace.program import Node, Program
 
 
@@ -149,15 +149,11 @@ def _run_scan(
     operands: list[Any],
 ) -> list[Any]:
     assert node.body is not None
+    assert node.scan is not None
     assert chosen.body is not None
     inner, decision = node.body, chosen.body
-    num_consts, num_carry = body.num_consts, body.num_carry
-    split = num_consts + num_carry
-    consts, carry, xs = operands[:num_consts], operands[num_consts:split], operands[split:]
-
-    def step(carry: Any, xs: Any) -> Any:
-        outs = run_local(inner, body.graph, decision, mesh, [*consts, *carry, *xs])
-        return outs[:num_carry], outs[num_carry:]
-
-    final, ys = lax.scan(step, carry, xs, length=body.length, reverse=body.reverse)
-    return [*final, *ys]
+    return run_scan(
+        node.scan,
+        operands,
+        lambda values: run_local(inner, body.graph, decision, mesh, values),
+    )

@@ -12,11 +12,13 @@ from meshwise.jax_compat import (
     CALL_BODIES,
     REMAT_NAMES,
     Literal,
+    closed_jaxpr,
     dead_code_eliminated,
+    scan_counts,
     source_line,
 )
 from meshwise.rules.primitive import Equation
-from meshwise.trace.program import Node, Program
+from meshwise.trace.program import Node, Program, ScanShape
 
 
 class _Builder:
@@ -51,8 +53,12 @@ class _Builder:
             tuple(avals),
             tuple(self.constants.get(i) for i in inputs),
         )
-        body = _scan_body(params) if primitive.name == "scan" else None
-        self.nodes.append(Node(equation, tuple(inputs), tuple(outputs), source, body))
+        body = shape = None
+        if primitive.name == "scan":
+            body = flatten(closed_jaxpr(params["jaxpr"]))
+            shape = ScanShape(*scan_counts(params), params["length"], params["reverse"])
+        node = Node(equation, tuple(inputs), tuple(outputs), source, body, shape)
+        self.nodes.append(node)
         return outputs
 
     def inline(self, jaxpr: Any, consts: list[int], args: list[int], outer: Any) -> list[int]:
@@ -119,10 +125,6 @@ def _refuse_effects(jaxpr: Any) -> None:
         f"the step has side effects ({names}) at {where}; a parallel step must be a pure "
         "function: take callbacks, prints and host calls out of it"
     )
-
-
-def _scan_body(params: dict[str, Any]) -> Program:
-    return flatten(params["jaxpr"])
 
 
 def flatten(closed: Any) -> Program:

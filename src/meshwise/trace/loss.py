@@ -8,16 +8,17 @@ Source: DESIGN decision 3.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import core
 from jax.interpreters import ad, batching, mlir
 
-from meshwise.errors import TraceError
-from meshwise.jax_compat import Primitive, is_tracer, jaxpr_as_fun
+from meshwise.jax_compat import Primitive, is_staged, is_tracer, is_tracing, jaxpr_as_fun
 
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
@@ -40,14 +41,20 @@ def _flat(*args: Any, loss: Any, wrt: tuple[int, ...], expand: Any = None) -> li
 
 
 def _abstract(*avals: Any, loss: Any, wrt: tuple[int, ...], expand: Any) -> list[Any]:
-    del expand
-    outs = list(loss.out_avals)
-    return outs + [avals[i].update(weak_type=False) for i in wrt]
+    del avals, loss, wrt
+    # Not the avals of `wrt`: whether a gradient is weakly typed depends on the loss.
+    return list(expand().out_avals)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    tangents = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(lambda *xs: _flat(*xs, **params), tuple(primals), tuple(tangents))
+    outs, out_tangents = jax.jvp(
+        lambda *xs: _flat(*xs, **params), tuple(primals), tuple(map(ad.instantiate_zeros, tangents))
+    )
+    zeros = [
+        ad.Zero(jax.typeof(t)) if t.dtype == jax.dtypes.float0 else t  # of whole numbers and keys
+        for t in out_tangents
+    ]
+    return outs, zeros
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
@@ -63,74 +70,44 @@ batching.primitive_batchers[loss_and_grad_p] = _batch
 mlir.register_lowering(loss_and_grad_p, mlir.lower_fun(_flat, multiple_results=True))
 
 
+class _NotALoss(Exception):
+    """The function does not return what a loss returns; JAX says what is wrong."""
+
+
 def value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
     **kwargs: Any,
 ) -> Callable[..., Any]:
     """Like `jax.value_and_grad`; under `parallelize` it marks where the loss is.
+
+    What JAX refuses is left to JAX, so that the errors are the same.
 
     Args:
         fun: The loss; returns a real scalar, or `(scalar, aux)` with `has_aux`.
         argnums: Positional arguments to differentiate.
         has_aux: Whether `fun` returns auxiliary data.
-        **kwargs: As for `jax.value_and_grad` (`holomorphic`, `allow_int`): these take the plain
-            path.
+        holomorphic: As for `jax.value_and_grad`; such a loss is not marked.
+        allow_int: Likewise.
+        **kwargs: Whatever else `jax.value_and_grad` takes.
 
     Returns:
         A function with the arguments of `fun` that returns `(value, gradients)`.
 
     Raises:
-        TraceError: the loss is not a real scalar.
+        TypeError: the loss is not a real scalar, or an argument is not differentiable.
     """
-    plain = jax.value_and_grad(fun, argnums=argnums, has_aux=has_aux, **kwargs)
+    plain = jax.value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, **kwargs)
 
     @wraps(fun)
     def wrapped(*args: Any, **fun_kwargs: Any) -> Any:
-        if kwargs:
+        if holomorphic or allow_int or not is_tracing():
             return plain(*args, **fun_kwargs)
-        nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        nums = tuple(n % len(args) for n in nums)
-        flat, tree = jax.tree.flatten((args, fun_kwargs))
-        spans = _leaf_spans(args)
-        wrt = tuple(i for n in nums for i in range(*spans[n]))
-        out_tree: list[Any] = []
-
-        def loss(*leaves: Any) -> list[Any]:
-            new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
-            out = fun(*new_args, **new_kwargs)
-            value, aux = out if has_aux else (out, None)
-            aux_leaves, aux_tree = jax.tree.flatten(aux)
-            out_tree[:] = [aux_tree]
-            return [value, *aux_leaves]
-
-        closed = jax.make_jaxpr(loss)(*flat)
-        _check_scalar(closed.out_avals[0], fun)
-        if not any(is_tracer(x) for x in (*flat, *closed.consts)):
-            return plain(*args, **fun_kwargs)
-        consts = closed.consts
-        opened = _with_consts_as_inputs(closed)
-        shifted = tuple(len(consts) + i for i in wrt)
-        operands = [*consts, *flat]
-        avals = [jax.typeof(x) for x in operands]
-        outs = loss_and_grad_p.bind(
-            *operands,
-            loss=opened,
-            wrt=shifted,
-            expand=partial(_expansion, opened, shifted, tuple(avals)),
-        )
-        num_aux = len(closed.out_avals) - 1
-        value, aux, grads = outs[0], outs[1 : 1 + num_aux], outs[1 + num_aux :]
-        grad_trees = []
-        for n in nums:
-            start, stop = spans[n]
-            leaves, grads = grads[: stop - start], grads[stop - start :]
-            grad_trees.append(jax.tree.unflatten(jax.tree.structure(args[n]), leaves))
-        grad = grad_trees[0] if isinstance(argnums, int) else tuple(grad_trees)
-        if has_aux:
-            return (value, jax.tree.unflatten(out_tree[0], aux)), grad
-        return value, grad
+        marked = _marked(fun, argnums, has_aux, args, fun_kwargs)
+        return plain(*args, **fun_kwargs) if marked is None else marked[0]
 
     return wrapped
 
@@ -139,10 +116,12 @@ def grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
     **kwargs: Any,
 ) -> Callable[..., Any]:
     """Like `jax.grad`; see `value_and_grad`."""
-    both = value_and_grad(fun, argnums, has_aux, **kwargs)
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, **kwargs)
 
     @wraps(fun)
     def wrapped(*args: Any, **fun_kwargs: Any) -> Any:
@@ -150,6 +129,123 @@ def grad(
         return (grads, value[1]) if has_aux else grads
 
     return wrapped
+
+
+def _marked(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any] | None:
+    """The results of a loss, in a tuple, bound as one primitive; None if it must be JAX's own."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        return None  # types say more than shape and dtype, as inside `jax.shard_map`
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    spans = _leaf_spans(args)
+    nums = _resolved(argnums, len(args))
+    wrt_leaves = [i for n in nums for i in range(*spans[n])]
+    if not wrt_leaves or not all(_is_differentiable(leaves[i]) for i in wrt_leaves):
+        return None
+    # Other arguments stay what they are: a loss may branch on a flag, or take a string.
+    dynamic = [i for i, x in enumerate(leaves) if i in set(wrt_leaves) or is_tracer(x)]
+    operands = [leaves[i] for i in dynamic]
+    if not all(map(_is_fit, operands)):
+        return None
+    try:
+        closed, refill_aux = _traced_loss(fun, has_aux, leaves, tree, dynamic)
+    except _NotALoss:
+        return None
+    value_aval = closed.out_avals[0]
+    is_real_scalar = value_aval.shape == () and jnp.issubdtype(value_aval.dtype, jnp.floating)
+    operands = [*closed.consts, *operands]
+    if not is_real_scalar or closed.effects or not all(map(_is_fit, closed.consts)):
+        return None
+    if not any(map(is_tracer, operands)):
+        return None
+    wrt = tuple(len(closed.consts) + dynamic.index(i) for i in wrt_leaves)
+    loss = _with_consts_as_inputs(closed, operands)
+    outs = loss_and_grad_p.bind(
+        *operands, loss=loss, wrt=wrt, expand=_expansion(loss, wrt, operands)
+    )
+    num_values = len(closed.out_avals)
+    value, aux, flat_grads = outs[0], outs[1:num_values], outs[num_values:]
+    grads = []
+    for n in nums:
+        count = spans[n][1] - spans[n][0]
+        grads.append(jax.tree.unflatten(jax.tree.structure(args[n]), flat_grads[:count]))
+        flat_grads = flat_grads[count:]
+    grad = tuple(grads) if isinstance(argnums, Sequence) else grads[0]
+    return (((value, refill_aux(aux)), grad) if has_aux else (value, grad),)
+
+
+def _traced_loss(
+    fun: Callable[..., Any],
+    has_aux: bool,
+    leaves: Sequence[Any],
+    tree: Any,
+    dynamic: Sequence[int],
+) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+    """Jaxpr of value and traced auxiliary data, and what puts the latter among the rest of it."""
+    static = {i: x for i, x in enumerate(leaves) if i not in set(dynamic)}
+    aux_parts: list[Any] = []
+
+    def loss(*args: Any, **kwargs: Any) -> list[Any]:
+        given = iter(jax.tree.leaves((args, kwargs)))
+        filled = [static[i] if i in static else next(given) for i in range(len(leaves))]
+        new_args, new_kwargs = jax.tree.unflatten(tree, filled)
+        out = fun(*new_args, **new_kwargs)
+        if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+            raise _NotALoss
+        value, aux = out if has_aux else (out, None)
+        try:
+            jax.typeof(value)
+        except TypeError:
+            raise _NotALoss from None
+        aux_leaves, aux_tree = jax.tree.flatten(aux)
+        traced = [i for i, x in enumerate(aux_leaves) if is_tracer(x)]
+        kept = {i: x for i, x in enumerate(aux_leaves) if not is_tracer(x)}
+        aux_parts[:] = [aux_tree, traced, kept]
+        return [value, *(aux_leaves[i] for i in traced)]
+
+    # Names in JAX's errors are then those of the user's function and of its arguments.
+    loss.__dict__["__wrapped__"] = fun
+    holes = [None if i in static else x for i, x in enumerate(leaves)]
+    args, kwargs = jax.tree.unflatten(tree, holes)
+    closed = jax.make_jaxpr(loss)(*args, **kwargs)
+    aux_tree, traced, kept = aux_parts
+
+    def refill(outs: Sequence[Any]) -> Any:
+        found = kept | dict(zip(traced, outs, strict=True))
+        return jax.tree.unflatten(aux_tree, [found[i] for i in range(len(found))])
+
+    return closed, refill
+
+
+def _resolved(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
+    """Numbers counted from the front; none if JAX would refuse them."""
+    given = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+    if not all(-num_args <= n < num_args for n in given):
+        return ()
+    found = tuple(operator.index(n) % num_args for n in given)
+    return found if len(set(found)) == len(found) else ()
+
+
+def _is_fit(value: Any) -> bool:
+    """Whether a value is an array, concrete or staged into the jaxpr of the step.
+
+    Under `jax.vmap` or `jax.grad` inside the step the primitive would be taken apart at once.
+    """
+    aval = jax.typeof(value)
+    return isinstance(aval, core.ShapedArray) and (is_staged(value) or not is_tracer(value))
+
+
+def _is_differentiable(value: Any) -> bool:
+    try:
+        aval = jax.typeof(value)
+    except TypeError:
+        return False
+    return isinstance(aval, core.ShapedArray) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def _leaf_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
@@ -161,28 +257,27 @@ def _leaf_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
     return spans
 
 
-def _with_consts_as_inputs(closed: Any) -> Any:
+def _specs(operands: Sequence[Any]) -> list[Any]:
+    avals = [jax.typeof(x) for x in operands]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+
+def _with_consts_as_inputs(closed: Any, operands: Sequence[Any]) -> Any:
     """The closed jaxpr with its captured values as leading arguments."""
     count = len(closed.consts)
-    avals = [jax.typeof(c) for c in closed.consts] + list(closed.in_avals)
 
     def opened(*args: Any) -> list[Any]:
         return core.eval_jaxpr(closed.jaxpr, args[:count], *args[count:])
 
-    if not count:
-        return closed
-    return jax.make_jaxpr(opened)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    return jax.make_jaxpr(opened)(*_specs(operands)) if count else closed
 
 
-def _expansion(loss: Any, wrt: tuple[int, ...], avals: tuple[Any, ...]) -> Any:
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    return jax.make_jaxpr(partial(_expanded, loss=loss, wrt=wrt))(*specs)
+def _expansion(loss: Any, wrt: tuple[int, ...], operands: Sequence[Any]) -> Callable[[], Any]:
+    """Value and gradients as a jaxpr, made when it is first asked for."""
+    specs = _specs(operands)  # no tracer outlives its trace here
 
+    @cache
+    def expand() -> Any:
+        return jax.make_jaxpr(partial(_expanded, loss=loss, wrt=wrt))(*specs)
 
-def _check_scalar(aval: Any, fun: Callable[..., Any]) -> None:
-    if aval.shape != () or not jax.numpy.issubdtype(aval.dtype, jax.numpy.floating):
-        name = getattr(fun, "__name__", "the loss")
-        raise TraceError(
-            f"{name} returns {aval.str_short()}, but a loss must be a real scalar; reduce it, "
-            "for example with jnp.mean"
-        )
+    return expand

@@ -13,6 +13,16 @@ from meshwise.rules.primitive import Equation
 
 
 @dataclass(frozen=True, slots=True)
+class ScanShape:
+    """Structure of a `scan`: operands are constants, carries, xs; results carries, ys."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One equation of a program.
 
@@ -22,6 +32,7 @@ class Node:
         outputs: Ids of the results.
         source: JAX source info, for error messages.
         body: Body of a `scan`.
+        scan: Structure of a `scan`.
     """
 
     equation: Equation
@@ -29,6 +40,7 @@ class Node:
     outputs: tuple[int, ...]
     source: Any = None
     body: Program | None = None
+    scan: ScanShape | None = None
 
     @property
     def name(self) -> str:

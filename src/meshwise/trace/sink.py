@@ -32,17 +32,14 @@ def with_constants_inside(program: Program) -> Program:
     return without_dead_code(replace(program, nodes=tuple(nodes)))
 
 
-def _loop(
-    node: Node, program: Program, generated: set[int], makers: dict[int, Node]
-) -> Node:
-    body, params = node.body, node.equation.params
+def _loop(node: Node, program: Program, generated: set[int], makers: dict[int, Node]) -> Node:
+    body, shape = node.body, node.scan
     assert body is not None
-    num_consts = params["num_consts"]
+    assert shape is not None
+    num_consts = shape.num_consts
     sunk = {
         inner: outer
-        for inner, outer in zip(
-            body.inputs[:num_consts], node.inputs[:num_consts], strict=True
-        )
+        for inner, outer in zip(body.inputs[:num_consts], node.inputs[:num_consts], strict=True)
         if outer in generated
     }
     kept = [k for k in range(len(node.inputs)) if k >= num_consts or body.inputs[k] not in sunk]
@@ -50,12 +47,15 @@ def _loop(
     inside = with_constants_inside(replace(inside, inputs=tuple(body.inputs[k] for k in kept)))
     equation = replace(
         node.equation,
-        params={**params, "num_consts": num_consts - len(sunk)},
         in_avals=tuple(node.equation.in_avals[k] for k in kept),
         constants=tuple(node.equation.constants[k] for k in kept),
     )
     return replace(
-        node, equation=equation, inputs=tuple(node.inputs[k] for k in kept), body=inside
+        node,
+        equation=equation,
+        inputs=tuple(node.inputs[k] for k in kept),
+        body=inside,
+        scan=replace(shape, num_consts=num_consts - len(sunk)),
     )
 
 
@@ -99,8 +99,7 @@ def _made_inside(
         make(outer)
     renamed = {inner: copied[outer] for inner, outer in twins}
     nodes = [
-        replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs))
-        for node in body.nodes
+        replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs)) for node in body.nodes
     ]
     return Program(
         tuple(avals),
@@ -109,4 +108,3 @@ def _made_inside(
         tuple(renamed.get(i, i) for i in body.outputs),
         constants,
     )
-

@@ -78,23 +78,24 @@ def _tensors(program: Program, names: dict[int, str]) -> list[Tensor]:
 
 def _scan_operator(node: Node, rules: RuleCache) -> Operator:
     assert node.body is not None
-    params = node.equation.params
+    assert node.scan is not None
+    shape = node.scan
     body = to_graph(node.body, rules=rules)
     return Operator(
         kind="scan",
         inputs=node.inputs,
         outputs=node.outputs,
         rule=LoopRule((), (), ()),
-        flop=sum(op.flop for op in body.operators) * params["length"],
+        flop=sum(op.flop for op in body.operators) * shape.length,
         where=source_line(node.source),
         body=ScanBody(
             graph=body,
-            num_consts=params["num_consts"],
-            num_carry=params["num_carry"],
-            length=params["length"],
-            reverse=params["reverse"],
+            num_consts=shape.num_consts,
+            num_carry=shape.num_carry,
+            length=shape.length,
+            reverse=shape.reverse,
         ),
-        detail=f"length={params['length']},reverse={params['reverse']}",
+        detail=f"length={shape.length},reverse={shape.reverse}",
     )
 
 

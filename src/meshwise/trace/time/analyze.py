@@ -283,9 +283,10 @@ class _Analysis:
         return widening or sum(_num_bytes(avals[i]) for i in node.outputs) < consumed
 
     def _scan(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
-        body, params = node.body, node.equation.params
+        body, shape = node.body, node.scan
         assert body is not None
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        assert shape is not None
+        num_consts, num_carry = shape.num_consts, shape.num_carry
         first_xs = num_consts + num_carry
         if any(s.kind == SPLIT and s.dim == 0 for s in states[first_xs:]):
             return None

@@ -18,8 +18,8 @@ from jax import lax
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
 from meshwise.jax_compat import source_scope
-from meshwise.rules.primitive import rebind
 from meshwise.rules.table import primitive_rule
+from meshwise.trace.evaluate import run_node, run_scan
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import (
@@ -173,7 +173,7 @@ class _Block:
     def _run_node(self, node: Node, decision: NodeTime) -> None:
         if all(state.kind == WHOLE for state in decision.results):
             operands = [self.get(i, TimeState(WHOLE)) for i in node.inputs]
-            self.whole.update(zip(node.outputs, rebind(node.equation, operands), strict=True))
+            self.whole.update(zip(node.outputs, run_node(node, operands), strict=True))
             return
         operands = [self.get(i, w) for i, w in zip(node.inputs, decision.wants, strict=True)]
         if decision.body is not None:
@@ -205,22 +205,11 @@ class _Block:
 def _run_scan(
     node: Node, decision: NodeTime, batch: Batch, index: Any, operands: Sequence[Any]
 ) -> list[Any]:
-    params, block, inner = node.equation.params, decision.body, node.body
+    shape, block, inner = node.scan, decision.body, node.body
+    assert shape is not None
     assert block is not None
     assert inner is not None
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
-    first_xs = num_consts + num_carry
-    consts, carry, xs = operands[:num_consts], operands[num_consts:first_xs], operands[first_xs:]
-
-    def step(carry: Any, xs: Any) -> Any:
-        values = [*consts, *carry, *xs]
-        outs = run_block(inner, block, batch, index, values)
-        return outs[:num_carry], outs[num_carry:]
-
-    final, ys = lax.scan(
-        step, list(carry), list(xs), length=params["length"], reverse=params["reverse"]
-    )
-    return [*final, *ys]
+    return run_scan(shape, operands, lambda values: run_block(inner, block, batch, index, values))
 
 
 def _start_block(
@@ -332,5 +321,4 @@ def _run_region(program: Program, block: BlockTime, region: str, whole: dict[int
     for node, decision in zip(program.nodes, block.nodes, strict=True):
         if decision.region == region:
             operands = [whole[i] if i in whole else program.constants[i] for i in node.inputs]
-            with source_scope(node.source):
-                whole.update(zip(node.outputs, rebind(node.equation, operands), strict=True))
+            whole.update(zip(node.outputs, run_node(node, operands), strict=True))
