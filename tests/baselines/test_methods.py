@@ -1,4 +1,4 @@
-"""Methods: what they communicate, that IntraOp finds them where they are right, and is never dearer."""
+"""Methods: what they communicate; IntraOp finds them where they are right, and is never dearer."""
 
 from __future__ import annotations
 

@@ -45,51 +45,76 @@ def cheapest_that_fits(
     Raises:
         SearchTooLargeError: the search was not finished.
     """
-    costs = MovedCosts(problem)
-    count = len(costs.nodes)
-    for _ in range(_PASSES):
-        for u in range(count):
-            costs.pull(u)
-            costs.push(u, forward=True)
+    search = _Search(problem, known, fits, held, limit, max_steps, max_leaves)
+    search.visit(0, 0.0, 0.0)
+    return search.best
+
+
+class _Search:
+    """A depth-first search over moved costs; `excess` is what a branch adds to the bound."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        known: tuple[int, ...] | None,
+        fits: Callable[[tuple[int, ...]], bool],
+        held: Sequence[Array],
+        limit: float,
+        max_steps: int,
+        max_leaves: int,
+    ) -> None:
+        self.problem, self.fits, self.held, self.limit = problem, fits, held, limit
+        self.steps, self.leaves = max_steps, max_leaves
+        costs = MovedCosts(problem)
+        count = len(costs.nodes)
+        for _ in range(_PASSES):
+            for u in range(count):
+                costs.pull(u)
+                costs.push(u, forward=True)
+            for u in reversed(range(count)):
+                costs.pull(u)
+                costs.push(u, forward=False)
+        self.bound = costs.bound()
+        self.nodes = [c - c.min() for c in costs.nodes]
+        self.before = [
+            [
+                (costs.ends[e][0], costs.edges[e] - costs.edges[e].min())
+                for e in costs.around[u]
+                if costs.ends[e][1] == u
+            ]
+            for u in range(count)
+        ]
+        self.at_least = [0.0] * (count + 1)
         for u in reversed(range(count)):
-            costs.pull(u)
-            costs.push(u, forward=False)
-    bound = costs.bound()
-    nodes = [c - c.min() for c in costs.nodes]
-    edges = [m - m.min() for m in costs.edges]
-    best = known
-    best_cost = objective(problem, known) if known is not None else np.inf
-    choice = [0] * count
-    steps = leaves = 0
-    at_least = [0.0] * (count + 1)
-    for u in reversed(range(count)):
-        at_least[u] = at_least[u + 1] + float(held[u].min())
+            self.at_least[u] = self.at_least[u + 1] + float(held[u].min())
+        self.choice = [0] * count
+        self.best = known
+        self.best_cost = objective(problem, known) if known is not None else np.inf
 
-    def visit(u: int, excess: float, holds: float) -> None:
-        nonlocal best, best_cost, steps, leaves
-        steps += 1
-        if steps > max_steps or leaves > max_leaves:
+    def leaf(self) -> None:
+        """Ask about a whole choice if it is cheaper than the best."""
+        found = tuple(self.choice)
+        cost = objective(self.problem, found)
+        if cost < self.best_cost * (1 - _SLACK):
+            self.leaves -= 1
+            if self.fits(found):
+                self.best, self.best_cost = found, cost
+
+    def visit(self, u: int, excess: float, holds: float) -> None:
+        """Try the choices of node `u`, cheapest first."""
+        self.steps -= 1
+        if self.steps < 0 or self.leaves < 0:
             raise SearchTooLargeError
-        if u == count:
-            found = tuple(choice)
-            cost = objective(problem, found)
-            if cost < best_cost * (1 - _SLACK):
-                leaves += 1
-                if fits(found):
-                    best, best_cost = found, cost
+        if u == len(self.nodes):
+            self.leaf()
             return
-        total = nodes[u] + excess
-        for e in costs.around[u]:
-            a, b = costs.ends[e]
-            if b == u:
-                total = total + edges[e][choice[a]]
+        total = self.nodes[u] + excess
+        for v, matrix in self.before[u]:
+            total = total + matrix[self.choice[v]]
         for i in np.argsort(total, kind="stable").tolist():
-            if bound + total[i] >= best_cost * (1 - _SLACK) or not np.isfinite(total[i]):
+            if self.bound + total[i] >= self.best_cost * (1 - _SLACK):
                 return
-            more = holds + float(held[u][i])
-            if more + at_least[u + 1] <= limit:
-                choice[u] = i
-                visit(u + 1, float(total[i]), more)
-
-    visit(0, 0.0, 0.0)
-    return best
+            more = holds + float(self.held[u][i])
+            if more + self.at_least[u + 1] <= self.limit:
+                self.choice[u] = i
+                self.visit(u + 1, float(total[i]), more)

@@ -44,7 +44,6 @@ class _Expander:
         """
         graph = region.graph
         defined: dict[int, Layout] = dict(zip(graph.inputs, inputs, strict=True))
-        shared: dict[int, Layout] = {}
         strategies = self.strategies(region)
         layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
         for i, op in enumerate(graph.operators):
@@ -54,12 +53,7 @@ class _Expander:
             elif op.body is not None and region.blocks.block_of[i] >= 0:
                 layouts[i] = self.scan_layouts(region, i)
                 defined.update(zip(op.outputs, layouts[i][1], strict=True))
-        for number, block in enumerate(region.blocks.blocks):
-            if block.kind != CLUSTER:
-                continue
-            for t in {t for i in block.members for t in graph.operators[i].outputs}:
-                if defined[t].partial and self.reduced(region, number, t, layouts):
-                    shared[t] = Layout(defined[t].dims)
+        shared = self.shared(region, defined, layouts)
         uses: dict[int, list[Use]] = {}
         wanted: dict[int, Layout] = {}
         for i, op in enumerate(graph.operators):
@@ -75,14 +69,7 @@ class _Expander:
             layout = outputs.get(j, replicated(len(graph.tensors[t].shape)))
             results.append(self.use(region, t, region.groups[END, j], layout, defined, shared))
             wanted.setdefault(t, layout)
-        for i in reversed(range(len(graph.operators))):
-            if i not in layouts:
-                op = graph.operators[i]
-                strategies[i] = self.generate(op, wanted)
-                layouts[i] = self.layouts(op, strategies[i])
-                uses[i] = [free_use(w) for w in layouts[i][0]]
-                for t, w in zip(op.inputs, layouts[i][0], strict=True):
-                    wanted.setdefault(t, w)
+        self.generated(region, strategies, layouts, uses, wanted)
         operators = tuple(
             OperatorDecision(
                 strategy=strategies.get(i, ()),
@@ -93,6 +80,42 @@ class _Expander:
             for i, op in enumerate(graph.operators)
         )
         return GraphDecision(inputs=inputs, operators=operators, outputs=tuple(results))
+
+    def generated(
+        self,
+        region: Region,
+        strategies: dict[int, Strategy],
+        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]],
+        uses: dict[int, list[Use]],
+        wanted: dict[int, Layout],
+    ) -> None:
+        """Decide the operators that make constants, last first, as their first users want them."""
+        graph = region.graph
+        for i in reversed(range(len(graph.operators))):
+            if i not in layouts:
+                op = graph.operators[i]
+                strategies[i] = self.generate(op, wanted)
+                layouts[i] = self.layouts(op, strategies[i])
+                uses[i] = [free_use(w) for w in layouts[i][0]]
+                for t, w in zip(op.inputs, layouts[i][0], strict=True):
+                    wanted.setdefault(t, w)
+
+    def shared(
+        self,
+        region: Region,
+        defined: dict[int, Layout],
+        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]],
+    ) -> dict[int, Layout]:
+        """Partial sums that their own cluster reduces: all users take the reduced copy."""
+        graph = region.graph
+        shared: dict[int, Layout] = {}
+        for number, block in enumerate(region.blocks.blocks):
+            if block.kind != CLUSTER:
+                continue
+            for t in {t for i in block.members for t in graph.operators[i].outputs}:
+                if defined[t].partial and self.reduced(region, number, t, layouts):
+                    shared[t] = Layout(defined[t].dims)
+        return shared
 
     def strategies(self, region: Region) -> dict[int, Strategy]:
         out: dict[int, Strategy] = {}

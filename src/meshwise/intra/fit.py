@@ -32,6 +32,8 @@ from meshwise.plan.decision import GraphDecision
 _ROUNDS = 16
 # After a plan fits, looser rows are tried so often.
 _LOOSER = 3
+# If the plan of least memory needs this much more than there is, looser rows do not help.
+_HOPELESS = 1.15
 # Enumeration is tried up to this many nodes, partial choices and judged plans.
 _SMALL_NODES = 40
 _MAX_STEPS = 1_000_000
@@ -97,6 +99,9 @@ def fit(
     search = _Search(
         network=network, ties=ties, problem=problem, limit=limit, deadline=deadline, seed=seed
     )
+    if sum(float(held.min()) for held in _held(search)) > limit:
+        # Not even the inputs fit.
+        raise infeasible(limit, free.peak, proved=True)
     found, smallest = _by_rows(search, free)
     proved = False
     if len(problem.costs) <= _SMALL_NODES:
@@ -128,20 +133,17 @@ def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak]:
     failed = float(profile.num_bytes)
     rows.append(tied_row(writer.row(profile.time, allowed), search.ties))
     looser = _LOOSER
-    for _ in range(_ROUNDS):
-        if time.monotonic() > search.deadline:
-            break
+    rounds = iter(range(_ROUNDS))
+    while next(rounds, None) is not None and time.monotonic() < search.deadline:
         solution = search.solve([dataclasses.replace(row, limit=allowed) for row in rows])
         if not solution.choice:
             # The rows are no more than near the truth: a little looser may fit.
-            if solution.nearest:
-                cost = objective(search.problem, solution.nearest)
-                solution = dataclasses.replace(solution, choice=solution.nearest, cost=cost)
-                decision, high = search.judge(solution.choice)
-                smallest = min(smallest, high, key=lambda p: p.num_bytes)
-                if high.num_bytes <= search.limit and best is None:
-                    best = Answer(solution=solution, decision=decision, peak=high)
-            if allowed >= failed * 0.99:
+            near = _nearest(search, solution) or free
+            smallest = min(smallest, near.peak, key=lambda p: p.num_bytes)
+            if best is None and near.peak.num_bytes <= search.limit:
+                best = near
+            hopeless = best is None and near.peak.num_bytes > _HOPELESS * search.limit
+            if hopeless or allowed >= failed * 0.99:
                 break
             allowed = max((allowed * failed) ** 0.5, allowed * 1.005)
             continue
@@ -159,12 +161,22 @@ def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak]:
         row = tied_row(writer.row(profile.time, allowed), search.ties)
         if row.name not in {r.name for r in rows} and row_weight(row, solution.choice) > allowed:
             rows.append(row)
-        else:
-            failed = min(failed, allowed)
-            if best is not None:
-                break
-            allowed *= min(0.97, search.limit / high.num_bytes)
+            continue
+        if best is not None:
+            break
+        failed = min(failed, allowed)
+        allowed *= min(0.97, search.limit / high.num_bytes)
     return best, smallest
+
+
+def _nearest(search: _Search, solution: Solution) -> Answer | None:
+    """The plan that comes nearest to rows that cannot be met."""
+    if not solution.nearest:
+        return None
+    decision, high = search.judge(solution.nearest)
+    cost = objective(search.problem, solution.nearest)
+    near = dataclasses.replace(solution, choice=solution.nearest, cost=cost)
+    return Answer(solution=near, decision=decision, peak=high)
 
 
 def _starts(search: _Search, first: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -162,10 +162,8 @@ class MemoryRows:
         table = self.network.nodes[node].table
         assert table is not None
         member = block.members.index(i)
-        out: list[Layout] = []
-        for strategies in table.strategies:
-            out.append(self._strategy_layouts(op, strategies[member])[1][place])
-        return out, node
+        layouts = [self._strategy_layouts(op, s[member])[1][place] for s in table.strategies]
+        return layouts, node
 
     def _moves(self, region: Region) -> None:
         """Copies inside of clusters."""

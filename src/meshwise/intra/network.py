@@ -110,8 +110,10 @@ def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Lay
     for layout in split_layouts(shape, sizes):
         free = [a for a in range(len(sizes)) if a not in used_axes(layout) and sizes[a] > 1]
         for count in range(len(free) + 1):
-            for axes in itertools.combinations(free, count):
-                out.append(Layout(layout.dims, axes, SUM if axes else ""))
+            out.extend(
+                Layout(layout.dims, axes, SUM if axes else "")
+                for axes in itertools.combinations(free, count)
+            )
     return tuple(out)
 
 

@@ -21,7 +21,7 @@ from meshwise.plan.decision import GraphDecision, Use
 def _copies(
     graph: Graph, decision: GraphDecision
 ) -> dict[tuple[int, int, Layout, Layout | None], tuple[int, int]]:
-    """First and last use of each copy: (tensor, group, via, None) or (tensor, group, via, layout)."""
+    """First and last use of each copy: (tensor, group, via, None or the final layout)."""
     spans: dict[tuple[int, int, Layout, Layout | None], tuple[int, int]] = {}
 
     def see(t: int, use: Use, time: int) -> None:

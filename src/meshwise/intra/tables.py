@@ -306,8 +306,7 @@ class Evaluator:
             if found is None:
                 return None
             chosen.append(strategy)
-            for x, layout in zip(member.outputs, found[1], strict=True):
-                made[x] = layout
+            made.update(zip(member.outputs, found[1], strict=True))
         return self.account(shape, tuple(chosen), numbers)
 
     def _member_strategy(
@@ -388,8 +387,7 @@ class Evaluator:
                     wanted = walk.wants.setdefault(x, [])
                     if layout not in wanted:
                         wanted.append(layout)
-            for x, layout in zip(member.outputs, results, strict=True):
-                walk.made[x] = layout
+            walk.made.update(zip(member.outputs, results, strict=True))
         walk.cost_s = sum(
             self.reshard_s(shape.locals[x], source, target) for x, source, target in walk.moves
         )
