@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
 from benchmarks.one_device import one_device
 from benchmarks.one_gpu import one_gpu
@@ -18,11 +19,12 @@ from benchmarks.record import write_record
 
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning": planning,
+    "fidelity": fidelity,
     "hand_written": hand_written,
     "one_device": one_device,
     "one_gpu": one_gpu,
 }
-CPU_BENCHMARKS = ("planning", "hand_written", "one_device")
+CPU_BENCHMARKS = ("planning", "fidelity", "hand_written", "one_device")
 
 
 def main() -> None:

@@ -222,7 +222,7 @@ _FLAT = _gpt(256, 2, 16, 1024, 8)
 LISTED: tuple[Case, ...] = (
     _case(_WIDE, "adam", 1, mw.DataParallel()),
     _case(_WIDE, "adam", 2, mw.Zero3()),
-    _case(_WIDE, "sgd", 1, mw.IntraOp((8,))),
+    _case(_WIDE, "sgd", 1, mw.IntraOp((2, 2, 2))),
     _case(_MIXED, "adam", 1, mw.Zero2()),
     _case(_MIXED, "momentum", 4, mw.Megatron(2, 4)),
     _case(_TALL, "adam", 1, mw.Zero3()),
@@ -239,7 +239,7 @@ LISTED: tuple[Case, ...] = (
     _case(_gpt(128, 3, 64, 512, 16, scan_layers=True), "adam", 1, mw.DataParallel()),
     _case(_gpt(128, 3, 64, 512, 16, scan_layers=True), "adam", 2, mw.Zero3()),
     _case(_gpt(64, 4, 64, 256, 32, scan_layers=True), "sgd", 1, mw.Megatron(4, 2)),
-    _case(_gpt(128, 2, 64, 512, 16, masked=True), "adam", 4, mw.IntraOp((2, 2, 2))),
+    _case(_gpt(64, 2, 32, 256, 32, masked=True), "adam", 4, mw.IntraOp((2, 4))),
 )
 
 

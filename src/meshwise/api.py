@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,12 @@ from meshwise.local_cluster import check_cluster, local_cluster
 from meshwise.methods import Auto, Method, check_method
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
-from meshwise.runtime.executable import Executable, compile_step
 from meshwise.runtime.hlo import device_peak_bytes
-from meshwise.spmd.program import program_text
 from meshwise.trace.step import Statistics, TracedStep, abstract, trace_step
+
+# A plan is made before any lowering: what lowers and runs is imported where it is needed.
+if TYPE_CHECKING:
+    from meshwise.runtime.executable import Executable
 
 _NOT_FITTING = (TypeError, ValueError)
 
@@ -155,6 +157,8 @@ class ParallelStep:
 
     def program_text(self, *args: Any, **kwargs: Any) -> str:
         """The explicit program of one device as text, with its collectives."""
+        from meshwise.spmd.program import program_text
+
         traced, plan = self._plan(*self._taken_apart(args, kwargs))
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
@@ -214,6 +218,8 @@ class ParallelStep:
         return self._traced[key], self._plans[key]
 
     def _executable(self, binding: Binding, call: Call) -> Executable:
+        from meshwise.runtime.executable import compile_step
+
         key = self._key(binding, call)
         if key not in self._executables:
             traced, plan = self._plan(binding, call)
@@ -221,6 +227,8 @@ class ParallelStep:
         return self._executables[key]
 
     def _executable_for_state(self, state: Any) -> Executable:
+        from meshwise.runtime.executable import compile_step
+
         wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
         for key in self._plans:
             traced = self._traced[key]

@@ -1,0 +1,133 @@
+"""What a plan says of a program is what XLA compiles: collectives, FLOP, memory (DESIGN I2)."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from benchmarks.fidelity import (
+    Comparison,
+    compare,
+    compiled_collective_bytes,
+    planned_collective_bytes,
+)
+from benchmarks.fidelity_cases import HELD_OUT_SEEDS, LISTED, drawn
+from random_decision import random_decision
+
+import meshwise as mw
+from meshwise.cluster.spec import Cluster
+from meshwise.plan.collectives import collectives
+from meshwise.runtime.hlo import hlo_collectives
+from meshwise.spmd.program import concrete_mesh, jitted_step
+from meshwise.trace.step import StepSignature, TracedStep, trace_step
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
+
+MOST_BELOW, MOST_ABOVE, MEDIAN_ERROR = 0.03, 0.12, 0.05
+FLOP_ERROR = 0.01
+
+# Quick to compile, from parameter-bound to activation-bound; `-m slow` takes all.
+QUICK = (0, 1, 3, 4, 5, 6, 8, 9, 14, 18)
+CASES = {
+    **{f"listed-{i}": case for i, case in enumerate(LISTED)},
+    **{f"held-out-{seed}": drawn(seed) for seed in HELD_OUT_SEEDS},
+}
+
+
+@pytest.fixture(scope="module")
+def compared() -> Callable[[str], Comparison]:
+    known: dict[str, Comparison] = {}
+
+    def get(name: str) -> Comparison:
+        if name not in known:
+            known[name] = compare(CASES[name])
+        return known[name]
+
+    return get
+
+
+def marked(names: list[str]) -> list[Any]:
+    quick = {f"listed-{i}" for i in QUICK}
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(list(CASES)))
+def test_plan_is_what_is_compiled(name: str, compared: Callable[[str], Comparison]) -> None:
+    found = compared(name)
+    assert found.wrong_collectives == {}
+    assert found.flop_ratio == pytest.approx(1, abs=FLOP_ERROR)
+    assert 1 - MOST_BELOW <= found.memory_ratio <= 1 + MOST_ABOVE, (
+        f"{found.case} {found.method}: {found.predicted_bytes} predicted, "
+        f"{found.measured_bytes} measured"
+    )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([f"listed-{i}" for i in QUICK], id="quick"),
+        pytest.param(list(CASES), id="all", marks=pytest.mark.slow),
+        pytest.param(
+            [f"held-out-{seed}" for seed in HELD_OUT_SEEDS], id="held-out", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_median_error_of_memory(names: list[str], compared: Callable[[str], Comparison]) -> None:
+    errors = [abs(compared(name).memory_ratio - 1) for name in names]
+    assert statistics.median(errors) < MEDIAN_ERROR
+
+
+def test_cases_are_thirty_and_span_all_methods() -> None:
+    assert len(LISTED) == 20
+    assert len(HELD_OUT_SEEDS) == 10
+    methods = {type(case.method) for case in LISTED}
+    assert methods == {
+        mw.DataParallel, mw.Zero2, mw.Zero3, mw.Megatron, mw.Heuristic, mw.IntraOp,
+    }  # fmt: skip
+    assert {case.num_microbatches for case in LISTED} == {1, 2, 4}
+
+
+def perceptron(num_microbatches: int) -> TracedStep:
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            h = jnp.tanh(x @ params["a"] + params["b"])
+            return jnp.mean((h @ params["c"]) ** 2)
+
+        value, grads = mw.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    params = {
+        "a": jax.ShapeDtypeStruct((32, 64), jnp.float32),
+        "b": jax.ShapeDtypeStruct((64,), jnp.float32),
+        "c": jax.ShapeDtypeStruct((64, 16), jnp.float32),
+    }
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    return trace_step(
+        step, (params, x), {}, signature, num_microbatches=num_microbatches, num_devices=8
+    )
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_collectives_of_a_random_decision(
+    sizes: tuple[int, ...], num_microbatches: int, seed: int
+) -> None:
+    traced = perceptron(num_microbatches)
+    logical = Cluster.virtual("1x p3.16xlarge").mesh(sizes)
+    decision = random_decision(traced.graph, logical, random.Random(seed))
+    mesh = concrete_mesh(logical, jax.devices()[:8])
+    jitted = jitted_step(traced.program, traced.graph, decision, logical, mesh, traced.donated)
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
+    text = jitted.lower(*specs).compile().as_text()
+    planned = collectives(traced.graph, decision, logical)
+    assert planned, "nothing to compare"
+    assert planned_collective_bytes(
+        planned, logical.names, logical.sizes
+    ) == compiled_collective_bytes(hlo_collectives(text, logical.sizes))
