@@ -60,6 +60,8 @@ class Values:
         time: Position of the operator.
         is_copy: Made by resharding.
         loops: Loops, with the position of the operator.
+        fan: Over how many paths XLA reaches the operand of an instruction, where not one: each
+            piece of an all-to-all is cut out by itself, and joined again by itself.
         outputs: Positions of the results of the graph.
         aliased: Result -> input whose buffer it takes.
     """
@@ -74,6 +76,7 @@ class Values:
     time: list[int] = field(default_factory=list[int])
     is_copy: list[bool] = field(default_factory=list[bool])
     loops: dict[int, int] = field(default_factory=dict[int, int])
+    fan: dict[int, int] = field(default_factory=dict[int, int])
     outputs: list[int] = field(default_factory=list[int])
     aliased: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -201,6 +204,7 @@ class _Emitter:
             case "all-to-all":
                 # A tuple of pieces in, one out, and their concatenation.
                 pieces = add(OPAQUE, add(FUSIBLE, value, size, is_moving=True), size)
+                self.out.fan[pieces] = step.group_size**2
                 return add(FUSIBLE, pieces, size, is_moving=True)
             case _:
                 return add(OPAQUE, value, size)

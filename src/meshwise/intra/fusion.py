@@ -30,6 +30,7 @@ class Instructions:
         live_out: Buffers that leave the program, in the order of the results.
         over_input: Result buffers that take the place of a donated argument.
         is_plain: Whether XLA keeps the instruction as it came: a collective, a loop.
+        fan: Over how many paths an instruction reaches its operands, where not one.
         num_instructions: Of the whole program, arguments and views included.
     """
 
@@ -41,6 +42,7 @@ class Instructions:
     live_out: tuple[int, ...]
     over_input: frozenset[int]
     is_plain: list[bool]
+    fan: dict[int, int]
     num_instructions: int
 
 
@@ -205,6 +207,7 @@ def instructions(values: Values) -> Instructions:
         live_out=(),
         over_input=frozenset(),
         is_plain=[],
+        fan={},
         num_instructions=0,
     )
     position: dict[int, int] = {}
@@ -268,5 +271,6 @@ def instructions(values: Values) -> Instructions:
         live_out=tuple(dict.fromkeys(root[v] for v in values.outputs if kind[v] != INPUT)),
         over_input=frozenset(over_input),
         is_plain=out.is_plain,
+        fan={position[v]: n for v, n in values.fan.items() if v in position},
         num_instructions=sum(stored) + 1,  # The tuple of the results.
     )

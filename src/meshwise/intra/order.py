@@ -127,9 +127,10 @@ def _ranks(
         all_bytes += own
         extra[i] = max(flow.num_readers[i] - 1, 0)
         total[i] = own
+        paths = program.fan.get(i, 1)
         for j in flow.operands[i]:
-            extra[i] += extra[j]
-            total[i] += total[j]
+            extra[i] += extra[j] * paths
+            total[i] += total[j] * paths
         extra[i] = min(extra[i], program.num_instructions)
         total[i] = min(total[i], all_bytes)
     # Deep down both are at their limits, and the age of instructions decides: XLA made fusions
