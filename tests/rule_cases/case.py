@@ -20,6 +20,8 @@ class Case:
         operands: Its arguments; small-integer values, so that sums are exact in any order.
         rtol: Relative tolerance, for functions whose last bit depends on how XLA vectorises.
         x64: Trace and run with 64-bit types.
+        costly: Slow to compile, and its rule and local form are those of cheaper primitives:
+            `slow` tests run it on all meshes, the others on one.
     """
 
     primitive: str
@@ -28,6 +30,7 @@ class Case:
     operands: tuple[Any, ...]
     rtol: float = 0.0
     x64: bool = False
+    costly: bool = False
 
     def __str__(self) -> str:
         return f"{self.primitive}: {self.name}"

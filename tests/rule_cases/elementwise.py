@@ -119,7 +119,7 @@ _SPLIT = (
     *(Case(n, "1-D", f, (_A,)) for n, f in _INTEGER_UNARY.items()),
     *(Case(n, "1-D", f, (ints(8), ints(8, low=1))) for n, f in _EXACT_BINARY.items()),
     *(
-        Case(n, "1-D", f, (floats(8), floats(8, low=1.1, high=3)), _SPECIAL)
+        Case(n, "1-D", f, (floats(8), floats(8, low=1.1, high=3)), _SPECIAL, costly=True)
         for n, f in _SPECIAL_BINARY.items()
     ),
     *(Case(n, "1-D", f, (_A, _B)) for n, f in _INTEGER_BINARY.items()),
@@ -166,6 +166,7 @@ _WIDE = (
         lax.betainc,
         (floats(8, low=1, high=2), floats(8, low=1, high=3), floats(8)),
         _SPECIAL,
+        costly=True,
     ),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import pytest
 
@@ -14,28 +16,35 @@ from oracle.on_devices import check_on_devices
 from rule_cases.case import Case
 from rule_cases.table import CASES, ON_DEVICES
 
-# Up to here a mesh is checked strategy by strategy, beyond it evenly sampled; `slow` does all.
-_LIMIT = 48
+# Beyond this many strategies on one mesh they are evenly sampled; no case has as many today.
+_LIMIT = 400
+_CHEAP = [case for case in CASES if not case.costly]
+_COSTLY = [case for case in CASES if case.costly]
 
 
-def _check(case: Case, limit: int) -> int:
+def _check(case: Case, meshes: Sequence[tuple[int, ...]]) -> None:
     with jax.enable_x64(case.x64):
         runs = runs_of(case.fun, case.operands, case.primitive)
         assert runs, "the function does not trace to the primitive"
-        return sum(
-            check_run(run, sizes, limit=limit, rtol=case.rtol) for run in runs for sizes in MESHES
-        )
+        for run in runs:
+            for sizes in meshes:
+                assert check_run(run, sizes, limit=_LIMIT, rtol=case.rtol) >= 1
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", _CHEAP, ids=str)
 def test_strategies_equal_the_primitive(case: Case) -> None:
-    assert _check(case, _LIMIT) >= len(MESHES)
+    _check(case, MESHES)
+
+
+@pytest.mark.parametrize("case", _COSTLY, ids=str)
+def test_strategies_of_costly_primitives_on_one_axis(case: Case) -> None:
+    _check(case, MESHES[:1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_all_strategies_equal_the_primitive(case: Case) -> None:
-    assert _check(case, 10_000) >= len(MESHES)
+@pytest.mark.parametrize("case", _COSTLY, ids=str)
+def test_strategies_of_costly_primitives(case: Case) -> None:
+    _check(case, MESHES[1:])
 
 
 def test_every_ruled_primitive_has_a_case() -> None:
@@ -46,7 +55,7 @@ def test_case_names_are_unique() -> None:
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", _CHEAP, ids=str)
 def test_micro_batches_equal_the_primitive(case: Case) -> None:
     with jax.enable_x64(case.x64):
         for run in runs_of(case.fun, case.operands, case.primitive):
