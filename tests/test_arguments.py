@@ -596,3 +596,20 @@ def test_one_function_is_traced_anew_for_each_step() -> None:
     assert float(parallelize(closed, donate_argnums=())(STATE, X)[1]) == 28
     factor = 2.0
     assert float(parallelize(closed, donate_argnums=())(STATE, X)[1]) == 56
+
+
+def test_what_is_not_an_array_is_named() -> None:
+    def with_options(state: Any, batch: Any, *, mode: Any) -> Any:
+        return step(state, batch)
+
+    cases = (
+        ((STATE, {"x": ["text"]}), {"mode": 1}, "argument 1 (batch)['x'][0]"),
+        ((STATE, X), {"mode": "text"}, "mode"),
+    )
+    for args, kwargs, where in cases:
+        with pytest.raises(TraceError) as caught:
+            parallelize(with_options)(*args, **kwargs)
+        assert message(caught) == (
+            f"{where} of type str is not an array ('text'); pass it through static_argnums, or "
+            "make it an array"
+        )

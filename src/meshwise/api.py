@@ -193,7 +193,13 @@ class ParallelStep:
         return binding, binding.split(args, kwargs)
 
     def _key(self, binding: Binding, call: Call) -> Any:
-        leaves, tree = jax.tree.flatten(jax.tree.map(abstract, (call.args, call.kwargs)))
+        def named(path: Any, leaf: Any) -> Any:
+            part, argument, *rest = path
+            label = binding.signature.label(argument.idx) if part.idx == 0 else argument.key
+            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)))
+
+        given = (call.args, call.kwargs)
+        leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
         avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
         return call.statics, binding.positions, tree, avals
 

@@ -78,19 +78,16 @@ class Binding:
     Attributes:
         step_name: For messages.
         slots: The positional arguments, static ones too.
+        positions: Their numbers, whichever way they are passed.
         static: Numbers of the static ones.
         signature: What is known of the others, counted without the static ones.
     """
 
     step_name: str
     slots: tuple[Slot, ...]
+    positions: tuple[int, ...]
     static: frozenset[int]
     signature: StepSignature
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Numbers of all positional arguments, whichever way they are passed."""
-        return tuple(slot.position for slot in self.slots)
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Take the arguments of a call apart.
@@ -231,6 +228,7 @@ def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> 
     return Binding(
         step_name=options.name,
         slots=slots,
+        positions=tuple(slot.position for slot in slots),
         static=frozenset(static),
         signature=StepSignature(
             batch_argnums=tuple(number for number, _ in pairs),

@@ -11,6 +11,10 @@ class TraceError(MeshwiseError):
     """The step cannot be traced or does not separate into micro-batches."""
 
 
+class LossError(TraceError, TypeError):
+    """What is differentiated is no real scalar; a `TypeError` too, which JAX raises."""
+
+
 class PinError(MeshwiseError):
     """A pin names nothing, or contradicts another pin or the mesh."""
 

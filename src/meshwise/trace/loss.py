@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import core
 from jax.interpreters import ad, batching, mlir
 
+from meshwise.errors import LossError
 from meshwise.jax_compat import Primitive, is_staged, is_tracer, is_tracing, jaxpr_as_fun
 
 loss_and_grad_p = Primitive("loss_and_grad")
@@ -84,7 +85,7 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """Like `jax.value_and_grad`; under `parallelize` it marks where the loss is.
 
-    What JAX refuses is left to JAX, so that the errors are the same.
+    What else JAX refuses is left to JAX, so that the errors are the same.
 
     Args:
         fun: The loss; returns a real scalar, or `(scalar, aux)` with `has_aux`.
@@ -98,7 +99,8 @@ def value_and_grad(
         A function with the arguments of `fun` that returns `(value, gradients)`.
 
     Raises:
-        TypeError: the loss is not a real scalar, or an argument is not differentiable.
+        LossError: the loss is not a real scalar.
+        TypeError: whatever else JAX refuses, as an argument that is not differentiable.
     """
     plain = jax.value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, **kwargs)
 
@@ -157,9 +159,14 @@ def _marked(
     except _NotALoss:
         return None
     value_aval = closed.out_avals[0]
-    is_real_scalar = value_aval.shape == () and jnp.issubdtype(value_aval.dtype, jnp.floating)
+    if value_aval.shape != () or not jnp.issubdtype(value_aval.dtype, jnp.floating):
+        name = getattr(fun, "__name__", "the loss")
+        raise LossError(
+            f"{name} returns {value_aval.str_short()}, but a loss must be a real scalar; reduce "
+            "it, for example with jnp.mean"
+        )
     operands = [*closed.consts, *operands]
-    if not is_real_scalar or closed.effects or not all(map(_is_fit, closed.consts)):
+    if closed.effects or not all(map(_is_fit, closed.consts)):
         return None
     if not any(map(is_tracer, operands)):
         return None

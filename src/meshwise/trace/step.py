@@ -78,8 +78,12 @@ class TracedStep:
     warnings: tuple[str, ...] = ()
 
 
-def abstract(value: Any) -> jax.ShapeDtypeStruct:
+def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
     """Shape and dtype of an argument, without its sharding.
+
+    Args:
+        value: The argument, or a leaf of it.
+        where: What the message calls it.
 
     Raises:
         TraceError: the value is not an array.
@@ -88,7 +92,7 @@ def abstract(value: Any) -> jax.ShapeDtypeStruct:
         aval = jax.typeof(value) if not isinstance(value, jax.ShapeDtypeStruct) else value
     except TypeError as error:
         raise TraceError(
-            f"an argument leaf of type {type(value).__name__} is not an array ({value!r:.80}); "
+            f"{where} of type {type(value).__name__} is not an array ({value!r:.80}); "
             "pass it through static_argnums, or make it an array"
         ) from error
     weak = bool(getattr(aval, "weak_type", False))
