@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from graph_builders import DEVICE, mesh, perceptron
-from meshwise.baselines.methods import BASELINES, plan_baseline
+from meshwise.baselines.methods import BASELINES, plan_baseline, plan_intra_op
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.intra.options import IntraOptions
@@ -168,6 +168,15 @@ def test_sequence_parallel_is_found_where_light_work_is_dear():
     found = kinds(graph, result.decision, on, at_least=2**20)
     assert found.get("reduce-scatter", 0) >= 1
     assert found.get("all-gather", 0) >= 1
+
+
+def test_intra_op_is_never_dearer_under_a_limit():
+    graph, batch = problem(3, 2048, 256)
+    three = plan_baseline("Zero3", graph, ONE_AXIS, batch, IntraOptions())
+    options = IntraOptions(memory_bytes=three.peak_bytes)
+    best = plan_intra_op(graph, ONE_AXIS, batch, options)
+    assert best.peak_bytes <= three.peak_bytes
+    assert best.objective_s <= step_time_s(graph, three.decision, ONE_AXIS) * (1 + 1e-9)
 
 
 def test_too_little_memory_names_what_is_largest():

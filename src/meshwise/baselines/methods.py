@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from meshwise.baselines.restrictions import data_parallel, heuristic, megatron, zero2, zero3
 from meshwise.baselines.roles import InputInfo, input_info
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.errors import PlanError
+from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph
 from meshwise.intra.options import IntraOptions, IntraResult, Restriction
 from meshwise.intra.plan_graph import plan_graph
+from meshwise.intra.price import step_time_s
 
 BASELINES: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction]] = {
     "DataParallel": data_parallel,
@@ -47,3 +48,51 @@ def plan_baseline(
         raise PlanError(f"no method {method!r}; known are {', '.join(BASELINES)}")
     restriction = BASELINES[name](graph, mesh, input_info(graph, batch_dims))
     return plan_graph(graph, mesh, dataclasses.replace(options, restriction=restriction))
+
+
+def plan_intra_op(
+    graph: Graph, mesh: LogicalMesh, batch_dims: Mapping[int, int], options: IntraOptions
+) -> IntraResult:
+    """Plan a graph freely; where that is not proved best, no named method is better.
+
+    A plan that is optimal needs no comparison: every method searches a part of its space.
+
+    Args:
+        graph: The graph.
+        mesh: Where it runs.
+        batch_dims: Positions among the graph's inputs -> the batch dim.
+        options: As for `plan_graph`.
+
+    Raises:
+        InfeasibleError: neither the free search nor a method has a plan that fits.
+    """
+    best: IntraResult | None = None
+    failure: InfeasibleError | None = None
+    try:
+        best = plan_graph(graph, mesh, options)
+    except InfeasibleError as error:
+        failure = error
+    if best is not None and best.status == "optimal":
+        return best
+    for name in BASELINES:
+        if name == "Megatron" and len(mesh.sizes) != 2:
+            continue
+        try:
+            other = plan_baseline(name, graph, mesh, batch_dims, options)
+        except InfeasibleError:
+            continue
+        price = step_time_s(graph, other.decision, mesh, objective=options.objective)
+        if best is None or price < best.objective_s:
+            bound = min(best.bound_s, price) if best is not None else 0.0
+            best = dataclasses.replace(
+                other,
+                objective_s=price,
+                bound_s=bound,
+                gap=(price - bound) / price if price > 0 else 0.0,
+                space=best.space if best is not None else other.space,
+                status="bounded",
+            )
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.layout import SUM
 from meshwise.intra.blocks import is_light
 from meshwise.intra.options import OperatorPath
 
@@ -112,8 +111,3 @@ def _follow_scan(
     for j, t in enumerate(op.outputs):
         shift = 0 if j < body.num_carry else 1
         tags.update((t, d + shift) for u, d in inner if u == body.graph.outputs[j])
-
-
-def sums_over(op: Operator, loop: int) -> bool:
-    """Whether a loop is reduced with a sum."""
-    return op.rule.loops[loop].kind == SUM

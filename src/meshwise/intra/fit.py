@@ -35,7 +35,7 @@ _LOOSER = 3
 # If the plan of least memory needs this much more than there is, looser rows do not help.
 _HOPELESS = 1.15
 # Enumeration is tried up to this many nodes, partial choices and judged plans.
-_SMALL_NODES = 40
+_SMALL_NODES = 24
 _MAX_STEPS = 1_000_000
 _MAX_LEAVES = 6_000
 # Random starts of the descent on the true peak, for small problems in which nothing fitted yet.

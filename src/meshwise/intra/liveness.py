@@ -27,8 +27,7 @@ class Liveness:
         start: For each tensor when its buffer is written; -1 for inputs.
         end: For each root the last time at which its buffer is read.
         fused: Values that never get a buffer.
-        first_use: For each (tensor, group) the first use.
-        last_use: For each (tensor, group) the last use, uses of bitcasts included.
+        last_use_of: For each tensor its own last use, those of its bitcasts not included.
     """
 
     root: tuple[int, ...]
