@@ -64,6 +64,8 @@ class Values:
             piece of an all-to-all is cut out by itself, and joined again by itself.
         outputs: Positions of the results of the graph.
         aliased: Result -> input whose buffer it takes.
+        placed: Results that are written into a buffer of the loop around.
+        is_body: Of a loop.
     """
 
     kind: list[int] = field(default_factory=list[int])
@@ -79,6 +81,8 @@ class Values:
     fan: dict[int, int] = field(default_factory=dict[int, int])
     outputs: list[int] = field(default_factory=list[int])
     aliased: dict[int, int] = field(default_factory=dict[int, int])
+    placed: set[int] = field(default_factory=set[int])
+    is_body: bool = False
 
     def add(
         self,
@@ -348,19 +352,27 @@ def emitted(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Values:
 
 
 def emitted_body(
-    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, num_consts: int, num_carry: int
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    num_consts: int,
+    num_carry: int,
+    length: int,
 ) -> Values:
     """The values of one iteration: constants and carries lie outside, xs are sliced."""
     emitter = _Emitter(graph, decision, mesh)
     out = emitter.out
+    out.is_body = True
     first_xs = num_consts + num_carry
     values: list[int] = []
+    # The number of the iteration, which every slice reads.
+    counter = out.add(INPUT, (), 0, graph.inputs[0] if graph.inputs else 0, -1)
     for k, (t, layout) in enumerate(zip(graph.inputs, decision.inputs, strict=True)):
         value = out.add(INPUT, (), 0, t, -1)
         values.append(value)
         if k >= first_xs:
             num_bytes = emitter.bytes_of(graph.tensors[t], layout)
-            value = out.add(FUSIBLE, (value,), num_bytes, t, -1, is_moving=True)
+            value = out.add(FUSIBLE, (value, counter), num_bytes, t, -1, is_moving=True)
         emitter.home[t] = (value, layout)
     for time, (op, chosen) in enumerate(zip(graph.operators, decision.operators, strict=True)):
         emitter.operator(time, op, chosen)
@@ -373,13 +385,15 @@ def emitted_body(
             if value == carry:
                 continue
             # The new carry is written into the old one.
-            value = out.add(FUSIBLE, (value,), 0, t, end)
+            value = out.add(FUSIBLE, (value,), out.num_bytes[value], t, end)
             out.aliased[value] = carry
         elif (t, use) in written:
             continue
         else:
             # A slice of the stacked result is written in place.
-            value = out.add(FUSIBLE, (value,), 0, t, end, is_moving=True)
+            size = out.num_bytes[value] * length
+            value = out.add(FUSIBLE, (value, counter), size, t, end, is_moving=True)
+            out.placed.add(value)
             written[t, use] = value
         out.outputs.append(value)
     return out

@@ -30,6 +30,7 @@ class Instructions:
         live_out: Buffers that leave the program, in the order of the results.
         over_input: Result buffers that take the place of a donated argument.
         is_plain: Whether XLA keeps the instruction as it came: a collective, a loop.
+        input_users: Further readers of the inputs; inside of a loop XLA counts them too.
         fan: Over how many paths an instruction reaches its operands, where not one.
         num_instructions: Of the whole program, arguments and views included.
     """
@@ -42,6 +43,7 @@ class Instructions:
     live_out: tuple[int, ...]
     over_input: frozenset[int]
     is_plain: list[bool]
+    input_users: dict[int, int]
     fan: dict[int, int]
     num_instructions: int
 
@@ -207,6 +209,7 @@ def instructions(values: Values) -> Instructions:
         live_out=(),
         over_input=frozenset(),
         is_plain=[],
+        input_users={},
         fan={},
         num_instructions=0,
     )
@@ -247,6 +250,7 @@ def instructions(values: Values) -> Instructions:
             is_elementwise = values.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
             out.may_reuse.append(reads if is_elementwise else ())
     over_input: set[int] = set()
+    read_again = {b for reads in out.reads for b in reads}
     readers: dict[int, list[int]] = {}
     for i, reads in enumerate(out.reads):
         for b in reads:
@@ -259,7 +263,13 @@ def instructions(values: Values) -> Instructions:
         over_input.add(v)
         maker = position.get(v if kind[v] != PART else inputs[v][0])
         if maker is not None:
-            before = [i for i in readers.get(argument, ()) if i < maker]
+            # Later readers come first too, unless they may depend on the new value.
+            is_last = v not in read_again
+            before = [
+                i
+                for i in readers.get(argument, ())
+                if i < maker or (is_last and i > maker and out.value[i] not in values.aliased)
+            ]
             if before:
                 after[maker] = before
     return Instructions(
@@ -269,8 +279,9 @@ def instructions(values: Values) -> Instructions:
         may_reuse=out.may_reuse,
         after=after,
         live_out=tuple(dict.fromkeys(root[v] for v in values.outputs if kind[v] != INPUT)),
-        over_input=frozenset(over_input),
+        over_input=frozenset(over_input | values.placed),
         is_plain=out.is_plain,
+        input_users={b: len(found) - 1 for b, found in readers.items()} if values.is_body else {},
         fan={position[v]: n for v, n in values.fan.items() if v in position},
         num_instructions=sum(stored) + 1,  # The tuple of the results.
     )

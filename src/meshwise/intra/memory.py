@@ -78,7 +78,9 @@ def _highest(
         body, inner = graph.operators[time].body, decision.operators[time].body
         if v not in place or body is None or inner is None:
             continue
-        values_inside = emitted_body(body.graph, inner, mesh, body.num_consts, body.num_carry)
+        values_inside = emitted_body(
+            body.graph, inner, mesh, body.num_consts, body.num_carry, body.length
+        )
         bodies[place[v]] = _highest(body.graph, inner, mesh, values_inside, (*path, time))
     sizes = Sizes(
         buffer=values.num_bytes, inner={i: found.num_bytes for i, found in bodies.items()}

@@ -127,6 +127,8 @@ def _ranks(
         all_bytes += own
         extra[i] = max(flow.num_readers[i] - 1, 0)
         total[i] = own
+        if program.input_users:
+            extra[i] += sum(program.input_users.get(b, 0) for b in program.reads[i])
         paths = program.fan.get(i, 1)
         for j in flow.operands[i]:
             extra[i] += extra[j] * paths
