@@ -1,11 +1,9 @@
+"""Arguments of a step: numbers, keywords, static and donated ones, names in errors."""
+
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +13,7 @@ import pytest
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.errors import ClusterError, MeshwiseError, PinError, PlanError, TraceError
+from meshwise.errors import TraceError
 
 CLUSTER = cpu_cluster(2)
 X = jnp.arange(8.0).reshape(4, 2)
@@ -43,205 +41,6 @@ def fresh() -> Any:
 
 def message(error: pytest.ExceptionInfo[Any]) -> str:
     return str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        (
-            {"microbatch_statistics": "loacl"},
-            TraceError,
-            "microbatch_statistics must be 'exact' or 'local', got 'loacl'",
-        ),
-        (
-            {"num_microbatches": "many"},
-            TraceError,
-            "num_microbatches must be a whole number of at least 1, or 'auto', got 'many'",
-        ),
-        (
-            {"num_microbatches": 2.0},
-            TraceError,
-            "num_microbatches must be a whole number of at least 1, or 'auto', got 2.0",
-        ),
-        (
-            {"num_microbatches": True},
-            TraceError,
-            "num_microbatches must be a whole number of at least 1, or 'auto', got True",
-        ),
-        (
-            {"num_microbatches": 0},
-            TraceError,
-            "num_microbatches must be a whole number of at least 1, or 'auto', got 0",
-        ),
-        (
-            {"donate_argnums": "all"},
-            TraceError,
-            "donate_argnums must be the number of an argument or a tuple of such numbers, or "
-            "'auto', got 'all'",
-        ),
-        (
-            {"donate_argnums": True},
-            TraceError,
-            "donate_argnums must be the number of an argument or a tuple of such numbers, or "
-            "'auto', got True",
-        ),
-        (
-            {"batch_argnums": "batch"},
-            TraceError,
-            "batch_argnums must be the number of an argument or a tuple of such numbers, got "
-            "'batch'",
-        ),
-        (
-            {"static_argnums": (0.5,)},
-            TraceError,
-            "static_argnums must be the number of an argument or a tuple of such numbers, got "
-            "(0.5,)",
-        ),
-        (
-            {"memory_bytes": "16GB"},
-            TraceError,
-            "memory_bytes must be a positive number, the bytes that one device may use, as "
-            "16 * 2**30, got '16GB'",
-        ),
-        (
-            {"pins": ["0/w"]},
-            PinError,
-            "pins must map patterns of argument paths to PartitionSpecs, as "
-            "{'0/params/**/kernel': P('x', None)}, got ['0/w']",
-        ),
-        ({"method": mw.Zero3}, PlanError, "method is the class Zero3; pass method=mw.Zero3()"),
-        (
-            {"method": mw.Megatron},
-            PlanError,
-            "method is the class Megatron; pass method=mw.Megatron(dp=..., tp=...)",
-        ),
-        ({"method": "zero3"}, PlanError, "method is the string 'zero3'; pass method=mw.Zero3()"),
-        (
-            {"method": "Data-Parallel"},
-            PlanError,
-            "method is the string 'Data-Parallel'; pass method=mw.DataParallel()",
-        ),
-        (
-            {"method": "fastest"},
-            PlanError,
-            "method is 'fastest' (str); the methods are mw.IntraOp(), mw.Auto(), "
-            "mw.DataParallel(), mw.Zero2(), mw.Zero3(), mw.Megatron(dp=..., tp=...), "
-            "mw.Heuristic(), mw.Replay(plan)",
-        ),
-        (
-            {"method": int},
-            PlanError,
-            "method is the class int; the methods are mw.IntraOp(), mw.Auto(), "
-            "mw.DataParallel(), mw.Zero2(), mw.Zero3(), mw.Megatron(dp=..., tp=...), "
-            "mw.Heuristic(), mw.Replay(plan)",
-        ),
-        (
-            {"cluster": "8x p3.16xlarge"},
-            ClusterError,
-            "cluster is the string '8x p3.16xlarge'; pass "
-            "cluster=mw.Cluster.virtual('8x p3.16xlarge')",
-        ),
-        (
-            {"cluster": Path("our.toml")},
-            ClusterError,
-            "cluster is the path 'our.toml'; pass cluster=mw.Cluster.from_file('our.toml')",
-        ),
-        (
-            {"cluster": 8},
-            ClusterError,
-            "cluster is 8; pass a mw.Cluster, as mw.Cluster.virtual('8x p3.16xlarge'), or None "
-            "for the devices of this process",
-        ),
-        (
-            {"cluster": mw.Cluster},
-            ClusterError,
-            "cluster is the class Cluster; pass a mw.Cluster, as "
-            "mw.Cluster.virtual('8x p3.16xlarge'), or None for the devices of this process",
-        ),
-    ],
-)
-def test_wrong_options_are_refused_when_the_step_is_made(
-    options: dict[str, Any], error: type[MeshwiseError], text: str
-) -> None:
-    with pytest.raises(error) as caught:
-        mw.parallelize(step, **options)
-    assert message(caught) == text
-
-
-def test_a_plan_is_not_a_method() -> None:
-    plan = parallelize(step).plan(STATE, X)
-    with pytest.raises(PlanError) as caught:
-        mw.parallelize(step, method=plan)
-    assert message(caught) == "method is a Plan; to run it again pass method=mw.Replay(plan)"
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (
-            lambda: mw.Replay("x"),  # type: ignore[arg-type]
-            "Replay takes a Plan, got the string 'x'; read the plan's JSON with "
-            "mw.Plan.from_json(text)",
-        ),
-        (
-            lambda: mw.Replay(None),  # type: ignore[arg-type]
-            "Replay takes a Plan, got None (NoneType); pass what step.plan(...) or "
-            "mw.Plan.from_json(text) returned",
-        ),
-        (
-            lambda: mw.IntraOp(mesh_shape=(2, 0)),
-            "IntraOp(mesh_shape=(2, 0)): the shape of a mesh is a tuple of sizes of at least 1, "
-            "as (2, 4), or None for every view",
-        ),
-        (
-            lambda: mw.Heuristic(mesh_shape=8),  # type: ignore[arg-type]
-            "Heuristic(mesh_shape=8): the shape of a mesh is a tuple of sizes of at least 1, as "
-            "(2, 4), or None for every view",
-        ),
-        (
-            lambda: mw.IntraOp(objective="speed"),  # type: ignore[arg-type]
-            "IntraOp(objective='speed'): the objectives are 'time' and 'alpa'",
-        ),
-        (
-            lambda: mw.Auto(time_limit_s=0),
-            "Auto(time_limit_s=0): the limit must be a positive number",
-        ),
-        (
-            lambda: mw.Auto(seed=1.5),  # type: ignore[arg-type]
-            "Auto(seed=1.5): the seed must be a whole number from 0",
-        ),
-        (
-            lambda: mw.Megatron(dp=2, tp=0),
-            "Megatron(tp=0): tp must be a whole number of at least 1",
-        ),
-        (
-            lambda: mw.Megatron(dp="2", tp=1),  # type: ignore[arg-type]
-            "Megatron(dp='2'): dp must be a whole number of at least 1",
-        ),
-    ],
-)
-def test_methods_check_their_fields(make: Any, text: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        make()
-    assert message(caught) == text
-
-
-def test_the_shape_of_a_mesh_may_be_a_list() -> None:
-    assert mw.IntraOp(mesh_shape=[2, 4]) == mw.IntraOp(mesh_shape=(2, 4))  # type: ignore[arg-type]
-
-
-def test_options_in_place_of_the_step_are_refused() -> None:
-    with pytest.raises(TraceError) as caught:
-        mw.parallelize(mw.Zero3())  # type: ignore[arg-type]
-    assert message(caught) == (
-        "parallelize takes the step, a function, got Zero3(); options go by keyword, as "
-        "parallelize(step, method=mw.Zero3(), cluster=...)"
-    )
-    with pytest.raises(TraceError) as caught:
-        mw.parallelize(mw.parallelize(step))
-    assert message(caught) == (
-        "step is made by parallelize already; parallelize the function itself"
-    )
 
 
 def test_a_batch_by_keyword_is_batch_data() -> None:
@@ -462,77 +261,6 @@ def test_a_compiled_step_is_not_transformed(around: Any, run_before: bool) -> No
         "step is made by parallelize and compiled already, so jax.jit, jax.grad, jax.vmap and "
         "jax.lax.scan cannot go through it; call it with arrays, and put what is around it into "
         "the step itself"
-    )
-
-
-class Trainer:
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    @mw.parallelize(method=mw.DataParallel(), cluster=CLUSTER, donate_argnums=())
-    def step(self, state: Any, batch: Any) -> Any:
-        return step(state, self.rate * batch)
-
-    @classmethod
-    @mw.parallelize(method=mw.DataParallel(), cluster=CLUSTER, donate_argnums=())
-    def of_class(cls, state: Any, batch: Any) -> Any:
-        assert cls is Trainer
-        return step(state, batch)
-
-    @staticmethod
-    @mw.parallelize(method=mw.DataParallel(), cluster=CLUSTER, donate_argnums=())
-    def of_no_one(state: Any, batch: Any) -> Any:
-        return step(state, batch)
-
-
-def test_a_method_is_a_step_of_its_object() -> None:
-    one, two = Trainer(1.0), Trainer(2.0)
-    assert isinstance(Trainer.step, mw.ParallelStep)
-    assert one.step is one.step
-    for _ in range(2):
-        for trainer in (one, two):
-            wanted = step(STATE, trainer.rate * X)
-            jax.tree.map(np.testing.assert_allclose, trainer.step(STATE, batch=X), wanted)
-    for other in (Trainer.of_class, one.of_class, Trainer.of_no_one, two.of_no_one):
-        jax.tree.map(np.testing.assert_allclose, other(STATE, X), step(STATE, X))
-    assert Trainer.of_class is one.of_class
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-)
-def test_a_copy_of_an_object_has_a_step_of_its_own(copied: Any) -> None:
-    one = Trainer(1.0)
-    one.step(STATE, X)
-    two = copied(one)
-    two.rate = 3.0
-    jax.tree.map(np.testing.assert_allclose, two.step(STATE, X), step(STATE, 3.0 * X))
-    jax.tree.map(np.testing.assert_allclose, one.step(STATE, X), step(STATE, X))
-
-
-def test_a_method_of_a_frozen_object_and_of_one_with_slots() -> None:
-    @dataclass(frozen=True)
-    class Frozen:
-        rate: float
-
-        @parallelize
-        def step(self, state: Any, batch: Any) -> Any:
-            return step(state, self.rate * batch)
-
-    jax.tree.map(np.testing.assert_allclose, Frozen(2.0).step(fresh(), X), step(STATE, 2 * X))
-
-    class Slotted:
-        __slots__ = ()
-
-        @parallelize
-        def step(self, state: Any, batch: Any) -> Any:
-            return step(state, batch)
-
-    with pytest.raises(TraceError) as caught:
-        Slotted().step(STATE, X)
-    assert message(caught) == (
-        "step is a method of Slotted, whose __slots__ leave no place for the compiled step; add "
-        "'__dict__' to them, or parallelize a function"
     )
 
 

@@ -1,0 +1,106 @@
+"""`parallelize` on the methods of a class."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwise as mw
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.errors import TraceError
+
+CLUSTER = cpu_cluster(2)
+X = jnp.arange(8.0).reshape(4, 2)
+STATE = {"w": jnp.ones((2, 2))}
+parallelize = partial(mw.parallelize, method=mw.DataParallel(), cluster=CLUSTER)
+
+
+def step(state: Any, batch: Any) -> Any:
+    return {"w": state["w"] + (batch.T @ batch)}, jnp.mean(batch @ state["w"])
+
+
+def fresh() -> Any:
+    return jax.tree.map(jnp.copy, STATE)
+
+
+def message(error: pytest.ExceptionInfo[Any]) -> str:
+    return str(error.value)
+
+
+class Trainer:
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    @mw.parallelize(method=mw.DataParallel(), cluster=CLUSTER, donate_argnums=())
+    def step(self, state: Any, batch: Any) -> Any:
+        return step(state, self.rate * batch)
+
+    @classmethod
+    @mw.parallelize(method=mw.DataParallel(), cluster=CLUSTER, donate_argnums=())
+    def of_class(cls, state: Any, batch: Any) -> Any:
+        assert cls is Trainer
+        return step(state, batch)
+
+    @staticmethod
+    @mw.parallelize(method=mw.DataParallel(), cluster=CLUSTER, donate_argnums=())
+    def of_no_one(state: Any, batch: Any) -> Any:
+        return step(state, batch)
+
+
+def test_a_method_is_a_step_of_its_object() -> None:
+    one, two = Trainer(1.0), Trainer(2.0)
+    assert isinstance(Trainer.step, mw.ParallelStep)
+    assert one.step is one.step
+    for _ in range(2):
+        for trainer in (one, two):
+            wanted = step(STATE, trainer.rate * X)
+            jax.tree.map(np.testing.assert_allclose, trainer.step(STATE, batch=X), wanted)
+    for other in (Trainer.of_class, one.of_class, Trainer.of_no_one, two.of_no_one):
+        jax.tree.map(np.testing.assert_allclose, other(STATE, X), step(STATE, X))
+    assert Trainer.of_class is one.of_class
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_copy_of_an_object_has_a_step_of_its_own(copied: Any) -> None:
+    one = Trainer(1.0)
+    one.step(STATE, X)
+    two = copied(one)
+    two.rate = 3.0
+    jax.tree.map(np.testing.assert_allclose, two.step(STATE, X), step(STATE, 3.0 * X))
+    jax.tree.map(np.testing.assert_allclose, one.step(STATE, X), step(STATE, X))
+
+
+def test_a_method_of_a_frozen_object_and_of_one_with_slots() -> None:
+    @dataclass(frozen=True)
+    class Frozen:
+        rate: float
+
+        @parallelize
+        def step(self, state: Any, batch: Any) -> Any:
+            return step(state, self.rate * batch)
+
+    jax.tree.map(np.testing.assert_allclose, Frozen(2.0).step(fresh(), X), step(STATE, 2 * X))
+
+    class Slotted:
+        __slots__ = ()
+
+        @parallelize
+        def step(self, state: Any, batch: Any) -> Any:
+            return step(state, batch)
+
+    with pytest.raises(TraceError) as caught:
+        Slotted().step(STATE, X)
+    assert message(caught) == (
+        "step is a method of Slotted, whose __slots__ leave no place for the compiled step; add "
+        "'__dict__' to them, or parallelize a function"
+    )
