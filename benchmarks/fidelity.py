@@ -128,7 +128,7 @@ def table(found: Sequence[Comparison]) -> str:
         lines.append(
             f"| {item.case} | {item.method} | {item.predicted_bytes / 1e6:.3f} "
             f"| {item.measured_bytes / 1e6:.3f} | {item.memory_ratio:.3f} "
-            f"| {item.flop_ratio:.4f} | {f'{total:.2f} MB, equal' if not wrong else wrong} |"
+            f"| {item.flop_ratio:.4f} | {wrong if wrong else f'{total:.2f} MB, equal'} |"
         )
     errors = [abs(item.memory_ratio - 1) for item in found]
     lines.append("")

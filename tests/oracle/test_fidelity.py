@@ -17,7 +17,6 @@ from benchmarks.fidelity import (
     planned_collective_bytes,
 )
 from benchmarks.fidelity_cases import HELD_OUT_SEEDS, LISTED, drawn
-from random_decision import random_decision
 
 import meshwise as mw
 from meshwise.cluster.spec import Cluster
@@ -25,6 +24,7 @@ from meshwise.plan.collectives import collectives
 from meshwise.runtime.hlo import hlo_collectives
 from meshwise.spmd.program import concrete_mesh, jitted_step
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from random_decision import random_decision
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
 

@@ -179,109 +179,130 @@ def _is_blocked(values: Values, v: int, reader: int) -> bool:
     return False
 
 
-def instructions(values: Values) -> Instructions:
-    """What runs, and on which buffers."""
-    inputs, users = values.inputs, _users(values)
-    kind = _with_library_calls(values, users)
-    stored, repeated, absorbed = _stored(values, kind, users)
-    count = len(kind)
-    root = list(range(count))
-    expression: list[tuple[int, ...]] = [()] * count
-    num_readers = [0] * count
-    for v in range(count):
-        for u in set(inputs[v]):
-            num_readers[u] += 1
-    for v in values.outputs:
-        num_readers[v] += 1
+class _Assembly:
+    """Instructions while they are put together; lives only inside `instructions`."""
 
-    def read(reader: int, v: int) -> tuple[int, ...]:
-        if kind[v] == INPUT:
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self.users = _users(values)
+        self.kind = _with_library_calls(values, self.users)
+        self.stored, self.repeated, self.absorbed = _stored(values, self.kind, self.users)
+        count = len(self.kind)
+        self.root = list(range(count))
+        self.expression: list[tuple[int, ...]] = [()] * count
+        self.position: dict[int, int] = {}
+        self.leaving = frozenset(values.outputs)
+        self.value: list[int] = []
+        self.reads: list[tuple[int, ...]] = []
+        self.defines: list[tuple[int, ...]] = []
+        self.may_reuse: list[tuple[int, ...]] = []
+
+    def read(self, reader: int, v: int) -> tuple[int, ...]:
+        """Buffers that a reader of `v` reads."""
+        if self.kind[v] == INPUT:
             return (v,)
-        repeats = repeated[v] and kind[reader] in (FUSIBLE, VIEW) and not absorbed[reader]
-        return (root[v],) if stored[v] and not repeats else expression[v]
+        if not self.stored[v]:
+            return self.expression[v]
+        is_fusible = self.kind[reader] in (FUSIBLE, VIEW) and not self.absorbed[reader]
+        return self.expression[v] if self.repeated[v] and is_fusible else (self.root[v],)
 
-    out = Instructions(
-        value=[],
-        reads=[],
-        defines=[],
-        may_reuse=[],
-        after={},
-        live_out=(),
-        over_input=frozenset(),
-        is_plain=[],
-        input_users={},
-        fan={},
-        num_instructions=0,
-    )
-    position: dict[int, int] = {}
-    for v in range(count):
-        if kind[v] == INPUT:
-            continue
-        reads = tuple(dict.fromkeys(x for u in inputs[v] for x in read(v, u)))
-        if kind[v] == PART:
-            loop = position[inputs[v][0]]
-            out.defines[loop] = (*out.defines[loop], v)
-            continue
-        expression[v] = reads
-        if not stored[v]:
-            continue
+    def shared_root(self, v: int) -> int | None:
+        """The buffer in which `v` already lies, if it needs none of its own."""
+        inputs, kind = self.values.inputs, self.kind
         source = inputs[v][0] if inputs[v] else -1
-        if kind[v] == VIEW and (kind[source] == INPUT or (stored[source] and not repeated[source])):
-            root[v] = source if kind[source] == INPUT else root[source]
-            continue
-        if (
-            kind[v] == INITIAL
-            and kind[source] != INPUT
-            and stored[source]
-            and num_readers[source] == 1
-            and root[source] == source
-        ):
-            root[v] = root[source]
-            continue
-        position[v] = len(out.value)
-        out.value.append(v)
-        out.reads.append(reads)
-        out.is_plain.append(kind[v] == OPAQUE and (values.is_copy[v] or v in values.loops))
-        out.defines.append((v,) if v not in values.loops else ())
+        if kind[v] == VIEW and kind[source] == INPUT:
+            return source
+        if kind[v] == VIEW and self.stored[source] and not self.repeated[source]:
+            return self.root[source]
+        if kind[v] == INITIAL and kind[source] != INPUT and self.stored[source]:
+            # The loop may write over a value that nothing else reads.
+            is_own = self.root[source] == source and source not in self.leaving
+            if is_own and len(self.users[source]) == 1:
+                return source
+        return None
+
+    def run(self) -> None:
+        values, kind = self.values, self.kind
+        for v, inputs in enumerate(values.inputs):
+            if kind[v] == INPUT:
+                continue
+            if kind[v] == PART:
+                loop = self.position[inputs[0]]
+                self.defines[loop] = (*self.defines[loop], v)
+                continue
+            reads = tuple(dict.fromkeys(x for u in inputs for x in self.read(v, u)))
+            self.expression[v] = reads
+            if not self.stored[v]:
+                continue
+            shared = self.shared_root(v)
+            if shared is not None:
+                self.root[v] = shared
+                continue
+            self.position[v] = len(self.value)
+            self.value.append(v)
+            self.reads.append(reads)
+            self.defines.append(() if v in values.loops else (v,))
+            self.may_reuse.append(self.reusable(v, reads))
+
+    def reusable(self, v: int, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Buffers over which the result of an instruction may lie."""
+        values = self.values
         if v in values.loops:
             # The loop works in the buffers of its initial carries.
-            out.may_reuse.append(tuple(root[u] for u in inputs[v] if kind[u] == INITIAL))
-        else:
-            is_elementwise = values.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
-            out.may_reuse.append(reads if is_elementwise else ())
-    over_input: set[int] = set()
-    read_again = {b for reads in out.reads for b in reads}
-    readers: dict[int, list[int]] = {}
-    for i, reads in enumerate(out.reads):
-        for b in reads:
-            if kind[b] == INPUT:
-                readers.setdefault(b, []).append(i)
-    after: dict[int, list[int]] = {}
-    for v, argument in values.aliased.items():
-        if kind[v] == INPUT or root[v] != v or v in over_input:
-            continue
-        over_input.add(v)
-        maker = position.get(v if kind[v] != PART else inputs[v][0])
-        if maker is not None:
+            return tuple(self.root[u] for u in values.inputs[v] if self.kind[u] == INITIAL)
+        is_elementwise = values.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
+        return reads if is_elementwise else ()
+
+    def readers_of_inputs(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for i, reads in enumerate(self.reads):
+            for b in reads:
+                if self.kind[b] == INPUT:
+                    readers.setdefault(b, []).append(i)
+        return readers
+
+    def donations(self, readers: dict[int, list[int]]) -> tuple[set[int], dict[int, list[int]]]:
+        """Results that overwrite an argument, and what must have read it before."""
+        values = self.values
+        over_input: set[int] = set()
+        after: dict[int, list[int]] = {}
+        read_again = {b for reads in self.reads for b in reads}
+        for v, argument in values.aliased.items():
+            if self.kind[v] == INPUT or self.root[v] != v:
+                continue
+            over_input.add(v)
+            maker = self.position[values.inputs[v][0] if self.kind[v] == PART else v]
             # Later readers come first too, unless they may depend on the new value.
-            is_last = v not in read_again
             before = [
                 i
                 for i in readers.get(argument, ())
-                if i < maker or (is_last and i > maker and out.value[i] not in values.aliased)
+                if i < maker
+                or (i > maker and v not in read_again and self.value[i] not in values.aliased)
             ]
             if before:
                 after[maker] = before
+        return over_input, after
+
+
+def instructions(values: Values) -> Instructions:
+    """What runs, and on which buffers."""
+    made = _Assembly(values)
+    made.run()
+    readers = made.readers_of_inputs()
+    over_input, after = made.donations(readers)
+    kind = made.kind
     return Instructions(
-        value=out.value,
-        reads=out.reads,
-        defines=out.defines,
-        may_reuse=out.may_reuse,
+        value=made.value,
+        reads=made.reads,
+        defines=made.defines,
+        may_reuse=made.may_reuse,
         after=after,
-        live_out=tuple(dict.fromkeys(root[v] for v in values.outputs if kind[v] != INPUT)),
+        live_out=tuple(dict.fromkeys(made.root[v] for v in values.outputs if kind[v] != INPUT)),
         over_input=frozenset(over_input | values.placed),
-        is_plain=out.is_plain,
+        is_plain=[
+            kind[v] == OPAQUE and (values.is_copy[v] or v in values.loops) for v in made.value
+        ],
         input_users={b: len(found) - 1 for b, found in readers.items()} if values.is_body else {},
-        fan={position[v]: n for v, n in values.fan.items() if v in position},
-        num_instructions=sum(stored) + 1,  # The tuple of the results.
+        fan={made.position[v]: n for v, n in values.fan.items() if v in made.position},
+        num_instructions=sum(made.stored) + 1,  # The tuple of the results.
     )

@@ -18,7 +18,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.emitted import Values, emitted, emitted_body
 from meshwise.intra.fusion import Instructions, instructions
-from meshwise.intra.order import Sizes, lowest_peak
+from meshwise.intra.order import Sizes, scheduled_peak
 from meshwise.plan.decision import GraphDecision
 
 # The results of a program are one tuple: a pointer to each. Source: docs/xla_cpu.md section 3.
@@ -85,7 +85,7 @@ def _highest(
     sizes = Sizes(
         buffer=values.num_bytes, inner={i: found.num_bytes for i, found in bodies.items()}
     )
-    top = lowest_peak(program, sizes)
+    top = scheduled_peak(program, sizes)
     if top.instruction < 0:
         return Peak(num_bytes=0, time=(0,), buffers=())
     last = _last_uses(program, values)

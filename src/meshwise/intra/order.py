@@ -83,6 +83,7 @@ def _post_order(
 ) -> list[int]:
     """Depth first from each result; operands as they stand, or the lowest rank first."""
     done = [False] * len(before)
+    is_open = [False] * len(before)
     order: list[int] = []
     for end in (*results, *range(len(before))):
         stack = [end]
@@ -91,7 +92,9 @@ def _post_order(
             if done[i]:
                 stack.pop()
                 continue
-            waiting = [j for j in before[i] if not done[j]]
+            is_open[i] = True
+            # What is open already waits for this one: the two could only take turns by a copy.
+            waiting = [j for j in before[i] if not done[j] and not is_open[j]]
             if not waiting:
                 done[i] = True
                 order.append(i)
@@ -147,36 +150,44 @@ def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[i
     """Memory of an order: results are there before operands go, unless they lie over them."""
     size = [0 if b in program.over_input else n for b, n in enumerate(sizes.buffer)]
     left = {b: len(readers) + (b in flow.live_out) for b, readers in flow.readers.items()}
-    live = 0
-    best, at = -1, 0
+    live, best, at = 0, -1, 0
+    taken: list[int] = []
     for place, i in enumerate(order):
-        dying = []
+        dying: list[int] = []
         for b in program.reads[i]:
             if b in left:
                 left[b] -= 1
                 if not left[b]:
                     dying.append(b)
-        made = 0
-        for b in program.defines[i]:
-            made += size[b]
-            if size[b] and any(d in program.may_reuse[i] and size[d] == size[b] for d in dying):
-                d = next(d for d in dying if d in program.may_reuse[i] and size[d] == size[b])
-                dying.remove(d)
-                made -= size[b]
-        live += made
+        overwritten = _overwritten(program, size, i, dying)
+        live += sum(size[b] for b in program.defines[i]) - sum(size[b] for b in overwritten)
         high = live + sizes.inner.get(i, 0)
         if high > best:
-            best, at = high, place
-        live -= sum(size[b] for b in dying)
+            best, at, taken = high, place, overwritten
+        live -= sum(size[b] for b in dying if b not in overwritten)
         live -= sum(size[b] for b in program.defines[i] if not left[b])
+    live_buffers = [b for b in _live_at(program, flow, order, at) if b not in taken]
     return Peak(
         num_bytes=max(best, 0),
         instruction=order[at] if order else -1,
-        buffers=_live_at(program, flow, order, at),
+        buffers=tuple(live_buffers),
     )
 
 
-def _live_at(program: Instructions, flow: _Flow, order: Sequence[int], at: int) -> tuple[int, ...]:
+def _overwritten(
+    program: Instructions, size: Sequence[int], i: int, dying: Sequence[int]
+) -> list[int]:
+    """Dying operands over which the results of an instruction lie."""
+    found: list[int] = []
+    for b in program.defines[i]:
+        for d in dying:
+            if size[d] == size[b] and d not in found and d in program.may_reuse[i]:
+                found.append(d)
+                break
+    return found
+
+
+def _live_at(program: Instructions, flow: _Flow, order: Sequence[int], at: int) -> list[int]:
     when = {i: place for place, i in enumerate(order)}
     found: list[int] = []
     for b, maker in flow.maker.items():
@@ -185,10 +196,10 @@ def _live_at(program: Instructions, flow: _Flow, order: Sequence[int], at: int) 
         last = max((when[i] for i in flow.readers[b]), default=when[maker])
         if b in flow.live_out or last >= at:
             found.append(b)
-    return tuple(found)
+    return found
 
 
-def lowest_peak(program: Instructions, sizes: Sizes) -> Peak:
+def scheduled_peak(program: Instructions, sizes: Sizes) -> Peak:
     """The peak of the order that XLA takes."""
     flow = _Flow(program)
     return simulate(program, flow, sizes, depth_first_order(program, flow, sizes))
