@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from meshwise.baselines.methods import plan_baseline, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PinError, PlanError
@@ -15,7 +16,6 @@ from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout, is_valid
 from meshwise.intra.memory import peak_bytes
 from meshwise.intra.options import IntraOptions, IntraResult
-from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
 from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.plan.collectives import collectives
@@ -144,10 +144,8 @@ def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: 
         pins=pins,
     )
     if isinstance(method, (IntraOp, Auto)):
-        result = plan_graph(graph, mesh, options)
+        result = plan_intra_op(graph, mesh, step.batch_dims, options)
     else:
-        from meshwise.baselines.methods import plan_baseline
-
         result = plan_baseline(method_name(method), graph, mesh, step.batch_dims, options)
     return finished_plan(step, mesh, result, method, objective, has_pins=bool(pins))
 

@@ -64,10 +64,18 @@ def test_same_numbers_as_jit(num_microbatches: int, scan_layers: bool) -> None:
         parallel = mw.parallelize(step, num_microbatches=num_microbatches, donate_argnums=())
         found, found_loss = parallel(state, batch)
     np.testing.assert_allclose(found_loss, wanted_loss, rtol=1e-5)
-    start = jax.tree.leaves(state[0])
-    for a, b, c in zip(jax.tree.leaves(found[0]), jax.tree.leaves(wanted[0]), start, strict=True):
-        moved = float(jnp.linalg.norm(b - c))
-        assert float(jnp.linalg.norm(a - b)) <= 1e-3 * moved + 1e-5 * float(jnp.linalg.norm(b))
+    leaves = zip(
+        jax.tree.leaves(found[0]),
+        jax.tree.leaves(wanted[0]),
+        jax.tree.leaves(state[0]),
+        strict=True,
+    )
+    norms = [[float(jnp.linalg.norm(x)) for x in (a - b, b - c, b)] for a, b, c in leaves]
+    moved_most = max(moved for _, moved, _ in norms)
+    for error, moved, size in norms:
+        # The key bias has no gradient in exact arithmetic: its movement is rounding noise.
+        if moved > 1e-6 * moved_most:
+            assert error <= 1e-3 * moved + 1e-5 * size
 
 
 def test_micro_batches_save_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 from meshwise.baselines.restrictions import data_parallel, heuristic, megatron, zero2, zero3
@@ -74,6 +75,7 @@ def plan_intra_op(
         failure = error
     if best is not None and best.status == "optimal":
         return best
+    best_s = _price_s(graph, best, mesh, options)
     for name in BASELINES:
         if name == "Megatron" and len(mesh.sizes) != 2:
             continue
@@ -81,8 +83,9 @@ def plan_intra_op(
             other = plan_baseline(name, graph, mesh, batch_dims, options)
         except InfeasibleError:
             continue
-        price = step_time_s(graph, other.decision, mesh, objective=options.objective)
-        if best is None or price < best.objective_s:
+        price = _price_s(graph, other, mesh, options)
+        if price < best_s:
+            best_s = price
             bound = min(best.bound_s, price) if best is not None else 0.0
             best = dataclasses.replace(
                 other,
@@ -96,3 +99,12 @@ def plan_intra_op(
         assert failure is not None
         raise failure
     return best
+
+
+def _price_s(
+    graph: Graph, result: IntraResult | None, mesh: LogicalMesh, options: IntraOptions
+) -> float:
+    """What a plan really costs: a copy that several users share is made once."""
+    if result is None:
+        return math.inf
+    return step_time_s(graph, result.decision, mesh, objective=options.objective)
