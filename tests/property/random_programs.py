@@ -131,9 +131,7 @@ class Drawer:
         return update + self.params["table"].sum(1)
 
     def layers(self, x: jax.Array) -> jax.Array:
-        h = jnp.resize(x.reshape(ROWS, -1)[:, :4], (ROWS, 4)) if x.size < 64 else None
-        h = x.reshape(ROWS, -1)[:, :4] if h is None else h
-        h = jnp.tile(h[:, :1], (1, 8))
+        h = jnp.tile(x.reshape(ROWS, -1)[:, :1], (1, 8))
         key = self.next_key()
 
         def layer(carry: Any, w: jax.Array) -> Any:

@@ -1,0 +1,44 @@
+"""The lowering by sharding constraints as oracle of the explicit one, on the same decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import jax
+import pytest
+
+from meshwise.spmd.constraints import run_constrained
+from meshwise.spmd.program import shardings
+from oracle.compare import assert_same_x64
+from oracle.parallel import CLUSTER, decided_step, traced
+from oracle.problem import Trajectory, host_copy, run
+from property.random_programs import random_problem
+from random_decision import random_decision
+
+pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
+
+
+def _constrained(
+    program: Any, graph: Any, decision: Any, logical: Any, mesh: Any, donated: Any
+) -> Any:
+    return jax.jit(
+        lambda *args: tuple(run_constrained(program, decision, logical, args)),
+        in_shardings=tuple(shardings(decision.inputs, mesh)),
+        out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
+    )
+
+
+@pytest.mark.parametrize(("seed", "shape", "b"), [(1, (8,), 2), (5, (2, 4), 1)])
+def test_both_lowerings_give_the_same(seed, shape, b):
+    problem, mesh = random_problem(seed), CLUSTER.mesh(shape)
+    problem = dataclasses.replace(problem, calls=problem.calls[:1])
+    step = traced(problem, b)
+    decision = random_decision(step.graph, mesh, random.Random(seed))
+    explicit = run(decided_step(step, decision, mesh), problem)
+    oracle = run(decided_step(step, decision, mesh, lower=_constrained), problem)
+    want = Trajectory(
+        start=oracle.start, state=host_copy(oracle.state), outs=host_copy(oracle.outs)
+    )
+    assert_same_x64(want, explicit)
