@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwise.api import ParallelStep as ParallelStep
 from meshwise.api import parallelize as parallelize
-from meshwise.cluster.spec import Cluster as Cluster
+from meshwise.local_cluster import Cluster as Cluster
 from meshwise.methods import Auto as Auto
 from meshwise.methods import DataParallel as DataParallel
 from meshwise.methods import Heuristic as Heuristic

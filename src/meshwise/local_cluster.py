@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from meshwise.cluster import spec
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError
 
 # Accelerator name as JAX reports it (in parts) -> catalog host that has such devices.
@@ -21,20 +21,36 @@ _CATALOG_HOSTS = (
 )
 
 
-def local_cluster() -> Cluster:
-    """Describe the devices of this process; GPUs by their data sheet.
+class Cluster(spec.Cluster):
+    """A cluster; see `meshwise.cluster.spec.Cluster`."""
+
+    @classmethod
+    def local(cls) -> spec.Cluster:
+        """The devices that this process sees; see `local_cluster`.
+
+        Raises:
+            ClusterError: the accelerator is not in the catalog.
+        """
+        return local_cluster()
+
+
+def local_cluster() -> spec.Cluster:
+    """Describe the devices of this process: GPUs by their data sheet, memory as JAX may use it.
 
     Raises:
         ClusterError: the accelerator is not in the catalog.
     """
     devices = jax.devices()
     if devices[0].platform == "cpu":
-        return cpu_cluster(len(devices))
+        page_bytes, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+        return cpu_cluster(len(devices), host_memory_bytes=page_bytes * pages)
     kind = devices[0].device_kind
     for part, host_name in _CATALOG_HOSTS:
         if part in kind:
             host = Cluster.virtual(f"1x {host_name}").host
-            host = dataclasses.replace(host, num_devices=len(devices))
+            limit = (devices[0].memory_stats() or {}).get("bytes_limit", host.device.memory_bytes)
+            device = dataclasses.replace(host.device, memory_bytes=limit)
+            host = dataclasses.replace(host, num_devices=len(devices), device=device)
             return Cluster(name=f"{len(devices)} x {kind}", num_hosts=1, host=host)
     raise ClusterError(
         f"no data sheet for device {kind!r}; describe the host in a TOML file and pass "
@@ -42,13 +58,13 @@ def local_cluster() -> Cluster:
     )
 
 
-def check_cluster(cluster: Any) -> Cluster:
+def check_cluster(cluster: Any) -> spec.Cluster:
     """The cluster, if it is one.
 
     Raises:
         ClusterError: it is the text, the file or the number of devices that is meant.
     """
-    if isinstance(cluster, Cluster):
+    if isinstance(cluster, spec.Cluster):
         return cluster
     if isinstance(cluster, os.PathLike) or (isinstance(cluster, str) and cluster.endswith(".toml")):
         raise ClusterError(
