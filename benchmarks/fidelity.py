@@ -105,7 +105,7 @@ def compare(case: Case) -> Comparison:
     mesh = plan.mesh
     return Comparison(
         case=str(case),
-        method=plan.method.partition(", objective")[0].removesuffix(")") + ")",
+        method=plan.method.replace(", objective='time', time_limit_s=60.0, seed=0", ""),
         predicted_bytes=plan.peak_bytes,
         measured_bytes=measured_bytes,
         predicted_flop=plan.device_flop,
