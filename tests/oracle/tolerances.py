@@ -27,3 +27,6 @@ ADAM_EPS = 1e-3
 # the movement, for the whole state together (single small leaves are mostly noise), and the loss.
 BF16_OF_MOVEMENT = 3e-2
 BF16_LOSS = 1e-2
+
+# fp16 with loss scaling: the loss; flags (whether gradients were finite) must be identical.
+FP16_LOSS = 1e-2
