@@ -1,0 +1,98 @@
+"""The memory model on programs whose memory is known in closed form."""
+
+from __future__ import annotations
+
+from meshwise.intra.emitted import FUSIBLE, INPUT, OPAQUE, REDUCE, Values
+from meshwise.intra.fusion import instructions
+from meshwise.intra.order import Sizes, scheduled_peak
+
+
+def made(*rows: tuple[int, tuple[int, ...], int], outputs: tuple[int, ...]) -> Values:
+    """Values from (kind, inputs, bytes)."""
+    values = Values()
+    for kind, inputs, num_bytes in rows:
+        values.add(kind, inputs, num_bytes, 0, 0)
+    values.outputs += outputs
+    return values
+
+
+def peak_of(values: Values) -> int:
+    return scheduled_peak(instructions(values), Sizes(buffer=values.num_bytes, inner={})).num_bytes
+
+
+def test_element_wise_chain_before_a_product_is_one_buffer() -> None:
+    values = made(
+        (INPUT, (), 100),
+        (FUSIBLE, (0,), 100),
+        (FUSIBLE, (1,), 100),
+        (OPAQUE, (2,), 40),
+        outputs=(3,),
+    )
+    assert instructions(values).value == [2, 3]
+    assert peak_of(values) == 140
+
+
+def test_cheap_value_is_made_again_for_each_reader_and_an_expensive_one_is_kept() -> None:
+    rows = (
+        (INPUT, (), 100),
+        (FUSIBLE, (0,), 100),
+        (FUSIBLE, (1,), 100),
+        (FUSIBLE, (1,), 100),
+        (OPAQUE, (2,), 8),
+        (OPAQUE, (3,), 8),
+    )
+    cheap = made(*rows, outputs=(4, 5))
+    assert 1 not in instructions(cheap).value
+    costly = made(*rows, outputs=(4, 5))
+    costly.is_expensive[1] = True
+    assert 1 in instructions(costly).value
+
+
+def test_residual_stream_is_stored() -> None:
+    # s = a + b; t = s + product(s): XLA would have to fuse the product to repeat s.
+    values = made(
+        (INPUT, (), 100),
+        (INPUT, (), 100),
+        (FUSIBLE, (0, 1), 100),
+        (FUSIBLE, (2,), 100),
+        (OPAQUE, (3,), 100),
+        (FUSIBLE, (2, 4), 100),
+        outputs=(5,),
+    )
+    assert 2 in instructions(values).value
+
+
+def test_element_wise_result_lies_over_a_dying_operand_and_a_product_does_not() -> None:
+    def chain(kind: int) -> Values:
+        return made((INPUT, (), 100), (OPAQUE, (0,), 100), (kind, (1,), 100), outputs=(2,))
+
+    assert peak_of(chain(FUSIBLE)) == 100
+    assert peak_of(chain(OPAQUE)) == 200
+
+
+def test_donated_argument_is_overwritten_after_its_last_reader() -> None:
+    values = made(
+        (INPUT, (), 100),
+        (OPAQUE, (0,), 30),
+        (REDUCE, (1,), 4),
+        (FUSIBLE, (0, 2), 100),
+        (OPAQUE, (0,), 10),
+        outputs=(3, 4),
+    )
+    values.aliased[3] = 0
+    program = instructions(values)
+    update = program.value.index(3)
+    assert set(program.after[update]) == {program.value.index(1), program.value.index(4)}
+    assert peak_of(values) < 100
+
+
+def test_two_results_that_overwrite_each_others_arguments_end() -> None:
+    values = made(
+        (INPUT, (), 100),
+        (INPUT, (), 100),
+        (FUSIBLE, (0,), 100),
+        (FUSIBLE, (1,), 100),
+        outputs=(2, 3),
+    )
+    values.aliased.update({2: 1, 3: 0})
+    assert peak_of(values) >= 0
