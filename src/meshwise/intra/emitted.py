@@ -288,9 +288,8 @@ class _Emitter:
     def _scan(
         self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
     ) -> None:
-        body, inner = op.body, chosen.body
+        body = op.body
         assert body is not None
-        assert inner is not None
         out, graph = self.out, self.graph
         first_xs = body.num_consts + body.num_carry
         initial = [
@@ -300,17 +299,8 @@ class _Emitter:
         read = (*operands[: body.num_consts], *initial, *operands[first_xs:])
         loop = out.add(OPAQUE, read, 0, op.outputs[0] if op.outputs else -1, time)
         out.loops[loop] = time
-        stacked: dict[tuple[int, Use], int] = {}
-        for j, (t, layout) in enumerate(zip(op.outputs, chosen.results, strict=True)):
-            num_bytes = self.bytes_of(graph.tensors[t], layout)
-            if j < body.num_carry:
-                value = out.add(PART, (loop,), num_bytes, t, time)
-            else:
-                # Equal results of one iteration are stacked once.
-                key = (body.graph.outputs[j], inner.outputs[j])
-                if key not in stacked:
-                    stacked[key] = out.add(PART, (loop,), num_bytes, t, time)
-                value = stacked[key]
+        for t, layout in zip(op.outputs, chosen.results, strict=True):
+            value = out.add(PART, (loop,), self.bytes_of(graph.tensors[t], layout), t, time)
             self.home[t] = (value, layout)
 
 
@@ -377,7 +367,6 @@ def emitted_body(
     for time, (op, chosen) in enumerate(zip(graph.operators, decision.operators, strict=True)):
         emitter.operator(time, op, chosen)
     end = len(graph.operators)
-    written: dict[tuple[int, Use], int] = {}
     for j, (t, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
         value = emitter.use(t, use, end)
         if j < num_carry:
@@ -387,13 +376,10 @@ def emitted_body(
             # The new carry is written into the old one.
             value = out.add(FUSIBLE, (value,), out.num_bytes[value], t, end)
             out.aliased[value] = carry
-        elif (t, use) in written:
-            continue
         else:
             # A slice of the stacked result is written in place.
             size = out.num_bytes[value] * length
             value = out.add(FUSIBLE, (value, counter), size, t, end, is_moving=True)
             out.placed.add(value)
-            written[t, use] = value
         out.outputs.append(value)
     return out
