@@ -24,6 +24,13 @@ from meshwise.graph.loops import (
 from meshwise.jax_compat import source_line
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
+from meshwise.trace.time.agree import (
+    NotSeparableError,
+    fits,
+    promote_carries,
+    promote_wanted,
+    shifted,
+)
 from meshwise.trace.time.state import (
     AFTER,
     AFTER_LOOP,
@@ -67,15 +74,6 @@ class _RetryError(Exception):
         self.forced = forced
 
 
-class _NotSeparableError(Exception):
-    """A scan body that has no form inside the loop; `node` is the culprit."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
-        self.reason = reason
-
-
 def analyze(
     program: Program, batch_dims: Mapping[int, int], batch: Batch, *, local_statistics: bool
 ) -> BlockTime:
@@ -99,7 +97,7 @@ def analyze(
             return _Analysis(program, batch, forced, local_statistics, top=True).run(inputs)
         except _RetryError as retry:
             forced = retry.forced
-        except _NotSeparableError as error:
+        except NotSeparableError as error:
             raise _refusal(error.node, error.reason) from None
 
 
@@ -202,7 +200,7 @@ class _Analysis:
             blame = node
         if blame is not None:
             if is_heavy(node):
-                raise _NotSeparableError(blame, "needs the whole batch before the rest can go on")
+                raise NotSeparableError(blame, "needs the whole batch before the rest can go on")
             self.gathered.update(dict.fromkeys(node.outputs, blame))
         return NodeTime(
             region=AFTER_LOOP,
@@ -220,9 +218,9 @@ class _Analysis:
                 return self._after(node, states, self._hoist(node, partials))
             if self.local:
                 self._localize(partials)
-            raise _NotSeparableError(node, "uses a reduction over the batch that is not complete")
+            raise NotSeparableError(node, "uses a reduction over the batch that is not complete")
         if not self.top:
-            raise _NotSeparableError(node, "needs rows of the whole batch inside a scan")
+            raise NotSeparableError(node, "needs rows of the whole batch inside a scan")
         if node.body is None and not self._rule(node).ruled:
             raise TraceError(
                 f"no rule for {node.name} at {source_line(node.source)}: it cannot run on a "
@@ -261,7 +259,7 @@ class _Analysis:
             assert operands is not None
             assert results is not None
             wants = tuple(state_of_layout(layout) for layout in operands)
-            if not all(_fits(s, want) for s, want in zip(states, wants, strict=True)):
+            if not all(fits(s, want) for s, want in zip(states, wants, strict=True)):
                 continue
             out = tuple(state_of_layout(layout) for layout in results)
             if choice == NONE:
@@ -290,30 +288,30 @@ class _Analysis:
         first_xs = num_consts + num_carry
         if any(s.kind == SPLIT and s.dim == 0 for s in states[first_xs:]):
             return None
-        inner = [*states[:first_xs], *(_shift(s, -1) for s in states[first_xs:])]
+        inner = [*states[:first_xs], *(shifted(s, -1) for s in states[first_xs:])]
         while True:  # ends: a state only ever goes from whole to something else
             run = _Analysis(body, self.batch, self.forced, self.local, top=False)
             try:
                 block = run.run(inner)
-            except _NotSeparableError:
+            except NotSeparableError:
                 partials = [
                     i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL
                 ]
                 if self.top and partials:
                     self._hoist(node, partials)
                 raise
-            changed = _promote_carries(inner, block, num_consts, num_carry, node)
-            changed |= _promote_wanted(inner, block, body)
+            changed = promote_carries(inner, block, num_consts, num_carry, node)
+            changed |= promote_wanted(inner, block, body)
             if not changed:
                 break
         carries = tuple(inner[num_consts:first_xs])
         ys = block.outputs[num_carry:]
-        wants = tuple([*inner[:first_xs], *(_shift(s, 1) for s in inner[first_xs:])])
+        wants = tuple([*inner[:first_xs], *(shifted(s, 1) for s in inner[first_xs:])])
         return NodeTime(
             region=INSIDE_LOOP,
             choice=NONE,
             wants=wants,
-            results=(*carries, *(_shift(s, 1) for s in ys)),
+            results=(*carries, *(shifted(s, 1) for s in ys)),
             body=replace(block, outputs=(*carries, *ys)),
         )
 
@@ -372,56 +370,3 @@ class _Analysis:
         new = {(id(self.program), i) for i in idents}
         if not new <= self.forced.local:
             raise _RetryError(replace(self.forced, local=self.forced.local | new))
-
-
-def _fits(state: TimeState, want: TimeState) -> bool:
-    """Whether a value in `state` can enter as `want` without communication in time."""
-    if state == want:
-        return True
-    if state.kind == WHOLE:
-        return want.kind in (SPLIT, PARTIAL)
-    if state.kind == LOCAL:
-        return want.kind in (WHOLE, SPLIT, PARTIAL)
-    return False
-
-
-def _shift(state: TimeState, by: int) -> TimeState:
-    return split(state.dim + by) if state.kind == SPLIT else state
-
-
-def _promote_carries(
-    inner: list[TimeState], block: BlockTime, num_consts: int, num_carry: int, node: Node
-) -> bool:
-    """Make carry inputs agree with carry outputs; True if a state changed."""
-    changed = False
-    for j in range(num_carry):
-        before, after = inner[num_consts + j], block.outputs[j]
-        if before == after or after.kind == WHOLE:
-            continue
-        if before.kind == WHOLE or (before.kind == LOCAL and after.kind == LOCAL):
-            inner[num_consts + j] = after
-            changed = True
-        elif not _fits(after, before):
-            raise _NotSeparableError(
-                node, f"carries a value that is {before.kind} at entry and {after.kind} at exit"
-            )
-    return changed
-
-
-def _promote_wanted(inner: list[TimeState], block: BlockTime, body: Program) -> bool:
-    """Whole inputs that every user wants split the same way enter split (rule 5)."""
-    wanted: dict[int, set[TimeState]] = {}
-    for node, decision in zip(body.nodes, block.nodes, strict=True):
-        for ident, want in zip(node.inputs, decision.wants, strict=True):
-            wanted.setdefault(ident, set()).add(want)
-    for ident in body.outputs:
-        wanted.setdefault(ident, set()).add(R)
-    changed = False
-    for position, ident in enumerate(body.inputs):
-        wants = wanted.get(ident, set())
-        if inner[position] == R and len(wants) == 1:
-            (want,) = wants
-            if want.kind == SPLIT:
-                inner[position] = want
-                changed = True
-    return changed
