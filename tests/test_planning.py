@@ -5,11 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError
+from meshwise.models.gpt import Gpt
+from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.losses import mean_cross_entropy
 from oracle.compare import assert_same_x64
 from oracle.gpt_problems import Case, gpt_problem
 from oracle.parallel import CLUSTER, parallel_step, run_method
@@ -70,16 +74,55 @@ def test_auto_gives_up_with_the_remedies():
         step.plan(problem.state, *problem.calls[0])
 
 
-@pytest.mark.parametrize("form", ["unrolled", "scan"])
-def test_nothing_of_a_gpt_runs_quietly_whole(form):
+def _small_gpt(scan_layers: bool):
+    """Step and shapes of two layers of the size `small`; latency does not rule there."""
+    config = gpt_config("small", num_layers=2, dropout=0.1, scan_layers=scan_layers)
+    model, tx = Gpt(config), optax.adam(1e-3)
+
+    def create(key):
+        params = model.init(key, jnp.zeros((1, config.seq_len), jnp.int32))["params"]
+        return {"key": key, "params": params, "opt": tx.init(params)}
+
+    def step(state, batch):
+        key, now = jax.random.split(state["key"])
+
+        def loss(params):
+            rngs = {"dropout": now}
+            logits = model.apply({"params": params}, batch["x"], deterministic=False, rngs=rngs)
+            return mean_cross_entropy(logits, batch["y"])
+
+        value, grads = mw.value_and_grad(loss)(state["params"])
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        return {"key": key, "params": params, "opt": opt}, value
+
+    tokens = jax.ShapeDtypeStruct((32, config.seq_len), jnp.int32)
+    return step, jax.eval_shape(create, jax.random.key(0)), {"x": tokens, "y": tokens}
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("b", [1, 2])
+def test_nothing_of_a_gpt_runs_quietly_whole(scan_layers, shape, b):
     """At most 1 % of the FLOP and 5 % of the bytes; the plan says how much."""
-    problem = gpt_problem(Case(form=form, dropout=True))
-    step = parallel_step(problem, mw.IntraOp((2, 4), time_limit_s=10.0))
-    plan = step.plan(problem.state, *problem.calls[0])
+    step, state, batch = _small_gpt(scan_layers)
+    plan = mw.parallelize(step, method=mw.IntraOp(shape), cluster=CLUSTER, num_microbatches=b).plan(
+        state, batch
+    )
     assert plan.replicated.flop_share <= 0.01
     assert plan.replicated.bytes_share <= 0.05
     assert plan.warnings == ()
-    assert "replicated" in plan.explain() or "whole" in plan.explain()
+    assert "bytes run whole on every device" in " ".join(plan.explain().split())
+
+
+def test_a_gpt_too_small_to_split_says_so():
+    """Where latency is all, running whole is best; that is no secret."""
+    problem = gpt_problem(Case(form="scan", dropout=True))
+    plan = parallel_step(problem, mw.IntraOp((8,))).plan(problem.state, *problem.calls[0])
+    assert plan.replicated.bytes_share > 0.05
+    (text,) = plan.warnings
+    assert f"{plan.replicated.bytes_share:.1%} of bytes run whole" in text
+    assert text in " ".join(plan.explain().split())
 
 
 def test_work_without_a_rule_is_named():
