@@ -12,7 +12,7 @@ import meshwise as mw
 from benchmarks.workload import abstract_batch, training_step
 from meshwise.models.gpt_sizes import gpt_config
 
-BATCH = 32
+BATCH = 8  # 48 layers fit without rematerialisation
 
 
 def planning(quick: bool) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def planning(quick: bool) -> dict[str, Any]:
             parallel = mw.parallelize(
                 step,
                 method=mw.IntraOp(mesh_shape=(2, 4)),
-                cluster=mw.Cluster.virtual("1x p3.16xlarge"),
+                cluster=mw.Cluster.virtual("1x dgx-a100"),
             )
             state = jax.eval_shape(create, jax.random.key(0))
             plan = parallel.plan(state, abstract_batch(config, BATCH))

@@ -28,6 +28,7 @@ from meshwise.intra.solve import solve
 from meshwise.intra.tables import local_bytes
 from meshwise.intra.ties import Ties, tied_row
 from meshwise.plan.decision import GraphDecision
+from meshwise.units import bytes_text
 
 _ROUNDS = 16
 # After a plan fits, looser rows are tried so often.
@@ -40,6 +41,9 @@ _MAX_STEPS = 1_000_000
 _MAX_LEAVES = 6_000
 # Random starts of the descent on the true peak, for small problems in which nothing fitted yet.
 _STARTS = 12
+
+# Consumers that an error names.
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,12 +265,22 @@ def infeasible(limit: int | None, smallest: Peak | None, *, proved: bool) -> Inf
             "no plan satisfies the pins and restrictions: loosen a pin, or allow more collectives"
         )
     why = "no plan fits" if proved else "no plan was found that fits"
+    sums: dict[str, tuple[int, int]] = {}
+    for b in smallest.buffers:
+        what = (
+            f"{b.role} {b.where or 'an input'}" if b.role == "input" else f"{b.role} from {b.where}"
+        )
+        count, num_bytes = sums.get(what, (0, 0))
+        sums[what] = (count + 1, num_bytes + b.num_bytes)
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     largest = "; ".join(
-        f"{b.role} of {b.num_bytes:,} bytes from {b.where or 'an input'}"
-        for b in smallest.buffers[:5]
+        f"{bytes_text(num_bytes)} in {count} x {what}"
+        if count > 1
+        else f"{bytes_text(num_bytes)} in {what}"
+        for what, (count, num_bytes) in ordered[:_NAMED]
     )
     return InfeasibleError(
-        f"{why} into {limit:,} bytes per device; the smallest plan found peaks at "
-        f"{smallest.num_bytes:,} bytes. Largest there: {largest}. Use more devices, more "
+        f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
+        f"at {bytes_text(smallest.num_bytes)}. Largest there: {largest}. Use more devices, more "
         "micro-batches, rematerialisation, a smaller batch, or raise memory_bytes"
     )
