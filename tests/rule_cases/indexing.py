@@ -205,4 +205,20 @@ SCATTERS = (
     ),
 )
 
-CASES = (*GATHERS, *SCATTERS)
+# One update with an index that most blocks do not hold.
+_ONE, _ROW = np.int32(13), ints(4)
+SINGLE_UPDATES = (
+    Case("scatter-add", "one row", lambda x, i, u: x.at[i].add(u), (ints(16, 4), _ONE, _ROW)),
+    Case("scatter-mul", "one row", lambda x, i, u: x.at[i].multiply(u), (ints(16, 4), _ONE, _ROW)),
+    Case("scatter-max", "one row", lambda x, i, u: x.at[i].max(u), (ints(16, 4), _ONE, _ROW)),
+    Case("scatter", "one row", lambda x, i, u: x.at[i].set(u), (ints(16, 4), _ONE, _ROW)),
+    Case(
+        "scatter",
+        "one row out of range",
+        lambda x, i, u: x.at[i].set(u, mode="drop"),
+        (ints(16, 4), np.int32(16), _ROW),
+    ),
+    Case("scatter", "one element", lambda x, i: x.at[i, 2].set(7.0), (ints(16, 4), _ONE)),
+)
+
+CASES = (*GATHERS, *SCATTERS, *SINGLE_UPDATES)

@@ -3,14 +3,21 @@
 A term of a split sum over updates holds the base operand on the first part only; minimum and
 maximum may take it everywhere.  A plain `scatter` keeps its index batch dims whole: which of two
 updates of one element wins is decided by their order.
+
+A single update is not dropped but replaced by one that changes nothing.  XLA turns it into a slice
+and an update of the slice, merges the slice with the one that cut the operand into blocks, and
+then no longer clamps its start to the block: it would write an element of the next block.
+Source: seen in the HLO of `x.at[15].add(1.0)`, JAX 0.10.2 on CPU.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule
@@ -18,6 +25,7 @@ from meshwise.rules.indexing import (
     CLIP,
     FILL_OR_DROP,
     GATHER_MODES,
+    PROMISE_IN_BOUNDS,
     all_first,
     can_shift,
     is_key,
@@ -36,6 +44,8 @@ _MONOID = {
     "scatter-max": "max",
 }
 _LINEAR = ("scatter-add", "scatter-sub")
+# What an update may be to change nothing; a minimum, a maximum or a plain one repeats the operand.
+_NEUTRAL = {"scatter-add": 0, "scatter-sub": 0, "scatter-mul": 1}
 
 
 class _Dims(NamedTuple):
@@ -147,6 +157,10 @@ def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> lis
     columns, here = shifted_columns(
         shards, indices, bounds, split, clamp=eqn.params["mode"] == CLIP
     )
+    if math.prod(indices.shape[:-1]) == 1:
+        kept = _unchanged(eqn, operand, columns, updates)
+        updates = jnp.where(here.reshape(()), updates, kept)
+        return rebind(eqn, (operand, columns, updates), mode=PROMISE_IN_BOUNDS)
     # One column beyond the end drops the whole update.
     for column, loop in split.items():
         end = jnp.where(here, columns[..., column], shards.local_size(loop))
@@ -157,6 +171,31 @@ def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> lis
         mode=FILL_OR_DROP,
         indices_are_sorted=False,
         unique_indices=False,
+    )
+
+
+def _unchanged(eqn: Equation, operand: Any, columns: Any, updates: Any) -> Any:
+    """Updates that leave the operand as it is; the indices are in range."""
+    if eqn.name in _NEUTRAL:
+        return jnp.full_like(updates, _NEUTRAL[eqn.name])
+    numbers = eqn.params["dimension_numbers"]
+    dims = _dims(eqn)
+    sizes = tuple(
+        updates.shape[dims.window[dim]] if dim in dims.window else 1
+        for dim in range(operand.ndim)
+    )
+    return lax.gather(
+        operand,
+        columns,
+        lax.GatherDimensionNumbers(
+            offset_dims=numbers.update_window_dims,
+            collapsed_slice_dims=numbers.inserted_window_dims,
+            start_index_map=numbers.scatter_dims_to_operand_dims,
+            operand_batching_dims=numbers.operand_batching_dims,
+            start_indices_batching_dims=numbers.scatter_indices_batching_dims,
+        ),
+        sizes,
+        mode=PROMISE_IN_BOUNDS,
     )
 
 

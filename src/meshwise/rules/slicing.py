@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
@@ -49,8 +51,17 @@ def dynamic_slice_rule(eqn: Equation) -> LoopRule:
 
 
 def local_dynamic_slice(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """Whole dims are taken at their local size; a start there is clamped to 0 locally too."""
-    return rebind(eqn, operands, slice_sizes=shards.result_shape(eqn))
+    """Whole dims are taken at their local size, from 0: what any start there is clamped to.
+
+    XLA merges the slice with the one that cut the operand into blocks and forgets to clamp.
+    """
+    operand, *starts = operands
+    follows = shards.rule.operands[0]
+    starts = [
+        jnp.zeros_like(start) if loops else start
+        for start, loops in zip(starts, follows, strict=True)
+    ]
+    return rebind(eqn, (operand, *starts), slice_sizes=shards.result_shape(eqn))
 
 
 def dynamic_update_slice_rule(eqn: Equation) -> LoopRule:
