@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import Loop, LoopRule
 from meshwise.rules.primitive import Equation, PrimitiveRule
@@ -24,6 +26,8 @@ _MONOID = {
 def reduce_rule(eqn: Equation) -> LoopRule:
     """Loops: kept dims parallel; reduced dims of the monoid, or whole without one."""
     monoid = _MONOID[eqn.name]
+    if monoid in ("and", "or") and eqn.in_avals[0].dtype != np.bool_:
+        monoid = None  # of bits; a partial "and" is one of booleans
     shape, axes = eqn.in_avals[0].shape, set(eqn.params["axes"])
     loops: list[Loop] = []
     operand: list[tuple[int, ...]] = []
