@@ -49,9 +49,7 @@ def random_decision(
         if wanted is None:
             wanted = _random_layout(graph.tensors[ident].shape, mesh, rng)
         finals.append(_use(graph, ident, home, wanted, 0))
-    return GraphDecision(
-        inputs=chosen_inputs, operators=tuple(decisions), outputs=tuple(finals)
-    )
+    return GraphDecision(inputs=chosen_inputs, operators=tuple(decisions), outputs=tuple(finals))
 
 
 def _random_layout(shape: Sequence[int], mesh: LogicalMesh, rng: random.Random) -> Layout:
@@ -65,8 +63,9 @@ def _use(graph: Graph, ident: int, home: dict[int, Layout], layout: Layout, grou
     return Use(group=group, via=via, layout=layout)
 
 
-def _reachable(graph: Graph, operator: Operator, mesh: LogicalMesh, strategy: Strategy,
-               home: dict[int, Layout]) -> bool:
+def _reachable(
+    graph: Graph, operator: Operator, mesh: LogicalMesh, strategy: Strategy, home: dict[int, Layout]
+) -> bool:
     layouts = operand_layouts(operator.rule, strategy, mesh.sizes)
     assert layouts is not None
     for ident, layout in zip(operator.inputs, layouts, strict=True):
@@ -81,7 +80,10 @@ def _reachable(graph: Graph, operator: Operator, mesh: LogicalMesh, strategy: St
 
 
 def _random_operator(
-    graph: Graph, operator: Operator, mesh: LogicalMesh, rng: random.Random,
+    graph: Graph,
+    operator: Operator,
+    mesh: LogicalMesh,
+    rng: random.Random,
     home: dict[int, Layout],
 ) -> OperatorDecision:
     strategies = list(enumerate_strategies(operator.rule, mesh.sizes))
@@ -104,7 +106,10 @@ def _random_operator(
 
 
 def _random_scan(
-    graph: Graph, operator: Operator, mesh: LogicalMesh, rng: random.Random,
+    graph: Graph,
+    operator: Operator,
+    mesh: LogicalMesh,
+    rng: random.Random,
     home: dict[int, Layout],
 ) -> OperatorDecision:
     body = operator.body
@@ -123,5 +128,3 @@ def _random_scan(
     )
     ys = tuple(shift_in(use.layout) for use in decision.outputs[body.num_carry :])
     return OperatorDecision(strategy=(), uses=uses, results=(*carries, *ys), body=decision)
-
-

@@ -472,7 +472,8 @@ def test_donation_deletes_only_what_it_may(donate):
 
 def test_a_donated_batch_is_not_needed_any_more():
     problem = aux_outputs()
-    got = run_method(problem, mw.IntraOp((8,)), donate_argnums=(0, 1))
+    with pytest.warns(UserWarning, match=r"donate_argnums names argument 1 \(batch\)"):
+        got = run_method(problem, mw.IntraOp((8,)), donate_argnums=(0, 1))
     assert_same_x64(reference(problem), got)
 
 
