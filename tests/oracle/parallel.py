@@ -12,6 +12,7 @@ import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.methods import Method
 from meshwise.plan.verify import verify_decision
+from meshwise.runtime.overwrite import compile_in_order
 from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from oracle.problem import Problem, Trajectory, run
@@ -57,7 +58,7 @@ def decided_step(step: TracedStep, decision: Any, mesh: Any, lower: Any = jitted
     devices = concrete_mesh(mesh, jax.devices()[: mesh.num_devices])
     jitted = lower(step.program, step.graph, decision, mesh, devices, step.donated)
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in step.in_avals]
-    compiled = jitted.lower(*specs).compile()
+    compiled = compile_in_order(jitted.lower(*specs))
     places = shardings(decision.inputs, devices)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -75,3 +75,21 @@ def test_bits_of_integers_reduce_as_bits():
     want = reference(problem)
     for seed in range(4):
         assert_same_x64(want, run_random(problem, (2, 4), seed))
+
+
+def test_donated_state_is_not_overwritten_before_a_loop_reads_it():
+    """XLA left out the copy of donated parameters that a loop read after their update."""
+
+    def step(params, batch):
+        def loss(p):
+            rows = jax.lax.map(lambda row: (row @ p).sum(), batch)
+            return rows.sum() + jax.lax.map(lambda row: jnp.tanh(row @ p).sum(), batch).sum()
+
+        value, grads = mw.value_and_grad(loss)(params)
+        return params - 0.1 * grads, value
+
+    params = jnp.asarray(np.random.default_rng(1).normal(size=(8, 8)))
+    problem = Problem(step=step, state=params, calls=((ROWS,), (ROWS + 1.0,)))
+    want = reference(problem)
+    for method in (mw.DataParallel(), mw.IntraOp((8,)), mw.IntraOp((2, 4))):
+        assert_same_x64(want, run_method(problem, method))

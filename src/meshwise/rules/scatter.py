@@ -181,8 +181,7 @@ def _unchanged(eqn: Equation, operand: Any, columns: Any, updates: Any) -> Any:
     numbers = eqn.params["dimension_numbers"]
     dims = _dims(eqn)
     sizes = tuple(
-        updates.shape[dims.window[dim]] if dim in dims.window else 1
-        for dim in range(operand.ndim)
+        updates.shape[dims.window[dim]] if dim in dims.window else 1 for dim in range(operand.ndim)
     )
     return lax.gather(
         operand,

@@ -17,6 +17,7 @@ from meshwise.runtime.donation import (
     without_repeats,
     without_shared_memory,
 )
+from meshwise.runtime.overwrite import compile_in_order
 from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
 from meshwise.trace.step import TracedStep
 
@@ -102,7 +103,7 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
         traced.program, traced.graph, plan.decision, plan.mesh, mesh, traced.donated
     )
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    compiled = jitted.lower(*specs).compile()
+    compiled = compile_in_order(jitted.lower(*specs))
     return Executable(
         traced=traced,
         plan=plan,

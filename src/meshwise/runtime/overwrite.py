@@ -1,0 +1,113 @@
+"""Whether a compiled program reads a donated argument after it has written over it.
+
+Such a program is a fault of XLA, and its results are wrong without a word.  Copy insertion with
+region analysis, which saves the copies of donated state, leaves out a copy that is needed where a
+loop reads the argument and nothing orders the loop before the update.  The smallest case is
+`lambda p, x: (p - 0.1, jax.lax.map(lambda row: jnp.tanh(row @ p), x))` with `p` donated.
+
+Source: seen on XLA:CPU, JAX 0.10.2; the schedule of the executable shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwise.runtime.hlo_parse import Computation, Instruction, parse_module
+
+_HEADER = re.compile(r"input_output_alias=\{(.*?)\}, [a-z_]+=")
+_ALIAS = re.compile(r"\{\s*(\d*)\s*\}: \((\d+), \{\}")
+# Their results lie in the buffers of their operands, part by part.
+_IN_PLACE = ("while", "call")
+
+
+def compile_in_order(lowered: Any) -> Any:
+    """Compile, without region analysis if with it the program would read what it has overwritten.
+
+    Args:
+        lowered: What `jitted_step(...).lower(...)` returns.
+    """
+    compiled = lowered.compile()
+    if not overwritten_too_early(compiled.as_text()):
+        return compiled
+    return lowered.compile(compiler_options={"xla_cpu_copy_insertion_use_region_analysis": False})
+
+
+def overwritten_too_early(text: str) -> tuple[int, ...]:
+    """Parameters of a program that are read after their buffer holds a result.
+
+    Args:
+        text: `compiled.as_text()`, scheduled; the order of its lines is that of execution.
+
+    Returns:
+        Numbers of parameters, ascending.
+
+    Raises:
+        ProgramError: the text cannot be read.
+    """
+    header = _HEADER.search(text[: text.find("\n")])
+    if header is None:
+        return ()
+    module = parse_module(text)
+    entry = module.computations[module.entry]
+    return tuple(
+        sorted(
+            int(number)
+            for position, number in _ALIAS.findall(header[1])
+            if _is_read_late(entry, int(number), int(position or 0))
+        )
+    )
+
+
+def _is_read_late(entry: Computation, number: int, position: int) -> bool:
+    parameter = entry.parameter(number)
+    if parameter is None:
+        return False
+    root = entry.root
+    result = root.operands[position] if root.opcode == "tuple" else root.name
+    writer = _writer(entry, result)
+    if writer.name == parameter.name:
+        return False
+    order = {instruction.name: place for place, instruction in enumerate(entry.instructions)}
+    return any(order[name] > order[writer.name] for name in _readers(entry, parameter.name))
+
+
+def _writer(entry: Computation, name: str) -> Instruction:
+    """The first instruction that writes the buffer in which a result lies."""
+    now = first = entry.by_name[name]
+    while True:
+        if now.opcode == "bitcast":
+            now = first = entry.by_name[now.operands[0]]
+            continue
+        if now.opcode != "get-tuple-element":
+            return first if now.opcode == "parameter" else now
+        source = entry.by_name[now.operands[0]]
+        if source.opcode not in _IN_PLACE or len(source.operands) != 1:
+            return source
+        given = entry.by_name[source.operands[0]]
+        if given.opcode != "tuple":
+            return source
+        first, now = source, entry.by_name[given.operands[_index(now)]]
+
+
+def _index(element: Instruction) -> int:
+    return int(element.attribute("index") or 0)
+
+
+def _readers(entry: Computation, parameter: str) -> list[str]:
+    """Names of what reads a parameter, under whatever name it goes; tuples only pass it on."""
+    same = {parameter}
+    holders: dict[str, set[int]] = {}  # tuples, and loops over them, with the places it has there
+    readers: list[str] = []
+    for now in entry.instructions:
+        if now.opcode == "tuple" and not now.is_root:
+            places = {i for i, name in enumerate(now.operands) if name in same}
+            if places:
+                holders[now.name] = places
+        elif now.opcode == "bitcast" and now.operands[0] in same:
+            same.add(now.name)
+        elif (now.opcode in _IN_PLACE and any(name in holders for name in now.operands)) or (
+            not now.is_root and any(name in same for name in now.operands)
+        ):
+            readers.append(now.name)
+    return readers

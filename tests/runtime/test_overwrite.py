@@ -1,0 +1,59 @@
+"""Detection of donated arguments that a compiled program overwrites too early."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwise.runtime.overwrite import compile_in_order, overwritten_too_early
+
+PARAMS = np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64
+ROWS = np.ones((16, 8), np.float32)
+REGION_ANALYSIS = {
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "xla_cpu_copy_insertion_use_region_analysis": True,
+}
+
+
+def _read_by_a_loop(p, rows):
+    return p - 0.1, jax.lax.map(lambda row: jnp.tanh(row @ p).sum(), rows)
+
+
+def _loop_before_the_update(p, rows):
+    sums = jax.lax.map(lambda row: jnp.tanh(row @ p).sum(), rows)
+    return p - sums.mean(), sums
+
+
+def _without_loop(p, rows):
+    return p - 0.1, jnp.tanh(rows @ p)
+
+
+def _updated_by_the_loop(p, rows):
+    return jax.lax.scan(lambda p, row: (p + row, (p * row).sum()), p, rows)
+
+
+def _lowered(fun, donated=0):
+    jitted = jax.jit(fun, donate_argnums=donated, compiler_options=REGION_ANALYSIS)
+    return jitted.lower(PARAMS, ROWS)
+
+
+def test_a_read_after_the_update_is_found():
+    text = _lowered(_read_by_a_loop).compile().as_text()
+    assert overwritten_too_early(text) == (0,)
+    text = _lowered(_read_by_a_loop, donated=()).compile().as_text()
+    assert overwritten_too_early(text) == ()
+
+
+@pytest.mark.parametrize("fun", [_loop_before_the_update, _without_loop, _updated_by_the_loop])
+def test_what_is_in_order_is_left_alone(fun):
+    assert overwritten_too_early(_lowered(fun).compile().as_text()) == ()
+
+
+def test_it_is_compiled_again_and_right():
+    compiled = compile_in_order(_lowered(_read_by_a_loop))
+    assert overwritten_too_early(compiled.as_text()) == ()
+    want = _read_by_a_loop(jnp.asarray(PARAMS), ROWS)
+    for a, b in zip(compiled(jnp.asarray(PARAMS), ROWS), want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
