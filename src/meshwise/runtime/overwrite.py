@@ -19,6 +19,7 @@ _HEADER = re.compile(r"input_output_alias=\{(.*?)\}, [a-z_]+=")
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}: \((\d+), \{\}")
 # Their results lie in the buffers of their operands, part by part.
 _IN_PLACE = ("while", "call")
+_PASS_ON = ("bitcast", "tuple", "get-tuple-element")
 
 
 def compile_in_order(lowered: Any) -> Any:
@@ -95,19 +96,14 @@ def _index(element: Instruction) -> int:
 
 
 def _readers(entry: Computation, parameter: str) -> list[str]:
-    """Names of what reads a parameter, under whatever name it goes; tuples only pass it on."""
-    same = {parameter}
-    holders: dict[str, set[int]] = {}  # tuples, and loops over them, with the places it has there
+    """Names of what reads a parameter; bitcasts and tuples only pass it on."""
+    passed = {parameter}
     readers: list[str] = []
     for now in entry.instructions:
-        if now.opcode == "tuple" and not now.is_root:
-            places = {i for i, name in enumerate(now.operands) if name in same}
-            if places:
-                holders[now.name] = places
-        elif now.opcode == "bitcast" and now.operands[0] in same:
-            same.add(now.name)
-        elif (now.opcode in _IN_PLACE and any(name in holders for name in now.operands)) or (
-            not now.is_root and any(name in same for name in now.operands)
-        ):
+        if now.is_root or passed.isdisjoint(now.operands):
+            continue
+        if now.opcode in _PASS_ON:
+            passed.add(now.name)
+        else:
             readers.append(now.name)
     return readers
