@@ -23,7 +23,7 @@ def small_peak(graph, network, seed):
     """A limit that some plan meets: the least peak of some random plans."""
     rng = random.Random(seed)
     peaks = []
-    for _ in range(10):
+    for _ in range(20):
         choice = [rng.randrange(len(n.cost_s)) for n in network.nodes]
         peaks.append(peak_bytes(graph, expand(network, choice), MESH)[0])
     return min(peaks)

@@ -373,8 +373,14 @@ def emitted_body(
             carry = values[num_consts + j]
             if value == carry:
                 continue
-            # The new carry is written into the old one.
-            value = out.add(FUSIBLE, (value,), out.num_bytes[value], t, end)
+            # The new carry is written into the old one; a collective only if it does not read it.
+            if not (
+                out.kind[value] == OPAQUE
+                and out.is_copy[value]
+                and carry not in out.inputs[value]
+                and value not in out.outputs
+            ):
+                value = out.add(FUSIBLE, (value,), out.num_bytes[value], t, end)
             out.aliased[value] = carry
         else:
             # A slice of the stacked result is written in place.

@@ -10,6 +10,7 @@ Source: XLA InstructionFusion and CpuInstructionFusion, read off compiled progra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from meshwise.intra.emitted import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
 
@@ -199,12 +200,40 @@ class _Assembly:
 
     def read(self, reader: int, v: int) -> tuple[int, ...]:
         """Buffers that a reader of `v` reads."""
-        if self.kind[v] == INPUT:
-            return (v,)
-        if not self.stored[v]:
-            return self.expression[v]
+        buffer = self.buffer(reader, v)
+        return self.expression[v] if buffer is None else (buffer,)
+
+    def operands(self, v: int) -> tuple[int, ...]:
+        """Buffers that an instruction reads, in the order of its operands.
+
+        XLA fuses the latest operand first; what that reads comes to the end of the list.
+        """
+        found: dict[int, None] = {}  # Operands that are values, in order.
+        waiting: list[int] = []
+        fused = {v}
+
+        def add(reader: int) -> None:
+            for u in self.values.inputs[reader]:
+                buffer = self.buffer(reader, u)
+                if buffer is not None:
+                    found[buffer] = None
+                elif u not in fused:
+                    fused.add(u)
+                    heappush(waiting, -u)
+
+        add(v)
+        while waiting:
+            add(-heappop(waiting))
+        return tuple(found)
+
+    def buffer(self, reader: int, u: int) -> int | None:
+        """The buffer in which a reader finds an operand; None if it computes it itself."""
+        if self.kind[u] == INPUT:
+            return u
+        if not self.stored[u]:
+            return None
         is_fusible = self.kind[reader] in (FUSIBLE, VIEW) and not self.absorbed[reader]
-        return self.expression[v] if self.repeated[v] and is_fusible else (self.root[v],)
+        return None if self.repeated[u] and is_fusible else self.root[u]
 
     def shared_root(self, v: int) -> int | None:
         """The buffer in which `v` already lies, if it needs none of its own."""
@@ -242,16 +271,16 @@ class _Assembly:
             self.value.append(v)
             self.reads.append(reads)
             self.defines.append(() if v in values.loops else (v,))
-            self.may_reuse.append(self.reusable(v, reads))
+            self.may_reuse.append(self.reusable(v))
 
-    def reusable(self, v: int, reads: tuple[int, ...]) -> tuple[int, ...]:
+    def reusable(self, v: int) -> tuple[int, ...]:
         """Buffers over which the result of an instruction may lie."""
         values = self.values
         if v in values.loops:
             # The loop works in the buffers of its initial carries.
             return tuple(self.root[u] for u in values.inputs[v] if self.kind[u] == INITIAL)
         is_elementwise = values.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
-        return reads if is_elementwise else ()
+        return self.operands(v) if is_elementwise else ()
 
     def readers_of_inputs(self) -> dict[int, list[int]]:
         readers: dict[int, list[int]] = {}

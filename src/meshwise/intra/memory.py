@@ -1,24 +1,26 @@
 """Peak memory of one device for a decided graph: what XLA would keep, in the order it would take.
 
 Arguments are counted for the whole step (the caller holds them; the state that a step returns
-takes the place of the donated one).  On top lie the values that are not fused, from their making
-to their last use, in the order of XLA's memory scheduler.  The body of a scan lies on top of what
-is live around it.
+takes the place of the donated one; other results have a place of their own).  On top lies the heap
+of the values that are not fused, live from their making to their last use, in the order of XLA's
+memory scheduler.  The body of a scan runs while what is live around it stays.
 
-The parts: `emitted` (the program of one device), `fusion` (what gets a buffer), `order` (when).
+The parts: `emitted` (the program of one device), `fusion` (what gets a buffer), `order` (when),
+`placement` (where).
 
 Source: DESIGN decision 9; docs/xla_cpu.md section 3.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.emitted import Values, emitted, emitted_body
 from meshwise.intra.fusion import Instructions, instructions
-from meshwise.intra.order import Sizes, scheduled_peak
+from meshwise.intra.order import Inner, Sizes, scheduled_peak
+from meshwise.intra.placement import heap_bytes
 from meshwise.plan.decision import GraphDecision
 
 # The results of a program are one tuple: a pointer to each. Source: docs/xla_cpu.md section 3.
@@ -53,8 +55,9 @@ class Peak:
     """Where memory is highest.
 
     Attributes:
-        num_bytes: Bytes of one device at that time.
-        time: Position of the operator; inside of scans the positions of the scans before it.
+        num_bytes: Bytes that one device needs, gaps of the heap included.
+        time: Position of the operator at which most is live; inside of scans the positions of the
+            scans before it.
         buffers: What is live then, largest first.
     """
 
@@ -69,11 +72,14 @@ def _highest(
     mesh: LogicalMesh,
     values: Values,
     path: tuple[int, ...],
-) -> Peak:
-    """Temporaries and results of one graph."""
+) -> tuple[Peak, Inner]:
+    """Temporaries and results of one graph: what is live at its peak, and all lifetimes."""
     program = instructions(values)
+    # Results that overwrite no argument have a place of their own, outside of the heap.
+    apart = () if values.is_body else _not_donated(program)
+    program = replace(program, over_input=program.over_input.union(apart))
     place = {v: i for i, v in enumerate(program.value)}
-    bodies: dict[int, Peak] = {}
+    bodies: dict[int, tuple[Peak, Inner]] = {}
     for v, time in values.loops.items():
         body, inner = graph.operators[time].body, decision.operators[time].body
         if v not in place or body is None or inner is None:
@@ -82,21 +88,28 @@ def _highest(
             body.graph, inner, mesh, body.num_consts, body.num_carry, body.length
         )
         bodies[place[v]] = _highest(body.graph, inner, mesh, values_inside, (*path, time))
-    sizes = Sizes(
-        buffer=values.num_bytes, inner={i: found.num_bytes for i, found in bodies.items()}
-    )
+    sizes = Sizes(buffer=values.num_bytes, inner={i: inside for i, (_, inside) in bodies.items()})
     top = scheduled_peak(program, sizes)
+    inside = Inner(num_bytes=top.num_bytes, lifetimes=top.lifetimes, num_steps=top.num_steps)
     if top.instruction < 0:
-        return Peak(num_bytes=0, time=(0,), buffers=())
+        return Peak(num_bytes=0, time=(0,), buffers=()), inside
     last = _last_uses(program, values)
-    found = [_buffer(graph, values, b, last.get(b, values.time[b]), path) for b in top.buffers]
-    body_peak = bodies.get(top.instruction)
+    found = [
+        _buffer(graph, values, b, last.get(b, values.time[b]), path) for b in (*top.buffers, *apart)
+    ]
+    body_peak, _ = bodies.get(top.instruction, (None, None))
     time = max(values.time[program.value[top.instruction]], 0)
-    return Peak(
-        num_bytes=top.num_bytes,
+    highest = Peak(
+        num_bytes=top.num_bytes + sum(values.num_bytes[b] for b in apart),
         time=(time, *(body_peak.time if body_peak else ())),
         buffers=(*found, *(body_peak.buffers if body_peak else ())),
     )
+    return highest, inside
+
+
+def _not_donated(program: Instructions) -> tuple[int, ...]:
+    made = {b for defined in program.defines for b in defined}
+    return tuple(b for b in program.live_out if b in made and b not in program.over_input)
 
 
 def _last_uses(program: Instructions, values: Values) -> dict[int, int]:
@@ -128,12 +141,14 @@ def _buffer(graph: Graph, values: Values, b: int, end: int, path: tuple[int, ...
 def peak(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Peak:
     """The highest point of a whole program, bodies of scans included."""
     values = emitted(graph, decision, mesh)
-    top = _highest(graph, decision, mesh, values, ())
+    top, inside = _highest(graph, decision, mesh, values, ())
+    # XLA's heap in place of what is live at once.
+    temporary = top.num_bytes - inside.num_bytes + heap_bytes(inside.lifetimes)
     end = len(graph.operators)
     arguments = [_buffer(graph, values, b, end, ()) for b in range(len(graph.inputs))]
     everything = sorted((*arguments, *top.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
     held = sum(b.num_bytes for b in arguments) + _POINTER_BYTES * len(graph.outputs)
-    return Peak(num_bytes=held + top.num_bytes, time=top.time, buffers=tuple(everything))
+    return Peak(num_bytes=held + temporary, time=top.time, buffers=tuple(everything))
 
 
 def peak_bytes(

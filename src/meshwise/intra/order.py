@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise.intra.fusion import Instructions
+from meshwise.intra.placement import Lifetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +26,30 @@ class Peak:
         num_bytes: Temporaries and results, arguments excepted.
         instruction: What runs then.
         buffers: What is live then.
+        lifetimes: All values of the order, those inside of loops too.
+        num_steps: How long the order is; the lifetimes lie within.
     """
 
     num_bytes: int
     instruction: int
     buffers: tuple[int, ...]
+    lifetimes: tuple[Lifetime, ...]
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """What the body of a loop takes.
+
+    Attributes:
+        num_bytes: At its peak.
+        lifetimes: Of its values.
+        num_steps: How long its order is.
+    """
+
+    num_bytes: int
+    lifetimes: tuple[Lifetime, ...]
+    num_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +62,7 @@ class Sizes:
     """
 
     buffer: Sequence[int]
-    inner: dict[int, int]
+    inner: dict[int, Inner]
 
 
 class _Flow:
@@ -146,13 +166,51 @@ def _ranks(
     ]
 
 
+class _Places:
+    """Lifetimes while an order is walked; lives only inside `simulate`."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        self.size = size
+        self.clock = 0
+        # Live buffer -> start, and end of the first value in its place (-1: it is this one).
+        self.since: dict[int, tuple[int, int]] = {}
+        self.closed: list[Lifetime] = []
+
+    def run(self, inner: Inner | None, defined: Sequence[int], overwritten: dict[int, int]) -> None:
+        """One instruction, after the body that it runs, if any."""
+        begun = self.clock
+        if inner is not None:
+            self.closed.extend(x.later(begun) for x in inner.lifetimes)
+            self.clock += inner.num_steps
+        for b in defined:
+            self.since[b] = (begun, -1)  # The stacked results of a loop are there while it runs.
+        for d, b in overwritten.items():
+            start, first_end = self.since.pop(d)
+            self.since[b] = (start, begun if first_end < 0 else first_end)
+
+    def close(self, b: int) -> None:
+        """The buffer is free after this time."""
+        start, first_end = self.since.pop(b)
+        if self.size[b]:
+            self.closed.append(
+                Lifetime(
+                    num_bytes=self.size[b],
+                    start=start,
+                    end=self.clock,
+                    first_end=self.clock if first_end < 0 else first_end,
+                )
+            )
+
+
 def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[int]) -> Peak:
     """Memory of an order: results are there before operands go, unless they lie over them."""
     size = [0 if b in program.over_input else n for b, n in enumerate(sizes.buffer)]
     left = {b: len(readers) + (b in flow.live_out) for b, readers in flow.readers.items()}
     live, best, at = 0, -1, 0
     taken: list[int] = []
+    places = _Places(size)
     for place, i in enumerate(order):
+        inner = sizes.inner.get(i)
         dying: list[int] = []
         for b in program.reads[i]:
             if b in left:
@@ -160,29 +218,38 @@ def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[i
                 if not left[b]:
                     dying.append(b)
         overwritten = _overwritten(program, size, i, dying)
+        places.run(inner, program.defines[i], overwritten)
         live += sum(size[b] for b in program.defines[i]) - sum(size[b] for b in overwritten)
-        high = live + sizes.inner.get(i, 0)
+        high = live + (inner.num_bytes if inner is not None else 0)
         if high > best:
-            best, at, taken = high, place, overwritten
-        live -= sum(size[b] for b in dying if b not in overwritten)
-        live -= sum(size[b] for b in program.defines[i] if not left[b])
+            best, at, taken = high, place, list(overwritten)
+        gone = [b for b in dying if b not in overwritten]
+        gone += [b for b in program.defines[i] if not left[b]]
+        live -= sum(size[b] for b in gone)
+        for b in gone:
+            places.close(b)
+        places.clock += 1
+    for b in tuple(places.since):
+        places.close(b)
     live_buffers = [b for b in _live_at(program, flow, order, at) if b not in taken]
     return Peak(
         num_bytes=max(best, 0),
         instruction=order[at] if order else -1,
         buffers=tuple(live_buffers),
+        lifetimes=tuple(places.closed),
+        num_steps=places.clock + 1,
     )
 
 
 def _overwritten(
     program: Instructions, size: Sequence[int], i: int, dying: Sequence[int]
-) -> list[int]:
-    """Dying operands over which the results of an instruction lie."""
-    found: list[int] = []
+) -> dict[int, int]:
+    """Dying operands over which results of an instruction lie, with the result."""
+    found: dict[int, int] = {}
     for b in program.defines[i]:
-        for d in dying:
-            if size[d] == size[b] and d not in found and d in program.may_reuse[i]:
-                found.append(d)
+        for d in program.may_reuse[i]:
+            if d in dying and size[d] == size[b] and d not in found:
+                found[d] = b
                 break
     return found
 

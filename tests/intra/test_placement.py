@@ -1,0 +1,86 @@
+"""The heap of XLA: placements that can be followed by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshwise.intra.emitted import FUSIBLE, INPUT, OPAQUE, Values
+from meshwise.intra.fusion import instructions
+from meshwise.intra.order import Inner, Sizes, scheduled_peak
+from meshwise.intra.placement import Lifetime, heap_bytes
+
+
+def lives(num_bytes: int, start: int, end: int) -> Lifetime:
+    return Lifetime(num_bytes=num_bytes, start=start, end=end, first_end=end)
+
+
+def most_live(lifetimes: list[Lifetime]) -> int:
+    times = range(max(x.end for x in lifetimes) + 1)
+    return max(sum(x.num_bytes for x in lifetimes if x.start <= t <= x.end) for t in times)
+
+
+def test_nothing_takes_nothing() -> None:
+    assert heap_bytes([]) == 0
+
+
+def test_lives_that_meet_lie_apart_and_others_share() -> None:
+    assert heap_bytes([lives(128, 0, 3), lives(128, 3, 5)]) == 256
+    assert heap_bytes([lives(128, 0, 2), lives(128, 3, 5)]) == 128
+
+
+def test_offsets_are_aligned_and_the_end_is_not() -> None:
+    assert heap_bytes([lives(65, 0, 1), lives(10, 0, 1)]) == 128 + 10
+
+
+def test_smallest_gap_is_taken() -> None:
+    # From time 1 on there are gaps of 512 and, above, of 320.  If 192 went into the first one,
+    # only four of the five 128 would find a place below 1536.
+    lifetimes = [lives(512, 0, 0), lives(448, 0, 9), lives(320, 0, 0), lives(256, 0, 9)]
+    lifetimes += [lives(192, 1, 9), *[lives(128, 1, 9)] * 5]
+    assert heap_bytes(lifetimes) == 1536
+
+
+def test_the_better_of_two_orders_counts() -> None:
+    # By size the first and the last lie at 0, the second at 256, which leaves [0, 256) and all
+    # from 448 to the third: 512.  By length the third comes first, the second lies on it: 448.
+    lifetimes = [lives(256, 0, 1), lives(192, 1, 2), lives(64, 2, 4), lives(256, 3, 3)]
+    assert most_live(lifetimes) == 448
+    assert heap_bytes(lifetimes) == 448
+
+
+def test_gaps_count_where_neither_order_avoids_them() -> None:
+    lifetimes = [lives(256, 4, 5), lives(128, 3, 4), lives(128, 3, 3), lives(192, 2, 3)]
+    assert most_live(lifetimes) == 448
+    assert heap_bytes(lifetimes) == 512
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_between_most_live_and_the_sum(seed: int) -> None:
+    rng = random.Random(seed)
+    lifetimes: list[Lifetime] = []
+    for _ in range(40):
+        start = rng.randrange(50)
+        lifetimes.append(lives(64 * rng.randint(1, 9), start, start + rng.randint(0, 15)))
+    found = heap_bytes(lifetimes)
+    assert most_live(lifetimes) <= found <= sum(x.num_bytes for x in lifetimes)
+    assert found == heap_bytes([x.later(7) for x in lifetimes])
+
+
+def test_lifetimes_of_an_order() -> None:
+    # A product, an element-wise step over it, a product of that; then a loop with one value.
+    values = Values()
+    values.add(INPUT, (), 100, 0, 0)
+    values.add(OPAQUE, (0,), 100, 0, 0)
+    values.add(FUSIBLE, (1,), 100, 0, 0)
+    values.add(OPAQUE, (2,), 30, 0, 0)
+    values.outputs.append(3)
+    inner = Inner(num_bytes=8, lifetimes=(lives(8, 1, 2),), num_steps=5)
+    top = scheduled_peak(instructions(values), Sizes(buffer=values.num_bytes, inner={2: inner}))
+    assert set(top.lifetimes) == {
+        Lifetime(num_bytes=100, start=0, end=7, first_end=1),
+        lives(8, 3, 4),
+        lives(30, 2, 8),
+    }
+    assert top.num_steps == 9
