@@ -14,14 +14,14 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, without_partial
 from meshwise.jax_compat import source_scope
 from meshwise.plan.decision import GraphDecision
 from meshwise.rules.primitive import rebind
-from meshwise.spmd.program import partition_spec
+from meshwise.spmd.program import abstract_mesh, partition_spec
 from meshwise.trace.evaluate import run_scan
 from meshwise.trace.program import Node, Program
 
@@ -29,7 +29,7 @@ from meshwise.trace.program import Node, Program
 def _constrained(value: Any, layout: Layout, mesh: LogicalMesh) -> Any:
     if layout.partial:
         return value
-    abstract = AbstractMesh(mesh.sizes, mesh.names)
+    abstract = abstract_mesh(mesh)
     spec = partition_spec(without_partial(layout), mesh.names)
     return lax.with_sharding_constraint(value, NamedSharding(abstract, spec))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
@@ -90,6 +90,12 @@ def jitted_step(
     )
 
 
+def abstract_mesh(logical: LogicalMesh) -> AbstractMesh:
+    """The mesh without devices, with Auto axes (the default is Explicit since JAX 0.11)."""
+    types = (AxisType.Auto,) * len(logical.axes)
+    return AbstractMesh(logical.sizes, logical.names, axis_types=types)
+
+
 def concrete_mesh(logical: LogicalMesh, devices: Sequence[Any]) -> Mesh:
     """A JAX mesh of the given devices, row-major, with Auto axes."""
     import numpy as np
@@ -102,7 +108,7 @@ def program_text(
     program: Program, graph: Graph, decision: GraphDecision, logical: LogicalMesh
 ) -> str:
     """The explicit program as text: local shapes and collectives.  Needs no devices."""
-    mesh = AbstractMesh(logical.sizes, logical.names)
+    mesh = abstract_mesh(logical)
     specs = [
         jax.ShapeDtypeStruct(program.avals[i].shape, program.avals[i].dtype) for i in program.inputs
     ]
