@@ -93,3 +93,13 @@ def test_donated_state_is_not_overwritten_before_a_loop_reads_it():
     want = reference(problem)
     for method in (mw.DataParallel(), mw.IntraOp((8,)), mw.IntraOp((2, 4))):
         assert_same_x64(want, run_method(problem, method))
+
+
+def test_arrays_without_elements_change_layout():
+    """Collectives refuse them."""
+    problem = _of_a_batch(
+        lambda x: (x[:, :0] * 2.0, jnp.concatenate([x, x[:, :0]], 1), x[:, :0].sum(1)), ROWS
+    )
+    want = reference(problem)
+    for seed in range(4):
+        assert_same_x64(want, run_random(problem, (2, 2, 2), seed))

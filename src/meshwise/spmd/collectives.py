@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ def apply_step(
     Returns:
         The local tile in `step.layout`.
     """
+    if 0 in value.shape:
+        return jnp.zeros(_shape_after(value.shape, before, step.layout, sizes), value.dtype)
     group = tuple(names[a] for a in step.axes)
     match step.kind:
         case "slice":
@@ -56,6 +59,16 @@ def apply_step(
             return lax.ppermute(value, tuple(names[a] for a in group), pairs)
         case _:
             raise ValueError(f"unknown step {step.kind!r}")
+
+
+def _shape_after(
+    local: Sequence[int], before: Layout, after: Layout, sizes: Sequence[int]
+) -> tuple[int, ...]:
+    """Local shape after a step; collectives refuse tiles without elements."""
+    return tuple(
+        size * math.prod(sizes[a] for a in old) // math.prod(sizes[a] for a in new)
+        for size, old, new in zip(local, before.dims, after.dims, strict=True)
+    )
 
 
 def _all_reduce(value: Any, group: tuple[str, ...], monoid: str) -> Any:
