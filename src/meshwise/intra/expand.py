@@ -12,7 +12,7 @@ from meshwise.graph.loops import NONE, Strategy
 from meshwise.intra.blocks import CLUSTER, SCAN
 from meshwise.intra.network import Network
 from meshwise.intra.regions import END, OWN_GROUP, Region
-from meshwise.intra.tables import strategy_layouts
+from meshwise.intra.shapes import strategy_layouts
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
 

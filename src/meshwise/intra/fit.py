@@ -24,8 +24,8 @@ from meshwise.intra.memory_rows import MemoryRows
 from meshwise.intra.network import Network
 from meshwise.intra.problem import Array, Problem, Row, Solution, objective, row_weight
 from meshwise.intra.profile import profile_peak
+from meshwise.intra.shapes import local_bytes
 from meshwise.intra.solve import solve
-from meshwise.intra.tables import local_bytes
 from meshwise.intra.ties import Ties, tied_row
 from meshwise.plan.decision import GraphDecision
 from meshwise.units import bytes_text

@@ -22,7 +22,7 @@ from meshwise.intra.liveness import Liveness, liveness
 from meshwise.intra.network import BLOCK, Edge, Network
 from meshwise.intra.problem import Array, Row
 from meshwise.intra.regions import END, OWN_GROUP, Region
-from meshwise.intra.tables import local_bytes, strategy_layouts
+from meshwise.intra.shapes import local_bytes, strategy_layouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ which it wants each tensor that it uses; resharding between the two is the cost 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,11 +15,13 @@ from numpy.typing import NDArray
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph, Tensor
-from meshwise.graph.layout import SUM, Layout, shift_in, split_layouts, used_axes
+from meshwise.graph.layout import Layout, shift_in, used_axes
 from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.candidates import partial_layouts, whole_layouts
 from meshwise.intra.options import AllowedChoices, IntraOptions
 from meshwise.intra.regions import END, Region, regions
-from meshwise.intra.tables import Evaluator, Table
+from meshwise.intra.shapes import Table
+from meshwise.intra.tables import Evaluator
 from meshwise.resharding.within import cost_matrix
 
 # A tensor of a region: (region, tensor id).
@@ -102,28 +103,6 @@ class _Source:
 class _Use:
     node: int
     wants: tuple[tuple[Layout, ...], ...]
-
-
-def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
-    """All layouts of a tensor, partial sums included."""
-    out: list[Layout] = []
-    for layout in split_layouts(shape, sizes):
-        free = [a for a in range(len(sizes)) if a not in used_axes(layout) and sizes[a] > 1]
-        for count in range(len(free) + 1):
-            out.extend(
-                Layout(layout.dims, axes, SUM if axes else "")
-                for axes in itertools.combinations(free, count)
-            )
-    return tuple(out)
-
-
-def whole_layouts(tensor: Tensor, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
-    """Layouts without partial sums; axes of one device split nothing."""
-    return tuple(
-        w
-        for w in split_layouts(tensor.shape, sizes)
-        if all(sizes[a] > 1 for axes in w.dims for a in axes)
-    )
 
 
 @dataclass(slots=True)

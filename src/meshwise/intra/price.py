@@ -8,7 +8,8 @@ from meshwise.graph.layout import Layout
 from meshwise.intra.blocks import CLUSTER, SCAN
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
-from meshwise.intra.tables import Evaluator, Shape, moved_bytes
+from meshwise.intra.shapes import Shape, moved_bytes
+from meshwise.intra.tables import Evaluator
 from meshwise.plan.decision import GraphDecision, Use
 
 

@@ -14,7 +14,7 @@ from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
 from meshwise.intra.liveness import Liveness, liveness
 from meshwise.intra.memory import Buffer, Peak
-from meshwise.intra.tables import local_bytes
+from meshwise.intra.shapes import local_bytes
 from meshwise.plan.decision import GraphDecision, Use
 
 

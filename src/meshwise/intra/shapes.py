@@ -1,0 +1,147 @@
+"""A block as its table sees it: members with local tensors, layouts, bytes on one device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.graph.graph import Operator, Tensor
+from meshwise.graph.layout import Layout, local_shape
+from meshwise.graph.loops import Strategy, operand_layouts, result_layouts
+from meshwise.intra.blocks import Block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All choices of one block.  Tensors are local: positions in the block's list of locals.
+
+    Attributes:
+        strategies: For each choice the strategy of each member.
+        cost_s: Seconds of each choice, one run.
+        wants: Outer tensors: for each choice the layouts in which members want it.
+        leaves: Made tensors: for each choice the layout in which users outside find it.
+        moves: For each choice the changes of layout inside: (tensor, from, to).
+    """
+
+    strategies: tuple[tuple[Strategy, ...], ...]
+    cost_s: NDArray[np.float64]
+    wants: dict[int, tuple[tuple[Layout, ...], ...]]
+    leaves: dict[int, tuple[Layout, ...]]
+    moves: tuple[tuple[tuple[int, Layout, Layout], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An operator inside a block, with local tensors."""
+
+    op: Operator
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a table depends on.
+
+    Attributes:
+        block: The block.
+        members: Its operators.
+        locals: Their tensors.
+        outer: Locals that come from outside and are not generated.
+        visible: Locals made here that are used outside.
+    """
+
+    block: Block
+    members: tuple[Member, ...]
+    locals: tuple[Tensor, ...]
+    outer: frozenset[int]
+    visible: frozenset[int]
+
+
+def strategy_layouts(
+    op: Operator, strategy: Strategy, sizes: tuple[int, ...]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
+    """Layouts of operands and results; None if the strategy is not feasible."""
+    for loop, info in enumerate(op.rule.loops):
+        parts = math.prod(sizes[a] for a, c in enumerate(strategy) if c == loop)
+        if info.size % parts:
+            return None
+    operands = operand_layouts(op.rule, strategy, sizes)
+    results = result_layouts(op.rule, strategy, sizes)
+    if operands is None or results is None:
+        return None
+    return operands, results
+
+
+def split_parts(strategy: Strategy, sizes: tuple[int, ...]) -> int:
+    """Among how many devices the work of an operator is divided."""
+    return math.prod(sizes[a] for a, choice in enumerate(strategy) if choice >= 0)
+
+
+def local_bytes(tensor: Tensor, layout: Layout, sizes: tuple[int, ...]) -> int:
+    """Bytes of one device's tile."""
+    return math.prod(local_shape(tensor.shape, layout, sizes)) * tensor.itemsize
+
+
+def is_view(op: Operator) -> bool:
+    """Whether the results need not be written: they are read through the operands."""
+    return op.kind in ("broadcast_in_dim", "iota", "reshape", "squeeze", "copy", "expand_dims")
+
+
+class Walk:
+    """What one choice of a cluster comes to."""
+
+    __slots__ = ("cost_s", "made", "moves", "reduced", "strategies", "wants")
+
+    def __init__(self, *, strategies: tuple[Strategy, ...]) -> None:
+        self.strategies = strategies
+        self.cost_s = 0.0
+        self.wants: dict[int, list[Layout]] = {}
+        self.made: dict[int, Layout] = {}
+        self.reduced: dict[int, Layout] = {}
+        self.moves: list[tuple[int, Layout, Layout]] = []
+
+    def inside(self, x: int, layout: Layout) -> None:
+        """Reshard a tensor between two members; a reduction is done once, for all users."""
+        source = self.made[x]
+        if source.partial and not layout.partial:
+            if x not in self.reduced:
+                self.reduced[x] = Layout(source.dims)
+                self.moves.append((x, source, self.reduced[x]))
+            source = self.reduced[x]
+        if source != layout:
+            self.moves.append((x, source, layout))
+
+
+def cluster_bytes(shape: Shape, walk: Walk, sizes: tuple[int, ...]) -> int:
+    """Bytes that a fused cluster reads and writes on one device."""
+    views = {x for m in shape.members if is_view(m.op) for x in m.outputs}
+    total = 0
+    for x, layouts in walk.wants.items():
+        total += sum(local_bytes(shape.locals[x], w, sizes) for w in layouts)
+    for x in shape.visible - views:
+        total += local_bytes(shape.locals[x], walk.made[x], sizes)
+    return total
+
+
+def moved_bytes(
+    shape: Shape,
+    member: Member,
+    operands: tuple[Layout, ...],
+    results: tuple[Layout, ...],
+    sizes: tuple[int, ...],
+) -> int:
+    """Bytes that one operator reads and writes on one device."""
+    written = sum(
+        local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.outputs, results, strict=True)
+    )
+    read = [
+        local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.inputs, operands, strict=True)
+    ]
+    if member.op.kind == "gather":
+        # Only the gathered rows of the table are read.
+        return 2 * written + sum(read[1:])
+    return written + sum(read)
