@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
@@ -134,3 +136,53 @@ def test_only_what_the_last_call_returned_is_fresh() -> None:
     assert handover.fresh([three, two, three]) == {2}
     handover.remember([one, three])
     assert handover.fresh([one, two, three]) == set()
+
+
+def test_a_whole_handover_is_alive_and_passed_once() -> None:
+    handover = Handover([(0, 1), (2, 0)])
+    one, two, three = jnp.zeros(1), jnp.zeros(2), jnp.zeros(3)
+    assert not handover.is_whole([one, two, three])
+    handover.remember([three, one])
+    assert handover.is_whole([one, two, three])
+    assert handover.is_whole([one, np.zeros(2), three])
+    assert not handover.is_whole([two, two, three])
+    assert not handover.is_whole([one, one, three])
+    assert not handover.is_whole([one, three, three])
+    three.delete()
+    assert not handover.is_whole([one, two, three])
+    single = Handover([(1, 0)])
+    single.remember([two])
+    assert single.is_whole([one, two])
+    assert not single.is_whole([two, one])
+
+
+def test_a_handover_keeps_nothing_alive() -> None:
+    handover = Handover([(0, 0)])
+    array = jnp.zeros(1)
+    handover.remember([array])
+    gone = ref(array)
+    del array
+    gc.collect()
+    assert gone() is None
+    assert not handover.is_whole([jnp.zeros(1)])
+    assert handover.fresh([jnp.zeros(1)]) == set()
+
+
+def test_a_state_that_another_program_took_is_refused(parallel: Any) -> None:
+    state, _ = parallel(new_state(), BATCH)
+    state, _ = parallel(state, BATCH)
+    jax.jit(lambda tree: jax.tree.map(lambda x: x * 2, tree), donate_argnums=0)(
+        {name: state[name] for name in ("w", "mean")}
+    )
+    with pytest.raises(StateLostError, match="argument 0/mean was donated"):
+        parallel(state, BATCH)
+
+
+def test_a_batch_that_was_deleted_is_refused_in_a_running_loop(parallel: Any) -> None:
+    batch = jax.device_put(BATCH)
+    state, _ = parallel(new_state(), batch)
+    state, _ = parallel(state, BATCH)
+    batch.delete()
+    with pytest.raises(StateLostError, match="argument 1 was donated"):
+        parallel(state, batch)
+    check_equal(parallel(state, BATCH)[0], wanted(new_state(), 3))

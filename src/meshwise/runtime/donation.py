@@ -8,7 +8,8 @@ So both are found here, before JAX sees them.  Source: seen with `jax.jit` alone
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from operator import call, is_, itemgetter
 from typing import Any
 from weakref import ref
 
@@ -71,7 +72,10 @@ def without_shared_memory(
 
 
 class Handover:
-    """Which arguments of a call are what the call before returned in their place."""
+    """Which arguments of a call are what the call before returned in their place.
+
+    A loop over steps asks at every step, so `is_whole` makes no Python call per array.
+    """
 
     def __init__(self, aliases: Sequence[tuple[int, int]]) -> None:
         """Nothing has been returned yet.
@@ -79,16 +83,42 @@ class Handover:
         Args:
             aliases: Pairs (position of a donated argument, position of its successor).
         """
-        self._aliases = tuple(aliases)
-        self._returned: dict[int, ref[Any]] = {}
+        self._donated = tuple(position for position, _ in aliases)
+        self._of_arguments = _picker(self._donated)
+        self._of_results = _picker(tuple(out for _, out in aliases))
+        self._returned: tuple[ref[Any], ...] = ()
 
     def remember(self, results: Sequence[Any]) -> None:
         """Take note of what a call returned, without keeping it alive."""
-        self._returned = {position: ref(results[out]) for position, out in self._aliases}
+        self._returned = tuple(map(ref, self._of_results(results)))
 
     def fresh(self, leaves: Sequence[Any]) -> set[int]:
         """Positions of arguments that the last call returned: a program's results share nothing."""
-        return {i for i, returned in self._returned.items() if returned() is leaves[i]}
+        return {
+            position
+            for position, returned in zip(self._donated, self._returned, strict=False)
+            if returned() is leaves[position]
+        }
+
+    def is_whole(self, leaves: Sequence[Any]) -> bool:
+        """Whether all donated arguments are fresh, alive, and passed once.
+
+        Args:
+            leaves: Arguments; those that are not donated may be anything.
+        """
+        state = self._of_arguments(leaves)
+        if len(self._returned) != len(state) or not all(map(is_, map(call, self._returned), state)):
+            return False
+        if len(state) < len(leaves) and len(set(map(id, leaves))) < len(leaves):
+            return False
+        return True not in [array.is_deleted() for array in state]
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at some positions, as fast as Python can."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda items: tuple(items[position] for position in positions)
 
 
 def _copied(leaves: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:

@@ -32,6 +32,7 @@ class Executable:
         compiled: XLA executable on flat arguments.
         in_shardings: Sharding of each flat argument.
         compile_s: Seconds that lowering and compilation took.
+        kept: Positions of the arguments that are not donated.
         handover: What the last run returned in place of what was donated to it.
     """
 
@@ -40,6 +41,7 @@ class Executable:
     compiled: Any
     in_shardings: tuple[Any, ...]
     compile_s: float
+    kept: tuple[int, ...]
     handover: Handover
 
     def place(self, leaves: Sequence[Any]) -> list[Any]:
@@ -48,7 +50,7 @@ class Executable:
         Raises:
             StateLostError: an argument was donated to an earlier call.
         """
-        check_alive(leaves, self._names())
+        check_alive(leaves, self._names(range(len(leaves))))
         given = without_repeats(leaves, self.traced.donated)
         return jax.device_put(list(given), list(self.in_shardings))
 
@@ -59,10 +61,13 @@ class Executable:
             StateLostError: an argument was donated to an earlier call, or the step failed after
                 it had taken over donated state.
         """
-        check_alive(leaves, self._names())
-        donated = self.traced.donated
-        leaves = without_repeats(leaves, donated)
-        leaves = without_shared_memory(leaves, donated, self.handover.fresh(leaves))
+        if self.handover.is_whole(leaves):
+            check_alive([leaves[i] for i in self.kept], self._names(self.kept))
+        else:
+            check_alive(leaves, self._names(range(len(leaves))))
+            donated = self.traced.donated
+            leaves = without_repeats(leaves, donated)
+            leaves = without_shared_memory(leaves, donated, self.handover.fresh(leaves))
         try:
             results = self.compiled(*leaves)
         except jax.errors.JaxRuntimeError as error:
@@ -80,8 +85,9 @@ class Executable:
         self.handover.remember(results)
         return results
 
-    def _names(self) -> list[str]:
-        return [argument.name for argument in self.plan.stages[0].arguments]
+    def _names(self, positions: Sequence[int]) -> list[str]:
+        arguments = self.plan.stages[0].arguments
+        return [arguments[position].name for position in positions]
 
 
 def compile_step(traced: TracedStep, plan: Plan) -> Executable:
@@ -110,5 +116,6 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
         compiled=compiled,
         in_shardings=tuple(shardings(plan.decision.inputs, mesh)),
         compile_s=time.perf_counter() - start,
+        kept=tuple(i for i in range(len(specs)) if i not in set(traced.donated)),
         handover=Handover(traced.graph.aliases),
     )
