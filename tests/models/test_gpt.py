@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from meshwise.models.gpt_sizes import (
 )
 from meshwise.models.layer_stacking import stack_layers, unstack_layers
 from meshwise.models.losses import mean_cross_entropy
+from models.counting import count, dense_flop
 
 TINY = gpt_config("tiny")
 
@@ -29,28 +29,6 @@ def abstract_params(config: GptConfig) -> Any:
     tokens = jax.ShapeDtypeStruct((1, config.seq_len), jnp.int32)
     init = Gpt(config).init
     return jax.eval_shape(init, jax.random.key(0), tokens)["params"]
-
-
-def count(params: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-
-
-def dense_flop(jaxpr: Any) -> int:
-    """FLOP of all dense products of a jaxpr; scan bodies count once an iteration."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            ((contract, _), _) = eqn.params["dimension_numbers"]
-            depth = math.prod(eqn.invars[0].aval.shape[d] for d in contract)
-            total += 2 * depth * math.prod(eqn.outvars[0].aval.shape)
-        trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, jax.extend.core.ClosedJaxpr):
-                    total += trips * dense_flop(inner.jaxpr)
-                elif isinstance(inner, jax.extend.core.Jaxpr):
-                    total += trips * dense_flop(inner)
-    return total
 
 
 def tokens_of(config: GptConfig, batch: int = 2) -> jax.Array:

@@ -1,0 +1,227 @@
+"""A Llama decoder in Flax Linen, unrolled or as `nn.scan` over its layers.
+
+Pre-norm blocks with RMSNorm, rotary positions (RoPE), grouped-query attention (GQA), a gated MLP
+(SwiGLU), no biases, an output projection of its own.  Kernels keep heads as dims of their own:
+queries `[hidden, kv_heads, heads a group, head_dim]`, keys and values
+`[hidden, kv_heads, head_dim]`, so that splitting heads over devices needs no reshape.
+
+Source: Touvron et al. 2023 (Llama), Grattafiori et al. 2024 (Llama 3); sizes in
+`models/llama_sizes.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from meshwise.models.precision import module_dtypes, wide_dtype
+
+INIT_STDDEV = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """What a Llama is made of.
+
+    Attributes:
+        vocab_size: Number of tokens.
+        seq_len: Longest sequence.
+        hidden: Width of the residual stream.
+        ffn: Width inside the MLP.
+        num_layers: Number of blocks.
+        num_heads: Query heads; divides `hidden`.
+        num_kv_heads: Heads of keys and values; divides `num_heads`.
+        rope_theta: Base of the rotary frequencies.
+        norm_eps: Of RMSNorm.
+        dtype: Of the computation; softmax and norms stay in float32, or in `param_dtype` when that
+            is wider.
+        param_dtype: Of the parameters.
+        scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
+        remat: Keep only the inputs of each block and recompute the rest in the backward pass.
+    """
+
+    vocab_size: int
+    seq_len: int
+    hidden: int
+    ffn: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    scan_layers: bool = False
+    remat: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what must divide.
+
+        Raises:
+            ValueError: heads do not divide, or a head has an odd width.
+        """
+        if self.hidden % self.num_heads:
+            raise ValueError(f"{self.num_heads} heads do not divide hidden size {self.hidden}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads")
+        if self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, not {self.head_dim}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.num_heads
+
+
+def rotate(x: jax.Array, theta: float) -> jax.Array:
+    """Rotate pairs of features by an angle that grows with the position.
+
+    Feature `i` of the first half is paired with feature `i` of the second half.
+
+    Args:
+        x: `[batch, seq, ..., head_dim]`.
+        theta: Pair `i` of `n` turns by `theta ** (-i / n)` a position.
+
+    Source: Su et al. 2021 (RoFormer), eq. 34.
+    """
+    num_pairs = x.shape[-1] // 2
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    frequency = jnp.exp(jnp.arange(num_pairs, dtype=wide) * (-math.log(theta) / num_pairs))
+    angle = jnp.arange(x.shape[1], dtype=wide)[:, None] * frequency
+    angle = angle.reshape(x.shape[1], *(1,) * (x.ndim - 3), num_pairs)
+    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    first, second = x[..., :num_pairs], x[..., num_pairs:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _normal(stddev: float) -> nn.initializers.Initializer:
+    return nn.initializers.normal(stddev=stddev)
+
+
+def _out_stddev(config: LlamaConfig) -> float:
+    # Residual projections start smaller, so that depth does not grow the stream.
+    return INIT_STDDEV / math.sqrt(2 * config.num_layers)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query self-attention, `[batch, seq, hidden] -> [batch, seq, hidden]`."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Mix each position with those before it."""
+        c = self.config
+        groups, dim = c.num_kv_heads, c.head_dim
+
+        def heads(name: str, *shape: int) -> jax.Array:
+            return nn.DenseGeneral(
+                shape, use_bias=False, kernel_init=_normal(INIT_STDDEV), name=name,
+                **module_dtypes(c),
+            )(x)  # fmt: skip
+
+        query = rotate(heads("query", groups, c.num_heads // groups, dim), c.rope_theta)
+        key = rotate(heads("key", groups, dim), c.rope_theta)
+        value = heads("value", groups, dim)
+        query = query / jnp.asarray(math.sqrt(dim), query.dtype)
+        scores = jnp.einsum("bqghd,bkgd->bghqk", query, key).astype(wide_dtype(c))
+        position = jnp.arange(x.shape[1])
+        is_visible = position[:, None] >= position[None, :]
+        scores = jnp.where(is_visible, scores, jnp.finfo(scores.dtype).min)
+        weights = jax.nn.softmax(scores, axis=-1).astype(c.dtype)
+        mixed = jnp.einsum("bghqk,bkgd->bqghd", weights, value)
+        return nn.DenseGeneral(
+            c.hidden, axis=(-3, -2, -1), use_bias=False, kernel_init=_normal(_out_stddev(c)),
+            name="out", **module_dtypes(c),
+        )(mixed)  # fmt: skip
+
+
+class Mlp(nn.Module):
+    """SwiGLU: `down(silu(gate(x)) * up(x))`."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, seq, hidden] -> [batch, seq, hidden]`."""
+        c = self.config
+
+        def dense(name: str, width: int, stddev: float) -> nn.Dense:
+            return nn.Dense(
+                width, use_bias=False, kernel_init=_normal(stddev), name=name, **module_dtypes(c)
+            )
+
+        inner = nn.silu(dense("gate", c.ffn, INIT_STDDEV)(x)) * dense("up", c.ffn, INIT_STDDEV)(x)
+        return dense("down", c.hidden, _out_stddev(c))(inner)
+
+
+def _norm(config: LlamaConfig, name: str, value: jax.Array) -> jax.Array:
+    layer = nn.RMSNorm(
+        epsilon=config.norm_eps, dtype=wide_dtype(config), param_dtype=config.param_dtype, name=name
+    )
+    return layer(value).astype(config.dtype)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each behind a norm, each added to the stream."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, None]:
+        """The new stream, and None: the shape that `nn.scan` wants of its body."""
+        c = self.config
+        x = x + Attention(c, name="attention")(_norm(c, "norm_1", x))
+        return x + Mlp(c, name="mlp")(_norm(c, "norm_2", x)), None
+
+
+class Llama(nn.Module):
+    """The decoder: tokens `[batch, seq]` to logits `[batch, seq, vocab]`, in `config.dtype`."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits of the next token at every position.
+
+        Args:
+            tokens: Integers below `vocab_size`, `[batch, seq]` with `seq <= seq_len`.
+
+        Raises:
+            ValueError: the sequence is longer than `seq_len`.
+        """
+        c = self.config
+        if tokens.shape[1] > c.seq_len:
+            raise ValueError(
+                f"sequence of {tokens.shape[1]} tokens, but the model has {c.seq_len} positions"
+            )
+        x = nn.Embed(
+            c.vocab_size, c.hidden, embedding_init=_normal(INIT_STDDEV), name="token_embedding",
+            **module_dtypes(c),
+        )(tokens)  # fmt: skip
+        x = _norm(c, "final_norm", self._blocks(x))
+        return nn.Dense(
+            c.vocab_size, use_bias=False, kernel_init=_normal(INIT_STDDEV), name="output",
+            **module_dtypes(c),
+        )(x)  # fmt: skip
+
+    def _blocks(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        block: Any = Block
+        if c.remat:
+            # Inside a scan the loop itself keeps XLA from merging the recomputation away.
+            block = nn.remat(Block, prevent_cse=not c.scan_layers)
+        if c.scan_layers:
+            scanned = nn.scan(
+                block, variable_axes={"params": 0}, split_rngs={"params": True},
+                length=c.num_layers,
+            )  # fmt: skip
+            return scanned(c, name="blocks")(x)[0]
+        for layer in range(c.num_layers):
+            x = block(c, name=f"block_{layer}")(x)[0]
+        return x

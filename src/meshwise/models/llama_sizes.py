@@ -1,0 +1,73 @@
+"""Sizes of Llama 3 by name, and their parameter and FLOP counts in closed form.
+
+Source: Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3 (8B, 70B, 405B; vocabulary
+128,256, training sequences of 8,192, theta 500,000).  `tiny` and `small` are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwise.models.llama import LlamaConfig
+
+# name: (hidden, ffn, layers, heads, kv heads, sequence, vocabulary)
+_SIZES: dict[str, tuple[int, int, int, int, int, int, int]] = {
+    "tiny": (32, 64, 2, 4, 2, 32, 256),
+    "small": (256, 896, 4, 8, 4, 128, 1024),
+    "8B": (4096, 14336, 32, 32, 8, 8192, 128256),
+    "70B": (8192, 28672, 80, 64, 8, 8192, 128256),
+    "405B": (16384, 53248, 126, 128, 8, 8192, 128256),
+}
+
+SIZE_NAMES = tuple(_SIZES)
+
+
+def llama_config(name: str, **changes: Any) -> LlamaConfig:
+    """The configuration of a size.
+
+    Args:
+        name: One of `SIZE_NAMES`.
+        **changes: Fields of `LlamaConfig` to set otherwise, as `seq_len=64`.
+
+    Raises:
+        ValueError: there is no such size.
+    """
+    if name not in _SIZES:
+        raise ValueError(f"no Llama size {name!r}; there are {', '.join(SIZE_NAMES)}")
+    hidden, ffn, num_layers, num_heads, num_kv_heads, seq_len, vocab_size = _SIZES[name]
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        hidden=hidden,
+        ffn=ffn,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+    )
+    return replace(config, **changes)
+
+
+def _layer_kernels(config: LlamaConfig) -> int:
+    """Elements of the kernels of a layer: attention `2 h^2 + 2 h k d`, MLP `3 h f`."""
+    h = config.hidden
+    return 2 * h * h + 2 * h * config.num_kv_heads * config.head_dim + 3 * h * config.ffn
+
+
+def num_parameters(config: LlamaConfig) -> int:
+    """Parameters: `2 V h + L (2 h^2 + 2 h k d + 3 h f + 2 h) + h`."""
+    h = config.hidden
+    layers = config.num_layers * (_layer_kernels(config) + 2 * h)
+    return 2 * config.vocab_size * h + layers + h
+
+
+def forward_flop(config: LlamaConfig, batch: int, seq: int | None = None) -> int:
+    """FLOP of the dense products of one forward pass on `batch` sequences of `seq` tokens.
+
+    Two for each token and kernel element, and `4 b s^2 h` a layer for scores and mixing (the
+    causal mask saves nothing: the products are computed in full).
+    """
+    s = config.seq_len if seq is None else seq
+    h = config.hidden
+    layer = 2 * batch * s * _layer_kernels(config) + 4 * batch * s * s * h
+    return config.num_layers * layer + 2 * batch * s * h * config.vocab_size
