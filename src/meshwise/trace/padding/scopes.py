@@ -1,0 +1,102 @@
+"""A program and the bodies of its scans, numbered, so that values of all of them have one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshwise.trace.program import Node, Program
+
+# A value: number of its scope, id in the program of the scope.
+Value = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """One program of a nest.
+
+    Attributes:
+        number: Position in the order in which `scopes_of` yields them.
+        program: The program.
+        times: How often it runs in a step.
+        bodies: The scopes of its scans, by position of the equation.
+        generated: Ids of values without an argument among their ancestors.
+    """
+
+    number: int
+    program: Program
+    times: int
+    bodies: Mapping[int, Scope]
+    generated: frozenset[int]
+
+    def is_generated(self, node: Node) -> bool:
+        """Whether an equation can be made again at any size that is wanted."""
+        return all(ident in self.generated for ident in node.outputs)
+
+
+def nest(program: Program) -> Scope:
+    """The scope of a whole step, with those of its scans inside."""
+    return _nest(program, 1, [0])
+
+
+def _nest(program: Program, times: int, counter: list[int]) -> Scope:
+    number = counter[0]
+    counter[0] += 1
+    generated = set(program.constants)
+    bodies: dict[int, Scope] = {}
+    for position, node in enumerate(program.nodes):
+        if node.body is not None and node.scan is not None:
+            bodies[position] = _nest(node.body, times * node.scan.length, counter)
+        elif node.body is None and all(i in generated for i in node.inputs):
+            generated.update(node.outputs)
+    return Scope(
+        number=number,
+        program=program,
+        times=times,
+        bodies=bodies,
+        generated=frozenset(generated),
+    )
+
+
+def scopes_of(scope: Scope) -> Iterator[Scope]:
+    """The scope and all inside it, in order of their numbers."""
+    yield scope
+    for body in scope.bodies.values():
+        yield from scopes_of(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A value of a scan that is one thing outside and inside.
+
+    Attributes:
+        entry: The outer operand; -1 for a stacked result, which has none.
+        arrival: The input of the body, likewise.
+        departure: The result of the body; -1 for constants and xs, which have none.
+        exit: The outer result, likewise.
+        shift: Dims that the outer values have before those of the inner ones.
+    """
+
+    entry: int = -1
+    arrival: int = -1
+    departure: int = -1
+    exit: int = -1
+    shift: int = 0
+
+
+def ports_of(node: Node) -> list[Port]:
+    """The constants, carries, xs and ys of a scan, in this order."""
+    body, shape = node.body, node.scan
+    assert body is not None
+    assert shape is not None
+    first_xs = shape.num_consts + shape.num_carry
+    ports: list[Port] = []
+    for k, (outer, inner) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+        if shape.num_consts <= k < first_xs:
+            j = k - shape.num_consts
+            ports.append(Port(outer, inner, body.outputs[j], node.outputs[j]))
+        else:
+            ports.append(Port(outer, inner, shift=int(k >= first_xs)))
+    for j in range(shape.num_carry, len(node.outputs)):
+        ports.append(Port(departure=body.outputs[j], exit=node.outputs[j], shift=1))
+    return ports

@@ -1,0 +1,95 @@
+"""Padded values: what is known of the elements beyond the end, and how they are masked.
+
+They are garbage unless known to be zero.  Zero stays zero only through what is listed here:
+whether a product with zero is zero is known only if the other factor is zero too, since it may be
+infinite or not a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.graph.loops import LoopRule
+from meshwise.rules.primitive import Equation
+
+# Primitives with a zero result where all operands are zero; the operands that count.
+_ALL = ()
+_ZERO_STAYS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("add", "add_any", "sub", "mul", "neg", "max", "min", "abs", "sign"), _ALL),
+    **dict.fromkeys(("convert_element_type", "copy", "optimization_barrier", "name"), _ALL),
+    **dict.fromkeys(("stop_gradient", "broadcast_in_dim", "reshape", "transpose", "squeeze"), _ALL),
+    **dict.fromkeys(("rev", "slice", "concatenate", "split", "reduce_sum"), _ALL),
+    "dynamic_slice": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedValue:
+    """A traced value.
+
+    Attributes:
+        array: The value.
+        zero: Dims beyond whose old end all elements are zero.
+    """
+
+    array: Any
+    zero: frozenset[int] = frozenset()
+
+
+def padded_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
+    """A value with dims extended by zeros; `sizes` by dim."""
+    shape = jnp.shape(value.array)
+    config = [(0, sizes.get(dim, size) - size, 0) for dim, size in enumerate(shape)]
+    array = jnp.asarray(value.array)
+    array = lax.pad(array, jnp.zeros((), array.dtype), config)
+    return PaddedValue(array, value.zero | frozenset(sizes))
+
+
+def sliced_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
+    """A value with dims cut back; `sizes` by dim."""
+    limits = [sizes.get(dim, size) for dim, size in enumerate(jnp.shape(value.array))]
+    array = lax.slice(value.array, [0] * len(limits), limits)
+    return PaddedValue(array, value.zero - frozenset(sizes))
+
+
+def masked(array: Any, dim: int, size: int, neutral: Any) -> Any:
+    """The value with `neutral` in place of what lies beyond `size` along a dim."""
+    position = lax.broadcasted_iota(jnp.int32, array.shape, dim)
+    inside = lax.lt(position, jnp.full_like(position, size))
+    return lax.select(inside, array, lax.full_like(array, neutral))
+
+
+def zero_dims(
+    eqn: Equation,
+    rule: LoopRule,
+    loops: Iterable[int],
+    operands: Sequence[PaddedValue],
+    result: int,
+) -> frozenset[int]:
+    """Dims of a result whose elements beyond the old end are known to be zero.
+
+    Args:
+        eqn: The equation.
+        rule: Its loops.
+        loops: Those that are padded.
+        operands: Its operands, as they entered.
+        result: Which result.
+    """
+    if eqn.name not in _ZERO_STAYS:
+        return frozenset()
+    counted = _ZERO_STAYS[eqn.name] or range(len(operands))
+    found: set[int] = set()
+    for dim, follows in enumerate(rule.results[result]):
+        if len(follows) != 1 or follows[0] not in loops:
+            continue
+        at = [[d for d, other in enumerate(rule.operands[k]) if other == follows] for k in counted]
+        if at and all(
+            dims and set(dims) <= operands[k].zero for k, dims in zip(counted, at, strict=True)
+        ):
+            found.add(dim)
+    return frozenset(found)
