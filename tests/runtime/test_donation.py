@@ -128,7 +128,7 @@ def test_shared_memory_is_found_shard_by_shard() -> None:
 
 
 def test_only_what_the_last_call_returned_is_fresh() -> None:
-    handover = Handover([(0, 1), (2, 0)])
+    handover = Handover([(0, 1), (2, 0)], [1])
     one, two, three = jnp.zeros(1), jnp.zeros(2), jnp.zeros(3)
     assert handover.fresh([one, two, three]) == set()
     handover.remember([three, one])
@@ -139,7 +139,7 @@ def test_only_what_the_last_call_returned_is_fresh() -> None:
 
 
 def test_a_whole_handover_is_alive_and_passed_once() -> None:
-    handover = Handover([(0, 1), (2, 0)])
+    handover = Handover([(0, 1), (2, 0)], [1])
     one, two, three = jnp.zeros(1), jnp.zeros(2), jnp.zeros(3)
     assert not handover.is_whole([one, two, three])
     handover.remember([three, one])
@@ -148,16 +148,19 @@ def test_a_whole_handover_is_alive_and_passed_once() -> None:
     assert not handover.is_whole([two, two, three])
     assert not handover.is_whole([one, one, three])
     assert not handover.is_whole([one, three, three])
+    other = ref(two)  # as another step's handover has
+    assert handover.is_whole([one, two, three])
+    assert other() is two
     three.delete()
     assert not handover.is_whole([one, two, three])
-    single = Handover([(1, 0)])
+    single = Handover([(1, 0)], [0])
     single.remember([two])
     assert single.is_whole([one, two])
     assert not single.is_whole([two, one])
 
 
 def test_a_handover_keeps_nothing_alive() -> None:
-    handover = Handover([(0, 0)])
+    handover = Handover([(0, 0)], [])
     array = jnp.zeros(1)
     handover.remember([array])
     gone = ref(array)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from operator import call, is_, itemgetter
 from typing import Any
-from weakref import ref
+from weakref import getweakrefcount, ref
 
 import jax
 import jax.numpy as jnp
@@ -77,13 +77,15 @@ class Handover:
     A loop over steps asks at every step, so `is_whole` makes no Python call per array.
     """
 
-    def __init__(self, aliases: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, aliases: Sequence[tuple[int, int]], others: Sequence[int]) -> None:
         """Nothing has been returned yet.
 
         Args:
             aliases: Pairs (position of a donated argument, position of its successor).
+            others: Positions of the arguments that are not donated.
         """
         self._donated = tuple(position for position, _ in aliases)
+        self._of_others = _picker(others)
         self._of_arguments = _picker(self._donated)
         self._of_results = _picker(tuple(out for _, out in aliases))
         self._returned: tuple[ref[Any], ...] = ()
@@ -109,7 +111,9 @@ class Handover:
         state = self._of_arguments(leaves)
         if len(self._returned) != len(state) or not all(map(is_, map(call, self._returned), state)):
             return False
-        if len(state) < len(leaves) and len(set(map(id, leaves))) < len(leaves):
+        # What is in the state has a weak reference, from `remember`.
+        may_repeat = any(map(getweakrefcount, self._of_others(leaves)))
+        if may_repeat and len(set(map(id, leaves))) < len(leaves):
             return False
         return True not in [array.is_deleted() for array in state]
 

@@ -103,6 +103,7 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
             f"the plan needs {count} devices, this process sees {len(devices)} "
             f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
         )
+    kept = tuple(i for i in range(len(traced.in_avals)) if i not in set(traced.donated))
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
     jitted = jitted_step(
@@ -116,6 +117,6 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
         compiled=compiled,
         in_shardings=tuple(shardings(plan.decision.inputs, mesh)),
         compile_s=time.perf_counter() - start,
-        kept=tuple(i for i in range(len(specs)) if i not in set(traced.donated)),
-        handover=Handover(traced.graph.aliases),
+        kept=kept,
+        handover=Handover(traced.graph.aliases, kept),
     )
