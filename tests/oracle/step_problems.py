@@ -402,4 +402,3 @@ PROBLEMS = (
     clipped_gradients,
     state_with_odd_leaves,
 )
-WITHOUT_TIME_RULE = (convolution,)

@@ -17,7 +17,6 @@ from oracle.problem import Problem, fresh, reference, run
 from oracle.step_problems import (
     PROBLEMS,
     WIDTH,
-    WITHOUT_TIME_RULE,
     aux_outputs,
     static_arguments,
     weights,
@@ -26,15 +25,11 @@ from oracle.step_problems import (
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 
 
-def _microbatches(make: Callable[[], Problem], wanted: int) -> int:
-    return 1 if make in WITHOUT_TIME_RULE else wanted
-
-
 def _check_random(make: Callable[[], Problem], shape: tuple[int, ...], b: int) -> None:
     problem = make()
     if make is static_arguments:  # bound by the API, not by the lowering
         problem = _without_statics(problem)
-    got = run_random(problem, shape, PROBLEMS.index(make), _microbatches(make, b))
+    got = run_random(problem, shape, PROBLEMS.index(make), b)
     assert_same_x64(reference(problem), got)
 
 
@@ -44,7 +39,7 @@ each_problem = pytest.mark.parametrize("make", PROBLEMS, ids=lambda f: f.__name_
 @each_problem
 def test_step_means_the_same(make):
     problem = make()
-    got = run_method(problem, mw.IntraOp((2, 4)), _microbatches(make, 2))
+    got = run_method(problem, mw.IntraOp((2, 4)), 2)
     assert_same_x64(reference(problem), got)
 
 
@@ -60,7 +55,7 @@ def test_step_means_the_same_in_more_ways(make, b):
     problem = make()
     want = reference(problem)
     for method in (mw.DataParallel(), mw.Zero3(), mw.IntraOp((8,)), mw.IntraOp((2, 2, 2))):
-        assert_same_x64(want, run_method(problem, method, _microbatches(make, b)))
+        assert_same_x64(want, run_method(problem, method, b))
     _check_random(make, (2, 4), b)
 
 

@@ -131,39 +131,6 @@ WINDOWS = (
 )
 
 
-def _conv(**options: Any) -> Any:
-    return lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME", **options)
-
-
-_IMAGE = ints(8, 4, 3, 3)
-CONVOLUTIONS = (
-    Case("conv_general_dilated", "plain", _conv(), (_IMAGE, ints(8, 4, 3, 3))),
-    Case(
-        "conv_general_dilated",
-        "channels last",
-        _conv(dimension_numbers=("NHWC", "HWIO", "NHWC")),
-        (ints(8, 3, 3, 4), ints(3, 3, 4, 8)),
-    ),
-    Case(
-        "conv_general_dilated",
-        "feature groups",
-        _conv(feature_group_count=2),
-        (_IMAGE, ints(8, 2, 3, 3)),
-    ),
-    Case(
-        "conv_general_dilated",
-        "batch groups",
-        _conv(batch_group_count=2),
-        (_IMAGE, ints(8, 4, 3, 3)),
-    ),
-    Case(
-        "conv_general_dilated",
-        "kernel gradient",
-        lambda x, g: jax.vjp(lambda k: _conv()(x, k), ints(8, 4, 3, 3))[1](g),
-        (_IMAGE, ints(8, 8, 3, 3)),
-    ),
-)
-
 _M = floats(8, 3, 3)
 _SPD = (_M @ _M.transpose(0, 2, 1) + np.eye(3, dtype=np.float32)).astype(np.float32)
 _LOWER = np.tril(_M) + np.eye(3, dtype=np.float32)
@@ -206,4 +173,4 @@ ON_DEVICES = (
     ),
 )
 
-CASES = (*DOTS, *REDUCTIONS, *ALONG, *WINDOWS, *CONVOLUTIONS, *LINEAR_ALGEBRA)
+CASES = (*DOTS, *REDUCTIONS, *ALONG, *WINDOWS, *LINEAR_ALGEBRA)

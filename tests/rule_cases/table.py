@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from rule_cases import elementwise, indexing, others, random, shape
+from rule_cases import (
+    along,
+    convolution,
+    elementwise,
+    indexing,
+    linear_algebra,
+    others,
+    ragged_dot,
+    random,
+    shape,
+    slicing,
+    whole,
+)
 
-CASES = (*elementwise.CASES, *shape.CASES, *indexing.CASES, *random.CASES, *others.CASES)
+CASES = (
+    *elementwise.CASES,
+    *shape.CASES,
+    *slicing.CASES,
+    *indexing.CASES,
+    *random.CASES,
+    *convolution.CASES,
+    *others.CASES,
+    *along.CASES,
+    *linear_algebra.CASES,
+    *ragged_dot.CASES,
+)
 
 # Primitives that cannot be checked under `vmap`.
-ON_DEVICES = (*others.ON_DEVICES, *random.ON_DEVICES)
+ON_DEVICES = (*others.ON_DEVICES, *random.ON_DEVICES, *whole.ON_DEVICES)

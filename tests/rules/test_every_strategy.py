@@ -55,6 +55,12 @@ def test_case_names_are_unique() -> None:
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _COSTLY, ids=str)
+def test_micro_batches_of_costly_primitives(case: Case) -> None:
+    test_micro_batches_equal_the_primitive(case)
+
+
 @pytest.mark.parametrize("case", _CHEAP, ids=str)
 def test_micro_batches_equal_the_primitive(case: Case) -> None:
     with jax.enable_x64(case.x64):
