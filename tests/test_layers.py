@@ -32,6 +32,7 @@ LAYERS = (
     "runtime",
     "models",
     "methods",
+    "pins",
     "local_cluster",
     "planning",
     "arguments",

@@ -13,6 +13,7 @@ from meshwise.methods import Megatron as Megatron
 from meshwise.methods import Replay as Replay
 from meshwise.methods import Zero2 as Zero2
 from meshwise.methods import Zero3 as Zero3
+from meshwise.pins import Pin as Pin
 from meshwise.plan.plan import Plan as Plan
 from meshwise.trace.loss import grad as grad
 from meshwise.trace.loss import value_and_grad as value_and_grad

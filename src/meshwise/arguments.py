@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from meshwise.errors import PinError, TraceError
+from meshwise.pins import as_pin
 from meshwise.trace.step import Statistics, StepSignature
 
 DEFAULT_BATCH_ARGNUMS = (1,)
@@ -239,6 +240,7 @@ def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> 
                 else tuple(dynamic.index(n) for n in donate if n in present)
             ),
             labels=tuple(present[n].label for n in dynamic),
+            parameters=tuple((n, present[n].name or "") for n in dynamic),
         ),
     )
 
@@ -360,7 +362,7 @@ def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:
 
     Raises:
         TraceError: the statistics or the memory are not what they can be.
-        PinError: the pins are not a mapping of patterns.
+        PinError: the pins are not a mapping of patterns to `PartitionSpec`s or `Pin`s.
     """
     if statistics not in get_args(Statistics):
         raise TraceError(f"microbatch_statistics must be 'exact' or 'local', got {statistics!r}")
@@ -371,6 +373,8 @@ def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:
             f"pins must map patterns of argument paths to PartitionSpecs, as "
             f"{{'0/params/**/kernel': P('x', None)}}, got {pins!r:.80}"
         )
+    for pattern, pin in (pins or {}).items():
+        as_pin(pattern, pin)
     is_number = isinstance(memory_bytes, (int, float)) and not isinstance(memory_bytes, bool)
     if memory_bytes is not None and not (is_number and memory_bytes > 0):
         raise TraceError(

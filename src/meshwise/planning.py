@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from typing import Any, Literal
 from meshwise.baselines.methods import plan_baseline, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
-from meshwise.errors import InfeasibleError, PinError, PlanError
+from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph
-from meshwise.graph.layout import Layout, is_valid
 from meshwise.intra.memory import peak_bytes
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
+from meshwise.pins import pinned
 from meshwise.plan.collectives import collectives
 from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.fingerprint import fingerprint
@@ -133,21 +133,24 @@ def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
 
 
 def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: int) -> Plan:
-    graph, method = step.graph, request.method
-    pins = _pinned_layouts(graph, request.pins, mesh)
+    method = request.method
+    pins = pinned(step.graph, request.pins, mesh)
+    graph = pins.graph
     objective = method.objective if isinstance(method, IntraOp) else "time"
     options = IntraOptions(
         objective=objective,
         memory_bytes=memory,
         time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
-        pins=pins,
+        layouts=pins.layouts,
+        strategies=pins.strategies,
     )
     if isinstance(method, (IntraOp, Auto)):
         result = plan_intra_op(graph, mesh, step.batch_dims, options)
     else:
         result = plan_baseline(method_name(method), graph, mesh, step.batch_dims, options)
-    return finished_plan(step, mesh, result, method, objective, has_pins=bool(pins))
+    step = dataclasses.replace(step, graph=graph)
+    return finished_plan(step, mesh, result, method, objective, has_pins=bool(request.pins))
 
 
 def method_name(method: Method) -> str:
@@ -224,48 +227,3 @@ def _operators(graph: Graph) -> list[Any]:
     for op in graph.operators:
         found += _operators(op.body.graph) if op.body is not None else [op]
     return found
-
-
-def _pinned_layouts(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> dict[int, Layout]:
-    """Layouts by input position of what the patterns name.
-
-    Raises:
-        PinError: a pattern names nothing, an axis is unknown, or a dim is not divisible.
-    """
-    found: dict[int, Layout] = {}
-    for pattern, spec in pins.items():
-        hits = [
-            position
-            for position, ident in enumerate(graph.inputs)
-            if fnmatch.fnmatchcase(graph.tensors[ident].name, pattern)
-        ]
-        if not hits:
-            names = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
-            raise PinError(f"pin {pattern!r} names no argument; arguments are {names}, ...")
-        for position in hits:
-            tensor = graph.tensors[graph.inputs[position]]
-            layout = _layout_of_spec(spec, len(tensor.shape), mesh, pattern)
-            if not is_valid(layout, tensor.shape, mesh.sizes):
-                raise PinError(
-                    f"pin {pattern!r}: {spec} does not divide {tensor.name} of shape "
-                    f"{tensor.shape} on mesh {dict(zip(mesh.names, mesh.sizes, strict=True))}"
-                )
-            if position in found and found[position] != layout:
-                raise PinError(f"pin {pattern!r} contradicts another pin of {tensor.name}")
-            found[position] = layout
-    return found
-
-
-def _layout_of_spec(spec: Any, rank: int, mesh: LogicalMesh, pattern: str) -> Layout:
-    dims: list[tuple[int, ...]] = []
-    for entry in spec:
-        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        for axis in axes:
-            if axis not in mesh.names:
-                raise PinError(
-                    f"pin {pattern!r} names axis {axis!r}, the mesh has {list(mesh.names)}"
-                )
-        dims.append(tuple(mesh.names.index(axis) for axis in axes))
-    if len(dims) > rank:
-        raise PinError(f"pin {pattern!r}: {spec} has {len(dims)} dims, the argument has {rank}")
-    return Layout(tuple(dims) + ((),) * (rank - len(dims)))

@@ -24,8 +24,9 @@ SPLIT_COLUMNS = Layout(((), (0,)))
 SPLIT_ROWS = Layout(((0,), ()))
 
 
-def plan(graph, on=ONE_AXIS, **options):
-    result = plan_graph(graph, on, IntraOptions(**options))
+def plan(graph, on=ONE_AXIS, pins=None, **options):
+    layouts = {i: (layout,) for i, layout in (pins or {}).items()}
+    result = plan_graph(graph, on, IntraOptions(layouts=layouts, **options))
     verify_decision(graph, result.decision, on)
     price = step_time_s(graph, result.decision, on)
     assert price == pytest.approx(result.objective_s, rel=1e-9)

@@ -20,7 +20,8 @@ class Tensor:
         shape: Global shape (inside a scan body: of one iteration).
         dtype: NumPy-style name, as `float32`.
         itemsize: Bytes of one element.
-        name: For display and pins only: the argument path of an input, else empty.
+        name: For display and pins only: the argument path of an input, what
+            `jax.ad_checkpoint.checkpoint_name` calls an activation, else empty.
         generated: No argument is among its ancestors (literal, iota and what follows from
             them): it is made in each layout that is wanted, never resharded.
     """
@@ -66,6 +67,7 @@ class Operator:
         where: The user's source line, as `model.py:88 (attention)`; display only.
         body: For `scan` only.
         detail: Canonical text of the parameters; equal kind, detail and shapes mean equal work.
+        apart: It decides alone in planning, since its result is pinned.
     """
 
     kind: str
@@ -77,6 +79,7 @@ class Operator:
     where: str = ""
     body: ScanBody | None = None
     detail: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,8 @@ class Blocks:
 
 def is_light(op: Operator) -> bool:
     """Whether an operator may join a cluster."""
-    return not op.heavy and op.body is None and op.rule.ruled and op.kind not in _ALONE
+    alone = op.heavy or op.apart or op.kind in _ALONE
+    return not alone and op.body is None and op.rule.ruled
 
 
 def _major(op: Operator, loops: tuple[int, ...]) -> int:

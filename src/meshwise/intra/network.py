@@ -16,6 +16,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph, Tensor
 from meshwise.graph.layout import Layout, shift_in, used_axes
+from meshwise.graph.loops import Strategy
 from meshwise.intra.blocks import CLUSTER, SCAN
 from meshwise.intra.candidates import partial_layouts, whole_layouts
 from meshwise.intra.options import AllowedChoices, IntraOptions
@@ -163,7 +164,7 @@ class _Builder:
     # -- nodes --------------------------------------------------------------------------------
 
     def inputs(self) -> None:
-        pins = {**self.options.restriction.pins, **self.options.pins}
+        pins, asked = self.options.restriction.pins, self.options.layouts
         axes_of = self.options.restriction.input_axes
         for i, t in enumerate(self.graph.inputs):
             tensor = self.graph.tensors[t]
@@ -172,6 +173,8 @@ class _Builder:
                 layouts = tuple(w for w in layouts if axes_of[i].issuperset(used_axes(w)))
             if i in pins:
                 layouts = (pins[i],)
+            if i in asked:
+                layouts = tuple(w for w in layouts if w in asked[i]) or asked[i]
             node = self.layout_node(INPUT, (i,), layouts, (tensor.shape, tensor.dtype), (-1, i))
             self.sources[0, t] = _Source(node, layouts)
 
@@ -182,15 +185,17 @@ class _Builder:
                 continue
             shape, local, key = self.evaluator.shape_of(region, block)
             allowed: AllowedChoices | None = None
+            only: frozenset[Strategy] | None = None
             if block.kind != CLUSTER:
                 path = (*region.path, block.members[0])
                 allowed = self.options.restriction.allowed.get(path)
-            key = (key, allowed)
+                only = self.options.strategies.get(path)
+            key = (key, allowed, only)
             if key not in self.tables:
                 self.tables[key] = (
                     self.evaluator.cluster(shape)
                     if block.kind == CLUSTER
-                    else self.evaluator.single(shape, allowed)
+                    else self.evaluator.single(shape, allowed, only)
                 )
             table = self.tables[key]
             if not table.strategies:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshwise.graph.layout import Layout
+from meshwise.graph.loops import Strategy
 from meshwise.plan.decision import GraphDecision
 
 TIME = "time"
@@ -50,7 +51,9 @@ class IntraOptions:
         memory_bytes: What one device may hold at the peak; None for no limit.
         time_limit_s: After this many seconds the solver returns what it has.
         seed: Of the solver.
-        pins: Layouts that are fixed, by position among the graph's inputs.
+        layouts: Layouts that inputs may have, by position; if the method's restriction leaves
+            an input none of them, these win.
+        strategies: Strategies that operators which decide alone may have; they win likewise.
         restriction: The method's own restrictions.
         tie: Plan equal layers equally: always, never, or None: only when the problem is large.
     """
@@ -59,7 +62,10 @@ class IntraOptions:
     memory_bytes: int | None = None
     time_limit_s: float = 60.0
     seed: int = 0
-    pins: Mapping[int, Layout] = field(default_factory=dict[int, Layout])
+    layouts: Mapping[int, tuple[Layout, ...]] = field(default_factory=dict[int, tuple[Layout, ...]])
+    strategies: Mapping[OperatorPath, frozenset[Strategy]] = field(
+        default_factory=dict[OperatorPath, frozenset[Strategy]]
+    )
     restriction: Restriction = Restriction()
     tie: bool | None = None
 

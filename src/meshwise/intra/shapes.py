@@ -134,7 +134,9 @@ def moved_bytes(
     results: tuple[Layout, ...],
     sizes: tuple[int, ...],
 ) -> int:
-    """Bytes that one operator reads and writes on one device."""
+    """Bytes that one operator reads and writes on one device; a name is given for free."""
+    if member.op.kind == "name":
+        return 0
     written = sum(
         local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.outputs, results, strict=True)
     )

@@ -150,19 +150,31 @@ class Evaluator:
                     return False
         return True
 
-    def single(self, shape: Shape, allowed: AllowedChoices | None) -> Table:
+    def single(
+        self,
+        shape: Shape,
+        allowed: AllowedChoices | None,
+        only: frozenset[Strategy] | None = None,
+    ) -> Table:
         """Table of a block of one operator.
 
-        A rule that leaves no strategy (a product too small for the mesh) is waived.
+        Args:
+            shape: The block.
+            allowed: Choices of each axis; a rule that leaves no strategy (a product too small for
+                the mesh) is waived.
+            only: Strategies that a user or a question allows; never waived.
         """
         member = shape.members[0]
         op = member.op
+        possible = [
+            s for s in enumerate_strategies(op.rule, self.sizes) if only is None or s in only
+        ]
         options = [
             s
-            for s in enumerate_strategies(op.rule, self.sizes)
+            for s in possible
             if allowed is None
             or all(ok is None or c in ok for ok, c in zip(allowed, s, strict=True))
-        ] or list(enumerate_strategies(op.rule, self.sizes))
+        ] or possible
         options = [s for s in options if self._worth(op, s, shape)] or options
         strategies: list[tuple[Strategy, ...]] = []
         costs: list[float] = []

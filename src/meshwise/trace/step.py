@@ -39,12 +39,19 @@ class StepSignature:
         donate_argnums: Positional arguments whose buffers may be reused, or "auto": every
             argument that the step returns with the same tree, shapes and dtypes.
         labels: What messages call the positional arguments, as `argument 1 (batch)`.
+        parameters: Number in the user's call, static arguments counted, and name (may be empty)
+            of each positional argument.
     """
 
     batch_argnums: tuple[int, ...]
     batch_dims: Any
     donate_argnums: tuple[int, ...] | Literal["auto"]
     labels: tuple[str, ...] = ()
+    parameters: tuple[tuple[int, str], ...] = ()
+
+    def number(self, argnum: int) -> int:
+        """Number of an argument in the user's call."""
+        return self.parameters[argnum][0] if argnum < len(self.parameters) else argnum
 
     def label(self, argnum: int) -> str:
         """What a message calls an argument."""
@@ -65,6 +72,7 @@ class TracedStep:
         donated: Positions of flat arguments whose buffers are reused.
         num_microbatches: B.
         warnings: What the user asked for and does not get.
+        parameters: Number and name of each positional argument in the user's call.
     """
 
     program: Program
@@ -76,6 +84,7 @@ class TracedStep:
     donated: tuple[int, ...]
     num_microbatches: int
     warnings: tuple[str, ...] = ()
+    parameters: tuple[tuple[int, str], ...] = ()
 
 
 def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
@@ -141,7 +150,7 @@ def trace_step(
         program = flatten(closed)
     program = with_constants_inside(program)
     names = {
-        ident: _path_name(path)
+        ident: _path_name(path, signature)
         for ident, (path, _) in zip(
             program.inputs, jax.tree_util.tree_flatten_with_path(specs)[0], strict=True
         )
@@ -161,6 +170,7 @@ def trace_step(
             "value, or take it out of donate_argnums"
             for argnum in unused
         ),
+        parameters=signature.parameters or tuple((n, "") for n in range(len(args))),
     )
 
 
@@ -179,9 +189,11 @@ def _named(fun: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _path_name(path: Any) -> str:
-    """`(args, kwargs)` path as `0/params/kernel`."""
-    return "/".join(jax.tree_util.keystr((key,), simple=True) for key in path[1:])
+def _path_name(path: Any, signature: StepSignature) -> str:
+    """`(args, kwargs)` path as `0/params/kernel`, with the number of the user's call."""
+    part, argument, *rest = path
+    first = str(signature.number(argument.idx)) if part.idx == 0 else str(argument.key)
+    return "/".join((first, *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
 
 
 def _argument_spans(args: Sequence[Any]) -> list[tuple[int, int]]:

@@ -34,7 +34,9 @@ def equation_detail(eqn: Equation) -> str:
     return ",".join(
         f"{key}={value}"
         for key, value in eqn.params.items()
-        if key not in ("update_jaxpr", "jaxpr", "sharding", "out_sharding") and value is not None
+        if key not in ("update_jaxpr", "jaxpr", "sharding", "out_sharding")
+        and value is not None
+        and not (key == "name" and eqn.name == "name")  # a name is for display and pins only
     )
 
 
@@ -59,11 +61,17 @@ class RuleCache:
         return self._known[key]
 
 
+def _named(program: Program) -> list[Node]:
+    """Equations of `jax.ad_checkpoint.checkpoint_name`."""
+    return [node for node in program.nodes if node.name == "name"]
+
+
 def _tensors(program: Program, names: dict[int, str]) -> list[Tensor]:
     generated = set(program.constants)
     for node in program.nodes:
         if node.body is None and all(i in generated for i in node.inputs):
             generated.update(node.outputs)
+    names = names | {n.outputs[0]: n.equation.params["name"] for n in _named(program)}
     return [
         Tensor(
             shape=tuple(aval.shape),

@@ -1,0 +1,351 @@
+"""Pins: what the user fixes or forbids; the optimiser fills the rest.
+
+A pattern names arguments by their paths, as `0/params/**/kernel`, or activations by the names that
+`jax.ad_checkpoint.checkpoint_name` gave them, as `activation:mlp_hidden`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import PinError
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.layout import Layout, used_axes
+from meshwise.graph.loops import Strategy, enumerate_strategies
+from meshwise.intra.candidates import whole_layouts
+from meshwise.intra.options import OperatorPath
+from meshwise.intra.shapes import strategy_layouts
+
+ACTIVATION = "activation:"
+
+# Names that an error lists.
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What is fixed about a tensor.
+
+    Attributes:
+        spec: A `PartitionSpec`: for each dim the axis or axes that split it, None for a dim that
+            is not split, `PartitionSpec.UNCONSTRAINED` for a dim that is left to the optimiser.
+            Dims behind its end are not split.  None leaves all dims to the optimiser.
+        forbid: Mesh axes that may not split the tensor.
+    """
+
+    spec: PartitionSpec | None = None
+    forbid: tuple[str, ...] | str = ()
+
+    def __post_init__(self) -> None:
+        spec: Any = self.spec
+        if spec is not None and not isinstance(spec, PartitionSpec):
+            raise PinError(
+                f"Pin(spec={spec!r:.60}): spec must be a jax.sharding.PartitionSpec, as "
+                "P('x', None), or None to fix nothing"
+            )
+        forbid: Any = (self.forbid,) if isinstance(self.forbid, str) else self.forbid
+        if not isinstance(forbid, (tuple, list, frozenset, set)) or not all(
+            isinstance(axis, str) for axis in forbid
+        ):
+            raise PinError(
+                f"Pin(forbid={forbid!r:.60}): forbid must be the name of a mesh axis or a tuple of "
+                "such names, as ('y',)"
+            )
+        object.__setattr__(self, "forbid", tuple(forbid))
+
+
+def as_pin(pattern: str, value: Any) -> Pin:
+    """A value of the option `pins` as a `Pin`.
+
+    Raises:
+        PinError: it is neither a `Pin` nor a `PartitionSpec`.
+    """
+    if isinstance(value, Pin):
+        return value
+    if isinstance(value, PartitionSpec):
+        return Pin(value)
+    raise PinError(
+        f"pin {pattern!r} is {value!r:.60} ({type(value).__name__}); a pin is a "
+        "jax.sharding.PartitionSpec, as P('x', None), or a mw.Pin, as mw.Pin(forbid='y')"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """Pins held against a graph and a mesh.
+
+    Attributes:
+        graph: The graph, in which operators whose results are pinned decide alone.
+        layouts: Layouts that inputs may have, by position.
+        strategies: Strategies that naming operators may have.
+    """
+
+    graph: Graph
+    layouts: Mapping[int, tuple[Layout, ...]]
+    strategies: Mapping[OperatorPath, frozenset[Strategy]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """One pin on one mesh: per dim its axes, None where it is free; axes of size 1 are left out."""
+
+    pattern: str
+    pin: Pin
+    dims: tuple[tuple[int, ...] | None, ...] | None
+    forbid: frozenset[int]
+
+    def fits(self, layout: Layout) -> bool:
+        if not self.forbid.isdisjoint(used_axes(layout)):
+            return False
+        if self.dims is None:
+            return True
+        wanted = (*self.dims, *((),) * (len(layout.dims) - len(self.dims)))
+        return all(w is None or w == axes for w, axes in zip(wanted, layout.dims, strict=True))
+
+    def exact(self, rank: int) -> Layout | None:
+        """The layout, if the pin leaves no choice."""
+        dims = () if self.dims is None else self.dims
+        if (self.dims is None and rank) or None in dims:
+            return None
+        return Layout((*(d for d in dims if d is not None), *((),) * (rank - len(dims))))
+
+    @property
+    def text(self) -> str:
+        return f"{self.pattern!r}: {_pin_text(self.pin)}"
+
+
+def pinned(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> Pinned:
+    """Hold pins against a graph and a mesh.
+
+    Args:
+        graph: The graph.
+        pins: Pattern -> `Pin` or `PartitionSpec`.
+        mesh: The mesh whose axes they name.
+
+    Raises:
+        PinError: a pattern names nothing, an axis is unknown or used twice, a dim is not
+            divisible, a pin has too many dims, or two pins contradict each other.
+    """
+    wishes = [_wish(pattern, as_pin(pattern, pin), mesh) for pattern, pin in pins.items()]
+    names = [graph.tensors[ident].name for ident in graph.inputs]
+    named = list(named_operators(graph))
+    hit: set[str] = set()
+
+    def of(name: str, activation: bool) -> list[_Wish]:
+        found = [w for w in wishes if _is_hit(w.pattern, name, activation)]
+        hit.update(w.pattern for w in found)
+        return found
+
+    layouts: dict[int, tuple[Layout, ...]] = {}
+    for position, ident in enumerate(graph.inputs):
+        found = of(names[position], activation=False)
+        if found:
+            shape = graph.tensors[ident].shape
+            candidates = whole_layouts(graph.tensors[ident], mesh.sizes)
+            layouts[position] = _choose(names[position], shape, found, candidates, mesh)
+    strategies: dict[OperatorPath, frozenset[Strategy]] = {}
+    for path, owner, op in named:
+        found = of(owner.tensors[op.outputs[0]].name, activation=True)
+        if found:
+            strategies[path] = _strategies(owner, op, found, mesh)
+    for wish in wishes:
+        if wish.pattern not in hit:
+            _refuse_unmatched(wish.pattern, names, named)
+    return Pinned(graph=_apart(graph, strategies), layouts=layouts, strategies=strategies)
+
+
+def named_operators(
+    graph: Graph, path: OperatorPath = ()
+) -> Iterator[tuple[OperatorPath, Graph, Operator]]:
+    """Operators of `checkpoint_name` with the graph that holds them, bodies included."""
+    for i, op in enumerate(graph.operators):
+        if op.kind == "name":
+            yield (*path, i), graph, op
+        if op.body is not None:
+            yield from named_operators(op.body.graph, (*path, i))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a path fits a pattern: `*` within a component, `**` for any number of components."""
+    return _match(pattern.split("/"), name.split("/"))
+
+
+def _match(pattern: Sequence[str], name: Sequence[str]) -> bool:
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(_match(pattern[1:], name[k:]) for k in range(len(name) + 1))
+    return bool(name) and fnmatch.fnmatchcase(name[0], pattern[0]) and _match(pattern[1:], name[1:])
+
+
+def _is_hit(pattern: str, name: str, activation: bool) -> bool:
+    if pattern.startswith(ACTIVATION) != activation:
+        return False
+    return matches(pattern.removeprefix(ACTIVATION), name)
+
+
+def _wish(pattern: str, pin: Pin, mesh: LogicalMesh) -> _Wish:
+    known = list(mesh.names)
+
+    def number(axis: Any) -> int:
+        if axis not in known:
+            near = difflib.get_close_matches(str(axis), known, 1)
+            raise PinError(
+                f"pin {pattern!r} names axis {axis!r}, the mesh has {known}"
+                + (f"; did you mean {near[0]!r}?" if near else "; use one of these")
+            )
+        return known.index(axis)
+
+    forbid = frozenset(number(axis) for axis in pin.forbid)
+    if pin.spec is None:
+        return _Wish(pattern, pin, None, forbid)
+    dims: list[tuple[int, ...] | None] = []
+    used: list[int] = []
+    for entry in pin.spec:
+        if entry is PartitionSpec.UNCONSTRAINED:
+            dims.append(None)
+            continue
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        numbers = [number(axis) for axis in axes]
+        for axis in numbers:
+            if axis in used:
+                raise PinError(
+                    f"pin {pattern!r}: {pin.spec} uses axis {known[axis]!r} twice; an axis splits "
+                    "at most one dim of a tensor, and once"
+                )
+            if axis in forbid:
+                raise PinError(
+                    f"pin {pattern!r}: {pin.spec} uses axis {known[axis]!r}, which the same pin "
+                    "forbids; take it out of one of them"
+                )
+            used.append(axis)
+        dims.append(tuple(a for a in numbers if mesh.sizes[a] > 1))
+    return _Wish(pattern, pin, tuple(dims), forbid)
+
+
+def _choose(
+    name: str,
+    shape: tuple[int, ...],
+    wishes: Sequence[_Wish],
+    candidates: Sequence[Layout],
+    mesh: LogicalMesh,
+) -> tuple[Layout, ...]:
+    """The candidates that all pins of a tensor allow."""
+    left = tuple(candidates)
+    for wish in wishes:
+        _check_shape(wish, name, shape, mesh)
+        exact = wish.exact(len(shape))
+        if exact is not None:
+            left = (exact,)  # also one that no optimiser would try, as axes out of order
+    for wish in wishes:
+        left = tuple(layout for layout in left if wish.fits(layout))
+        if not left:
+            others = " and ".join(w.text for w in wishes if w is not wish)
+            raise PinError(
+                f"pin {wish.text} contradicts {others} at {name} of shape {list(shape)}; let only "
+                "one of the patterns match it, or make them agree"
+            )
+    return left
+
+
+def _check_shape(wish: _Wish, name: str, shape: tuple[int, ...], mesh: LogicalMesh) -> None:
+    if wish.dims is None:
+        return
+    if len(wish.dims) > len(shape):
+        raise PinError(
+            f"pin {wish.pattern!r}: {wish.pin.spec} has {len(wish.dims)} dims, but {name} has "
+            f"shape {list(shape)}, {len(shape)} dims; give at most so many entries, or a pattern "
+            "that does not match it"
+        )
+    for dim, axes in enumerate(wish.dims):
+        parts = math.prod(mesh.sizes[a] for a in axes or ())
+        if shape[dim] % parts:
+            raise PinError(
+                f"pin {wish.pattern!r}: {wish.pin.spec} does not divide {name} of shape "
+                f"{list(shape)}: dim {dim} of size {shape[dim]} in {parts} parts on the mesh "
+                f"{dict(zip(mesh.names, mesh.sizes, strict=True))}; pin another dim, or pad it"
+            )
+
+
+def _strategies(
+    graph: Graph, op: Operator, wishes: Sequence[_Wish], mesh: LogicalMesh
+) -> frozenset[Strategy]:
+    """Strategies of a naming operator whose result lies as its pins say."""
+    tensor = graph.tensors[op.outputs[0]]
+    name = ACTIVATION + tensor.name
+    if tensor.generated:
+        raise PinError(
+            f"pin {wishes[0].pattern!r} matches {name} at {op.where}, which depends on no "
+            "argument: such a value is made in every layout that is wanted; remove the pin"
+        )
+    found: dict[Layout, Strategy] = {}
+    for strategy in enumerate_strategies(op.rule, mesh.sizes):
+        layouts = strategy_layouts(op, strategy, mesh.sizes)
+        split_by_one = any(
+            size == 1 and choice != -1 for size, choice in zip(mesh.sizes, strategy, strict=True)
+        )
+        if layouts is not None and not layouts[1][0].partial and not split_by_one:
+            found[layouts[1][0]] = strategy
+    for wish in wishes:
+        for axes in wish.dims or ():
+            if axes is not None and list(axes) != sorted(axes):
+                order = tuple(mesh.names[a] for a in sorted(axes))
+                raise PinError(
+                    f"pin {wish.pattern!r}: {wish.pin.spec} splits a dim of an activation over "
+                    f"axes out of the order of the mesh; write {order}"
+                )
+    allowed = _choose(name, tensor.shape, wishes, tuple(found), mesh)
+    return frozenset(found[layout] for layout in allowed)
+
+
+def _apart(
+    graph: Graph, strategies: Mapping[OperatorPath, object], path: OperatorPath = ()
+) -> Graph:
+    """The graph with the operators at some paths marked as deciding alone."""
+    if not strategies:
+        return graph
+    operators: list[Operator] = []
+    for i, op in enumerate(graph.operators):
+        here = (*path, i)
+        inside = {p: s for p, s in strategies.items() if p[: len(here)] == here}
+        if here in inside:
+            op = dataclasses.replace(op, apart=True)
+        elif inside and op.body is not None:
+            body = _apart(op.body.graph, inside, here)
+            op = dataclasses.replace(op, body=dataclasses.replace(op.body, graph=body))
+        operators.append(op)
+    return dataclasses.replace(graph, operators=tuple(operators))
+
+
+def _refuse_unmatched(
+    pattern: str,
+    names: Sequence[str],
+    named: Sequence[tuple[OperatorPath, Graph, Operator]],
+) -> None:
+    if pattern.startswith(ACTIVATION):
+        known = sorted({ACTIVATION + owner.tensors[op.outputs[0]].name for _, owner, op in named})
+        what, does = "activation", "has none: name one with jax.ad_checkpoint.checkpoint_name"
+    else:
+        known = list(names)
+        what, does = "argument", "has none"
+    near = difflib.get_close_matches(pattern, known, _LISTED, cutoff=0.0)
+    more = ", ..." if len(known) > len(near) else ""
+    raise PinError(
+        f"pin {pattern!r} names no {what}; "
+        + (f"the nearest are {', '.join(near)}{more}" if known else f"the step {does}")
+    )
+
+
+def _pin_text(pin: Pin) -> str:
+    if not pin.forbid:
+        return str(pin.spec)
+    return f"Pin({pin.spec}, forbid={pin.forbid})" if pin.spec else f"Pin(forbid={pin.forbid})"
