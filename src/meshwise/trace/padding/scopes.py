@@ -97,6 +97,5 @@ def ports_of(node: Node) -> list[Port]:
             ports.append(Port(outer, inner, body.outputs[j], node.outputs[j]))
         else:
             ports.append(Port(outer, inner, shift=int(k >= first_xs)))
-    for j in range(shape.num_carry, len(node.outputs)):
-        ports.append(Port(departure=body.outputs[j], exit=node.outputs[j], shift=1))
-    return ports
+    stacked = zip(body.outputs[shape.num_carry :], node.outputs[shape.num_carry :], strict=True)
+    return [*ports, *(Port(departure=inner, exit=outer, shift=1) for inner, outer in stacked)]
