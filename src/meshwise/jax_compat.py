@@ -29,6 +29,7 @@ CALL_BODIES = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -36,6 +37,10 @@ CALL_BODIES = {
     "remat2": "jaxpr",
     "remat3": "jaxpr",
     "checkpoint": "jaxpr",
+    "composite": "jaxpr",
+    "custom_vmap_call": "call",
+    "linear_call": "callee",
+    "remat_opt": "fwd_jaxpr",
 }
 REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 

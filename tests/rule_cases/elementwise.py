@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import primitives
 
 from rule_cases.case import Case, bools, floats, ints
@@ -224,6 +225,12 @@ _IDENTITIES = (
     Case("optimization_barrier", "one operand", lax.optimization_barrier, (ints(8, 4),)),
     Case("name", "2-D", lambda x: checkpoint_name(x, "kept"), (ints(8, 4),)),
     Case("device_put", "two operands", lambda x, y: jax.device_put((x, y)), (ints(8), ints(4, 8))),
+    Case(
+        "layout_constraint",
+        "columns first",
+        lambda x: with_layout_constraint(x, Layout((1, 0))),
+        (jnp.asarray(ints(8, 4)),),
+    ),
     Case("sharding_constraint", "on another mesh", _constrained, (ints(8, 4),)),
 )
 

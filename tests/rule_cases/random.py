@@ -53,6 +53,14 @@ CASES = (
         1e-5,
         costly=True,
     ),
+    Case(
+        "random_gamma",
+        "keys",
+        jax.vmap(lambda k: jax.random.gamma(k, jnp.ones((2,)))),
+        (_KEYS,),
+        1e-5,
+        costly=True,
+    ),
 )
 
 _RBG = jax.random.key(3, impl="rbg")

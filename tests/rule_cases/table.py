@@ -26,8 +26,14 @@ CASES = (
     *others.CASES,
     *along.CASES,
     *linear_algebra.CASES,
-    *ragged_dot.CASES,
 )
 
 # Primitives that cannot be checked under `vmap`.
-ON_DEVICES = (*others.ON_DEVICES, *random.ON_DEVICES, *whole.ON_DEVICES)
+ON_DEVICES = (
+    *along.ON_DEVICES,
+    *linear_algebra.ON_DEVICES,
+    *others.ON_DEVICES,
+    *ragged_dot.CASES,
+    *random.ON_DEVICES,
+    *whole.ON_DEVICES,
+)

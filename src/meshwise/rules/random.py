@@ -147,6 +147,19 @@ def keys_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), tuple(maps[:count]), tuple(maps[count:]))
 
 
+def gamma_rule(eqn: Equation) -> LoopRule:
+    """Dims of the keys are loops; each key is split over all its elements."""
+    keys, shape = eqn.in_avals[0], eqn.in_avals[1].shape
+    loops = LoopList()
+    shared = len(keys.shape) if _is_threefry(keys.dtype) else 0
+    dims = tuple(loops.add_dims(shape[:shared]))
+    of_keys = (*dims, *dims_like(keys.shape[shared:]))
+    follows = (*dims, *dims_like(shape[shared:]))
+    return LoopRule(
+        loops.done(), (of_keys, follows), (follows,), whole="a key is split over all its elements"
+    )
+
+
 def _bits_flop(eqn: Equation) -> float:
     return _FLOP_PER_DRAW * math.prod(eqn.out_avals[0].shape)
 
@@ -162,5 +175,6 @@ _KEYS = (
 
 TABLE = {
     "random_bits": PrimitiveRule(bits_rule, local_bits, _bits_flop),
+    "random_gamma": PrimitiveRule(gamma_rule, flop=_bits_flop),
     **{name: PrimitiveRule(keys_rule) for name in _KEYS},
 }

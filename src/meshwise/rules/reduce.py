@@ -8,6 +8,7 @@ import numpy as np
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import Loop, LoopRule
+from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule
 
 _MONOID = {
@@ -50,8 +51,26 @@ def reduce_rule(eqn: Equation) -> LoopRule:
     )
 
 
+def any_reduce_rule(eqn: Equation) -> LoopRule:
+    """Kept dims are loops; reduced ones stay whole: nothing is known of the function."""
+    count = len(eqn.in_avals) // 2
+    shape, reduced = eqn.in_avals[0].shape, set(eqn.params["dimensions"])
+    loops = LoopList()
+    dims = tuple(loops.add_dims(shape, reduced))
+    result = tuple(follows for dim, follows in enumerate(dims) if dim not in reduced)
+    return LoopRule(
+        loops.done(),
+        (dims,) * count + ((),) * count,
+        (result,) * count,
+        whole="the reduced dims of a function without a known monoid",
+    )
+
+
 def _flop(eqn: Equation) -> float:
     return float(math.prod(eqn.in_avals[0].shape))
 
 
-TABLE = {name: PrimitiveRule(reduce_rule, flop=_flop) for name in _MONOID}
+TABLE = {
+    **{name: PrimitiveRule(reduce_rule, flop=_flop) for name in _MONOID},
+    "reduce": PrimitiveRule(any_reduce_rule, flop=_flop),
+}

@@ -160,6 +160,18 @@ def local_iota(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[A
     return [lax.broadcast_in_dim(index, shape, (dim,))]
 
 
+def empty_rule(eqn: Equation) -> LoopRule:
+    """Each result dim is a loop."""
+    loops = LoopList()
+    result = tuple(loops.add_dims(eqn.out_avals[0].shape))
+    return LoopRule(loops.done(), (), (result,))
+
+
+def local_empty(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+    """As much as the local result needs."""
+    return rebind(eqn, operands, shape=shards.result_shape(eqn), out_sharding=None)
+
+
 def tile_rule(eqn: Equation) -> LoopRule:
     """A result dim is (repetition, index in the operand), major to minor."""
     loops = LoopList()
@@ -222,6 +234,7 @@ TABLE = {
     "squeeze": PrimitiveRule(squeeze_rule, flop=no_flop),
     "rev": PrimitiveRule(rev_rule, flop=no_flop),
     "iota": PrimitiveRule(iota_rule, local_iota, no_flop),
+    "empty": PrimitiveRule(empty_rule, local_empty, no_flop),
     "tile": PrimitiveRule(tile_rule, local_tile, no_flop),
     "stack": PrimitiveRule(stack_rule, flop=no_flop),
     "unstack": PrimitiveRule(unstack_rule, flop=no_flop),

@@ -10,7 +10,10 @@ from meshwise.rules.primitive import Equation, PrimitiveRule
 
 _WHY = {
     "rng_bit_generator": "one generator state for the whole draw",
-    "random_gamma": "rejection sampling from keys split over the whole shape",
+    "cholesky_update": "one matrix; it has no batch dims",
+    "rng_uniform": "one stateful draw of the backend",
+    "platform_index": "one number: which platform the program is compiled for",
+    "empty2": "one value that nothing reads",
 }
 
 

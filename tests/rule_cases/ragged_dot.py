@@ -1,0 +1,65 @@
+"""Ragged products in their modes; groups are empty, full, and end before the rows do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from rule_cases.case import Case, ints
+
+_SIZES = np.array([3, 0, 8, 2], np.int32)
+_CONTRACTED = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[],
+)
+_BATCHED = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((2,), (2,)), ((0,), (1,))),
+    lhs_ragged_dimensions=[1],
+    rhs_group_dimensions=[0],
+)
+_OF_BATCH = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((2,), (1,)), ((0,), (0,))),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[],
+)
+
+
+def _general(numbers: Any) -> Any:
+    return lambda x, y, sizes: lax.ragged_dot_general(x, y, sizes, numbers)
+
+
+CASES = (
+    Case(
+        "ragged_dot_general",
+        "rows in groups",
+        lax.ragged_dot,
+        (ints(16, 4), ints(4, 4, 8), _SIZES),
+    ),
+    Case(
+        "ragged_dot_general",
+        "full rows",
+        lax.ragged_dot,
+        (ints(8, 4), ints(2, 4, 8), np.array([3, 5], np.int32)),
+    ),
+    Case(
+        "ragged_dot_general",
+        "contracted rows",
+        _general(_CONTRACTED),
+        (ints(16, 4), ints(16, 8), _SIZES),
+    ),
+    Case(
+        "ragged_dot_general",
+        "a batch",
+        _general(_BATCHED),
+        (ints(2, 8, 4), ints(3, 2, 4, 8), np.array([[3, 0, 4], [1, 2, 5]], np.int32)),
+    ),
+    Case(
+        "ragged_dot_general",
+        "groups of the batch",
+        _general(_OF_BATCH),
+        (ints(8, 4, 4), ints(8, 4, 8), np.array([3, 5], np.int32)),
+    ),
+)

@@ -1,0 +1,40 @@
+"""Primitives that run whole; those that read the platform or a state of the backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from rule_cases.case import Case
+
+
+def _empty(x: Any) -> Any:
+    # Nothing says what is in it.
+    return lax.empty((8, 4), np.float32) * 0 + x
+
+
+def _uninitialised(x: Any) -> Any:
+    space = jax.typeof(x).memory_space
+    return primitives.empty2_p.bind(dtype=np.dtype(np.float32), memory_space=space)
+
+
+ON_DEVICES = (
+    Case("rng_uniform", "an empty range", lambda a: lax.rng_uniform(a, a, (8,)), (np.float32(2),)),
+    Case("empty", "2-D", _empty, (np.float32(2),)),
+    Case(
+        "empty2",
+        "scalar",
+        lambda x: _uninitialised(x) * 0 + x,
+        (np.float32(2),),
+    ),
+    Case(
+        "platform_index",
+        "two",
+        lambda x: lax.platform_dependent(x, cpu=lambda y: y + 1, default=lambda y: y - 1),
+        (np.float32(2),),
+    ),
+)

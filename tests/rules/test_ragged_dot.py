@@ -1,0 +1,77 @@
+"""Ragged products, device by device: `vmap` of the primitive over sharded rows is not for JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from meshwise.graph.loops import Strategy, enumerate_strategies, operand_layouts, result_layouts
+from meshwise.spmd.shards import SpaceShards
+from oracle.every_strategy import (
+    MESHES,
+    NAMES,
+    Run,
+    assemble,
+    assert_equal,
+    coordinates,
+    runs_of,
+    tiles_of,
+)
+from rule_cases.case import Case
+from rule_cases.ragged_dot import CASES
+
+
+class _AtPlace(SpaceShards):
+    """What the device at one place sees, without a mesh."""
+
+    def __init__(
+        self, run: Run, strategy: Strategy, sizes: Sequence[int], place: Sequence[int]
+    ) -> None:
+        super().__init__(run.rule, strategy, sizes, NAMES[: len(sizes)])
+        self._place = place
+
+    def _rank(self, loop: int) -> int:
+        rank = 0
+        for axis, size in enumerate(self._sizes):
+            if self._strategy[axis] == loop:
+                rank = rank * size + self._place[axis]
+        return rank
+
+
+def _check(run: Run, strategy: Strategy, sizes: Sequence[int]) -> None:
+    rng = np.random.default_rng(0)
+    operands = operand_layouts(run.rule, strategy, sizes)
+    results = result_layouts(run.rule, strategy, sizes)
+    assert operands is not None
+    assert results is not None
+    tiles = [
+        tiles_of(v, layout, sizes, rng) for v, layout in zip(run.operands, operands, strict=True)
+    ]
+    out = {
+        place: run.row.local(
+            run.equation, _AtPlace(run, strategy, sizes, place), [tile[place] for tile in tiles]
+        )[0]
+        for place in coordinates(sizes)
+    }
+    shape = np.shape(next(iter(out.values())))
+    stacked = np.stack([out[place] for place in coordinates(sizes)]).reshape(*sizes, *shape)
+    got = assemble(stacked, np.shape(run.results[0]), results[0], sizes)
+    assert_equal(got, np.asarray(run.results[0]), 0.0, f"{strategy} on {sizes}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_strategy(case: Case) -> None:
+    (run,) = runs_of(case.fun, case.operands, case.primitive)
+    for sizes in MESHES:
+        for strategy in enumerate_strategies(run.rule, sizes):
+            _check(run, strategy, sizes)
+
+
+def test_rows_and_contracted_dims_are_loops_but_groups_are_not() -> None:
+    (run,) = runs_of(CASES[0].fun, CASES[0].operands, CASES[0].primitive)
+    rows, columns, contracted = run.rule.loops
+    assert (rows.size, rows.block, columns.size, contracted.kind) == (16, True, 8, "sum")
+    assert run.rule.operands[1][0] == ()
+    assert run.row.flop(run.equation) == 2 * 16 * 4 * 8
