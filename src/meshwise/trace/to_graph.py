@@ -5,6 +5,8 @@ Rules are looked up once for each distinct (primitive, parameters, shapes).
 
 from __future__ import annotations
 
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from meshwise.jax_compat import source_line
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
+
+# For one device, or said by the shapes; the text of a function would hold its address.
+_UNSAID = ("update_jaxpr", "jaxpr", "sharding", "out_sharding")
 
 _KEY_BYTES = 8  # a threefry key is two 32-bit words
 
@@ -34,8 +39,9 @@ def equation_detail(eqn: Equation) -> str:
     return ",".join(
         f"{key}={value}"
         for key, value in eqn.params.items()
-        if key not in ("update_jaxpr", "jaxpr", "sharding", "out_sharding")
+        if key not in _UNSAID
         and value is not None
+        and not isinstance(value, FunctionType | partial)
         and not (key == "name" and eqn.name == "name")  # a name is for display and pins only
     )
 
