@@ -36,6 +36,7 @@ LAYERS = (
     "local_cluster",
     "planning",
     "arguments",
+    "init_state",
     "api",
     "__init__",
     "train",

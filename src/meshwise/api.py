@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
@@ -10,7 +9,6 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from meshwise.arguments import (
     DEFAULT_BATCH_ARGNUMS,
@@ -25,6 +23,7 @@ from meshwise.arguments import (
 )
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError, TraceError
+from meshwise.init_state import split_init_args, state_place, zeros_of_spec
 from meshwise.jax_compat import is_tracer
 from meshwise.local_cluster import check_cluster, local_cluster
 from meshwise.methods import Auto, Method, check_method
@@ -132,27 +131,40 @@ class ParallelStep:
         """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
         return self._plan(*self._taken_apart(args, kwargs))[1]
 
-    def init(self, fun: Callable[..., Any], *args: Any) -> Any:
+    def init(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Create the state where the plan wants it: no device ever holds all of it.
 
+        The state is the first argument of the step that is neither static nor batch data.
+
         Args:
-            fun: Makes the state, the first argument of the step.
-            *args: Arguments of `fun`, then the other arguments of the step (shapes do), as in
-                `step.init(create_state, key, batch)`.  The latter may be left out if the step has
-                a plan for such a state already.
+            fun: Makes the state.
+            *args: Arguments of `fun`, then the other arguments of the step in their order (shapes
+                do), as in `step.init(create_state, key, batch)`.  The latter may be left out if
+                the step has a plan for such a state already.
+            **kwargs: Arguments of the step that are passed by keyword.
 
         Raises:
+            TraceError: an argument of `fun` is not an array.
             PlanError: there is no plan for such a state and no arguments to make one.
         """
-        fun_args, others = _split_init_args(fun, args)
+        fun_args, others = split_init_args(fun, args)
+        for position, argument in enumerate(fun_args):
+            label = f"argument {position} of {step_name(fun)}"
+            jax.tree.map(partial(abstract, where=label), argument)
         state = jax.eval_shape(fun, *fun_args)
-        if others:
-            executable = self._executable(*self._taken_apart((state, *others), {}))
+        if others or kwargs:
+            place = state_place(bind(self._options, len(others) + 1, tuple(kwargs)))
+            given = (*others[: place.number], state, *others[place.number :])
+            binding, call = self._taken_apart(given, kwargs)
+            executable = self._executable(binding, call)
+            start = len(jax.tree.leaves(call.args[: place.order]))
         else:
-            executable = self._executable_for_state(state)
-        count = len(jax.tree.leaves(state))
-        shardings = jax.tree.unflatten(jax.tree.structure(state), executable.in_shardings[:count])
-        concrete = jax.tree.map(_zeros_of_spec, fun_args)
+            executable, start = self._executable_for_state(state)
+        stop = start + len(jax.tree.leaves(state))
+        shardings = jax.tree.unflatten(
+            jax.tree.structure(state), executable.in_shardings[start:stop]
+        )
+        concrete = jax.tree.map(zeros_of_spec, fun_args)
         return jax.jit(fun, out_shardings=shardings)(*concrete)
 
     def program_text(self, *args: Any, **kwargs: Any) -> str:
@@ -232,16 +244,22 @@ class ParallelStep:
             self._executables[key] = compile_step(traced, plan)
         return self._executables[key]
 
-    def _executable_for_state(self, state: Any) -> Executable:
+    def _executable_for_state(self, state: Any) -> tuple[Executable, int]:
+        """A step that takes such a state, and the position of the state's first leaf."""
         from meshwise.runtime.executable import compile_step
 
         wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
         for key in self._plans:
             traced = self._traced[key]
-            if [(a.shape, a.dtype) for a in traced.in_avals[: len(wanted)]] == wanted:
+            numbered = jax.tree.unflatten(traced.in_tree, range(len(traced.in_avals)))
+            for argument in numbered[0]:
+                places = jax.tree.leaves(argument)
+                avals = [traced.in_avals[i] for i in places]
+                if not places or [(a.shape, a.dtype) for a in avals] != wanted:
+                    continue
                 if key not in self._executables:
                     self._executables[key] = compile_step(traced, self._plans[key])
-                return self._executables[key]
+                return self._executables[key], places[0]
         raise PlanError(
             "init needs to know the other arguments of the step to make a plan; pass their shapes "
             "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
@@ -257,30 +275,6 @@ class _KeptStep:
 
     def __reduce__(self) -> Any:
         return _KeptStep, ()
-
-
-def _split_init_args(
-    fun: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Arguments of `fun`, and the rest; a `fun` that takes all of them shares the last ones."""
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
-        return args, ()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = sum(p.default is p.empty for p in positional)
-    takes_any = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-    if not takes_any and len(args) > len(positional):
-        return args[: len(positional)], args[len(positional) :]
-    if len(args) > required and not takes_any:
-        return args[:required], args[required:]
-    return args, args[1:]
-
-
-def _zeros_of_spec(leaf: Any) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jnp.zeros(leaf.shape, leaf.dtype)
-    return leaf
 
 
 def parallelize(
@@ -313,8 +307,15 @@ def parallelize(
         donate_argnums: Arguments whose buffers may be reused; "auto": state that the step
             returns with the same tree, shapes and dtypes.  One that is named but not returned
             is a warning, as in `jax.jit`, and stands in the plan's warnings.
-        pins: Layouts that are fixed: path pattern of an argument, as "0/params/**/kernel", to a
-            `PartitionSpec` of mesh axis names.
+        pins: What is fixed; the optimiser fills the rest.  A pattern to a `PartitionSpec` of mesh
+            axis names, or to a `Pin`: `{"0/params/**/embedding": P("y", None),
+            "activation:mlp_hidden": P("x", P.UNCONSTRAINED), "0/**": mw.Pin(forbid="z")}`.  A
+            pattern is the path of an argument, which begins with its number or keyword (`*`
+            within a component, `**` for any number of components), or `activation:` and a name
+            given by `jax.ad_checkpoint.checkpoint_name`, in loops too.  In a spec None is a dim
+            that is not split and `P.UNCONSTRAINED` one that is left to the optimiser;
+            `Pin(forbid=...)` names axes that may not split the tensor.  All pins that match a
+            tensor hold.  The mesh is pinned by the method, as `IntraOp(mesh_shape=(2, 4))`.
         memory_bytes: What one device may use; the cluster's by default.
 
     Numbers of arguments count as in `jax.jit`: static arguments too, negative ones from the end

@@ -119,6 +119,10 @@ class _Wish:
         return Layout((*(d for d in dims if d is not None), *((),) * (rank - len(dims))))
 
     @property
+    def here(self) -> str:
+        return f"pin {self.pattern!r}: {spec_text(self.pin.spec)}"
+
+    @property
     def text(self) -> str:
         return f"{self.pattern!r}: {_pin_text(self.pin)}"
 
@@ -208,6 +212,7 @@ def _wish(pattern: str, pin: Pin, mesh: LogicalMesh) -> _Wish:
     forbid = frozenset(number(axis) for axis in pin.forbid)
     if pin.spec is None:
         return _Wish(pattern, pin, None, forbid)
+    here = f"pin {pattern!r}: {spec_text(pin.spec)}"
     dims: list[tuple[int, ...] | None] = []
     used: list[int] = []
     for entry in pin.spec:
@@ -219,13 +224,13 @@ def _wish(pattern: str, pin: Pin, mesh: LogicalMesh) -> _Wish:
         for axis in numbers:
             if axis in used:
                 raise PinError(
-                    f"pin {pattern!r}: {pin.spec} uses axis {known[axis]!r} twice; an axis splits "
-                    "at most one dim of a tensor, and once"
+                    f"{here} uses axis {known[axis]!r} twice; an axis splits at most one dim of a "
+                    "tensor, and once"
                 )
             if axis in forbid:
                 raise PinError(
-                    f"pin {pattern!r}: {pin.spec} uses axis {known[axis]!r}, which the same pin "
-                    "forbids; take it out of one of them"
+                    f"{here} uses axis {known[axis]!r}, which the same pin forbids; take it out "
+                    "of one of them"
                 )
             used.append(axis)
         dims.append(tuple(a for a in numbers if mesh.sizes[a] > 1))
@@ -262,7 +267,7 @@ def _check_shape(wish: _Wish, name: str, shape: tuple[int, ...], mesh: LogicalMe
         return
     if len(wish.dims) > len(shape):
         raise PinError(
-            f"pin {wish.pattern!r}: {wish.pin.spec} has {len(wish.dims)} dims, but {name} has "
+            f"{wish.here} has {len(wish.dims)} dims, but {name} has "
             f"shape {list(shape)}, {len(shape)} dims; give at most so many entries, or a pattern "
             "that does not match it"
         )
@@ -270,7 +275,7 @@ def _check_shape(wish: _Wish, name: str, shape: tuple[int, ...], mesh: LogicalMe
         parts = math.prod(mesh.sizes[a] for a in axes or ())
         if shape[dim] % parts:
             raise PinError(
-                f"pin {wish.pattern!r}: {wish.pin.spec} does not divide {name} of shape "
+                f"{wish.here} does not divide {name} of shape "
                 f"{list(shape)}: dim {dim} of size {shape[dim]} in {parts} parts on the mesh "
                 f"{dict(zip(mesh.names, mesh.sizes, strict=True))}; pin another dim, or pad it"
             )
@@ -300,7 +305,7 @@ def _strategies(
             if axes is not None and list(axes) != sorted(axes):
                 order = tuple(mesh.names[a] for a in sorted(axes))
                 raise PinError(
-                    f"pin {wish.pattern!r}: {wish.pin.spec} splits a dim of an activation over "
+                    f"{wish.here} splits a dim of an activation over "
                     f"axes out of the order of the mesh; write {order}"
                 )
     allowed = _choose(name, tensor.shape, wishes, tuple(found), mesh)
@@ -345,7 +350,16 @@ def _refuse_unmatched(
     )
 
 
+def spec_text(spec: PartitionSpec | None) -> str:
+    """As `P('x', None)`, whatever the version of JAX."""
+    if spec is None:
+        return "None"
+    free = PartitionSpec.UNCONSTRAINED
+    return f"P({', '.join('P.UNCONSTRAINED' if e is free else repr(e) for e in spec)})"
+
+
 def _pin_text(pin: Pin) -> str:
     if not pin.forbid:
-        return str(pin.spec)
-    return f"Pin({pin.spec}, forbid={pin.forbid})" if pin.spec else f"Pin(forbid={pin.forbid})"
+        return spec_text(pin.spec)
+    spec = "" if pin.spec is None else f"{spec_text(pin.spec)}, "
+    return f"Pin({spec}forbid={pin.forbid})"

@@ -218,6 +218,7 @@ def finished_plan(
         status=result.status,
         fingerprint=fingerprint(graph),
         replicated=whole,
+        parameters=step.parameters,
         warnings=tuple(warnings),
     )
 

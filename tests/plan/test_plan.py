@@ -112,7 +112,7 @@ def test_text_is_for_readers():
     data = json.loads(text)
     assert list(data) == sorted(data)
     assert data["format"] == "meshwise-plan"
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert max(map(len, text.splitlines())) < 160
     # One operator a line.
     assert sum('"strategy"' in line for line in text.splitlines()) == len(
@@ -159,7 +159,7 @@ OPERATOR = ("stages", 0, "decision", "operators", 0)
     ("keys", "value", "text"),
     [
         (("format",), "other", "not a plan: the field 'format' must be 'meshwise-plan'"),
-        (("version",), 2, "field 'version': this program reads version 1, got 2"),
+        (("version",), 1, "field 'version': this program reads version 2, got 1"),
         (("step_time_s",), "fast", "field 'step_time_s': expected a finite number, got 'fast'"),
         (("step_time_s",), True, "field 'step_time_s': expected a finite number, got True"),
         (("step_time_s",), math.nan, "field 'step_time_s': expected a finite number, got nan"),

@@ -23,7 +23,7 @@ from meshwise.plan.flop import Replicated
 from meshwise.plan.plan import Plan, Stage
 
 FORMAT = "meshwise-plan"
-VERSION = 1
+VERSION = 2
 LINE_LENGTH = 100
 
 Value = TypeVar("Value")
@@ -60,6 +60,7 @@ def plan_to_json(plan: Plan) -> str:
         "status": plan.status,
         "fingerprint": plan.fingerprint,
         "replicated": _fields(plan.replicated),
+        "parameters": [list(parameter) for parameter in plan.parameters],
         "warnings": list(plan.warnings),
     }
     try:
@@ -181,6 +182,7 @@ def plan_from_json(text: str) -> Plan:
             "status": _text,
             "fingerprint": _text,
             "replicated": _replicated,
+            "parameters": _list_of(_pair_of(_size, _text)),
             "warnings": _list_of(_text),
         },
     )

@@ -50,6 +50,8 @@ class Plan:
             do not solve.
         fingerprint: Of the graph that the plan is for.
         replicated: What runs whole on every device.
+        parameters: Number in the call, static arguments counted, and name (may be empty) of each
+            positional argument; paths of arguments begin with these numbers.
         warnings: What the user should know.
     """
 
@@ -65,6 +67,7 @@ class Plan:
     status: str
     fingerprint: str
     replicated: Replicated
+    parameters: tuple[tuple[int, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -25,11 +25,12 @@ def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         plan: A plan on one mesh, also one read from JSON.
         *args: The positional arguments that the plan was made for, arrays or
             `ShapeDtypeStruct`s, without static arguments.
-        **kwargs: The keyword arguments.
+        **kwargs: The keyword arguments; one that has a position in the step counts as positional,
+            as it does for `parallelize`.
 
     Returns:
         One tree for each positional argument, as `in_shardings` of `jax.jit` takes them; if
-        there are keyword arguments, last the dict of their trees.
+        there are arguments without a position, last the dict of their trees.
 
     Raises:
         PlanError: the arguments are not those of the plan, or the plan is a pipeline.
@@ -39,12 +40,24 @@ def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
             f"partition_specs needs a plan on one mesh, this one has {len(plan.stages)} stages"
         )
     (stage,) = plan.stages
-    found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    names = ["/".join(jax.tree_util.keystr((k,), simple=True) for k in p[1:]) for p, _ in found]
+    rest = dict(kwargs)
+    positional = (*args, *(rest.pop(n) for _, n in plan.parameters[len(args) :] if n in rest))
+    numbers = [number for number, _ in plan.parameters] or list(range(len(positional)))
+    found, tree = jax.tree_util.tree_flatten_with_path((positional, rest))
+    names = [_name(path, numbers) for path, _ in found]
     _check_fit(names, [_shape(leaf) for _, leaf in found], stage.arguments)
     specs = [partition_spec(layout, plan.mesh.names) for layout in stage.decision.inputs]
-    positional, keywords = jax.tree.unflatten(tree, specs)
-    return (*positional, keywords) if keywords else tuple(positional)
+    trees, keywords = jax.tree.unflatten(tree, specs)
+    return (*trees, keywords) if keywords else tuple(trees)
+
+
+def _name(path: Any, numbers: Sequence[int]) -> str:
+    part, argument, *rest = path
+    if part.idx == 0:
+        first = str(numbers[argument.idx] if argument.idx < len(numbers) else argument.idx)
+    else:
+        first = str(argument.key)
+    return "/".join((first, *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
@@ -61,7 +74,7 @@ def _check_fit(
     """
     what_to_do = "pass what the plan was made for, static arguments left out, or plan again"
     for position, (name, shape, argument) in enumerate(zip(names, shapes, wanted, strict=False)):
-        if shape != argument.shape:
+        if shape != argument.shape or name != argument.name:
             raise PlanError(
                 f"leaf {position} ({name}) has shape {list(shape)}, the plan is for "
                 f"{argument.name} of shape {list(argument.shape)}; {what_to_do}"
