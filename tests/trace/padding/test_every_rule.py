@@ -10,10 +10,10 @@ import pytest
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.flatten import flatten
 from meshwise.trace.padding import emit
+from oracle.forced_padding import everywhere, filled_with_garbage, forced_padding, run
 from oracle.problem import raw
 from rule_cases.case import Case
 from rule_cases.table import CASES
-from oracle.forced_padding import everywhere, filled_with_garbage, forced_padding, run
 
 # One or more of each kind of local form, and of each way to keep garbage out of a reduction.
 _SAMPLE = (

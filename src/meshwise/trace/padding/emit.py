@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, LoopRule
 from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
@@ -35,6 +37,8 @@ from meshwise.trace.to_graph import RuleCache
 # The classes, by position in `_Padding.regions`, with which a value or an equation is padded.
 Form = frozenset[int]
 _PLAIN: Form = frozenset()
+# Reductions whose neutral element is zero.
+_OF_ZERO = (SUM, "or")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,28 @@ class _Block:
             for out in node.outputs
         }
 
+        self.zeroed = self._zeroed()
+
+    def _zeroed(self) -> dict[int, set[int]]:
+        """Dims of each value that some padded equation sums up."""
+        found: dict[int, set[int]] = {}
+        for position, node in enumerate(self.scope.program.nodes):
+            form = self.padding.form_at(self.scope, position)
+            if form and position not in self.scope.bodies:
+                rule = self.padding.rules.lookup(node.equation)[1]
+                loops = self._loops(node, rule, form)
+                for k, ident in enumerate(node.inputs):
+                    dims = {d for d, kind, _ in _reduced(node, rule, loops, k) if kind in _OF_ZERO}
+                    found.setdefault(ident, set()).update(dims)
+        return found
+
     def define(self, ident: int, form: Form, value: PaddedValue) -> None:
+        # Once for all users: two that differ beyond the end would be resharded apart.
+        for dim in self.zeroed.get(ident, set()) - value.zero:
+            size = self.padding.dims(self.scope, ident, form, new=False).get(dim)
+            if size is not None:
+                array = masked(value.array, dim, size, np.zeros((), value.array.dtype))
+                value = PaddedValue(array, value.zero | {dim})
         self.home.setdefault(ident, form)
         self.values.setdefault(ident, {})[form] = value
 
@@ -142,37 +167,34 @@ class _Block:
 
     def _padded(self, node: Node, form: Form) -> None:
         row, rule, _, _ = self.padding.rules.lookup(node.equation)
-        loops: dict[int, int] = {}
-        used: set[int] = set()
-        for c in sorted(form):
-            found = padded_loops(self.scope, node, rule, self.padding.regions[c].dim_class)
-            if found:
-                used.add(c)
-                loops.update(dict.fromkeys(found, c))
-        operands = [self.get(i, frozenset(used)) for i in node.inputs]
+        loops = self._loops(node, rule, form)
+        used = frozenset(loops.values())
+        operands = [self.get(i, used) for i in node.inputs]
         arrays = [
             self._neutral(node, rule, loops, k, operand) for k, operand in enumerate(operands)
         ]
         shards = PaddedShards(rule, {loop: self.padding.sizes[c] for loop, c in loops.items()})
         results = row.local(node.equation, shards, arrays)
         for index, (ident, array) in enumerate(zip(node.outputs, results, strict=True)):
-            own = self.padding.form_of(self.scope, ident, frozenset(used))
+            own = self.padding.form_of(self.scope, ident, used)
             zero = zero_dims(node.equation, rule, loops, operands, index)
             self.define(ident, own, PaddedValue(array, zero))
+
+    def _loops(self, node: Node, rule: LoopRule, form: Form) -> dict[int, int]:
+        """The loops of an equation that are padded, each with its class."""
+        return {
+            loop: c
+            for c in sorted(form)
+            for loop in padded_loops(self.scope, node, rule, self.padding.regions[c].dim_class)
+            or ()
+        }
 
     def _neutral(
         self, node: Node, rule: LoopRule, loops: Mapping[int, int], k: int, operand: PaddedValue
     ) -> Any:
         """An operand whose elements beyond the end do not count where they are reduced."""
         array, ident = operand.array, node.inputs[k]
-        todo = [
-            (dim, rule.loops[follows[0]].kind, loops[follows[0]])
-            for dim, follows in enumerate(rule.operands[k])
-            if len(follows) == 1
-            and follows[0] in loops
-            and rule.loops[follows[0]].kind != PARALLEL
-            and k in REDUCED_OPERANDS[node.name]
-        ]
+        todo = _reduced(node, rule, loops, k)
         form = self.padding.form_of(self.scope, ident, frozenset(loops.values()))
         key = (ident, form, tuple((dim, kind) for dim, kind, _ in todo))
         if todo and key not in self.masks:
@@ -212,6 +234,20 @@ class _Block:
         for (port, form), array in zip(exits, results, strict=True):
             own = self.padding.form_of(self.scope, port.exit, form)
             self.define(port.exit, own, PaddedValue(array))
+
+
+def _reduced(
+    node: Node, rule: LoopRule, loops: Mapping[int, int], k: int
+) -> list[tuple[int, str, int]]:
+    """Dims of operand `k` along which padded loops reduce: dim, kind of the loop, class."""
+    return [
+        (dim, rule.loops[follows[0]].kind, loops[follows[0]])
+        for dim, follows in enumerate(rule.operands[k])
+        if len(follows) == 1
+        and follows[0] in loops
+        and rule.loops[follows[0]].kind != PARALLEL
+        and k in REDUCED_OPERANDS[node.name]
+    ]
 
 
 def _typed(array: Any, scope: Scope, ident: int) -> Any:
