@@ -1,4 +1,4 @@
-"""Parameters and dense FLOP of a model as JAX sees it."""
+"""Parameters of a model from their shapes; parameters and dense FLOP as JAX counts them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def count(params: Any) -> int:
@@ -29,3 +31,17 @@ def dense_flop(jaxpr: Any) -> int:
                 elif isinstance(inner, jax.extend.core.Jaxpr):
                     total += trips * dense_flop(inner)
     return total
+
+
+def random_params(abstract: Any, scale: float = 0.1) -> Any:
+    """Numbers for shapes, around 1 for vectors that scale and around 0 for the rest.
+
+    Nothing is compiled, as an `init` would be; no leaf is zero, which could hide a term.
+    """
+    rng = np.random.default_rng(1)
+
+    def leaf(path: Any, spec: Any) -> jax.Array:
+        centre = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
+        return jnp.asarray(centre + scale * rng.normal(size=spec.shape), spec.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract)

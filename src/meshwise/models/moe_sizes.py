@@ -1,0 +1,89 @@
+"""Sizes of the GShard transformer by name, and their parameter and FLOP counts in closed form.
+
+Source: Alpa section 8.1 (FACTS section 6): sequence 1024, vocabulary 32000, groups of 2048 tokens.
+Inside, MLPs and experts are eight times as wide as the stream, as in Alpa's benchmark: that is
+what makes a size as large as its name says.  `27B` and `70B` have the repository's 16 heads,
+`27B-paper` and `70B-paper` the paper's 32.  `tiny` and `small` are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwise.models.moe import MoeConfig
+
+FFN_FACTOR = 8
+
+# name: (hidden, layers, heads, experts, sequence, vocabulary, group)
+_SIZES: dict[str, tuple[int, int, int, int, int, int, int]] = {
+    "tiny": (32, 2, 4, 4, 32, 256, 16),
+    "small": (256, 4, 8, 8, 128, 1024, 128),
+    "380M": (768, 8, 16, 8, 1024, 32000, 2048),
+    "1.3B": (768, 16, 16, 16, 1024, 32000, 2048),
+    "2.4B": (1024, 16, 16, 16, 1024, 32000, 2048),
+    "10B": (1536, 16, 16, 32, 1024, 32000, 2048),
+    "27B": (2048, 16, 16, 48, 1024, 32000, 2048),
+    "27B-paper": (2048, 16, 32, 48, 1024, 32000, 2048),
+    "70B": (2048, 32, 16, 64, 1024, 32000, 2048),
+    "70B-paper": (2048, 32, 32, 64, 1024, 32000, 2048),
+}
+
+SIZE_NAMES = tuple(_SIZES)
+
+
+def moe_config(name: str, **changes: Any) -> MoeConfig:
+    """The configuration of a size.
+
+    Args:
+        name: One of `SIZE_NAMES`.
+        **changes: Fields of `MoeConfig` to set otherwise, as `seq_len=64`.
+
+    Raises:
+        ValueError: there is no such size.
+    """
+    if name not in _SIZES:
+        raise ValueError(f"no MoE size {name!r}; there are {', '.join(SIZE_NAMES)}")
+    hidden, num_layers, num_heads, num_experts, seq_len, vocab_size, group_size = _SIZES[name]
+    config = MoeConfig(
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        hidden=hidden,
+        ffn=FFN_FACTOR * hidden,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_experts=num_experts,
+        group_size=group_size,
+    )
+    return replace(config, **changes)
+
+
+def num_parameters(config: MoeConfig) -> int:
+    """Parameters: attention and norms everywhere, experts in every second layer, MLPs in others."""
+    h, f, experts = config.hidden, config.ffn, config.num_experts
+    num_dense = config.num_layers // 2
+    num_moe = config.num_layers - num_dense
+    attention = 4 * h * h + 4 * h + 4 * h
+    dense = 2 * h * f + f + h
+    moe = h * experts + 2 * experts * h * f
+    tables = (config.vocab_size + config.seq_len) * h + 2 * h
+    return tables + config.num_layers * attention + num_dense * dense + num_moe * moe
+
+
+def forward_flop(config: MoeConfig, batch: int, seq: int | None = None) -> int:
+    """FLOP of the dense products of one forward pass on `batch` sequences of `seq` tokens.
+
+    A token's `E C / S` places in the experts are computed whether they are taken or not; gating
+    takes `2 T h E`, dispatch and combine `2 T E C h` each, for T tokens.
+    """
+    s = config.seq_len if seq is None else seq
+    h, f, experts, places = config.hidden, config.ffn, config.num_experts, config.capacity
+    tokens = batch * s
+    num_dense = config.num_layers // 2
+    num_moe = config.num_layers - num_dense
+    attention = 8 * tokens * h * h + 4 * tokens * s * h
+    dense = 4 * tokens * h * f
+    slots = tokens // config.group_size * experts * places
+    moe = 2 * tokens * h * experts + 4 * tokens * experts * places * h + 4 * slots * h * f
+    head = 2 * tokens * h * config.vocab_size
+    return config.num_layers * attention + num_dense * dense + num_moe * moe + head
