@@ -1,0 +1,50 @@
+"""Primitives that JAX may stage and that have no rule, each with the reason: for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_EFFECT = "a side effect: refused"
+_COLLECTIVE = "a collective over axes that the user's own `shard_map` or `vmap` binds"
+_REFERENCE = "reads or writes a reference: refused outside of a kernel"
+_KERNEL = "an opaque kernel: state its loops (`sharded_kernel`, `rules=`)"
+_INSIDE = "only inside other primitives, or while they are differentiated"
+
+_NAMES = {
+    _EFFECT: """
+        after_all create_token debug_callback debug_print io_callback pure_callback
+        inspect_sharding dce_sink infeed outfeed check
+    """,
+    _COLLECTIVE: """
+        all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast pmax
+        pmin ppermute preduced psum psum_invariant psum2 pvary ragged_all_to_all reduce_scatter
+        unreduced_psum unreduced_reduce_scatter precv psend reduced_vary_cast_p
+        vary_unreduced_cast_p
+    """,
+    _REFERENCE: """
+        addupdate get swap new_ref empty_ref free_ref freeze accum_grad_in_ref run_state pin unpin
+        broadcast_to
+    """,
+    _KERNEL: """
+        call_exported cudnn_fusion custom_partitioning dot_product_attention_bwd_wrapper
+        dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd_wrapper
+        dot_product_attention_fwd_wrapper ffi_call pallas_call scaled_dot scaled_matmul_wrapper
+        core_map shard_map
+    """,
+    _INSIDE: """
+        custom_lin custom_jvp_call_jaxpr create_linear eval_jaxpr from_edtype geqp3
+        iota_2x32_shape philox2x32 philox4x32 stage threefry4x32 tie to_edtype unreachable
+        zeros_like
+    """,
+    "control flow whose bodies are not planned": "cond custom_linear_solve while",
+    "windows with a function of the user's own": "reduce_window select_and_scatter",
+    "about shapes that are not known: a step has known ones": """
+        dim_as_value dimension_size shape_assertion
+    """,
+    "for meshes of the user's own": "reshard with_memory_space_constraint",
+}
+
+WHY_UNRULED: Mapping[str, str] = MappingProxyType(
+    {name: why for why, names in _NAMES.items() for name in names.split()}
+)
