@@ -22,8 +22,10 @@ from meshwise.plan.collectives import collectives
 from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.flop import device_flop, replicated_work
+from meshwise.plan.padding import Padding
 from meshwise.plan.plan import Plan, Stage
 from meshwise.plan.verify import verify_decision
+from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import Statistics, TracedStep
 
 TraceFn = Callable[[int, int], TracedStep]
@@ -84,6 +86,7 @@ def _largest_batch(trace: TraceFn, cluster: Cluster) -> int:
 
 def _replay(trace: TraceFn, plan: Plan) -> tuple[TracedStep, Plan]:
     step = trace(plan.num_microbatches, plan.mesh.num_devices)
+    step = with_padding(step, plan.padding.dims)
     found = fingerprint(step.graph)
     if found != plan.fingerprint:
         raise PlanError(
@@ -100,6 +103,32 @@ def _plan_for(
     step = trace(num_microbatches, cluster.num_devices)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
+    plain, failure = _best(step, request, cluster, memory)
+    dims = padded_dims(step, cluster.num_devices) if _may_pad(request.method) else ()
+    if dims:
+        longer = with_padding(step, dims)
+        padded, _ = _best(longer, request, cluster, memory)
+        if padded is not None and (plain is None or padded.step_time_s < plain.step_time_s):
+            unpadded_s = None if plain is None else plain.step_time_s
+            record = Padding(dims=dims, unpadded_step_time_s=unpadded_s)
+            return longer, dataclasses.replace(padded, padding=record)
+    if plain is None:
+        assert failure is not None
+        raise failure
+    return step, plain
+
+
+def _may_pad(method: Method) -> bool:
+    """Methods whose plans pad dims where it pays; "alpa" is the paper's formulation, without."""
+    return isinstance(method, (Auto, Megatron)) or (
+        isinstance(method, IntraOp) and method.objective == "time"
+    )
+
+
+def _best(
+    step: TracedStep, request: PlanRequest, cluster: Cluster, memory: int
+) -> tuple[Plan | None, InfeasibleError | None]:
+    """The fastest plan over the meshes of a method, or why the last one has none."""
     best: Plan | None = None
     failure: InfeasibleError | None = None
     for mesh in _meshes(request.method, cluster):
@@ -110,10 +139,7 @@ def _plan_for(
             continue
         if best is None or plan.step_time_s < best.step_time_s:
             best = plan
-    if best is None:
-        assert failure is not None
-        raise failure
-    return step, best
+    return best, failure
 
 
 def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:

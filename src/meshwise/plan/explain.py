@@ -47,12 +47,28 @@ def explain(plan: Plan) -> str:
         lines += _section(f"Arguments{title}", _arguments(stage))
         lines += _section(f"Dense products and convolutions{title}", _dense(stage))
     lines += _section("Collectives in a step", _collectives(plan))
+    if plan.padding.dims:
+        lines += _section("Padded inside the step", _padded(plan))
     if plan.replicated.largest:
         rows = [(where, bytes_text(size)) for where, size in plan.replicated.largest]
         lines += _section("Runs whole on every device", table(("operator", "bytes"), rows, "lr"))
     if plan.warnings:
         lines += _section("Warnings", [f"- {text}" for text in plan.warnings])
     return "\n".join(lines) + "\n"
+
+
+def _padded(plan: Plan) -> list[str]:
+    """Dims that are longer inside, and what that saves."""
+    rows = [
+        (", ".join(dim.where) or "no argument", str(dim.size), str(dim.padded_size))
+        for dim in plan.padding.dims
+    ]
+    unpadded_s = plan.padding.unpadded_step_time_s
+    if unpadded_s is None:
+        saving = "no plan without padding fits"
+    else:
+        saving = f"saves {seconds_text(unpadded_s - plan.step_time_s)} a step (predicted)"
+    return [*table(("dims", "size", "padded"), rows, "lrr"), saving]
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

@@ -20,6 +20,7 @@ from meshwise.plan.consistent import check_consistent
 from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.flop import Replicated
+from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.plan import Plan, Stage
 
 FORMAT = "meshwise-plan"
@@ -62,6 +63,7 @@ def plan_to_json(plan: Plan) -> str:
         "replicated": _fields(plan.replicated),
         "parameters": [list(parameter) for parameter in plan.parameters],
         "warnings": list(plan.warnings),
+        "padding": _fields(plan.padding) | {"dims": [_fields(dim) for dim in plan.padding.dims]},
     }
     try:
         return "".join(_lines(data, "")) + "\n"
@@ -151,6 +153,8 @@ def plan_from_json(text: str) -> Plan:
     Raises:
         PlanError: naming the field that is missing, unknown or wrong.
     """
+    if not isinstance(text, str):
+        raise PlanError(f"a plan is read from a text, got {text!r:.60} ({type(text).__name__})")
     try:
         data: Json = json.loads(text)
     except json.JSONDecodeError as error:
@@ -170,20 +174,21 @@ def plan_from_json(text: str) -> Plan:
         "",
         Plan,
         {
-            "step_time_s": _number,
+            "step_time_s": _positive,
             "collectives": _list_of(_collective),
             "stages": _list_of(_stage),
             "num_microbatches": _count,
             "schedule": _text,
             "method": _text,
             "objective": _text,
-            "gap": _number_or_none,
+            "gap": _positive_or_none,
             "space": _text,
             "status": _text,
             "fingerprint": _text,
             "replicated": _replicated,
             "parameters": _list_of(_pair_of(_size, _text)),
             "warnings": _list_of(_text),
+            "padding": _padding,
         },
     )
     check_consistent(plan)
@@ -258,8 +263,14 @@ def _number(value: Json, where: str) -> float:
     return float(value)
 
 
-def _number_or_none(value: Json, where: str) -> float | None:
-    return None if value is None else _number(value, where)
+def _positive(value: Json, where: str) -> float:
+    if _number(value, where) < 0:
+        raise _wrong(where, "a number, zero or more", value)
+    return float(value)
+
+
+def _positive_or_none(value: Json, where: str) -> float | None:
+    return None if value is None else _positive(value, where)
 
 
 def _layout(value: Json, where: str) -> Layout:
@@ -313,8 +324,8 @@ def _device(value: Json, where: str) -> DeviceSpec:
     fields: dict[str, Reader] = {
         "name": _text,
         "memory_bytes": _size,
-        "memory_bytes_per_s": _number,
-        "flop_per_s": _list_of(_pair_of(_text, _number)),
+        "memory_bytes_per_s": _positive,
+        "flop_per_s": _list_of(_pair_of(_text, _positive)),
         "source": _text,
     }
     return _record(value, where, DeviceSpec, fields)
@@ -324,8 +335,8 @@ def _axis(value: Json, where: str) -> MeshAxis:
     fields: dict[str, Reader] = {
         "name": _text,
         "size": _count,
-        "latency_s": _number,
-        "link_bytes_per_s": _number,
+        "latency_s": _positive,
+        "link_bytes_per_s": _positive,
     }
     return _record(value, where, MeshAxis, fields)
 
@@ -388,3 +399,15 @@ def _replicated(value: Json, where: str) -> Replicated:
         "largest": _list_of(_pair_of(_text, _size)),
     }
     return _record(value, where, Replicated, fields)
+
+
+def _padding(value: Json, where: str) -> Padding:
+    dim: dict[str, Reader] = {
+        "number": _size,
+        "size": _count,
+        "padded_size": _count,
+        "where": _list_of(_text),
+    }
+    dims = _list_of(lambda item, place: _record(item, place, PaddedDim, dim))
+    fields: dict[str, Reader] = {"dims": dims, "unpadded_step_time_s": _positive_or_none}
+    return _record(value, where, Padding, fields)

@@ -34,3 +34,6 @@ class Padding:
 
     dims: tuple[PaddedDim, ...] = ()
     unpadded_step_time_s: float | None = None
+
+
+NOT_PADDED = Padding()

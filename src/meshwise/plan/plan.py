@@ -9,6 +9,7 @@ from meshwise.plan.collectives import Collective
 from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.flop import Replicated
+from meshwise.plan.padding import NOT_PADDED, Padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class Plan:
         parameters: Number in the call, static arguments counted, and name (may be empty) of each
             positional argument; paths of arguments begin with these numbers.
         warnings: What the user should know.
+        padding: Dims that are longer inside than in the user's step.
     """
 
     step_time_s: float
@@ -69,6 +71,7 @@ class Plan:
     replicated: Replicated
     parameters: tuple[tuple[int, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    padding: Padding = NOT_PADDED
 
     @property
     def peak_bytes(self) -> int:
