@@ -2,7 +2,9 @@
 
 Operands are cut in tiles with NumPy, partial operands into random terms; the local form runs
 under nested `jax.vmap(axis_name=...)`, one level for each mesh axis; the tiles of the results are
-put together again with NumPy.  Nothing here is shared with the lowering except `SpaceShards`.
+put together again with NumPy.  Edges of neighbours are cut out of the whole operand here; their
+exchange is checked on devices (`oracle.on_devices`).  Nothing here is shared with the lowering
+except `SpaceShards`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.loops import (
+    Halo,
     LoopRule,
     Strategy,
     enumerate_strategies,
@@ -32,6 +35,8 @@ from meshwise.trace.program import Program
 
 MESHES = ((8,), (2, 4), (2, 2, 2))
 NAMES = ("x", "y", "z")
+
+_Tile = tuple[int, Layout, tuple[Halo, ...]]
 
 # Hundreds of small programs run once each: compile time is all that counts.
 _QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -93,6 +98,29 @@ def coordinates(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(size) for size in sizes))
 
 
+def _extreme(dtype: Any, sign: int) -> Any:
+    if np.issubdtype(dtype, np.integer):
+        return np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
+    return sign * np.inf
+
+
+# What lies beyond the ends of a dim, by the monoid of its windows.
+BEYOND: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda dtype: 0,
+    "max": lambda dtype: _extreme(dtype, -1),
+    "min": lambda dtype: _extreme(dtype, 1),
+}
+
+
+def split_halos(rule: LoopRule, strategy: Strategy, operand: int) -> tuple[Halo, ...]:
+    """Halos of one operand whose dims a strategy splits."""
+    return tuple(
+        halo
+        for halo in rule.halos
+        if halo.operand == operand and rule.operands[operand][halo.dim][0] in strategy
+    )
+
+
 def tile_index(
     shape: Sequence[int], layout: Layout, sizes: Sequence[int], place: Sequence[int]
 ) -> tuple[slice, ...]:
@@ -118,19 +146,32 @@ def _terms(
 
 
 def tiles_of(
-    value: Any, layout: Layout, sizes: Sequence[int], rng: np.random.Generator
+    value: Any,
+    layout: Layout,
+    sizes: Sequence[int],
+    rng: np.random.Generator,
+    halos: Sequence[Halo] = (),
 ) -> np.ndarray[Any, Any]:
-    """Tiles of all devices, stacked: shape `(*sizes, *local shape)`."""
+    """Tiles of all devices, stacked: shape `(*sizes, *local shape)`; with `halos` around them."""
     whole = raw(value)
     shape = np.shape(value)
     partial_sizes = [sizes[a] for a in layout.partial]
     terms = _terms(whole, int(np.prod(partial_sizes)), rng) if layout.partial else [whole]
+    for halo in halos:
+        widths = [(0, 0)] * len(shape)
+        widths[halo.dim] = (halo.low, halo.high)
+        beyond = BEYOND[halo.monoid](whole.dtype)
+        terms = [np.pad(term, widths, constant_values=beyond) for term in terms]
     tiles = []
     for place in coordinates(sizes):
         term = 0
         for axis in layout.partial:
             term = term * sizes[axis] + place[axis]
-        tiles.append(terms[term][tile_index(shape, layout, sizes, place)])
+        index = list(tile_index(shape, layout, sizes, place))
+        for halo in halos:
+            cut = index[halo.dim]
+            index[halo.dim] = slice(cut.start, cut.stop + halo.low + halo.high)
+        tiles.append(terms[term][tuple(index)])
     return np.stack(tiles).reshape(*sizes, *tiles[0].shape)
 
 
@@ -220,7 +261,7 @@ def check_run(run: Run, sizes: Sequence[int], *, limit: int, rtol: float = 0.0) 
     rng = np.random.default_rng(0)
     strategies = sampled(list(enumerate_strategies(run.rule, sizes)), limit)
     wholes = [raw(value) for value in run.results]
-    inputs: dict[tuple[int, Layout], np.ndarray[Any, Any]] = {}
+    inputs: dict[_Tile, np.ndarray[Any, Any]] = {}
     plans: list[tuple[Strategy, tuple[Layout, ...], tuple[Layout, ...]]] = []
     for strategy in strategies:
         operands = operand_layouts(run.rule, strategy, sizes)
@@ -229,18 +270,22 @@ def check_run(run: Run, sizes: Sequence[int], *, limit: int, rtol: float = 0.0) 
         assert results is not None
         plans.append((strategy, operands, results))
         for i, layout in enumerate(operands):
-            if (i, layout) not in inputs:
-                inputs[i, layout] = tiles_of(run.operands[i], layout, sizes, rng)
+            halos = split_halos(run.rule, strategy, i)
+            if (i, layout, halos) not in inputs:
+                inputs[i, layout, halos] = tiles_of(run.operands[i], layout, sizes, rng, halos)
 
-    def everything(tiles: dict[tuple[int, Layout], Any]) -> list[Any]:
+    def everything(tiles: dict[_Tile, Any]) -> list[Any]:
         return [
             _mapped(local_function(run, strategy, sizes), sizes)(
-                *(tiles[i, layout] for i, layout in enumerate(operands))
+                *(
+                    tiles[i, layout, split_halos(run.rule, strategy, i)]
+                    for i, layout in enumerate(operands)
+                )
             )
             for strategy, operands, _ in plans
         ]
 
-    keys = sorted(inputs, key=lambda k: (k[0], str(k[1])))
+    keys = sorted(inputs, key=lambda k: (k[0], str(k[1]), str(k[2])))
     everything_flat = jax.jit(
         lambda arrays: everything(dict(zip(keys, arrays, strict=True))),
         compiler_options=_QUICK_COMPILE,

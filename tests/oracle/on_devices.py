@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwise.graph.loops import Strategy, operand_layouts, result_layouts
+from meshwise.spmd.halo import exchange
 from oracle.every_strategy import (
     NAMES,
     Run,
@@ -39,7 +40,8 @@ def check_on_devices(
     lead = tuple(range(len(sizes)))
 
     def program(*tiles: Any) -> list[Any]:
-        out = local(*(tile.reshape(tile.shape[len(sizes) :]) for tile in tiles))
+        operands = [tile.reshape(tile.shape[len(sizes) :]) for tile in tiles]
+        out = local(*exchange(run.rule, strategy, sizes, names, operands))
         return [jax.numpy.expand_dims(value, lead) for value in out]
 
     mapped = jax.jit(

@@ -66,4 +66,21 @@ CASES = (
         ints(4, 4, 4, 3),
         ints(4, 4, 2, 2),
     ),
+    # Its gradients are convolutions of which XLA:CPU computes wrong ones: negative padding.
+    _case("spatial, shift", _conv((1,), ((-1, 1),)), ints(2, 2, 8), ints(2, 2, 1)),
+    *(
+        _case(f"spatial gradients, {name}", _gradients(_conv(strides, padding, **more)), x, k)
+        for name, strides, padding, more, x, k in (
+            ("corners", (1, 1), "SAME", {}, ints(1, 2, 8, 8), ints(2, 2, 3, 3)),
+            ("strided", (2,), "SAME", {}, ints(2, 2, 16), ints(2, 2, 3)),
+            ("first of a net", (2,), ((3, 3),), {}, ints(1, 2, 32), ints(2, 2, 7)),
+            ("dilated", (1,), "SAME", {"rhs_dilation": (2,)}, ints(2, 2, 16), ints(2, 2, 3)),
+            ("transposed", (1,), ((1, 2),), {"lhs_dilation": (2,)}, ints(2, 2, 8), ints(2, 2, 3)),
+            ("causal", (1,), ((2, 0),), {}, ints(2, 2, 16), ints(2, 2, 3)),
+            ("strided shortcut", (2,), "VALID", {}, ints(2, 2, 16), ints(2, 2, 1)),
+            ("patches", (4,), "VALID", {}, ints(1, 2, 32), ints(2, 2, 4)),
+            ("depthwise", (1,), "SAME", {"feature_group_count": 2}, ints(2, 2, 8), ints(4, 1, 3)),
+            ("whole image", (1,), "VALID", {}, ints(2, 2, 8), ints(2, 2, 8)),
+        )
+    ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwise.graph.halo import edges
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import (
     NONE,
@@ -24,7 +25,8 @@ def strategy_for_result(
 ) -> tuple[Strategy, tuple[Layout, ...]] | None:
     """A strategy that leaves result `index` in a split layout, with its operand layouts.
 
-    None if the loops do not allow it; then the value is made whole and sliced.
+    None if the loops do not allow it without communication; then the value is made whole and
+    sliced.
     """
     strategy = [NONE] * len(sizes)
     for loops, axes in zip(rule.results[index], wanted.dims, strict=True):
@@ -40,7 +42,7 @@ def strategy_for_result(
         if rest:
             return None
     chosen = tuple(strategy)
-    if not is_feasible(rule, chosen, sizes):
+    if not is_feasible(rule, chosen, sizes) or any(edges(rule, chosen, sizes)):
         return None
     results = result_layouts(rule, chosen, sizes)
     operands = operand_layouts(rule, chosen, sizes)

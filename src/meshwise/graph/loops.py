@@ -48,6 +48,30 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Halo:
+    """Edges of the neighbours' blocks that an operand dim needs where its loop is split.
+
+    The dim follows one loop with `block=True`, whose trip count may differ from the size of the
+    dim; both are cut into as many blocks.  The local form gets the block with the edges around.
+
+    Attributes:
+        operand: Position of the operand.
+        dim: Its dim.
+        size: Elements of the whole dim.
+        low: Elements that each block needs of the block before it.
+        high: Elements that each block needs of the block after it.
+        monoid: Its neutral element lies beyond the ends of the dim.
+    """
+
+    operand: int
+    dim: int
+    size: int
+    low: int
+    high: int
+    monoid: str = SUM
+
+
+@dataclass(frozen=True, slots=True)
 class LoopRule:
     """The loop structure of one operator (its factor rule).
 
@@ -59,6 +83,7 @@ class LoopRule:
             and the others are replicated along it, the results are partial sums.
         whole: Why dims stay whole although the operator is ruled; empty if none does.
         ruled: False for an operator without a rule: it runs replicated and is reported.
+        halos: Operand dims whose blocks overlap, in the order in which edges are exchanged.
     """
 
     loops: tuple[Loop, ...]
@@ -67,6 +92,7 @@ class LoopRule:
     linear: tuple[tuple[int, ...], ...] = ()
     whole: str = ""
     ruled: bool = True
+    halos: tuple[Halo, ...] = ()
 
 
 def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
@@ -151,13 +177,28 @@ def loop_parts(strategy: Strategy, loop: int, sizes: Sequence[int]) -> int:
     return math.prod(sizes[a] for a in axes_of_loop(strategy, loop))
 
 
-def is_feasible(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
-    """Whether a strategy divides its loops evenly and every layout is a block layout."""
+def halo_loop(rule: LoopRule, halo: Halo) -> int:
+    """The loop that the dim of a halo follows."""
+    return rule.operands[halo.operand][halo.dim][0]
+
+
+def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
+    """Whether a strategy cuts all loops into equal parts, and no edge is longer than a block."""
     for loop, info in enumerate(rule.loops):
         if info.size % loop_parts(strategy, loop, sizes):
             return False
+    for halo in rule.halos:
+        parts = loop_parts(strategy, halo_loop(rule, halo), sizes)
+        if parts > 1 and (halo.size % parts or halo.size // parts < max(halo.low, halo.high)):
+            return False
+    return True
+
+
+def is_feasible(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
+    """Whether a strategy divides its loops evenly and every layout is a block layout."""
     return (
-        operand_layouts(rule, strategy, sizes) is not None
+        divides(rule, strategy, sizes)
+        and operand_layouts(rule, strategy, sizes) is not None
         and result_layouts(rule, strategy, sizes) is not None
     )
 

@@ -59,7 +59,7 @@ class _Compute:
         self.known: dict[object, float] = {}
 
     def region_s(self, region: Region, decision: GraphDecision) -> float:
-        """Seconds that one run of a region spends in operators."""
+        """Seconds that one run of a region spends in operators, their edges included."""
         total = 0.0
         for block in region.blocks.blocks:
             if block.kind == SCAN:
@@ -81,13 +81,15 @@ class _Compute:
             ]
             walk = evaluator.account(shape, chosen, numbers)
             assert walk is not None
-            return evaluator.fused_s(shape, walk)
+            return evaluator.fused_s(shape, walk) + evaluator.cluster_edges_s(shape, chosen)
         member = shape.members[0]
         decided = decision.operators[shape.block.members[0]]
         operands = tuple(use.layout for use in decided.uses)
         byte_count = moved_bytes(shape, member, operands, decided.results, evaluator.sizes)
         dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-        return evaluator.operator_s(member.op, chosen[0], byte_count, dtype)
+        tensors = [shape.locals[x] for x in member.inputs]
+        edges_s = evaluator.edges_s(member.op, chosen[0], tensors)
+        return evaluator.operator_s(member.op, chosen[0], byte_count, dtype) + edges_s
 
 
 def step_time_s(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.graph.loops import Strategy, operand_layouts, result_layouts
+from meshwise.graph.loops import Strategy, divides, operand_layouts, result_layouts
 from meshwise.intra.blocks import Block
 
 
@@ -65,10 +65,8 @@ def strategy_layouts(
     op: Operator, strategy: Strategy, sizes: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
     """Layouts of operands and results; None if the strategy is not feasible."""
-    for loop, info in enumerate(op.rule.loops):
-        parts = math.prod(sizes[a] for a, c in enumerate(strategy) if c == loop)
-        if info.size % parts:
-            return None
+    if not divides(op.rule, strategy, sizes):
+        return None
     operands = operand_layouts(op.rule, strategy, sizes)
     results = result_layouts(op.rule, strategy, sizes)
     if operands is None or results is None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator, Tensor
+from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import SUM, Layout, used_axes
 from meshwise.graph.loops import NONE, Strategy, enumerate_strategies, passing
 from meshwise.intra.blocks import CLUSTER, Block
@@ -128,6 +131,17 @@ class Evaluator:
         device = self.mesh.device
         return max(flop / device.rate(dtype), byte_count / device.memory_bytes_per_s)
 
+    def edges_s(self, op: Operator, strategy: Strategy, operands: Sequence[Tensor]) -> float:
+        """Seconds that an operator takes to exchange the edges of its blocks."""
+        total = 0.0
+        shapes = [tensor.shape for tensor in operands]
+        for edge, elements in edge_elements(op.rule, strategy, self.sizes, shapes):
+            if PERMUTE in self.forbid:
+                return math.inf
+            num_bytes = elements * operands[edge.halo.operand].itemsize * edge.group_size
+            total += collective_time_s(PERMUTE, edge.axes, num_bytes, self.mesh)
+        return total
+
     # -- one operator alone -------------------------------------------------------------------
 
     def _worth(self, op: Operator, strategy: Strategy, shape: Shape) -> bool:
@@ -185,10 +199,13 @@ class Evaluator:
             if found is None:
                 continue
             operands, results = found
+            edges_s = self.edges_s(op, strategy, [shape.locals[x] for x in member.inputs])
+            if not math.isfinite(edges_s):
+                continue
             strategies.append((strategy,))
             byte_count = moved_bytes(shape, member, operands, results, self.sizes)
             dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-            costs.append(self.operator_s(op, strategy, byte_count, dtype))
+            costs.append(self.operator_s(op, strategy, byte_count, dtype) + edges_s)
             for x in wants:
                 mine = [w for k, w in zip(member.inputs, operands, strict=True) if k == x]
                 wants[x].append(tuple(dict.fromkeys(mine)))
@@ -327,10 +344,19 @@ class Evaluator:
         walk.cost_s = sum(
             self.reshard_s(shape.locals[x], source, target) for x, source, target in walk.moves
         )
+        walk.cost_s += self.cluster_edges_s(shape, chosen)
         if not math.isfinite(walk.cost_s):
             return None
         walk.cost_s += self.fused_s(shape, walk)
         return walk
+
+    def cluster_edges_s(self, shape: Shape, chosen: tuple[Strategy, ...]) -> float:
+        """Seconds that the members of a cluster take to exchange edges."""
+        return sum(
+            self.edges_s(m.op, strategy, [shape.locals[x] for x in m.inputs])
+            for m, strategy in zip(shape.members, chosen, strict=True)
+            if m.op.rule.halos
+        )
 
     def fused_s(self, shape: Shape, walk: Walk) -> float:
         """Seconds of a cluster without its collectives: it runs as if fused."""

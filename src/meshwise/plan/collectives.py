@@ -1,7 +1,7 @@
 """Every collective that a lowering of a decision emits.
 
-Operators emit none themselves: a reduction loop leaves a partial result, and what becomes of it
-is a change of layout like any other.
+A reduction loop leaves a partial result, and what becomes of it is a change of layout like any
+other.  Only overlapping blocks make an operator send by itself: the edges of its halos.
 
 Source: FACTS section 1 for the bytes; DESIGN invariant I2.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwise.cluster.collectives import collective_time_s
+from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.walk import reshards
+from meshwise.plan.walk import Exchange, transfers
 from meshwise.resharding.moves import FREE
 from meshwise.resharding.within import path
 
@@ -49,21 +49,27 @@ def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tup
         PlanError: the decision asks for a change of layout that does not exist.
     """
     found: list[Collective] = []
-    for item in reshards(graph, decision):
-        tensor = item.tensor
-        for step in path(tensor.shape, tensor.itemsize, item.before, item.after, mesh):
-            if step.kind in FREE or step.group_size == 1:
-                continue
-            found.append(
-                Collective(
-                    kind=step.kind,
-                    axes=tuple(mesh.axes[a].name for a in step.axes),
-                    group_size=step.group_size,
-                    num_bytes=step.num_bytes,
-                    count=item.times,
-                    where=item.where,
-                )
+    for item in transfers(graph, decision, mesh.sizes):
+        if isinstance(item, Exchange):
+            steps = ((PERMUTE, item.edge.axes, item.edge.group_size, item.num_bytes),)
+        else:
+            tensor = item.tensor
+            steps = (
+                (step.kind, step.axes, step.group_size, step.num_bytes)
+                for step in path(tensor.shape, tensor.itemsize, item.before, item.after, mesh)
+                if step.kind not in FREE and step.group_size > 1
             )
+        found.extend(
+            Collective(
+                kind=kind,
+                axes=tuple(mesh.axes[a].name for a in axes),
+                group_size=group_size,
+                num_bytes=num_bytes,
+                count=item.times,
+                where=item.where,
+            )
+            for kind, axes, group_size, num_bytes in steps
+        )
     return tuple(found)
 
 

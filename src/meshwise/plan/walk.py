@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.halo import Edge, edge_elements
 from meshwise.graph.layout import Layout
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
@@ -45,6 +46,22 @@ class Reshard(NamedTuple):
     where: str
 
 
+class Exchange(NamedTuple):
+    """Edges that an operator takes from its neighbours.
+
+    Attributes:
+        edge: Which.
+        num_bytes: B of FACTS section 1: what all devices of a group send together.
+        times: How often in a step.
+        where: Operator and source line.
+    """
+
+    edge: Edge
+    num_bytes: int
+    times: int
+    where: str
+
+
 def place(operator: Operator) -> str:
     """Kind and source line of an operator, for messages and records."""
     return f"{operator.kind} at {operator.where}" if operator.where else operator.kind
@@ -67,7 +84,14 @@ def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
 
 
 def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Reshard]:
-    """Every change of layout, in program order.
+    """Every change of layout, in program order."""
+    return (x for x in transfers(graph, decision, (), times) if isinstance(x, Reshard))
+
+
+def transfers(
+    graph: Graph, decision: GraphDecision, sizes: tuple[int, ...], times: int = 1
+) -> Iterator[Reshard | Exchange]:
+    """Every change of layout and, on a mesh of these sizes, every exchange of edges, in order.
 
     A tensor goes from the layout of its definition to `via` and on to `layout`; each leg is made
     once for all users of one group.  Generated tensors are made again in each layout, for free.
@@ -88,9 +112,25 @@ def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[
     for operator, chosen in zip(graph.operators, decision.operators, strict=True):
         for ident, use in zip(operator.inputs, chosen.uses, strict=True):
             yield from legs(ident, use, place(operator))
+        if sizes:
+            tensors = [graph.tensors[ident] for ident in operator.inputs]
+            yield from _exchanges(operator, chosen, tensors, sizes, times)
         if operator.body is not None and chosen.body is not None:
             body = operator.body
-            yield from reshards(body.graph, chosen.body, times * body.length)
+            yield from transfers(body.graph, chosen.body, sizes, times * body.length)
     maker = {ident: place(op) for op in graph.operators for ident in op.outputs}
     for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
         yield from legs(ident, use, f"{maker.get(ident, 'input')} -> output {position}")
+
+
+def _exchanges(
+    operator: Operator,
+    chosen: OperatorDecision,
+    tensors: list[Tensor],
+    sizes: tuple[int, ...],
+    times: int,
+) -> Iterator[Exchange]:
+    rule, shapes = operator.rule, [tensor.shape for tensor in tensors]
+    for edge, elements in edge_elements(rule, chosen.strategy, sizes, shapes):
+        num_bytes = elements * tensors[edge.halo.operand].itemsize * edge.group_size
+        yield Exchange(edge, num_bytes, times, place(operator))

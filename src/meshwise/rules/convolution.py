@@ -1,7 +1,7 @@
 """Convolutions: groups, batch and output channels are parallel, input channels are a sum.
 
 Channels of a grouped convolution are (group, channel in the group), major to minor; so are the
-rows of a batch-grouped one.  Spatial dims stay whole: splitting them needs an exchange of edges.
+rows of a batch-grouped one.  Spatial dims are cut in blocks that overlap (`rules.windows`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwise.graph.layout import SUM
-from meshwise.graph.loops import DimMap, LoopRule
+from meshwise.graph.loops import DimMap, Halo, LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
+from meshwise.rules.windows import (
+    Blocks,
+    Windows,
+    blocks_of_positions,
+    blocks_of_windows,
+    without_ends,
+)
 
 
 def _groups(eqn: Equation) -> int:
@@ -21,8 +28,40 @@ def _groups(eqn: Equation) -> int:
     return max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
 
 
+def _windows(eqn: Equation, dim: int) -> Windows:
+    """The windows along one spatial dim."""
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
+    lhs, rhs, out = (aval.shape for aval in (*eqn.in_avals, *eqn.out_avals))
+    return Windows(
+        size=lhs[numbers.lhs_spec[2 + dim]],
+        base=params["lhs_dilation"][dim],
+        low=params["padding"][dim][0],
+        count=out[numbers.out_spec[2 + dim]],
+        stride=params["window_strides"][dim],
+        length=rhs[numbers.rhs_spec[2 + dim]],
+        dilation=params["rhs_dilation"][dim],
+    )
+
+
+def _spatial_blocks(eqn: Equation, dim: int) -> tuple[Blocks | None, bool]:
+    """Blocks of a spatial dim, and whether they are of the kernel instead of the result.
+
+    Where both are possible, those that exchange less.
+    """
+    windows = _windows(eqn, dim)
+    of_result, of_kernel = blocks_of_windows(windows), blocks_of_positions(windows)
+    if of_result is None or of_kernel is None:
+        return of_result or of_kernel, of_result is None
+    takes_kernel = of_kernel.low + of_kernel.high < of_result.low + of_result.high
+    return (of_kernel if takes_kernel else of_result), takes_kernel
+
+
 def conv_rule(eqn: Equation) -> LoopRule:
-    """Loops in the order: group, batch, output channels, input channels."""
+    """Loops in the order: group, batch, output channels, input channels, spatial dims.
+
+    A spatial loop runs over the result, or, where the kernel is as long as the image, over the
+    kernel: then it is a sum.
+    """
     numbers = eqn.params["dimension_numbers"]
     rhs, out = eqn.in_avals[1].shape, eqn.out_avals[0].shape
     groups = _groups(eqn)
@@ -32,36 +71,65 @@ def conv_rule(eqn: Equation) -> LoopRule:
     out_channels = loops.add(rhs[numbers.rhs_spec[0]] // groups)
     in_channels = loops.add(rhs[numbers.rhs_spec[1]], SUM)
     by_feature = eqn.params["feature_group_count"] > 1
-
-    def place(spec: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]) -> DimMap:
-        dims: list[tuple[int, ...]] = [()] * len(spec)
-        dims[spec[0]], dims[spec[1]] = first, second
-        return tuple(dims)
-
     rows = batch if by_feature else (*group, *batch)
     features = (*group, *in_channels) if by_feature else in_channels
+    lhs_spatial: list[tuple[int, ...]] = []
+    rhs_spatial: list[tuple[int, ...]] = []
+    out_spatial: list[tuple[int, ...]] = []
+    halos: list[Halo] = []
+    for dim in range(len(numbers.lhs_spec) - 2):
+        windows = _windows(eqn, dim)
+        blocks, of_kernel = _spatial_blocks(eqn, dim)
+        loop: tuple[int, ...] = ()
+        if blocks is not None and of_kernel:
+            loop = loops.add(windows.length, SUM, block=True)
+        elif blocks is not None:
+            loop = loops.add(windows.count, block=True)
+        if loop and blocks is not None:
+            place = numbers.lhs_spec[2 + dim]
+            halos.append(Halo(0, place, windows.size, blocks.low, blocks.high))
+        lhs_spatial.append(loop)
+        rhs_spatial.append(loop if of_kernel else ())
+        out_spatial.append(() if of_kernel else loop)
     return LoopRule(
         loops.done(),
         (
-            place(numbers.lhs_spec, rows, features),
-            place(numbers.rhs_spec, (*group, *out_channels), in_channels),
+            _placed(numbers.lhs_spec, (rows, features, *lhs_spatial)),
+            _placed(numbers.rhs_spec, ((*group, *out_channels), in_channels, *rhs_spatial)),
         ),
-        (place(numbers.out_spec, batch, (*group, *out_channels)),),
+        (_placed(numbers.out_spec, (batch, (*group, *out_channels), *out_spatial)),),
         linear=((0,), (1,)),
-        whole="spatial dims",
+        whole="" if all(lhs_spatial) else "spatial dims whose windows are not aligned",
+        halos=tuple(halos),
     )
 
 
+def _placed(spec: tuple[int, ...], dims: tuple[tuple[int, ...], ...]) -> DimMap:
+    """Loops of the dims in the order of the array, from batch, feature, spatial dims."""
+    found: list[tuple[int, ...]] = [()] * len(spec)
+    for place, loops in zip(spec, dims, strict=True):
+        found[place] = loops
+    return tuple(found)
+
+
 def local_conv(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """The convolution itself, with the groups that are here."""
-    if _groups(eqn) == 1:
-        return rebind(eqn, operands)
-    parts = shards.parts(0)
-    counts = {
-        name: max(1, eqn.params[name] // parts)
-        for name in ("feature_group_count", "batch_group_count")
-    }
-    return rebind(eqn, operands, **counts)
+    """The convolution itself, with the groups that are here and the padding of the blocks."""
+    numbers = eqn.params["dimension_numbers"]
+    changes: dict[str, Any] = {}
+    if _groups(eqn) > 1:
+        for name in ("feature_group_count", "batch_group_count"):
+            changes[name] = max(1, eqn.params[name] // shards.parts(0))
+    padding = list(eqn.params["padding"])
+    lhs, rhs = operands
+    for dim in range(len(padding)):
+        place = numbers.lhs_spec[2 + dim]
+        loop = shards.rule.operands[0][place]
+        if loop and shards.parts(loop[0]) > 1:
+            blocks, _ = _spatial_blocks(eqn, dim)
+            assert blocks is not None
+            lhs = without_ends(lhs, place, blocks.cut)
+            padding[dim] = blocks.padding
+    return rebind(eqn, (lhs, rhs), padding=tuple(padding), **changes)
 
 
 def conv_flop(eqn: Equation) -> float:

@@ -24,6 +24,7 @@ from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
+from meshwise.spmd.halo import exchange
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.evaluate import run_scan
 from meshwise.trace.program import Node, Program
@@ -132,7 +133,9 @@ def run_local(
             operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]
             if node.body is None:
                 row = primitive_rule(node.equation)
-                shards = SpaceShards(operator.rule, chosen.strategy, mesh.sizes, mesh.names)
+                rule, strategy = operator.rule, chosen.strategy
+                shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
+                operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands)
                 results = row.local(node.equation, shards, operands)
             else:
                 results = _run_scan(node, chosen, operator.body, mesh, operands)

@@ -1,0 +1,61 @@
+"""Exchange of edges between neighbours, before the local form of an operator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.graph.halo import Edge, edges
+from meshwise.graph.layout import SUM
+from meshwise.graph.loops import LoopRule, Strategy
+from meshwise.spmd.shards import rank_along
+from meshwise.trace.time.emit import identity_of
+
+
+def exchange(
+    rule: LoopRule,
+    strategy: Strategy,
+    sizes: Sequence[int],
+    names: Sequence[str],
+    operands: Sequence[Any],
+) -> list[Any]:
+    """The operands with the edges of their neighbours around them.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: Its strategy.
+        sizes: Sizes of the mesh axes.
+        names: Names of the mesh axes.
+        operands: Local tiles in the layouts that the strategy wants.
+    """
+    out = list(operands)
+    found = edges(rule, strategy, sizes)
+    for halo, group in itertools.groupby(found, key=lambda edge: edge.halo):
+        block = out[halo.operand]
+        before: list[Any] = []
+        after: list[Any] = []
+        for edge in group:
+            side = before if edge.from_before else after
+            side.append(_taken(block, edge, sizes, names))
+        out[halo.operand] = lax.concatenate([*before, block, *after], halo.dim)
+    return out
+
+
+def _taken(block: Any, edge: Edge, sizes: Sequence[int], names: Sequence[str]) -> Any:
+    """What one side of the block receives; at the end of the dim the neutral element."""
+    dim, count = edge.halo.dim, edge.group_size
+    start = block.shape[dim] - edge.width if edge.from_before else 0
+    sent = lax.slice_in_dim(block, start, start + edge.width, axis=dim)
+    # Each pair is a step up (to the block after) or down; who receives nothing gets zeros.
+    pairs = [(i, i + 1) if edge.from_before else (i + 1, i) for i in range(count - 1)]
+    received = lax.ppermute(sent, tuple(names[a] for a in edge.axes), pairs)
+    if edge.halo.monoid == SUM:
+        return received
+    rank = rank_along(edge.axes, sizes, names)
+    at_end = rank == (0 if edge.from_before else count - 1)
+    neutral = jnp.full_like(received, identity_of(edge.halo.monoid, received.dtype))
+    return jnp.where(at_end, neutral, received)
