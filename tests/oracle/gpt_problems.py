@@ -38,6 +38,7 @@ class Case(NamedTuple):
     dtype: str = "float32"
     param_dtype: str = "float32"
     plain: bool = False
+    vocab: int = VOCAB
 
 
 class State(NamedTuple):
@@ -51,7 +52,7 @@ class State(NamedTuple):
 
 def _config(case: Case) -> GptConfig:
     return GptConfig(
-        vocab_size=VOCAB,
+        vocab_size=case.vocab,
         seq_len=SEQ,
         hidden=16,
         num_layers=2,
@@ -74,11 +75,11 @@ def _loss(case: Case, config: GptConfig, params: Any, key: jax.Array, batch: Any
     return mean_cross_entropy(logits, batch["y"])
 
 
-def _batches(num: int) -> tuple[tuple[Any, ...], ...]:
+def _batches(num: int, vocab: int) -> tuple[tuple[Any, ...], ...]:
     rng = np.random.default_rng(3)
     made = []
     for _ in range(num):
-        tokens = rng.integers(0, VOCAB, (BATCH, SEQ + 1), dtype=np.int32)
+        tokens = rng.integers(0, vocab, (BATCH, SEQ + 1), dtype=np.int32)
         mask = rng.random((BATCH, SEQ)) < 0.7
         made.append(({"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": mask},))
     return tuple(made)
@@ -100,15 +101,18 @@ def gpt_problem(case: Case) -> Problem:
         _, now = jax.random.split(state.key)
         return jax.grad(lambda p: _loss(case, config, p, now, batch))(state.params)
 
-    params = Gpt(config).init(jax.random.key(0), jnp.zeros((1, SEQ), jnp.int32))["params"]
-    # Biases and scales as training would leave them: zeros hide a term that is dropped.
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    params = tree.unflatten(
-        [
+    def first_state() -> State:
+        params = Gpt(config).init(jax.random.key(0), jnp.zeros((1, SEQ), jnp.int32))["params"]
+        # Biases and scales as training would leave them: zeros hide a term that is dropped.
+        leaves, tree = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        moved = [
             x + 0.1 * jax.random.normal(k, x.shape, x.dtype)
             for x, k in zip(leaves, keys, strict=True)
         ]
-    )
-    state = State(jnp.zeros((), jnp.int32), jax.random.key(7), params, tx.init(params))
-    return Problem(step=step, state=state, calls=_batches(NUM_STEPS), gradient=gradient)
+        params = tree.unflatten(moved)
+        return State(jnp.zeros((), jnp.int32), jax.random.key(7), params, tx.init(params))
+
+    # One program instead of one for each operator and shape.
+    state = jax.jit(first_state)()
+    return Problem(step=step, state=state, calls=_batches(NUM_STEPS, case.vocab), gradient=gradient)
