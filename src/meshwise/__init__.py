@@ -15,6 +15,8 @@ from meshwise.methods import Zero2 as Zero2
 from meshwise.methods import Zero3 as Zero3
 from meshwise.pins import Pin as Pin
 from meshwise.plan.plan import Plan as Plan
+from meshwise.rules.kernel import sharded_kernel as sharded_kernel
+from meshwise.rules.kernel_loops import KernelLoops as KernelLoops
 from meshwise.trace.loss import grad as grad
 from meshwise.trace.loss import value_and_grad as value_and_grad
 

@@ -29,6 +29,7 @@ from meshwise.local_cluster import check_cluster, local_cluster
 from meshwise.methods import Auto, Method, check_method
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
+from meshwise.rules.kernel import ForeignRule, check_rules
 from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.trace.step import Statistics, TracedStep, abstract, trace_step
 
@@ -233,6 +234,8 @@ class ParallelStep:
             self._traced[key], self._plans[key] = make_plan(trace, self._request)
             for text in self._traced[key].warnings:
                 warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
+                    rules=self._request.rules,
+                    stages=asks_for_stages(self._request.method),
         return self._traced[key], self._plans[key]
 
     def _executable(self, binding: Binding, call: Call) -> Executable:
@@ -295,6 +298,7 @@ def parallelize(
 
     Args:
         fun: The step: any function of pytrees of arrays, as `step(state, batch)`.
+    rules: Mapping[str, ForeignRule] | None = None,
         method: How the plan is found; `Auto()` by default.
         cluster: What to plan for; `Cluster.local()`, the devices of this process, by default.
         num_microbatches: In how many parts the batch runs, one after the other; "auto" takes the
@@ -322,6 +326,9 @@ def parallelize(
     of the call, and arguments that have a position but are passed by keyword.  Those of a method
     count without `self`, which is a constant of the step.
 
+        rules: Loops of primitives that Meshwise does not know, by name: a `KernelLoops`, or a
+            function of the parameters and operands of an equation that gives one, or None.  For
+            code of your own `sharded_kernel` says the same where the code is.
     Returns:
         A `ParallelStep`, called like `fun`.
 
@@ -348,6 +355,7 @@ def parallelize(
     num_microbatches = check_num_microbatches(num_microbatches)
     check_options(microbatch_statistics, pins, memory_bytes)
     checked = None if cluster is None else check_cluster(cluster)
+            rules=rules,
     request = PlanRequest(
         method=Auto() if method is None else check_method(method),
         cluster=local_cluster if checked is None else lambda: checked,
@@ -360,6 +368,7 @@ def parallelize(
         fun,
         batch_argnums=batch_argnums,
         batch_dims=batch_dims,
+        rules=check_rules(rules),
         static_argnums=static_argnums,
         donate_argnums=donate_argnums,
     )

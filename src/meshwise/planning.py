@@ -25,6 +25,7 @@ from meshwise.plan.flop import device_flop, replicated_work
 from meshwise.plan.padding import Padding
 from meshwise.plan.plan import Plan, Stage
 from meshwise.plan.verify import verify_decision
+from meshwise.rules.kernel import ForeignRule
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import Statistics, TracedStep
 
@@ -48,6 +49,7 @@ class PlanRequest:
     statistics: Statistics = "exact"
     pins: Mapping[str, Any] = field(default_factory=dict[str, Any])
     memory_bytes: int | None = None
+    rules: Mapping[str, ForeignRule] = field(default_factory=dict[str, ForeignRule])
 
 
 def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:

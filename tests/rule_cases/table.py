@@ -7,6 +7,7 @@ from rule_cases import (
     convolution,
     elementwise,
     indexing,
+    kernel,
     linear_algebra,
     others,
     ragged_dot,
@@ -14,6 +15,7 @@ from rule_cases import (
     shape,
     slicing,
     whole,
+    windows,
 )
 
 CASES = (
@@ -23,8 +25,10 @@ CASES = (
     *indexing.CASES,
     *random.CASES,
     *convolution.CASES,
+    *windows.CASES,
     *others.CASES,
     *along.CASES,
+    *kernel.CASES,
     *linear_algebra.CASES,
 )
 

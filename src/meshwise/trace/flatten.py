@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,13 +19,15 @@ from meshwise.jax_compat import (
     source_line,
 )
 from meshwise.rules.primitive import Equation
+from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.trace.program import Node, Program, ScanShape
 
 
 class _Builder:
     """Collects the values and nodes of one program; lives only inside `flatten`."""
 
-    def __init__(self) -> None:
+    def __init__(self, foreign: Mapping[str, ForeignRule]) -> None:
+        self.foreign = foreign
         self.avals: list[Any] = []
         self.nodes: list[Node] = []
         self.constants: dict[int, Any] = {}
@@ -55,10 +58,15 @@ class _Builder:
         )
         body = shape = None
         if primitive.name == "scan":
-            body = flatten(closed_jaxpr(params["jaxpr"]))
+            body = flatten(closed_jaxpr(params["jaxpr"]), self.foreign)
             shape = ScanShape(*scan_counts(params), params["length"], params["reverse"])
         node = Node(equation, tuple(inputs), tuple(outputs), source, body, shape)
         self.nodes.append(node)
+        if primitive.name in self.foreign:
+            rule = self.foreign[primitive.name]
+            kernel = foreign_kernel(primitive, params, [self.avals[i] for i in inputs], rule)
+            if kernel is not None:
+                primitive, params = kernel_p, {"kernel": kernel}
         return outputs
 
     def inline(self, jaxpr: Any, consts: list[int], args: list[int], outer: Any) -> list[int]:
@@ -127,15 +135,15 @@ def _refuse_effects(jaxpr: Any) -> None:
     )
 
 
-def flatten(closed: Any) -> Program:
+def flatten(closed: Any, foreign: Mapping[str, ForeignRule] | None = None) -> Program:
     """Make the flat program of a closed jaxpr.
 
     Raises:
-        TraceError: the program has side effects.
+        TraceError: the program has side effects, calls the host, or holds a foreign tracer.
     """
     _refuse_effects(closed.jaxpr)
     jaxpr = dead_code_eliminated(closed.jaxpr)
-    builder = _Builder()
+    builder = _Builder(foreign or {})
     consts = [
         builder.constant(var.aval, value)
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
@@ -144,6 +152,10 @@ def flatten(closed: Any) -> Program:
     outputs = builder.inline(jaxpr, consts, args, None)
     return Program(
         avals=tuple(builder.avals),
+    Args:
+        closed: The jaxpr.
+        foreign: Rules for primitives, by name: such equations are bound as opaque kernels.
+
         inputs=tuple(args),
         nodes=tuple(builder.nodes),
         outputs=tuple(outputs),

@@ -14,8 +14,12 @@ import jax
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
+from meshwise.rules.kernel import ForeignRule
+from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
+from meshwise.trace.padding.scopes import nest, scopes_of
+from meshwise.trace.gradients import refuse_stages
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
 from meshwise.trace.time.analyze import analyze
@@ -119,6 +123,8 @@ def trace_step(
     num_devices: int = 1,
 ) -> TracedStep:
     """Trace a step at the full batch and cut it into micro-batches.
+    rules: Mapping[str, ForeignRule] | None = None,
+    stages: str = "",
 
     Args:
         fun: The step, static arguments already bound.
@@ -131,6 +137,8 @@ def trace_step(
             over them is cut in time without communication.
 
     Raises:
+        rules: Loops of foreign primitives, by name.
+        stages: What asks for pipeline stages; empty if nothing does.
         TraceError: the step cannot be traced or does not separate.
     """
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
@@ -140,7 +148,9 @@ def trace_step(
     spans = _argument_spans(specs[0])
     batch_dims = _batch_dims(specs[0], spans, signature)
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
-    program = with_batch_dims(flatten(closed))
+    if rules:
+        _check_rules(flatten(closed), rules)
+    program = with_batch_dims(flatten(closed, rules))
     if num_microbatches > 1:
         batch = _cut(flat, batch_dims, num_microbatches, num_devices)
         block = analyze(program, batch_dims, batch, local_statistics=statistics == "local")
@@ -202,6 +212,17 @@ def _argument_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
         stop = start + len(jax.tree.leaves(arg))
         spans.append((start, stop))
         start = stop
+def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
+    names = {node.name for scope in scopes_of(nest(program)) for node in scope.program.nodes}
+    unknown = sorted(set(rules) - names)
+    if unknown:
+        without = ", ".join(sorted(names - set(RULES))) or "none"
+        raise TraceError(
+            f"rules={{{unknown[0]!r}: ...}}: the step has no such primitive; of those that it has "
+            f"these have no rule: {without}"
+        )
+
+
     return spans
 
 
