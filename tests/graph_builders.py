@@ -7,9 +7,10 @@ import random
 from dataclasses import dataclass, field
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
-from meshwise.graph.graph import Graph, Operator, ScanBody, Tensor
+from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import DimMap, Loop, LoopRule
+from meshwise.graph.structure import scan_structure
 
 LINEAR = {"add": ((0, 1),), "sub": ((0, 1),), "neg": ((0,),), "mul": ((0,), (1,))}
 
@@ -43,7 +44,9 @@ class Builder:
     def shape(self, t) -> tuple[int, ...]:
         return self.tensors[t].shape
 
-    def op(self, kind, inputs, shapes, rule, flop, heavy=False, body=None, detail=""):
+    def op(
+        self, kind, inputs, shapes, rule, flop, heavy=False, bodies=(), structure=None, detail=""
+    ):
         generated = all(self.tensors[t].generated for t in inputs)
         outputs = tuple(self.tensor(s, generated=generated) for s in shapes)
         self.operators.append(
@@ -54,7 +57,8 @@ class Builder:
                 rule=rule,
                 flop=float(flop),
                 heavy=heavy,
-                body=body,
+                bodies=bodies,
+                structure=structure,
                 detail=detail,
                 where=f"hand.py:{len(self.operators) + 1}",
             )
@@ -138,11 +142,15 @@ class Builder:
             tuple(((),) * len(self.shape(t)) for t in operands),
             tuple(((),) * len(s) for s in shapes),
         )
-        scan = ScanBody(
-            graph=body, num_consts=num_consts, num_carry=num_carry, length=length, reverse=False
+        structure = scan_structure(
+            num_operands=len(operands),
+            num_results=len(shapes),
+            num_consts=num_consts,
+            num_carry=num_carry,
+            length=length,
         )
         flop = length * sum(op.flop for op in body.operators)
-        out = self.op("scan", operands, shapes, rule, flop, body=scan)
+        out = self.op("scan", operands, shapes, rule, flop, bodies=(body,), structure=structure)
         return out if isinstance(out, tuple) else (out,)
 
     def graph(self, outputs, aliases=()) -> Graph:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
 from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.layout import Layout, shift_in, split_layouts
+from meshwise.graph.layout import Layout, replicated, shift_in, split_layouts
 from meshwise.graph.loops import (
     NONE,
     Strategy,
@@ -16,6 +16,7 @@ from meshwise.graph.loops import (
     operand_layouts,
     result_layouts,
 )
+from meshwise.graph.structure import PREDICATE, Structure
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import path
 
@@ -29,13 +30,15 @@ def random_decision(
 ) -> GraphDecision:
     """Draw a decision; `inputs` and `outputs` fix layouts (aliased outputs follow their input)."""
     chosen_inputs = tuple(
-        inputs or (_random_layout(graph.tensors[i].shape, mesh, rng) for i in graph.inputs)
+        inputs
+        if inputs is not None
+        else (_random_layout(graph.tensors[i].shape, mesh, rng) for i in graph.inputs)
     )
     home: dict[int, Layout] = dict(zip(graph.inputs, chosen_inputs, strict=True))
     decisions: list[OperatorDecision] = []
     for operator in graph.operators:
-        if operator.body is not None:
-            decision = _random_scan(graph, operator, mesh, rng, home)
+        if operator.structure is not None:
+            decision = _random_bodies(graph, operator, operator.structure, mesh, rng, home)
         else:
             decision = _random_operator(graph, operator, mesh, rng, home)
         decisions.append(decision)
@@ -105,26 +108,43 @@ def _random_operator(
     return OperatorDecision(strategy=strategy, uses=uses, results=results)
 
 
-def _random_scan(
+def _random_bodies(
     graph: Graph,
     operator: Operator,
+    structure: Structure,
     mesh: LogicalMesh,
     rng: random.Random,
     home: dict[int, Layout],
 ) -> OperatorDecision:
-    body = operator.body
-    assert body is not None
-    inner = body.graph
-    inputs = tuple(_random_layout(inner.tensors[i].shape, mesh, rng) for i in inner.inputs)
-    carries = inputs[body.num_consts : body.num_consts + body.num_carry]
-    wanted: list[Layout | None] = list(carries)
-    wanted += [None] * (len(inner.outputs) - len(carries))
-    decision = random_decision(inner, mesh, rng, inputs, wanted)
-    first_xs = body.num_consts + body.num_carry
-    outer = [*inputs[:first_xs], *(shift_in(lay) for lay in inputs[first_xs:])]
-    uses = tuple(
-        _use(graph, i, home, lay, rng.randrange(2))
-        for i, lay in zip(operator.inputs, outer, strict=True)
+    def inside(ident: int, stacked: bool) -> Layout:
+        shape = graph.tensors[ident].shape
+        return _random_layout(shape[1:] if stacked else shape, mesh, rng)
+
+    operands = [
+        replicated(0)
+        if k in structure.whole_operands
+        else inside(i, k in structure.stacked_operands)
+        for k, i in enumerate(operator.inputs)
+    ]
+    results = [inside(i, j in structure.stacked_results) for j, i in enumerate(operator.outputs)]
+    for k, j in structure.carries:
+        results[j] = operands[k]
+    bodies = tuple(
+        random_decision(
+            body,
+            mesh,
+            rng,
+            [operands[k] for k in part.operands],
+            [replicated(0) if j == PREDICATE else results[j] for j in part.results],
+        )
+        for part, body in zip(structure.parts, operator.bodies, strict=True)
     )
-    ys = tuple(shift_in(use.layout) for use in decision.outputs[body.num_carry :])
-    return OperatorDecision(strategy=(), uses=uses, results=(*carries, *ys), body=decision)
+    outer = [shift_in(w) if k in structure.stacked_operands else w for k, w in enumerate(operands)]
+    uses = tuple(
+        _use(graph, i, home, layout, rng.randrange(2))
+        for i, layout in zip(operator.inputs, outer, strict=True)
+    )
+    leaving = tuple(
+        shift_in(w) if j in structure.stacked_results else w for j, w in enumerate(results)
+    )
+    return OperatorDecision(strategy=(), uses=uses, results=leaving, bodies=bodies)

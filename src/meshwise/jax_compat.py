@@ -6,7 +6,7 @@ imports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any
@@ -42,6 +42,8 @@ CALL_BODIES = {
     "linear_call": "callee",
     "remat_opt": "fwd_jaxpr",
 }
+# Functions of JAX under which the loss runs while it is differentiated.
+_GRADIENT_FRAMES = frozenset({"value_and_grad_f"})
 REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 
 
@@ -67,6 +69,16 @@ def closed_jaxpr(jaxpr: Any) -> Any:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def while_parts(params: Any) -> tuple[Any, Any, int, int]:
+    """Predicate, body, and the numbers of constants of each, of a `while` equation."""
+    return (
+        params["cond_jaxpr"],
+        params["body_jaxpr"],
+        params["cond_nconsts"],
+        params["body_nconsts"],
+    )
+
+
 def source_line(source: Any) -> str:
     """The user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
@@ -77,6 +89,28 @@ def source_line(source: Any) -> str:
         return ""
     path, separator, function = source_info_util.summarize(source).partition(" (")
     return f"{PurePath(path).name}{separator}{function.replace('<locals>.', '')}"
+
+
+def gradient_call(source: Any, around: Sequence[Any] = ()) -> tuple[str, int, str] | None:
+    """File, line and function of the user's call of `jax.grad` or `jax.value_and_grad`.
+
+    Args:
+        source: Source of an equation.
+        around: Sources of the equations whose bodies hold it, inner ones first; the traceback of
+            an equation ends where its body begins.
+
+    Returns:
+        None if the equation was not traced inside of such a call.
+    """
+    inside = False
+    for info in (source, *around):
+        for frame in info.traceback.frames if info and info.traceback else ():
+            if source_info_util.is_user_filename(frame.file_name):
+                if inside:
+                    return frame.file_name, frame.line_num, frame.function_name
+            elif frame.function_name.rpartition(".")[2] in _GRADIENT_FRAMES:
+                inside = True
+    return None
 
 
 @contextmanager

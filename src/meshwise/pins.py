@@ -174,8 +174,8 @@ def named_operators(
     for i, op in enumerate(graph.operators):
         if op.kind == "name":
             yield (*path, i), graph, op
-        if op.body is not None:
-            yield from named_operators(op.body.graph, (*path, i))
+        for p, body in enumerate(op.bodies):
+            yield from named_operators(body, (*path, i, p))
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -324,9 +324,9 @@ def _apart(
         inside = {p: s for p, s in strategies.items() if p[: len(here)] == here}
         if here in inside:
             op = dataclasses.replace(op, apart=True)
-        elif inside and op.body is not None:
-            body = _apart(op.body.graph, inside, here)
-            op = dataclasses.replace(op, body=dataclasses.replace(op.body, graph=body))
+        elif inside and op.bodies:
+            bodies = (_apart(body, inside, (*here, p)) for p, body in enumerate(op.bodies))
+            op = dataclasses.replace(op, bodies=tuple(bodies))
         operators.append(op)
     return dataclasses.replace(graph, operators=tuple(operators))
 

@@ -150,8 +150,7 @@ def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
         case IntraOp(mesh_shape=shape) | Heuristic(mesh_shape=shape) if shape is not None:
             return [cluster.mesh(shape)]
         case Megatron(dp=dp, tp=tp, pp=pp):
-            if pp != 1:
-                raise PlanError(f"Megatron(pp={pp}): pipelines are not supported yet, use pp=1")
+            assert pp == 1  # the trace refuses stages
             return [cluster.mesh((dp, tp))]
         case Auto() | IntraOp() | Heuristic():
             shapes = [s for s in cluster.mesh_shapes() if len(s) <= MAX_VIEW_AXES]
@@ -254,5 +253,5 @@ def finished_plan(
 def _operators(graph: Graph) -> list[Any]:
     found = []
     for op in graph.operators:
-        found += _operators(op.body.graph) if op.body is not None else [op]
+        found += [inner for body in op.bodies for inner in _operators(body)] if op.bodies else [op]
     return found

@@ -72,8 +72,7 @@ def test_an_accumulator_is_reduced_once_after_the_loop():
     result, found = plan(accumulating_scan(), pins={1: rows, 2: rows})
     reductions = [c for c in found if c.kind in ("all-reduce", "reduce-scatter")]
     assert [c.count for c in reductions] == [1]
-    body = result.decision.operators[0].body
-    assert body is not None
+    (body,) = result.decision.operators[0].bodies
     assert body.inputs[0].partial == (0,)
 
 

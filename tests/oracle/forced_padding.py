@@ -29,7 +29,7 @@ def possible_places(root: Scope, dim_class: DimClass, rules: RuleCache) -> list[
                     outer = [i for i in (port.entry, port.exit) if i >= 0]
                     if not (port.shift and any(0 in dim_class.of(scope, i) for i in outer)):
                         found.append((scope.number, position, number))
-            elif node.body is None:
+            elif not node.bodies:
                 rule = rules.lookup(node.equation)[1]
                 if padded_loops(scope, node, rule, dim_class):
                     found.append((scope.number, position, -1))

@@ -88,7 +88,7 @@ def test_trip_counts_of_scans_are_in_count_and_flop():
     product = OperatorDecision(strategy=(-1, -1), uses=(use(whole),) * 2, results=(whole,))
     inside = GraphDecision(inputs=(whole, whole), operators=(product,), outputs=(use(whole),))
     scan = OperatorDecision(
-        strategy=(), uses=(use(whole), use(stacked)), results=(whole,), body=inside
+        strategy=(), uses=(use(whole), use(stacked)), results=(whole,), bodies=(inside,)
     )
     decision = GraphDecision(inputs=(whole, stacked), operators=(scan,), outputs=(use(whole),))
     assert dense_operators(outer.graph([final]), decision, MESH) == (

@@ -92,7 +92,7 @@ def scan_plan():
         operators=(OperatorDecision(strategy=(-2, -2), uses=(stay,), results=(partial,)),),
         outputs=(stay,),
     )
-    scan = OperatorDecision(strategy=(), uses=(use,), results=(partial,), body=body_decision)
+    scan = OperatorDecision(strategy=(), uses=(use,), results=(partial,), bodies=(body_decision,))
     out = Use(group=-1, via=partial, layout=parse_layout("S1 S0"))
     decision = GraphDecision(inputs=(parse_layout("R R"),), operators=(scan,), outputs=(out,))
     return plan_of(graph, decision)

@@ -89,7 +89,7 @@ BROKEN = {
         f"results of {WHERE}: the plan has 0, the step has 1",
     ),
     "body where there is none": (
-        lambda d: changed(d, body=d),
+        lambda d: changed(d, bodies=(d,)),
         f"{WHERE} has no body",
     ),
     "layout of another rank": (
@@ -192,7 +192,7 @@ def scan_and_decision():
                 strategy=(),
                 uses=(use("S0 R"), use("R S0 R")),
                 results=layouts("S0 R", "R S0 R"),
-                body=inner_decision,
+                bodies=(inner_decision,),
             ),
         ),
         outputs=(use("S0 R"), use("R S0 R")),
@@ -201,13 +201,15 @@ def scan_and_decision():
 
 
 def with_body(decision, **fields):
-    return changed(decision, body=dataclasses.replace(decision.operators[0].body, **fields))
+    return changed(
+        decision, bodies=(dataclasses.replace(decision.operators[0].bodies[0], **fields),)
+    )
 
 
 def test_scan_is_checked_inside():
     graph, decision = scan_and_decision()
     verify_decision(graph, decision, MESH)
-    body = decision.operators[0].body
+    (body,) = decision.operators[0].bodies
     wrong = dataclasses.replace(body.operators[1], results=layouts("R R"))
     broken = with_body(decision, operators=(body.operators[0], wrong))
     with pytest.raises(PlanError, match=r"max at hand.py:2 inside scan at hand.py:1: .* has R R"):
@@ -217,7 +219,7 @@ def test_scan_is_checked_inside():
 @pytest.mark.parametrize(
     ("breaks", "text"),
     [
-        (lambda d: changed(d, body=None), "scan at hand.py:1: the plan has no decision for its b"),
+        (lambda d: changed(d, bodies=()), "scan at hand.py:1: the plan has no decision for its b"),
         (
             lambda d: changed(d, uses=(use("R R", "S0 R"), use("R S0 R"))),
             "operand 0 of scan at hand.py:1 enters as R R, but its body wants S0 R",
@@ -261,14 +263,16 @@ def test_carry_may_be_partial():
                 strategy=(),
                 uses=(use("R R sum:P0", "R R"),),
                 results=layouts("R R sum:P0"),
-                body=GraphDecision(
-                    inputs=layouts("R R sum:P0"),
-                    operators=(
-                        OperatorDecision(
-                            strategy=(-2, -1), uses=(partial,), results=layouts("R R sum:P0")
+                bodies=(
+                    GraphDecision(
+                        inputs=layouts("R R sum:P0"),
+                        operators=(
+                            OperatorDecision(
+                                strategy=(-2, -1), uses=(partial,), results=layouts("R R sum:P0")
+                            ),
                         ),
+                        outputs=(partial,),
                     ),
-                    outputs=(partial,),
                 ),
             ),
         ),

@@ -27,12 +27,12 @@ def layouts(*texts):
     return tuple(map(parse_layout, texts))
 
 
-def operator(strategy, uses, results, body=None):
+def operator(strategy, uses, results, *bodies):
     return OperatorDecision(
         strategy=strategy,
         uses=tuple(use(u) if isinstance(u, str) else u for u in uses),
         results=layouts(*results),
-        body=body,
+        bodies=bodies,
     )
 
 

@@ -29,18 +29,14 @@ def test_masks_move_in_and_arguments_stay_out() -> None:
     x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
     w = np.array([1.0, -2.0, 3.0, 5.0], np.float32)
     program = flatten(jax.make_jaxpr(masked_sums)(x, w))
-    (before,) = [node for node in program.nodes if node.body is not None]
-    assert before.scan is not None
-    assert before.scan.num_consts == 3, "the test needs two masks outside"
+    (before,) = [node for node in program.nodes if node.bodies]
+    assert len(before.inputs) == 5, "three constants: the test needs two masks outside"
 
     sunk = with_constants_inside(program)
-    (after,) = [node for node in sunk.nodes if node.body is not None]
-    assert after.scan is not None
-    assert after.scan.num_consts == 1
-    assert after.body is not None
-    (inner,) = [node for node in after.body.nodes if node.body is not None]
-    assert inner.scan is not None
-    assert inner.scan.num_consts == 2, "row and w"
+    (after,) = [node for node in sunk.nodes if node.bodies]
+    assert len(after.inputs) == 3, "w, the carry, x"
+    (inner,) = [node for node in after.bodies[0].nodes if node.bodies]
+    assert len(inner.inputs) == 3, "row, w, the carry"
     values = evaluate(sunk, (x, w))
     np.testing.assert_allclose(values[sunk.outputs[0]], masked_sums(x, w), rtol=1e-6)
 

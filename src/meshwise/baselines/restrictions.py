@@ -54,8 +54,8 @@ def _operators(graph: Graph, path: OperatorPath = ()) -> list[tuple[OperatorPath
     out: list[tuple[OperatorPath, Operator]] = []
     for i, op in enumerate(graph.operators):
         out.append(((*path, i), op))
-        if op.body is not None:
-            out += _operators(op.body.graph, (*path, i))
+        for p, body in enumerate(op.bodies):
+            out += _operators(body, (*path, i, p))
     return out
 
 
@@ -74,7 +74,7 @@ def _over_batch(
     found = batch_loops(graph, info.batch_dims)
     allowed: dict[OperatorPath, AllowedChoices] = {}
     for path, op in _operators(graph):
-        if op.body is not None or is_light(op) or path not in found:
+        if op.bodies or is_light(op) or path not in found:
             continue
         loops = found[path]
         rest = frozenset((NONE, *(x for x in range(len(op.rule.loops)) if x not in loops)))

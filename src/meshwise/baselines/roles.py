@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.structure import Structure
 from meshwise.intra.blocks import is_light
 from meshwise.intra.options import OperatorPath
 
@@ -37,10 +38,7 @@ def input_info(graph: Graph, batch_dims: Mapping[int, int]) -> InputInfo:
         graph: The whole step.
         batch_dims: Positions among the inputs -> the batch dim.
     """
-    reaches: set[int] = set()
-    for op in reversed(graph.operators):
-        if not is_light(op) or any(t in reaches for t in op.outputs):
-            reaches.update(op.inputs)
+    reaches = _reaching(graph, set())
     state = {i for i, _ in graph.aliases}
     roles: list[str] = []
     for i, t in enumerate(graph.inputs):
@@ -53,8 +51,36 @@ def input_info(graph: Graph, batch_dims: Mapping[int, int]) -> InputInfo:
     return InputInfo(roles=tuple(roles), batch_dims=dict(batch_dims))
 
 
+def _reaching(graph: Graph, wanted: set[int]) -> set[int]:
+    """Tensors from which a dense product, or one of `wanted`, follows through light operators."""
+    reaches = set(wanted)
+    for op in reversed(graph.operators):
+        if op.structure is not None:
+            reaches.update(op.inputs[k] for k in _reaching_operands(op, op.structure, reaches))
+        elif not is_light(op) or any(t in reaches for t in op.outputs):
+            reaches.update(op.inputs)
+    return reaches
+
+
+def _reaching_operands(op: Operator, structure: Structure, reaches: set[int]) -> set[int]:
+    """The same for the operands of an operator with bodies."""
+    results = {j for j, t in enumerate(op.outputs) if t in reaches}
+    operands: set[int] = set()
+    size = -1
+    while size != len(operands):
+        size = len(operands)
+        for part, body in zip(structure.parts, op.bodies, strict=True):
+            wanted = {body.outputs[n] for n, j in enumerate(part.results) if j in results}
+            inside = _reaching(body, wanted)
+            operands.update(
+                k for k, t in zip(part.operands, body.inputs, strict=True) if t in inside
+            )
+        results.update(j for k, j in structure.carries if k in operands)
+    return operands
+
+
 def batch_loops(graph: Graph, batch_dims: Mapping[int, int]) -> dict[OperatorPath, frozenset[int]]:
-    """For each operator the loops that run over the batch, bodies of scans included."""
+    """For each operator the loops that run over the batch, bodies included."""
     found: dict[OperatorPath, frozenset[int]] = {}
     tags = {(graph.inputs[i], dim) for i, dim in batch_dims.items()}
     _follow(graph, tags, (), found)
@@ -69,8 +95,8 @@ def _follow(
 ) -> None:
     """Extend `tags`, pairs (tensor, dim), over a graph."""
     for i, op in enumerate(graph.operators):
-        if op.body is not None:
-            _follow_scan(op, tags, (*path, i), found)
+        if op.structure is not None:
+            _follow_bodies(op, op.structure, tags, (*path, i), found)
             continue
         loops: set[int] = set()
         for t, dims in zip(op.inputs, op.rule.operands, strict=True):
@@ -88,26 +114,35 @@ def _follow(
                     tags.add((t, d))
 
 
-def _follow_scan(
+def _follow_bodies(
     op: Operator,
+    structure: Structure,
     tags: set[tuple[int, int]],
     path: OperatorPath,
     found: dict[OperatorPath, frozenset[int]],
 ) -> None:
-    body = op.body
-    assert body is not None
-    inner: set[tuple[int, int]] = set()
-    split = body.num_consts + body.num_carry
+    """Carry `tags` through the bodies of an operator to its results."""
+    count = len(op.inputs)
+    # Dims of operands and results inside, results after the operands.
+    inside: set[tuple[int, int]] = set()
     for k, t in enumerate(op.inputs):
-        shift = 1 if k >= split else 0
-        inner.update((body.graph.inputs[k], d - shift) for u, d in tags if u == t and d >= shift)
+        shift = 1 if k in structure.stacked_operands else 0
+        inside.update((k, d - shift) for u, d in tags if u == t and d >= shift)
     size = -1
-    while size != len(inner):
-        size = len(inner)
-        _follow(body.graph, inner, path, found)
-        for j in range(body.num_carry):
-            carried = body.graph.inputs[body.num_consts + j]
-            inner.update((carried, d) for u, d in list(inner) if u == body.graph.outputs[j])
+    while size != len(inside):
+        size = len(inside)
+        for p, (part, body) in enumerate(zip(structure.parts, op.bodies, strict=True)):
+            inner = {
+                (body.inputs[n], d)
+                for n, k in enumerate(part.operands)
+                for slot, d in inside
+                if slot == k
+            }
+            _follow(body, inner, (*path, p), found)
+            for n, j in enumerate(part.results):
+                inside.update((count + j, d) for u, d in inner if u == body.outputs[n] and j >= 0)
+        for k, j in structure.carries:
+            inside.update((k, d) for slot, d in list(inside) if slot == count + j)
     for j, t in enumerate(op.outputs):
-        shift = 0 if j < body.num_carry else 1
-        tags.update((t, d + shift) for u, d in inner if u == body.graph.outputs[j])
+        shift = 1 if j in structure.stacked_results else 0
+        tags.update((t, d + shift) for slot, d in inside if slot == count + j)

@@ -1,7 +1,7 @@
 """The graph that planning works on: frozen, JAX-free, one operator per jaxpr equation.
 
-Operators stand in program order.  A `scan` is an operator with a body graph, which plans and
-lowers like the outer one.  Tensor ids and operator ids are positions in the tuples.
+Operators stand in program order.  `scan`, `cond` and `while` are operators with body graphs,
+which plan and lower like the outer one.  Tensor ids and operator ids are positions in the tuples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from meshwise.graph.loops import LoopRule
+from meshwise.graph.structure import Structure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class Tensor:
     """One value.
 
     Attributes:
-        shape: Global shape (inside a scan body: of one iteration).
+        shape: Global shape (inside the body of a scan: of one iteration).
         dtype: NumPy-style name, as `float32`.
         itemsize: Bytes of one element.
         name: For display and pins only: the argument path of an input, what
@@ -39,21 +40,6 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanBody:
-    """Body of a `scan` operator.
-
-    Inputs of the operator and of the body graph are constants, carries, xs in this order;
-    results are carries, ys.  xs and ys have the scanned dim 0 outside and lack it inside.
-    """
-
-    graph: Graph
-    num_consts: int
-    num_carry: int
-    length: int
-    reverse: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One operator.
 
@@ -65,7 +51,8 @@ class Operator:
         flop: FLOP of the whole operator on the whole tensors.
         heavy: A dense product or convolution: its FLOP count as `device_flop`.
         where: The user's source line, as `model.py:88 (attention)`; display only.
-        body: For `scan` only.
+        bodies: Graphs of the bodies of a `scan`, `cond` or `while`.
+        structure: How operands and results are bound to them; None without bodies.
         detail: Canonical text of the parameters; equal kind, detail and shapes mean equal work.
         apart: It decides alone in planning, since its result is pinned.
     """
@@ -77,7 +64,8 @@ class Operator:
     flop: float
     heavy: bool = False
     where: str = ""
-    body: ScanBody | None = None
+    bodies: tuple[Graph, ...] = ()
+    structure: Structure | None = None
     detail: str = ""
     apart: bool = False
 

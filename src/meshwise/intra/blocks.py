@@ -10,6 +10,7 @@ Source: Alpa section 4.2 merges cheap operators into their deepest operand; the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
@@ -17,12 +18,12 @@ from meshwise.intra.linear import carriers
 
 SINGLE = "single"
 CLUSTER = "cluster"
-SCAN = "scan"
+BODIES = "bodies"
 
 # Not dense products, but how they are split matters and their loops are not element-wise.
 _ALONE = frozenset(
     "gather scatter scatter-add scatter_add scatter_mul scatter_min scatter_max sort top_k "
-    "conv_general_dilated custom_call while cond reduce_window cumsum cumprod cummax cummin "
+    "conv_general_dilated custom_call reduce_window cumsum cumprod cummax cummin "
     "cumlogsumexp approx_top_k".split()
 )
 
@@ -32,7 +33,7 @@ class Block:
     """Operators that decide together.
 
     Attributes:
-        kind: `single`, `cluster` or `scan`.
+        kind: `single`, `cluster` or `bodies`.
         members: Positions of the operators, ascending.
         classes: For a cluster: for each member the class of each of its loops, -1 for none.
         num_classes: Classes to which a mesh axis may be mapped.
@@ -62,7 +63,7 @@ class Blocks:
 def is_light(op: Operator) -> bool:
     """Whether an operator may join a cluster."""
     alone = op.heavy or op.apart or op.kind in _ALONE
-    return not alone and op.body is None and op.rule.ruled
+    return not alone and not op.bodies and op.rule.ruled
 
 
 def _major(op: Operator, loops: tuple[int, ...]) -> int:
@@ -212,12 +213,12 @@ def _grow(graph: Graph, own: set[int], clusters: _Clusters) -> None:
                 clusters.connect(i, k)
 
 
-def partition(graph: Graph, carries: range | None = None) -> Blocks:
+def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
     """Cut a graph into blocks.
 
     Args:
-        graph: The graph, or the body of a scan.
-        carries: In the body of a scan the positions of its carries among the inputs.
+        graph: The graph, or the body of an operator.
+        carries: In a body the positions of its carries among the inputs.
     """
     light = [is_light(op) for op in graph.operators]
     own, may = carriers(graph, light, carries)
@@ -229,7 +230,7 @@ def partition(graph: Graph, carries: range | None = None) -> Blocks:
         if all(graph.tensors[t].generated for t in op.outputs):
             continue
         root = clusters.find(i) if i in clusters.parent else i
-        kinds[i] = SCAN if op.body is not None else SINGLE
+        kinds[i] = BODIES if op.bodies else SINGLE
         members.setdefault(root, []).append(i)
     blocks: list[Block] = []
     block_of = [-1] * len(graph.operators)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
+from meshwise.graph.structure import PREDICATE, Structure
 from meshwise.intra.blocks import is_light
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import Step, path
@@ -59,13 +60,13 @@ class Values:
         tensor: Tensor id in the graph.
         time: Position of the operator.
         is_copy: Made by resharding.
-        loops: Loops, with the position of the operator.
+        loops: Loops and branches, with the position of the operator.
         fan: Over how many paths XLA reaches the operand of an instruction, where not one: each
             piece of an all-to-all is cut out by itself, and joined again by itself.
         outputs: Positions of the results of the graph.
         aliased: Result -> input whose buffer it takes.
         placed: Results that are written into a buffer of the loop around.
-        is_body: Of a loop.
+        is_body: Of a loop, or a branch.
     """
 
     kind: list[int] = field(default_factory=list[int])
@@ -218,8 +219,8 @@ class _Emitter:
         if all(graph.tensors[t].generated for t in op.outputs):
             return
         operands = [self.use(t, use, time) for t, use in zip(op.inputs, chosen.uses, strict=True)]
-        if op.body is not None:
-            self._scan(time, op, chosen, operands)
+        if op.structure is not None:
+            self._bodies(time, op, op.structure, chosen, operands)
             return
         if op.heavy and op.kind == "dot_general":
             operands = self._dot_operands(time, op, operands)
@@ -285,18 +286,20 @@ class _Emitter:
             )
         return found
 
-    def _scan(
-        self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
+    def _bodies(
+        self,
+        time: int,
+        op: Operator,
+        structure: Structure,
+        chosen: OperatorDecision,
+        operands: Sequence[int],
     ) -> None:
-        body = op.body
-        assert body is not None
         out, graph = self.out, self.graph
-        first_xs = body.num_consts + body.num_carry
-        initial = [
-            out.add(INITIAL, (v,), out.num_bytes[v], out.tensor[v], time)
-            for v in operands[body.num_consts : first_xs]
-        ]
-        read = (*operands[: body.num_consts], *initial, *operands[first_xs:])
+        carried = {k for k, _ in structure.carries}
+        read = tuple(
+            out.add(INITIAL, (v,), out.num_bytes[v], out.tensor[v], time) if k in carried else v
+            for k, v in enumerate(operands)
+        )
         loop = out.add(OPAQUE, read, 0, op.outputs[0] if op.outputs else -1, time)
         out.loops[loop] = time
         for t, layout in zip(op.outputs, chosen.results, strict=True):
@@ -345,32 +348,39 @@ def emitted_body(
     graph: Graph,
     decision: GraphDecision,
     mesh: LogicalMesh,
-    num_consts: int,
-    num_carry: int,
-    length: int,
+    structure: Structure,
+    number: int,
 ) -> Values:
-    """The values of one iteration: constants and carries lie outside, xs are sliced."""
+    """The values of one run of a body: its inputs lie outside, what a scan slices is sliced.
+
+    Args:
+        graph: The body.
+        decision: Its decision.
+        mesh: The mesh.
+        structure: How the operator is bound to it.
+        number: Which of the bodies it is.
+    """
     emitter = _Emitter(graph, decision, mesh)
     out = emitter.out
     out.is_body = True
-    first_xs = num_consts + num_carry
-    values: list[int] = []
+    part = structure.parts[number]
+    values: dict[int, int] = {}
     # The number of the iteration, which every slice reads.
     counter = out.add(INPUT, (), 0, graph.inputs[0] if graph.inputs else 0, -1)
-    for k, (t, layout) in enumerate(zip(graph.inputs, decision.inputs, strict=True)):
-        value = out.add(INPUT, (), 0, t, -1)
-        values.append(value)
-        if k >= first_xs:
+    for k, t, layout in zip(part.operands, graph.inputs, decision.inputs, strict=True):
+        value = values[k] = out.add(INPUT, (), 0, t, -1)
+        if k in structure.stacked_operands:
             num_bytes = emitter.bytes_of(graph.tensors[t], layout)
             value = out.add(FUSIBLE, (value, counter), num_bytes, t, -1, is_moving=True)
         emitter.home[t] = (value, layout)
     for time, (op, chosen) in enumerate(zip(graph.operators, decision.operators, strict=True)):
         emitter.operator(time, op, chosen)
     end = len(graph.operators)
-    for j, (t, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
+    for j, t, use in zip(part.results, graph.outputs, decision.outputs, strict=True):
         value = emitter.use(t, use, end)
-        if j < num_carry:
-            carry = values[num_consts + j]
+        carried = structure.carry_of(j)
+        if carried is not None:
+            carry = values[carried]
             if value == carry:
                 continue
             # The new carry is written into the old one; a collective only if it does not read it.
@@ -382,10 +392,17 @@ def emitted_body(
             ):
                 value = out.add(FUSIBLE, (value,), out.num_bytes[value], t, end)
             out.aliased[value] = carry
-        else:
+        elif j in structure.stacked_results:
             # A slice of the stacked result is written in place.
-            size = out.num_bytes[value] * length
+            size = out.num_bytes[value] * structure.length
             value = out.add(FUSIBLE, (value, counter), size, t, end, is_moving=True)
+            out.placed.add(value)
+        elif j != PREDICATE:
+            # The result of a branch is written into that of the operator.
+            if out.kind[value] == INPUT or value in out.outputs:
+                value = out.add(
+                    FUSIBLE, (value,), emitter.bytes_of(graph.tensors[t], use.layout), t, end
+                )
             out.placed.add(value)
         out.outputs.append(value)
     return out

@@ -9,7 +9,8 @@ from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated, shift_in
 from meshwise.graph.loops import NONE, Strategy
-from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.graph.structure import PREDICATE
+from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.network import Network
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import strategy_layouts
@@ -50,8 +51,8 @@ class _Expander:
             if i in strategies:
                 layouts[i] = self.layouts(op, strategies[i])
                 defined.update(zip(op.outputs, layouts[i][1], strict=True))
-            elif op.body is not None and region.blocks.block_of[i] >= 0:
-                layouts[i] = self.scan_layouts(region, i)
+            elif op.bodies and region.blocks.block_of[i] >= 0:
+                layouts[i] = self.outer_layouts(region, i)
                 defined.update(zip(op.outputs, layouts[i][1], strict=True))
         shared = self.shared(region, defined, layouts)
         uses: dict[int, list[Use]] = {}
@@ -75,9 +76,9 @@ class _Expander:
                 strategy=strategies.get(i, ()),
                 uses=tuple(uses[i]),
                 results=layouts[i][1],
-                body=self.body(region, i) if op.body is not None else None,
+                bodies=self.bodies(region, i),
             )
-            for i, op in enumerate(graph.operators)
+            for i in range(len(graph.operators))
         )
         return GraphDecision(inputs=inputs, operators=operators, outputs=tuple(results))
 
@@ -120,7 +121,7 @@ class _Expander:
     def strategies(self, region: Region) -> dict[int, Strategy]:
         out: dict[int, Strategy] = {}
         for number, block in enumerate(region.blocks.blocks):
-            if block.kind == SCAN:
+            if block.kind == BODIES:
                 continue
             node = self.network.block_nodes[region.index, number]
             table = self.network.nodes[node].table
@@ -140,39 +141,53 @@ class _Expander:
             self.known[key] = found
         return self.known[key]
 
-    def scan_layouts(self, region: Region, i: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    def boundary_layouts(
+        self, region: Region, i: int
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        """Layouts of the operands and results of an operator with bodies, inside of it."""
         op = region.graph.operators[i]
-        body = op.body
-        assert body is not None
-        inner = [
-            self.node_layout(self.network.boundaries[region.index, i, k])
-            for k in range(len(op.inputs) + len(op.outputs) - body.num_carry)
-            for k in [k if k < len(op.inputs) else k + body.num_carry]
-        ]
-        split = body.num_consts + body.num_carry
-        entering = (
-            *inner[:split],
-            *(shift_in(w) for w in inner[split : len(op.inputs)]),
-        )
-        leaving = (
-            *inner[body.num_consts : split],
-            *(shift_in(w) for w in inner[len(op.inputs) :]),
-        )
-        return entering, leaving
-
-    def body(self, region: Region, i: int) -> GraphDecision:
-        op = region.graph.operators[i]
-        body = op.body
-        assert body is not None
+        structure = op.structure
+        assert structure is not None
         at = self.network.boundaries
-        inputs = tuple(self.node_layout(at[region.index, i, k]) for k in range(len(op.inputs)))
-        outputs = {
-            j: inputs[body.num_consts + j]
-            if j < body.num_carry
-            else self.node_layout(at[region.index, i, len(op.inputs) + j])
+        count = len(op.inputs)
+        operands = tuple(self.node_layout(at[region.index, i, k]) for k in range(count))
+        carries = {j: operands[k] for k, j in structure.carries}
+        results = tuple(
+            carries[j] if j in carries else self.node_layout(at[region.index, i, count + j])
             for j in range(len(op.outputs))
-        }
-        return self.region(self.inner[(*region.path, i)], inputs, outputs)
+        )
+        return operands, results
+
+    def outer_layouts(
+        self, region: Region, i: int
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        """The same as seen from outside: with the dim that a scan slices or stacks."""
+        structure = region.graph.operators[i].structure
+        assert structure is not None
+        operands, results = self.boundary_layouts(region, i)
+        return (
+            tuple(
+                shift_in(w) if k in structure.stacked_operands else w
+                for k, w in enumerate(operands)
+            ),
+            tuple(
+                shift_in(w) if j in structure.stacked_results else w for j, w in enumerate(results)
+            ),
+        )
+
+    def bodies(self, region: Region, i: int) -> tuple[GraphDecision, ...]:
+        structure = region.graph.operators[i].structure
+        if structure is None:
+            return ()
+        operands, results = self.boundary_layouts(region, i)
+        return tuple(
+            self.region(
+                self.inner[(*region.path, i, p)],
+                tuple(operands[k] for k in part.operands),
+                {n: results[j] for n, j in enumerate(part.results) if j != PREDICATE},
+            )
+            for p, part in enumerate(structure.parts)
+        )
 
     def reduced(
         self,
@@ -210,7 +225,7 @@ class _Expander:
     def generate(self, op: Operator, wanted: dict[int, Layout]) -> Strategy:
         """The strategy that makes the first result as its first user wants it, if there is one."""
         whole = (NONE,) * len(self.sizes)
-        if op.body is not None or not op.outputs or op.outputs[0] not in wanted:
+        if op.bodies or not op.outputs or op.outputs[0] not in wanted:
             return whole
         found = strategy_for_result(op.rule, 0, wanted[op.outputs[0]], self.sizes)
         return whole if found is None else found[0]

@@ -9,6 +9,7 @@ reshape, widening convert, product with a scalar) on the way to them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import SUM
@@ -41,13 +42,15 @@ def _viewed(graph: Graph, op: Operator) -> int:
     return -1
 
 
-def carriers(graph: Graph, light: list[bool], carries: range | None) -> tuple[set[int], set[int]]:
+def carriers(
+    graph: Graph, light: list[bool], carries: Sequence[int] | None
+) -> tuple[set[int], set[int]]:
     """Find the operators that get strategies of their own to carry partial sums.
 
     Args:
-        graph: The graph, or the body of a scan.
+        graph: The graph, or the body of an operator.
         light: For each operator whether it is light.
-        carries: In the body of a scan the positions of its carries among the inputs.
+        carries: In a body the positions of its carries among the inputs.
 
     Returns:
         Positions of these additions and views, and the tensors that may be partial.
@@ -58,7 +61,7 @@ def carriers(graph: Graph, light: list[bool], carries: range | None) -> tuple[se
     sums: set[int] = set()
     views: dict[int, int] = {}
     for i, op in enumerate(graph.operators):
-        if op.body is not None or (op.heavy and any(x.kind == SUM for x in op.rule.loops)):
+        if op.bodies or (op.heavy and any(x.kind == SUM for x in op.rule.loops)):
             may.update(t for t in op.outputs if _is_float(graph.tensors[t].dtype))
         elif light[i] and _adds_two(graph, op) and all(t in may for t in op.inputs):
             sums.add(i)

@@ -3,7 +3,8 @@
 Arguments are counted for the whole step (the caller holds them; the state that a step returns
 takes the place of the donated one; other results have a place of their own).  On top lies the heap
 of the values that are not fused, live from their making to their last use, in the order of XLA's
-memory scheduler.  The body of a scan runs while what is live around it stays.
+memory scheduler.  A body runs while what is live around it stays; of the bodies of one operator the
+largest counts.
 
 The parts: `emitted` (the program of one device), `fusion` (what gets a buffer), `order` (when),
 `placement` (where).
@@ -32,7 +33,7 @@ class Buffer:
     """One buffer while it is live.
 
     Attributes:
-        path: Positions of the enclosing scans.
+        path: For each enclosing operator its position and the number of its body.
         tensor: The value, by its id in that graph.
         start: First time at which it is live: the operator that makes it, -1 for inputs.
         end: Last time, as the operators stand in the program.
@@ -56,8 +57,8 @@ class Peak:
 
     Attributes:
         num_bytes: Bytes that one device needs, gaps of the heap included.
-        time: Position of the operator at which most is live; inside of scans the positions of the
-            scans before it.
+        time: Position of the operator at which most is live; before it, for each operator around,
+            its position and the number of its body.
         buffers: What is live then, largest first.
     """
 
@@ -79,16 +80,19 @@ def _highest(
     apart = () if values.is_body else _not_donated(program)
     program = replace(program, over_input=program.over_input.union(apart))
     place = {v: i for i, v in enumerate(program.value)}
-    bodies: dict[int, tuple[Peak, Inner]] = {}
+    bodies: dict[int, tuple[int, Peak, Inner]] = {}
     for v, time in values.loops.items():
-        body, inner = graph.operators[time].body, decision.operators[time].body
-        if v not in place or body is None or inner is None:
+        if v not in place:
             continue
-        values_inside = emitted_body(
-            body.graph, inner, mesh, body.num_consts, body.num_carry, body.length
-        )
-        bodies[place[v]] = _highest(body.graph, inner, mesh, values_inside, (*path, time))
-    sizes = Sizes(buffer=values.num_bytes, inner={i: inside for i, (_, inside) in bodies.items()})
+        op, chosen = graph.operators[time], decision.operators[time]
+        for p, (body, decided) in enumerate(zip(op.bodies, chosen.bodies, strict=True)):
+            assert op.structure is not None
+            values_inside = emitted_body(body, decided, mesh, op.structure, p)
+            found_inside = _highest(body, decided, mesh, values_inside, (*path, time, p))
+            known = bodies.get(place[v])
+            if known is None or found_inside[1].num_bytes > known[2].num_bytes:
+                bodies[place[v]] = (p, *found_inside)
+    sizes = Sizes(buffer=values.num_bytes, inner={i: b[2] for i, b in bodies.items()})
     top = scheduled_peak(program, sizes)
     inside = Inner(num_bytes=top.num_bytes, lifetimes=top.lifetimes, num_steps=top.num_steps)
     if top.instruction < 0:
@@ -97,11 +101,11 @@ def _highest(
     found = [
         _buffer(graph, values, b, last.get(b, values.time[b]), path) for b in (*top.buffers, *apart)
     ]
-    body_peak, _ = bodies.get(top.instruction, (None, None))
+    number, body_peak, _ = bodies.get(top.instruction, (0, None, None))
     time = max(values.time[program.value[top.instruction]], 0)
     highest = Peak(
         num_bytes=top.num_bytes + sum(values.num_bytes[b] for b in apart),
-        time=(time, *(body_peak.time if body_peak else ())),
+        time=(time, *((number, *body_peak.time) if body_peak else ())),
         buffers=(*found, *(body_peak.buffers if body_peak else ())),
     )
     return highest, inside
@@ -139,7 +143,7 @@ def _buffer(graph: Graph, values: Values, b: int, end: int, path: tuple[int, ...
 
 
 def peak(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Peak:
-    """The highest point of a whole program, bodies of scans included."""
+    """The highest point of a whole program, bodies included."""
     values = emitted(graph, decision, mesh)
     top, inside = _highest(graph, decision, mesh, values, ())
     # XLA's heap in place of what is live at once.

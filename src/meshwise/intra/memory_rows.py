@@ -17,7 +17,7 @@ import numpy as np
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
-from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.liveness import Liveness, liveness
 from meshwise.intra.network import BLOCK, Edge, Network
 from meshwise.intra.problem import Array, Row
@@ -89,7 +89,7 @@ class MemoryRows:
                 for k, t in enumerate(op.inputs):
                     if block < 0:
                         continue
-                    if op.body is not None:
+                    if op.bodies:
                         node = self.network.boundaries[region.index, i, k]
                     else:
                         node = self.network.block_nodes[region.index, block]
@@ -149,13 +149,14 @@ class MemoryRows:
         """Layouts in which result `place` of operator `i` is made, per choice of its node."""
         op = region.graph.operators[i]
         block = region.blocks.blocks[number]
-        if block.kind == SCAN:
-            body = op.body
-            assert body is not None
-            k = body.num_consts + place if place < body.num_carry else len(op.inputs) + place
+        if block.kind == BODIES:
+            structure = op.structure
+            assert structure is not None
+            carry = structure.carry_of(place)
+            k = len(op.inputs) + place if carry is None else carry
             node = self.network.boundaries[region.index, i, k]
             layouts = self.network.nodes[node].layouts
-            if place >= body.num_carry:
+            if place in structure.stacked_results:
                 layouts = tuple(Layout(((), *w.dims), w.partial, w.monoid) for w in layouts)
             return list(layouts), node
         node = self.network.block_nodes[region.index, number]
@@ -327,7 +328,9 @@ class MemoryRows:
         """The row of one time: `time` as in `intra.memory.Peak`."""
         nodes: dict[int, Array] = {}
         pairs: dict[tuple[int, int], Array] = {}
-        for depth, here in enumerate(time):
+        # Operator, body, operator inside, ...
+        for depth in range(0, len(time), 2):
+            here = time[depth]
             region = self.inner[tuple(time[:depth])]
             waiting = self.later[region.index]
             self.later[region.index] = [x for x in waiting if not x.start <= here <= x.end]

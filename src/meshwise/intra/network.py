@@ -1,23 +1,24 @@
 """From regions to a network: nodes with choices, joined by the tensors that they exchange.
 
-Nodes are graph inputs, blocks, the boundaries of scans, shared copies of tensors, and results.
+Nodes are graph inputs, blocks, the boundaries of bodies, shared copies of tensors, and results.
 A node's choice fixes the layout in which it leaves each tensor that it makes and the layouts in
 which it wants each tensor that it uses; resharding between the two is the cost of an edge.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.graph.graph import Graph, Tensor
-from meshwise.graph.layout import Layout, shift_in, used_axes
+from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.layout import Layout, replicated, shift_in, used_axes
 from meshwise.graph.loops import Strategy
-from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.graph.structure import PREDICATE, Structure
+from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.candidates import partial_layouts, whole_layouts
 from meshwise.intra.options import AllowedChoices, IntraOptions
 from meshwise.intra.regions import END, Region, regions
@@ -180,8 +181,8 @@ class _Builder:
 
     def blocks(self, region: Region) -> None:
         for number, block in enumerate(region.blocks.blocks):
-            if block.kind == SCAN:
-                self.scan(region, block.members[0])
+            if block.kind == BODIES:
+                self.bodies(region, block.members[0])
                 continue
             shape, local, key = self.evaluator.shape_of(region, block)
             allowed: AllowedChoices | None = None
@@ -219,53 +220,90 @@ class _Builder:
                 t = local[x][0]
                 self.sources[region.index, t] = _Source(node, layouts)
 
-    def scan(self, region: Region, i: int) -> None:
-        op = region.graph.operators[i]
-        body = op.body
-        assert body is not None
-        inner = next(r for r in self.regions if r.path == (*region.path, i))
-        inside, outside = inner.index, region.index
-        num_in = body.num_consts + body.num_carry
-        sizes = self.mesh.sizes
+    def bodies(self, region: Region, i: int) -> None:
+        """Boundaries of an operator with bodies: one node for each operand and other result."""
+        op, outside = region.graph.operators[i], region.index
+        structure = op.structure
+        assert structure is not None
+        inner = [
+            next(r for r in self.regions if r.path == (*region.path, i, p))
+            for p in range(len(op.bodies))
+        ]
         for k, t in enumerate(op.inputs):
-            within = body.graph.inputs[k]
-            tensor = body.graph.tensors[within]
-            carried = body.num_consts <= k < num_in
-            layouts = whole_layouts(tensor, sizes)
-            if carried and self.sums(inner, body.graph.outputs[k - body.num_consts]):
-                layouts = partial_layouts(tensor.shape, sizes)
-            extra = (tensor.shape, tensor.dtype, k >= num_in, carried)
-            node = self.layout_node(
-                BOUNDARY, (outside, i, k), layouts, extra, (*region.path, i, -1, k)
-            )
-            self.boundaries[outside, i, k] = node
-            if not tensor.generated or carried:
-                self.sources[inside, within] = _Source(node, layouts)
-            outer = tuple(shift_in(w) for w in layouts) if k >= num_in else layouts
-            if not region.graph.tensors[t].generated:
+            j = structure.carried_result(k)
+            layouts = self.entering(region, op, k, inner)
+            stacked = k in structure.stacked_operands
+            tensor = region.graph.tensors[t]
+            shape = tensor.shape[1:] if stacked else tensor.shape
+            extra = (shape, tensor.dtype, stacked, j is not None)
+            node = self.boundary(region, i, k, layouts, extra)
+            for p, n in structure.takers(k):
+                within = op.bodies[p].inputs[n]
+                if not op.bodies[p].tensors[within].generated or j is not None:
+                    self.sources[inner[p].index, within] = _Source(node, layouts)
+            outer = tuple(shift_in(w) for w in layouts) if stacked else layouts
+            if not tensor.generated:
                 group = region.groups[i, k]
                 self.use(outside, t, group, _Use(node, tuple((w,) for w in outer)))
-            if carried:
-                j = k - body.num_consts
+            if j is not None:
                 self.sources[outside, op.outputs[j]] = _Source(node, layouts)
-                self.body_result(inner, j, node, layouts)
-        for j in range(body.num_carry, len(op.outputs)):
-            tensor = body.graph.tensors[body.graph.outputs[j]]
-            layouts = whole_layouts(tensor, sizes)
-            if body.graph.outputs[j] in inner.blocks.may_be_partial:
-                layouts = partial_layouts(tensor.shape, sizes)
-            extra = (tensor.shape, tensor.dtype, "ys")
-            k = len(op.inputs) + j
-            node = self.layout_node(
-                BOUNDARY, (outside, i, k), layouts, extra, (*region.path, i, -1, k)
-            )
-            self.boundaries[outside, i, k] = node
-            outer = tuple(shift_in(w) for w in layouts)
-            self.sources[outside, op.outputs[j]] = _Source(node, outer)
-            self.body_result(inner, j, node, layouts)
+                for p, n in structure.makers(j):
+                    self.body_result(inner[p], n, node, layouts)
+        for j, t in enumerate(op.outputs):
+            if structure.carry_of(j) is not None:
+                continue
+            layouts = self.leaving(structure, j, inner)
+            stacked = j in structure.stacked_results
+            tensor = region.graph.tensors[t]
+            extra = (tensor.shape[1:] if stacked else tensor.shape, tensor.dtype, "result")
+            node = self.boundary(region, i, len(op.inputs) + j, layouts, extra)
+            outer = tuple(shift_in(w) for w in layouts) if stacked else layouts
+            self.sources[outside, t] = _Source(node, outer)
+            for p, n in structure.makers(j):
+                self.body_result(inner[p], n, node, layouts)
+        for p, n in structure.makers(PREDICATE):
+            k = len(op.inputs) + len(op.outputs)
+            node = self.boundary(region, i, k, (replicated(0),), "predicate")
+            self.body_result(inner[p], n, node, (replicated(0),))
 
-    def sums(self, inner: Region, t: int) -> bool:
+    def boundary(
+        self, region: Region, i: int, k: int, layouts: tuple[Layout, ...], extra: object
+    ) -> int:
+        position = (*region.path, i, -1, k)
+        node = self.layout_node(BOUNDARY, (region.index, i, k), layouts, extra, position)
+        self.boundaries[region.index, i, k] = node
+        return node
+
+    def entering(
+        self, region: Region, op: Operator, k: int, inner: list[Region]
+    ) -> tuple[Layout, ...]:
+        """Layouts in which an operand may enter the bodies, without the dim that a scan slices."""
+        structure, tensor = op.structure, region.graph.tensors[op.inputs[k]]
+        assert structure is not None
+        if k in structure.whole_operands:
+            return (replicated(len(tensor.shape)),)
+        shape = tensor.shape[1:] if k in structure.stacked_operands else tensor.shape
+        j = structure.carried_result(k)
+        if j is not None and all(self.sums(inner[p], n) for p, n in structure.makers(j)):
+            return partial_layouts(shape, self.mesh.sizes)
+        return whole_layouts(replace(tensor, shape=shape), self.mesh.sizes)
+
+    def leaving(self, structure: Structure, j: int, inner: list[Region]) -> tuple[Layout, ...]:
+        """Layouts in which the bodies may leave a result; partial if none needs to finish it."""
+        made = [(inner[p], inner[p].graph.outputs[n]) for p, n in structure.makers(j)]
+        tensor = made[0][0].graph.tensors[made[0][1]]
+        may = [
+            t in region.blocks.may_be_partial
+            or (len(made) > 1 and region.graph.tensors[t].generated)
+            for region, t in made
+        ]
+        if all(may) and any(t in region.blocks.may_be_partial for region, t in made):
+            return partial_layouts(tensor.shape, self.mesh.sizes)
+        return whole_layouts(tensor, self.mesh.sizes)
+
+    def sums(self, inner: Region, n: int) -> bool:
         """Whether a carry is an accumulator of terms that may be partial."""
+        t = inner.graph.outputs[n]
         return t in inner.blocks.may_be_partial and t not in inner.graph.inputs
 
     def body_result(self, inner: Region, j: int, node: int, layouts: tuple[Layout, ...]) -> None:

@@ -12,7 +12,8 @@ from meshwise.plan.decision import GraphDecision
 TIME = "time"
 ALPA = "alpa"
 
-# Where an operator stands: positions of the enclosing scans, then its own.
+# Where an operator stands: for each enclosing operator its position and the number of its body,
+# then its own position.
 OperatorPath = tuple[int, ...]
 # For each mesh axis the choices that a strategy may take; None leaves the axis free.
 AllowedChoices = tuple[frozenset[int] | None, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
-from meshwise.intra.blocks import CLUSTER, SCAN
+from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
 from meshwise.intra.shapes import Shape, moved_bytes
@@ -15,10 +15,8 @@ from meshwise.plan.decision import GraphDecision, Use
 
 def decision_of(region: Region, decision: GraphDecision) -> GraphDecision:
     """The part of a decision that speaks about one region."""
-    for i in region.path:
-        body = decision.operators[i].body
-        assert body is not None
-        decision = body
+    for i, p in zip(region.path[::2], region.path[1::2], strict=True):
+        decision = decision.operators[i].bodies[p]
     return decision
 
 
@@ -62,7 +60,7 @@ class _Compute:
         """Seconds that one run of a region spends in operators, their edges included."""
         total = 0.0
         for block in region.blocks.blocks:
-            if block.kind == SCAN:
+            if block.kind == BODIES:
                 continue
             shape, _, key = self.evaluator.shape_of(region, block)
             key = (key, tuple(decision.operators[i].strategy for i in block.members))

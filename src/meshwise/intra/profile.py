@@ -40,7 +40,7 @@ def _copies(
 def buffers(
     graph: Graph, decision: GraphDecision, mesh: LogicalMesh, path: tuple[int, ...] = ()
 ) -> Iterator[Buffer]:
-    """All buffers of one graph, bodies of scans excepted."""
+    """All buffers of one graph, bodies excepted."""
     sizes = mesh.sizes
     live = liveness(graph)
     end_of_time = len(graph.operators)
@@ -98,7 +98,7 @@ def _copy_end(graph: Graph, live: Liveness, t: int, end: int) -> int:
 def profile_peak(
     graph: Graph, decision: GraphDecision, mesh: LogicalMesh, path: tuple[int, ...] = ()
 ) -> Peak:
-    """The highest point of a graph, bodies of scans included."""
+    """The highest point of a graph, bodies included."""
     found = list(buffers(graph, decision, mesh, path))
     change = [0] * (len(graph.operators) + 3)
     for b in found:
@@ -110,15 +110,18 @@ def profile_peak(
         total += delta
         time = step - 1
         inner: Peak | None = None
+        number = 0
         if 0 <= time < len(graph.operators):
-            body, chosen = graph.operators[time].body, decision.operators[time].body
-            if body is not None and chosen is not None:
-                inner = profile_peak(body.graph, chosen, mesh, (*path, time))
+            op, chosen = graph.operators[time], decision.operators[time]
+            for p, (body, decided) in enumerate(zip(op.bodies, chosen.bodies, strict=True)):
+                found_inside = profile_peak(body, decided, mesh, (*path, time, p))
+                if inner is None or found_inside.num_bytes > inner.num_bytes:
+                    inner, number = found_inside, p
         here = total + (inner.num_bytes if inner else 0)
         if here > best.num_bytes:
             best = Peak(
                 num_bytes=here,
-                time=(time, *(inner.time if inner else ())),
+                time=(time, *((number, *inner.time) if inner else ())),
                 buffers=inner.buffers if inner else (),
             )
     live = [b for b in found if b.start <= best.time[0] <= b.end]

@@ -1,4 +1,4 @@
-"""The graph and the scan bodies inside it, flat: blocks, and the groups of uses of each tensor."""
+"""The graph and the bodies inside it, flat: blocks, and the groups of uses of each tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Region:
     Attributes:
         index: Position in the list of regions; 0 is the whole graph.
         graph: Its graph.
-        path: Positions of the enclosing scans.
+        path: For each enclosing operator its position and the number of its body.
         trips: How often it runs in one step.
         parent: Region around it, -1 for the whole graph.
         blocks: Partition of its operators.
@@ -48,7 +48,7 @@ def _groups(graph: Graph, blocks: Blocks) -> dict[tuple[int, int], int]:
     heavy_before: list[int] = []
     count = 0
     for op in graph.operators:
-        count += op.heavy or op.body is not None
+        count += op.heavy or bool(op.bodies)
         heavy_before.append(count)
     producer = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
     # A partial sum is reduced once, however far its users are apart.
@@ -87,9 +87,11 @@ def _users(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def regions(graph: Graph) -> tuple[Region, ...]:
-    """The whole graph first, then the bodies of its scans, outer before inner."""
+    """The whole graph first, then its bodies, outer before inner."""
     out: list[Region] = []
-    todo: list[tuple[Graph, OperatorPath, int, int, range | None]] = [(graph, (), 1, -1, None)]
+    todo: list[tuple[Graph, OperatorPath, int, int, tuple[int, ...] | None]] = [
+        (graph, (), 1, -1, None)
+    ]
     while todo:
         here, path, trips, parent, carries = todo.pop(0)
         blocks = partition(here, carries)
@@ -105,8 +107,9 @@ def regions(graph: Graph) -> tuple[Region, ...]:
         )
         out.append(region)
         for i, op in enumerate(here.operators):
-            if op.body is not None:
-                inner = range(op.body.num_consts, op.body.num_consts + op.body.num_carry)
-                trips_inside = trips * op.body.length
-                todo.append((op.body.graph, (*path, i), trips_inside, region.index, inner))
+            if op.structure is None:
+                continue
+            for p, (part, body) in enumerate(zip(op.structure.parts, op.bodies, strict=True)):
+                carried = op.structure.carry_inputs(p)
+                todo.append((body, (*path, i, p), trips * part.trips, region.index, carried))
     return tuple(out)

@@ -61,7 +61,7 @@ def dense_operators(
 ) -> tuple[DenseOperator, ...]:
     """Dense products and convolutions in the order of their first run, equal ones merged.
 
-    Trip counts of scans are multiplied in.
+    Trip counts of loops are multiplied in.
     """
     sums: dict[tuple[str, tuple[Layout, ...], tuple[Layout, ...]], tuple[int, float]] = {}
     for visit in visits(graph, decision):

@@ -30,17 +30,16 @@ class OperatorDecision:
     """Decision for one operator.
 
     Attributes:
-        strategy: Choice per mesh axis (`graph.loops`); empty for `scan`.
-        uses: One per operand.  For `scan`: the layouts in which constants, carries and xs enter
-            (xs with the scanned dim 0, whole).
-        results: Layouts in which the operator leaves its results (`scan`: ys with dim 0).
-        body: For `scan`: the decision for its body graph.
+        strategy: Choice per mesh axis (`graph.loops`); empty for an operator with bodies.
+        uses: One per operand; what a scan slices enters with dim 0 whole.
+        results: Layouts in which the operator leaves its results (what a scan stacks: with dim 0).
+        bodies: For `scan`, `cond` and `while`: the decisions for their body graphs.
     """
 
     strategy: Strategy
     uses: tuple[Use, ...]
     results: tuple[Layout, ...]
-    body: GraphDecision | None = None
+    bodies: tuple[GraphDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,8 @@ class GraphDecision:
         inputs: Layout of each graph input at entry.
         operators: One per operator, in program order.
         outputs: How each graph output leaves; `outputs[j].layout` is its final layout, never
-            partial at the top level.  For the body of a scan: carries in the layout of the carry
-            inputs, ys without dim 0.
+            partial at the top level.  For a body: as the operator leaves the result, without the
+            stacked dim 0; carries in the layout in which they enter.
     """
 
     inputs: tuple[Layout, ...]

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from meshwise.graph.graph import Graph
+from meshwise.graph.structure import Structure
 
 
 def fingerprint(graph: Graph) -> str:
@@ -21,8 +22,19 @@ def _lines(graph: Graph) -> Iterator[str]:
         yield f"{tensor.shape}{tensor.dtype}{tensor.generated}\n"
     for operator in graph.operators:
         yield f"{operator.kind}{operator.inputs}{operator.outputs}{operator.detail}\n"
-        if operator.body is not None:
-            body = operator.body
-            yield f"{body.num_consts} {body.num_carry} {body.length} {body.reverse}\n"
-            yield from _lines(body.graph)
+        if operator.structure is not None:
+            yield f"{_structure(operator.structure)}\n"
+        for body in operator.bodies:
+            yield from _lines(body)
     yield f"{graph.inputs}{graph.outputs}{graph.aliases}\n"
+
+
+def _structure(structure: Structure) -> tuple[object, ...]:
+    return (
+        structure.kind,
+        tuple((part.operands, part.results, part.trips) for part in structure.parts),
+        structure.carries,
+        sorted(structure.stacked_operands),
+        sorted(structure.stacked_results),
+        structure.reverse,
+    )

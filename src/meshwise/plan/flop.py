@@ -57,14 +57,14 @@ def replicated_work(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) ->
     """Which share of the work runs replicated.
 
     An operator runs replicated if its strategy neither splits a loop nor lets a partial sum pass
-    along any axis.  Scans count by their bodies, generated results not at all.
+    along any axis.  Operators with bodies count by these, generated results not at all.
     """
     flop = {False: 0.0, True: 0.0}
     num_bytes = {False: 0, True: 0}
     by_place: dict[str, int] = {}
     for visit in visits(graph, decision):
         operator, tensors = visit.operator, visit.graph.tensors
-        if operator.body is not None or all(tensors[i].generated for i in operator.outputs):
+        if operator.bodies or all(tensors[i].generated for i in operator.outputs):
             continue
         whole = mesh.num_devices > 1 and all(
             choice == NONE or size == 1

@@ -114,8 +114,8 @@ def _operator_json(operator: OperatorDecision) -> Json:
         "uses": [_use_text(use) for use in operator.uses],
         "results": [layout_text(layout) for layout in operator.results],
     }
-    if operator.body is not None:
-        data["body"] = _decision_json(operator.body)
+    if operator.bodies:
+        data["bodies"] = [_decision_json(body) for body in operator.bodies]
     return data
 
 
@@ -153,8 +153,9 @@ def plan_from_json(text: str) -> Plan:
     Raises:
         PlanError: naming the field that is missing, unknown or wrong.
     """
-    if not isinstance(text, str):
-        raise PlanError(f"a plan is read from a text, got {text!r:.60} ({type(text).__name__})")
+    given: Any = text
+    if not isinstance(given, str):
+        raise PlanError(f"a plan is read from a text, got {given!r:.60} ({type(given).__name__})")
     try:
         data: Json = json.loads(text)
     except json.JSONDecodeError as error:
@@ -294,8 +295,8 @@ def _operator(value: Json, where: str) -> OperatorDecision:
         "uses": _list_of(_use),
         "results": _list_of(_layout),
     }
-    if isinstance(value, dict) and "body" in value:
-        fields["body"] = _decision
+    if isinstance(value, dict) and "bodies" in value:
+        fields["bodies"] = _list_of(_decision)
     return _record(value, where, OperatorDecision, fields)
 
 

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
-from meshwise.graph.graph import Graph, Operator, ScanBody
-from meshwise.graph.layout import Layout, is_valid, shift_in
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.layout import Layout, is_valid, replicated, shift_in
 from meshwise.graph.loops import is_feasible, operand_layouts, result_layouts
+from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.walk import place
 from meshwise.resharding.within import path
 
 
 def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> None:
-    """Check every layout, strategy and change of layout, bodies of scans included.
+    """Check every layout, strategy and change of layout, bodies included.
 
     Raises:
         PlanError: naming the operator with its source line, or the input or output.
@@ -69,10 +70,10 @@ def _verify_graph(graph: Graph, decision: GraphDecision, mesh: LogicalMesh, insi
         _same_count(f"results of {what}", len(chosen.results), len(operator.outputs))
         for position, (ident, use) in enumerate(zip(operator.inputs, chosen.uses, strict=True)):
             _verify_use(f"operand {position} of {what}", graph, ident, use, home, mesh)
-        if operator.body is None:
+        if operator.structure is None:
             _verify_strategy(what, operator, chosen, mesh)
         else:
-            _verify_scan(what, operator.body, chosen, mesh)
+            _verify_bodies(what, operator, operator.structure, chosen, mesh)
         for position, (ident, layout) in enumerate(
             zip(operator.outputs, chosen.results, strict=True)
         ):
@@ -114,7 +115,7 @@ def _verify_strategy(
     """The strategy is feasible, and the layouts are those that follow from it."""
     rule, strategy, sizes = operator.rule, chosen.strategy, mesh.sizes
     _same_count(f"axes in the strategy of {what}", len(strategy), len(sizes))
-    if chosen.body is not None:
+    if chosen.bodies:
         raise PlanError(f"{what} has no body, but the plan has a decision for one")
     lowest, highest = -1 - len(rule.linear), len(rule.loops) - 1
     if not all(lowest <= choice <= highest for choice in strategy):
@@ -136,31 +137,64 @@ def _verify_strategy(
                 )
 
 
-def _verify_scan(what: str, body: ScanBody, chosen: OperatorDecision, mesh: LogicalMesh) -> None:
-    """The body is a legal program, fits its operands, and returns carries as they came."""
-    inner = chosen.body
-    if inner is None:
+def _verify_bodies(
+    what: str,
+    operator: Operator,
+    structure: Structure,
+    chosen: OperatorDecision,
+    mesh: LogicalMesh,
+) -> None:
+    """Each body is a legal program, fits operands and results, and returns carries as they came."""
+    if not chosen.bodies:
         raise PlanError(f"{what}: the plan has no decision for its body")
-    _verify_graph(body.graph, inner, mesh, inside=f" inside {what}")
-    num_whole = body.num_consts + body.num_carry
-    for position, (use, layout) in enumerate(zip(chosen.uses, inner.inputs, strict=True)):
-        wanted = layout if position < num_whole else shift_in(layout)
-        if use.layout != wanted:
+    _same_count(f"bodies of {what}", len(chosen.bodies), len(structure.parts))
+    for k in sorted(structure.whole_operands):
+        layout = chosen.uses[k].layout
+        if layout != replicated(len(layout.dims)):
             raise PlanError(
-                f"operand {position} of {what} enters as {use.layout}, but its body wants {wanted}"
+                f"operand {k} of {what} says which branch runs and must be whole on every device, "
+                f"but enters as {layout}"
             )
-    for position, use in enumerate(inner.outputs):
-        if position < body.num_carry:
-            wanted = inner.inputs[body.num_consts + position]
-            if use.layout != wanted:
+    names = _names_of_bodies(what, structure)
+    for name, part, graph, inner in zip(
+        names, structure.parts, operator.bodies, chosen.bodies, strict=True
+    ):
+        _verify_graph(graph, inner, mesh, inside=f" inside {name}")
+        for k, layout in zip(part.operands, inner.inputs, strict=True):
+            wanted = shift_in(layout) if k in structure.stacked_operands else layout
+            if chosen.uses[k].layout != wanted:
                 raise PlanError(
-                    f"carry {position} of {what} enters an iteration as {wanted}, but leaves it "
-                    f"as {use.layout}"
+                    f"operand {k} of {name} enters as {chosen.uses[k].layout}, but its body wants "
+                    f"{wanted}"
                 )
-        else:
-            wanted = shift_in(use.layout)
-        if chosen.results[position] != wanted:
-            raise PlanError(
-                f"result {position} of {what}: the plan has {chosen.results[position]}, but its "
-                f"body makes it {wanted}"
-            )
+        for j, use in zip(part.results, inner.outputs, strict=True):
+            _verify_result(name, structure, chosen, j, use.layout)
+
+
+def _names_of_bodies(what: str, structure: Structure) -> list[str]:
+    count = len(structure.parts)
+    if structure.kind == COND:
+        return [f"branch {p} of {what}" for p in range(count)]
+    return [what] if count == 1 else [f"the predicate of {what}", what]
+
+
+def _verify_result(
+    name: str, structure: Structure, chosen: OperatorDecision, j: int, layout: Layout
+) -> None:
+    """An output of a body leaves it as the result of the operator that it becomes."""
+    if j == PREDICATE:
+        if layout != replicated(len(layout.dims)):
+            raise PlanError(f"{name} leaves it as {layout}, but it must be whole on every device")
+        return
+    carry = structure.carry_of(j)
+    if carry is not None and chosen.uses[carry].layout != layout:
+        raise PlanError(
+            f"carry {j} of {name} enters an iteration as {chosen.uses[carry].layout}, but leaves "
+            f"it as {layout}"
+        )
+    wanted = shift_in(layout) if j in structure.stacked_results else layout
+    if chosen.results[j] != wanted:
+        raise PlanError(
+            f"result {j} of {name}: the plan has {chosen.results[j]}, but its body makes it "
+            f"{wanted}"
+        )

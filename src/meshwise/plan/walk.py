@@ -1,4 +1,4 @@
-"""Walks over a graph and its decision as every lowering walks: in order, bodies of scans inside."""
+"""Walks over a graph and its decision as every lowering walks: in order, bodies inside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import Edge, edge_elements
 from meshwise.graph.layout import Layout
+from meshwise.graph.structure import Part
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
 
@@ -15,7 +16,7 @@ class Visit(NamedTuple):
     """An operator with its decision.
 
     Attributes:
-        graph: The graph that holds the operator (of the scan body, inside one).
+        graph: The graph that holds the operator (that of the body, inside one).
         operator: The operator.
         decision: What was decided for it.
         times: How often it runs in a step.
@@ -67,12 +68,20 @@ def place(operator: Operator) -> str:
     return f"{operator.kind} at {operator.where}" if operator.where else operator.kind
 
 
+def inside(
+    operator: Operator, chosen: OperatorDecision
+) -> Iterator[tuple[Part, Graph, GraphDecision]]:
+    """The bodies of an operator with their decisions; none for most."""
+    if operator.structure is not None:
+        yield from zip(operator.structure.parts, operator.bodies, chosen.bodies, strict=True)
+
+
 def visits(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Visit]:
-    """All operators, a scan before its body."""
+    """All operators, one with bodies before them."""
     for operator, chosen in zip(graph.operators, decision.operators, strict=True):
         yield Visit(graph, operator, chosen, times)
-        if operator.body is not None and chosen.body is not None:
-            yield from visits(operator.body.graph, chosen.body, times * operator.body.length)
+        for part, body, decided in inside(operator, chosen):
+            yield from visits(body, decided, times * part.trips)
 
 
 def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
@@ -115,9 +124,8 @@ def transfers(
         if sizes:
             tensors = [graph.tensors[ident] for ident in operator.inputs]
             yield from _exchanges(operator, chosen, tensors, sizes, times)
-        if operator.body is not None and chosen.body is not None:
-            body = operator.body
-            yield from transfers(body.graph, chosen.body, sizes, times * body.length)
+        for part, body, decided in inside(operator, chosen):
+            yield from transfers(body, decided, sizes, times * part.trips)
     maker = {ident: place(op) for op in graph.operators for ident in op.outputs}
     for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
         yield from legs(ident, use, f"{maker.get(ident, 'input')} -> output {position}")

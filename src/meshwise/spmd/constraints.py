@@ -22,7 +22,7 @@ from meshwise.jax_compat import source_scope
 from meshwise.plan.decision import GraphDecision
 from meshwise.rules.primitive import rebind
 from meshwise.spmd.program import abstract_mesh, partition_spec
-from meshwise.trace.evaluate import run_scan
+from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
 
 
@@ -57,10 +57,10 @@ def run_constrained(
                 values[i] if i in program.constants else _constrained(values[i], use.layout, mesh)
                 for i, use in zip(node.inputs, chosen.uses, strict=True)
             ]
-            if node.body is None:
+            if not node.bodies:
                 results = rebind(node.equation, operands)
             else:
-                results = _run_scan(node, chosen.body, mesh, operands)
+                results = _run_bodies(node, chosen.bodies, mesh, operands)
             for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
                 values[ident] = _constrained(value, layout, mesh)
     return [
@@ -69,11 +69,10 @@ def run_constrained(
     ]
 
 
-def _run_scan(
-    node: Node, decision: GraphDecision | None, mesh: LogicalMesh, operands: list[Any]
+def _run_bodies(
+    node: Node, decisions: Sequence[GraphDecision], mesh: LogicalMesh, operands: list[Any]
 ) -> list[Any]:
-    body, shape = node.body, node.scan
-    assert body is not None
-    assert shape is not None
-    assert decision is not None
-    return run_scan(shape, operands, lambda values: run_constrained(body, decision, mesh, values))
+    def body(part: int, values: list[Any]) -> list[Any]:
+        return run_constrained(node.bodies[part], decisions[part], mesh, values)
+
+    return run_structured(node, operands, body)

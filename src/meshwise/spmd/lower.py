@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.follow import strategy_for_result
-from meshwise.graph.graph import Graph
+from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
 from meshwise.jax_compat import source_scope
@@ -26,7 +26,7 @@ from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.halo import exchange
 from meshwise.spmd.shards import SpaceShards
-from meshwise.trace.evaluate import run_scan
+from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
 
 
@@ -131,32 +131,28 @@ def run_local(
             continue
         with source_scope(node.source):
             operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]
-            if node.body is None:
+            if not node.bodies:
                 row = primitive_rule(node.equation)
                 rule, strategy = operator.rule, chosen.strategy
                 shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
                 operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands)
                 results = row.local(node.equation, shards, operands)
             else:
-                results = _run_scan(node, chosen, operator.body, mesh, operands)
+                results = _run_bodies(node, chosen, operator, mesh, operands)
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
             device.define(ident, layout, value)
     return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
 
 
-def _run_scan(
+def _run_bodies(
     node: Node,
     chosen: OperatorDecision,
-    body: Any,
+    operator: Operator,
     mesh: LogicalMesh,
     operands: list[Any],
 ) -> list[Any]:
-    assert node.body is not None
-    assert node.scan is not None
-    assert chosen.body is not None
-    inner, decision = node.body, chosen.body
-    return run_scan(
-        node.scan,
-        operands,
-        lambda values: run_local(inner, body.graph, decision, mesh, values),
-    )
+    def body(part: int, values: list[Any]) -> list[Any]:
+        graph, decision = operator.bodies[part], chosen.bodies[part]
+        return run_local(node.bodies[part], graph, decision, mesh, values)
+
+    return run_structured(node, operands, body)

@@ -36,8 +36,8 @@ class _Rewriter:
     def run(self) -> Program:
         nodes: list[Node] = []
         for node in self.program.nodes:
-            if node.body is not None:
-                node = replace(node, body=with_batch_dims(node.body))
+            if node.bodies:
+                node = replace(node, bodies=tuple(map(with_batch_dims, node.bodies)))
             nodes += self.rewritten(node) if node.name in _INDEXED else [node]
         return replace(self.program, avals=tuple(self.avals), nodes=tuple(nodes))
 
@@ -98,7 +98,7 @@ class _Rewriter:
 
     def _evaluate(self, ident: int) -> Any:
         node = self.producer.get(ident)
-        if node is None or node.body is not None:
+        if node is None or node.bodies:
             return None
         operands = [self.evaluated(i) for i in node.inputs]
         if any(value is None for value in operands):
@@ -122,7 +122,7 @@ class _Rewriter:
 
 def with_batch_dims(program: Program) -> Program:
     """The program with every lookup by position as a lookup with a batch dim."""
-    if not any(node.body is not None or node.name in _INDEXED for node in program.nodes):
+    if not any(node.bodies or node.name in _INDEXED for node in program.nodes):
         return program
     return without_dead_code(_Rewriter(program).run())
 

@@ -1,50 +1,124 @@
-"""Running a flat program, or a scan whose body is one, on concrete or traced values."""
+"""Running a flat program, or an operator whose bodies are such, on concrete or traced values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
+from meshwise.graph.structure import Structure
 from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
-from meshwise.trace.program import Node, Program, ScanShape
+from meshwise.trace.program import Node, Program
+
+# One body on flat values: (number of the body, its inputs) -> its outputs.
+RunBody = Callable[[int, list[Any]], list[Any]]
 
 
-def run_scan(
-    shape: ScanShape, operands: Sequence[Any], body: Callable[[list[Any]], list[Any]]
-) -> list[Any]:
-    """A `scan` with another body: constants, carries, slices of xs in; carries, ys out.
+def run_structured(node: Node, operands: Sequence[Any], body: RunBody) -> list[Any]:
+    """A `scan`, `cond` or `while` with other bodies.
 
     Args:
-        shape: Structure of the scan.
-        operands: Constants, carries, xs.
-        body: One iteration, on flat values.
+        node: The equation; its bodies are not looked at.
+        operands: Of the equation.
+        body: Runs one body; shapes may differ from those of the equation, types may not.
 
     Returns:
-        Final carries and stacked ys.
+        Results of the equation.
     """
-    first_xs = shape.num_consts + shape.num_carry
-    consts = list(operands[: shape.num_consts])
-    carry, xs = list(operands[shape.num_consts : first_xs]), list(operands[first_xs:])
+    structure = node.structure
+    assert structure is not None
+    types = [aval.dtype for aval in node.equation.out_avals]
+    match structure.kind:
+        case "scan":
+            return _scan(structure, operands, body)
+        case "cond":
+            return _cond(structure, operands, body, types)
+        case _:
+            return _while(structure, operands, body, types)
 
-    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        outs = body([*consts, *carry, *xs])
-        return outs[: shape.num_carry], outs[shape.num_carry :]
 
-    final, ys = lax.scan(step, carry, xs, length=shape.length, reverse=shape.reverse)
-    return [*final, *ys]
+def _taken(structure: Structure, part: int, operands: Sequence[Any]) -> list[Any]:
+    return [operands[k] for k in structure.parts[part].operands]
+
+
+def _with(operands: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """The operands, others in some places."""
+    now = list(operands)
+    for k, value in zip(places, values, strict=True):
+        now[k] = value
+    return now
+
+
+def _scan(structure: Structure, operands: Sequence[Any], body: RunBody) -> list[Any]:
+    carried, carries = [k for k, _ in structure.carries], [j for _, j in structure.carries]
+    stacked, ys = sorted(structure.stacked_operands), sorted(structure.stacked_results)
+    results = structure.parts[0].results
+
+    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        now = _with(operands, (*carried, *stacked), (*carry, *slices))
+        made = dict(zip(results, body(0, _taken(structure, 0, now)), strict=True))
+        return [made[j] for j in carries], [made[j] for j in ys]
+
+    final, rows = lax.scan(
+        step,
+        [operands[k] for k in carried],
+        [operands[k] for k in stacked],
+        length=structure.length,
+        reverse=structure.reverse,
+    )
+    made = dict(zip((*carries, *ys), (*final, *rows), strict=True))
+    return [made[j] for j in range(len(made))]
+
+
+def _cond(
+    structure: Structure, operands: Sequence[Any], body: RunBody, types: Sequence[Any]
+) -> list[Any]:
+    def branch(part: int, *values: Any) -> list[Any]:
+        made = body(part, _taken(structure, part, [operands[0], *values]))
+        return list(map(_typed, made, types))
+
+    branches = [partial(branch, part) for part in range(len(structure.parts))]
+    return list(lax.switch(operands[0], branches, *operands[1:]))
+
+
+def _while(
+    structure: Structure, operands: Sequence[Any], body: RunBody, types: Sequence[Any]
+) -> list[Any]:
+    carried = [k for k, _ in structure.carries]
+
+    def run(part: int, carry: list[Any]) -> list[Any]:
+        return body(part, _taken(structure, part, _with(operands, carried, carry)))
+
+    start = [_typed(operands[k], dtype) for k, dtype in zip(carried, types, strict=True)]
+    final = lax.while_loop(
+        lambda carry: run(0, carry)[0],
+        lambda carry: list(map(_typed, run(1, carry), types)),
+        start,
+    )
+    return list(final)
+
+
+def _typed(value: Any, dtype: Any) -> Any:
+    """An array of a strong type: branches and iterations must agree on types."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return value
+    return lax.convert_element_type(value, dtype)
 
 
 def run_node(node: Node, operands: Sequence[Any]) -> list[Any]:
     """One equation on whole values."""
     with source_scope(node.source):
-        if node.body is None:
+        if not node.bodies:
             return rebind(node.equation, operands)
-        body, shape = node.body, node.scan
-        assert shape is not None
-        return run_scan(shape, operands, lambda values: run_program(body, values))
+        bodies = node.bodies
+        return run_structured(
+            node, operands, lambda part, values: run_program(bodies[part], values)
+        )
 
 
 def run_program(program: Program, args: Sequence[Any]) -> list[Any]:

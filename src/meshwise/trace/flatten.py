@@ -1,4 +1,4 @@
-"""ClosedJaxpr -> flat `Program`: calls inlined, dead equations gone, bodies of scans flat too."""
+"""ClosedJaxpr -> flat `Program`: calls inlined, dead equations gone, bodies flat too."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from meshwise.jax_compat import (
     CALL_BODIES,
     REMAT_NAMES,
     Literal,
-    closed_jaxpr,
     dead_code_eliminated,
-    scan_counts,
+    is_tracer,
     source_line,
 )
-from meshwise.rules.primitive import Equation
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
-from meshwise.trace.program import Node, Program, ScanShape
+from meshwise.rules.primitive import Equation
+from meshwise.trace.program import Node, Program
+from meshwise.trace.structured import only_branch, solver_of, structured
+
+_REFUSED = (
+    "the step has {} at {}; a parallel step must be a pure function: take callbacks, prints and "
+    "host calls out of it"
+)
 
 
 class _Builder:
@@ -38,6 +43,13 @@ class _Builder:
         return len(self.avals) - 1
 
     def constant(self, aval: Any, value: Any) -> int:
+        if is_tracer(value):
+            raise TraceError(
+                f"the step uses a value of type {aval.str_short()} that it does not get as an "
+                "argument and that is being traced elsewhere (by jax.jit, jax.grad, jax.vmap or "
+                "an earlier trace that kept it); pass it as an argument, and call the step with "
+                "arrays"
+            )
         if aval.shape == () and isinstance(value, (np.generic, np.ndarray, int, float, bool)):
             key = (str(aval.dtype), np.asarray(value, aval.dtype).tobytes())
             if key in self._literals:
@@ -49,6 +61,11 @@ class _Builder:
 
     def bind(self, primitive: Any, params: Any, inputs: Any, avals: Any, source: Any) -> list[int]:
         outputs = [self.new(aval) for aval in avals]
+        if primitive.name in self.foreign:
+            rule = self.foreign[primitive.name]
+            kernel = foreign_kernel(primitive, params, [self.avals[i] for i in inputs], rule)
+            if kernel is not None:
+                primitive, params = kernel_p, {"kernel": kernel}
         equation = Equation(
             primitive,
             params,
@@ -56,17 +73,9 @@ class _Builder:
             tuple(avals),
             tuple(self.constants.get(i) for i in inputs),
         )
-        body = shape = None
-        if primitive.name == "scan":
-            body = flatten(closed_jaxpr(params["jaxpr"]), self.foreign)
-            shape = ScanShape(*scan_counts(params), params["length"], params["reverse"])
-        node = Node(equation, tuple(inputs), tuple(outputs), source, body, shape)
+        structure, bodies = structured(equation, lambda body: flatten(body, self.foreign))
+        node = Node(equation, tuple(inputs), tuple(outputs), source, bodies, structure)
         self.nodes.append(node)
-        if primitive.name in self.foreign:
-            rule = self.foreign[primitive.name]
-            kernel = foreign_kernel(primitive, params, [self.avals[i] for i in inputs], rule)
-            if kernel is not None:
-                primitive, params = kernel_p, {"kernel": kernel}
         return outputs
 
     def inline(self, jaxpr: Any, consts: list[int], args: list[int], outer: Any) -> list[int]:
@@ -94,6 +103,17 @@ class _Builder:
                 outputs = self.inline_closed(eqn.params[body_name], inputs, source)
             elif name == "optimization_barrier":
                 outputs = self._barrier(inputs, source)
+            elif name == "custom_linear_solve":
+                solver, operands = solver_of(eqn.params, inputs)
+                outputs = self.inline_closed(solver, operands, source)
+            elif name == "cond" and (
+                branch := only_branch(eqn.params, self.constants.get(inputs[0]))
+            ):
+                outputs = self.inline_closed(branch, inputs[1:], source)
+            elif name == "pure_callback":
+                raise TraceError(
+                    _REFUSED.format("a host callback (pure_callback)", source_line(source))
+                )
             else:
                 avals = [var.aval for var in eqn.outvars]
                 outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
@@ -129,14 +149,15 @@ def _refuse_effects(jaxpr: Any) -> None:
         return
     names = ", ".join(sorted(str(e) for e in jaxpr.effects))
     where = next((source_line(e.source_info) for e in jaxpr.eqns if e.effects), "unknown line")
-    raise TraceError(
-        f"the step has side effects ({names}) at {where}; a parallel step must be a pure "
-        "function: take callbacks, prints and host calls out of it"
-    )
+    raise TraceError(_REFUSED.format(f"side effects ({names})", where))
 
 
 def flatten(closed: Any, foreign: Mapping[str, ForeignRule] | None = None) -> Program:
     """Make the flat program of a closed jaxpr.
+
+    Args:
+        closed: The jaxpr.
+        foreign: Rules for primitives, by name: such equations are bound as opaque kernels.
 
     Raises:
         TraceError: the program has side effects, calls the host, or holds a foreign tracer.
@@ -152,10 +173,6 @@ def flatten(closed: Any, foreign: Mapping[str, ForeignRule] | None = None) -> Pr
     outputs = builder.inline(jaxpr, consts, args, None)
     return Program(
         avals=tuple(builder.avals),
-    Args:
-        closed: The jaxpr.
-        foreign: Rules for primitives, by name: such equations are bound as opaque kernels.
-
         inputs=tuple(args),
         nodes=tuple(builder.nodes),
         outputs=tuple(outputs),

@@ -9,17 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwise.graph.structure import Structure
 from meshwise.rules.primitive import Equation
-
-
-@dataclass(frozen=True, slots=True)
-class ScanShape:
-    """Structure of a `scan`: operands are constants, carries, xs; results carries, ys."""
-
-    num_consts: int
-    num_carry: int
-    length: int
-    reverse: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +22,16 @@ class Node:
         inputs: Ids of the operands.
         outputs: Ids of the results.
         source: JAX source info, for error messages.
-        body: Body of a `scan`.
-        scan: Structure of a `scan`.
+        bodies: Of a `scan`, `cond` or `while`.
+        structure: How operands and results are bound to the bodies; None without.
     """
 
     equation: Equation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     source: Any = None
-    body: Program | None = None
-    scan: ScanShape | None = None
+    bodies: tuple[Program, ...] = ()
+    structure: Structure | None = None
 
     @property
     def name(self) -> str:
@@ -50,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A straight-line program with nested scans.
+    """A straight-line program; loops and branches are nodes with programs of their own.
 
     Attributes:
         avals: Shape and dtype of every value.

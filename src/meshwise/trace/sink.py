@@ -15,36 +15,45 @@ from meshwise.trace.program import Node, Program
 
 
 def with_constants_inside(program: Program) -> Program:
-    """The program in which no loop takes a generated value as a loop constant."""
-    if not any(node.body is not None for node in program.nodes):
+    """The program in which no loop or branch takes a generated value as a constant."""
+    if not any(node.bodies for node in program.nodes):
         return program
     generated = set(program.constants)
     makers: dict[int, Node] = {}
     nodes: list[Node] = []
     for node in program.nodes:
-        if node.body is None:
+        if not node.bodies:
             if all(i in generated for i in node.inputs):
                 generated.update(node.outputs)
                 makers.update(dict.fromkeys(node.outputs, node))
             nodes.append(node)
         else:
-            nodes.append(_loop(node, program, generated, makers))
+            nodes.append(_structured(node, program, generated, makers))
     return without_dead_code(replace(program, nodes=tuple(nodes)))
 
 
-def _loop(node: Node, program: Program, generated: set[int], makers: dict[int, Node]) -> Node:
-    body, shape = node.body, node.scan
-    assert body is not None
-    assert shape is not None
-    num_consts = shape.num_consts
+def _structured(node: Node, program: Program, generated: set[int], makers: dict[int, Node]) -> Node:
+    structure = node.structure
+    assert structure is not None
     sunk = {
-        inner: outer
-        for inner, outer in zip(body.inputs[:num_consts], node.inputs[:num_consts], strict=True)
+        k
+        for k, outer in enumerate(node.inputs)
         if outer in generated
+        and k not in structure.stacked_operands
+        and k not in structure.whole_operands
+        and structure.carried_result(k) is None
     }
-    kept = [k for k in range(len(node.inputs)) if k >= num_consts or body.inputs[k] not in sunk]
-    inside = _made_inside(body, sunk, program, makers) if sunk else body
-    inside = with_constants_inside(replace(inside, inputs=tuple(body.inputs[k] for k in kept)))
+    bodies: list[Program] = []
+    for part, body in zip(structure.parts, node.bodies, strict=True):
+        into = {
+            inner: node.inputs[k]
+            for inner, k in zip(body.inputs, part.operands, strict=True)
+            if k in sunk
+        }
+        inside = _made_inside(body, into, program, makers) if into else body
+        left = tuple(i for i in body.inputs if i not in into)
+        bodies.append(with_constants_inside(replace(inside, inputs=left)))
+    kept = [k for k in range(len(node.inputs)) if k not in sunk]
     equation = replace(
         node.equation,
         in_avals=tuple(node.equation.in_avals[k] for k in kept),
@@ -54,8 +63,8 @@ def _loop(node: Node, program: Program, generated: set[int], makers: dict[int, N
         node,
         equation=equation,
         inputs=tuple(node.inputs[k] for k in kept),
-        body=inside,
-        scan=replace(shape, num_consts=num_consts - len(sunk)),
+        bodies=tuple(bodies),
+        structure=structure.keeping(kept),
     )
 
 

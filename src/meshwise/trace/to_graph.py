@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.graph.graph import Graph, Operator, ScanBody, Tensor
+from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.loops import LoopRule
 from meshwise.jax_compat import source_line
 from meshwise.rules.primitive import Equation, PrimitiveRule
@@ -75,7 +75,7 @@ def _named(program: Program) -> list[Node]:
 def _tensors(program: Program, names: dict[int, str]) -> list[Tensor]:
     generated = set(program.constants)
     for node in program.nodes:
-        if node.body is None and all(i in generated for i in node.inputs):
+        if not node.bodies and all(i in generated for i in node.inputs):
             generated.update(node.outputs)
     names = names | {n.outputs[0]: n.equation.params["name"] for n in _named(program)}
     return [
@@ -90,26 +90,24 @@ def _tensors(program: Program, names: dict[int, str]) -> list[Tensor]:
     ]
 
 
-def _scan_operator(node: Node, rules: RuleCache) -> Operator:
-    assert node.body is not None
-    assert node.scan is not None
-    shape = node.scan
-    body = to_graph(node.body, rules=rules)
+def _structured_operator(node: Node, rules: RuleCache) -> Operator:
+    structure = node.structure
+    assert structure is not None
+    bodies = tuple(to_graph(body, rules=rules) for body in node.bodies)
+    flop = sum(
+        part.trips * sum(op.flop for op in body.operators)
+        for part, body in zip(structure.parts, bodies, strict=True)
+    )
     return Operator(
-        kind="scan",
+        kind=node.name,
         inputs=node.inputs,
         outputs=node.outputs,
         rule=LoopRule((), (), ()),
-        flop=sum(op.flop for op in body.operators) * shape.length,
+        flop=flop,
         where=source_line(node.source),
-        body=ScanBody(
-            graph=body,
-            num_consts=shape.num_consts,
-            num_carry=shape.num_carry,
-            length=shape.length,
-            reverse=shape.reverse,
-        ),
-        detail=f"length={shape.length},reverse={shape.reverse}",
+        bodies=bodies,
+        structure=structure,
+        detail=f"length={structure.length},reverse={structure.reverse}",
     )
 
 
@@ -131,8 +129,8 @@ def to_graph(
     rules = rules or RuleCache()
     operators: list[Operator] = []
     for node in program.nodes:
-        if node.body is not None:
-            operators.append(_scan_operator(node, rules))
+        if node.bodies:
+            operators.append(_structured_operator(node, rules))
             continue
         row, rule, flop, detail = rules.lookup(node.equation)
         operators.append(

@@ -75,7 +75,7 @@ def _has_candidate(root: Scope, rules: RuleCache, num_devices: int) -> bool:
         _is_candidate(loop.size, num_devices)
         for scope in scopes_of(root)
         for node in scope.program.nodes
-        if node.body is None and rules.lookup(node.equation)[0].heavy
+        if not node.bodies and rules.lookup(node.equation)[0].heavy
         for loop in rules.lookup(node.equation)[1].loops
     )
 
@@ -85,7 +85,7 @@ def _dense_flop(root: Scope, rules: RuleCache, dim_class: DimClass) -> tuple[flo
     inside = everything = 0.0
     for scope in scopes_of(root):
         for node in scope.program.nodes:
-            if node.body is not None:
+            if node.bodies:
                 continue
             row, rule, flop, _ = rules.lookup(node.equation)
             if row.heavy:

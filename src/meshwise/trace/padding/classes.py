@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwise.graph.loops import PARALLEL, LoopRule
+from meshwise.graph.loops import PARALLEL, LoopRule, halo_loop
 from meshwise.rules.primitive import Equation
 from meshwise.trace.padding.scopes import Scope, Value, ports_of, scopes_of
 from meshwise.trace.program import Node
@@ -85,7 +85,7 @@ def dim_classes(root: Scope, rules: RuleCache) -> list[DimClass]:
         for position, node in enumerate(scope.program.nodes):
             if position in scope.bodies:
                 _join_ports(sets, scope, scope.bodies[position], node)
-            elif node.body is None:
+            elif not node.bodies:
                 _join_loops(sets, scope, node, rules.lookup(node.equation)[1])
     members: dict[_Dim, dict[Value, list[int]]] = {}
     for scope, ident, dim in sorted(sets.parent):
@@ -164,6 +164,8 @@ def _is_key(aval: Any) -> bool:
 
 def _allows(eqn: Equation, rule: LoopRule, loops: set[int]) -> bool:
     if eqn.name in _NOT_PADDED or not rule.ruled:
+        return False
+    if any(halo_loop(rule, halo) in loops for halo in rule.halos):
         return False
     reduces = any(rule.loops[loop].kind != PARALLEL for loop in loops)
     # Indices beyond the end are any: neither in order nor apart.

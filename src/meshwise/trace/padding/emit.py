@@ -18,7 +18,7 @@ from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, LoopRule
 from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
-from meshwise.trace.evaluate import run_node, run_scan
+from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.padding.classes import REDUCED_OPERANDS, padded_loops
 from meshwise.trace.padding.region import Region
 from meshwise.trace.padding.scopes import Scope, ports_of
@@ -156,9 +156,7 @@ class _Block:
             if not form:
                 operands = [self.get(i, _PLAIN).array for i in node.inputs]
                 results = (
-                    rebind(node.equation, operands)
-                    if node.body is None
-                    else run_node(node, operands)
+                    rebind(node.equation, operands) if not node.bodies else run_node(node, operands)
                 )
                 for ident, array in zip(node.outputs, results, strict=True):
                     self.define(ident, _PLAIN, PaddedValue(array))
@@ -207,8 +205,7 @@ class _Block:
         return self.masks[key] if todo else array
 
     def _scan(self, position: int, node: Node) -> None:
-        body, shape = self.scope.bodies[position], node.scan
-        assert shape is not None
+        body = self.scope.bodies[position]
         ports = ports_of(node)
         forms = [self.padding.form_at(self.scope, position, number) for number in range(len(ports))]
         entries = [(p, f) for p, f in zip(ports, forms, strict=True) if p.entry >= 0]
@@ -216,7 +213,7 @@ class _Block:
         operands = [self.get(port.entry, form) for port, form in entries]
         is_carry = [port.departure >= 0 for port, _ in entries]
 
-        def step(arrays: list[Any]) -> list[Any]:
+        def step(_: int, arrays: list[Any]) -> list[Any]:
             block = _Block(body, self.padding)
             for (port, form), carried, outer, array in zip(
                 entries, is_carry, operands, arrays, strict=True
@@ -230,7 +227,7 @@ class _Block:
                 for port, form in exits
             ]
 
-        results = run_scan(shape, [operand.array for operand in operands], step)
+        results = run_structured(node, [operand.array for operand in operands], step)
         for (port, form), array in zip(exits, results, strict=True):
             own = self.padding.form_of(self.scope, port.exit, form)
             self.define(port.exit, own, PaddedValue(array))

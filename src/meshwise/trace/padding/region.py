@@ -93,7 +93,7 @@ class _Network:
 
     def _equation(self, scope: Scope, position: int) -> int:
         node = scope.program.nodes[position]
-        if node.body is not None:
+        if node.bodies:
             return self.outside
         row, rule, _, _ = self.rules.lookup(node.equation)
         loops = padded_loops(scope, node, rule, self.dim_class)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from meshwise.graph.structure import SCAN
 from meshwise.trace.program import Node, Program
 
 # A value: number of its scope, id in the program of the scope.
@@ -45,9 +46,9 @@ def _nest(program: Program, times: int, counter: list[int]) -> Scope:
     generated = set(program.constants)
     bodies: dict[int, Scope] = {}
     for position, node in enumerate(program.nodes):
-        if node.body is not None and node.scan is not None:
-            bodies[position] = _nest(node.body, times * node.scan.length, counter)
-        elif node.body is None and all(i in generated for i in node.inputs):
+        if node.structure is not None and node.structure.kind == SCAN:
+            bodies[position] = _nest(node.bodies[0], times * node.structure.length, counter)
+        elif not node.bodies and all(i in generated for i in node.inputs):
             generated.update(node.outputs)
     return Scope(
         number=number,
@@ -86,16 +87,19 @@ class Port:
 
 def ports_of(node: Node) -> list[Port]:
     """The constants, carries, xs and ys of a scan, in this order."""
-    body, shape = node.body, node.scan
-    assert body is not None
-    assert shape is not None
-    first_xs = shape.num_consts + shape.num_carry
+    (body,), structure = node.bodies, node.structure
+    assert structure is not None
+    (part,) = structure.parts
+    departures = dict(zip(part.results, body.outputs, strict=True))
     ports: list[Port] = []
-    for k, (outer, inner) in enumerate(zip(node.inputs, body.inputs, strict=True)):
-        if shape.num_consts <= k < first_xs:
-            j = k - shape.num_consts
-            ports.append(Port(outer, inner, body.outputs[j], node.outputs[j]))
+    for k, inner in zip(part.operands, body.inputs, strict=True):
+        j = structure.carried_result(k)
+        if j is not None:
+            ports.append(Port(node.inputs[k], inner, departures[j], node.outputs[j]))
         else:
-            ports.append(Port(outer, inner, shift=int(k >= first_xs)))
-    stacked = zip(body.outputs[shape.num_carry :], node.outputs[shape.num_carry :], strict=True)
-    return [*ports, *(Port(departure=inner, exit=outer, shift=1) for inner, outer in stacked)]
+            ports.append(Port(node.inputs[k], inner, shift=int(k in structure.stacked_operands)))
+    stacked = sorted(structure.stacked_results)
+    return [
+        *ports,
+        *(Port(departure=departures[j], exit=node.outputs[j], shift=1) for j in stacked),
+    ]

@@ -1,14 +1,17 @@
-"""When states along the micro-batch axis agree: operands with an equation, carries of a scan."""
+"""When states along the micro-batch axis agree: at operands, at branches, at carries."""
 
 from __future__ import annotations
 
-from meshwise.trace.program import Node, Program
+from collections.abc import Mapping, Sequence
+
+from meshwise.trace.program import Node
 from meshwise.trace.time.state import (
     LOCAL,
     PARTIAL,
     SPLIT,
     WHOLE,
     BlockTime,
+    L,
     R,
     TimeState,
     split,
@@ -16,7 +19,7 @@ from meshwise.trace.time.state import (
 
 
 class NotSeparableError(Exception):
-    """A scan body that has no form inside the loop; `node` is the culprit."""
+    """An equation that has no form inside the loop; `node` is the culprit."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -40,17 +43,38 @@ def shifted(state: TimeState, by: int) -> TimeState:
     return split(state.dim + by) if state.kind == SPLIT else state
 
 
-def promote_carries(
-    inner: list[TimeState], block: BlockTime, num_consts: int, num_carry: int, node: Node
-) -> bool:
-    """Make carry inputs agree with carry outputs; True if a state changed."""
+def joined(states: Sequence[TimeState], node: Node) -> TimeState:
+    """The state of a result that several branches make.
+
+    Raises:
+        NotSeparableError: there is none.
+    """
+    found = {state for state in states if state.kind not in (WHOLE, LOCAL)}
+    if not found:
+        return L if any(state.kind == LOCAL for state in states) else R
+    want = min(found, key=lambda state: (state.kind, state.dim, state.monoid))
+    if any(not fits(state, want) for state in states):
+        kinds = " and ".join(sorted({state.kind for state in states}))
+        raise NotSeparableError(node, f"leaves a result that is {kinds} in its branches")
+    return want
+
+
+def promote_carries(inner: list[TimeState], results: Mapping[int, TimeState], node: Node) -> bool:
+    """Make carry inputs agree with carry outputs; True if a state changed.
+
+    Args:
+        inner: States in which operands enter the bodies.
+        results: States in which the bodies leave results.
+        node: The equation.
+    """
+    assert node.structure is not None
     changed = False
-    for j in range(num_carry):
-        before, after = inner[num_consts + j], block.outputs[j]
+    for k, j in node.structure.carries:
+        before, after = inner[k], results[j]
         if before == after or after.kind == WHOLE:
             continue
         if before.kind == WHOLE or (before.kind == LOCAL and after.kind == LOCAL):
-            inner[num_consts + j] = after
+            inner[k] = after
             changed = True
         elif not fits(after, before):
             raise NotSeparableError(
@@ -59,20 +83,24 @@ def promote_carries(
     return changed
 
 
-def promote_wanted(inner: list[TimeState], block: BlockTime, body: Program) -> bool:
-    """Whole inputs that every user wants split the same way enter split (rule 5)."""
+def promote_wanted(inner: list[TimeState], blocks: Sequence[BlockTime], node: Node) -> bool:
+    """Whole operands that every user wants split the same way enter split (rule 5)."""
+    assert node.structure is not None
     wanted: dict[int, set[TimeState]] = {}
-    for node, decision in zip(body.nodes, block.nodes, strict=True):
-        for ident, want in zip(node.inputs, decision.wants, strict=True):
-            wanted.setdefault(ident, set()).add(want)
-    for ident in body.outputs:
-        wanted.setdefault(ident, set()).add(R)
+    for part, block, body in zip(node.structure.parts, blocks, node.bodies, strict=True):
+        inside: dict[int, set[TimeState]] = {}
+        for equation, decision in zip(body.nodes, block.nodes, strict=True):
+            for ident, want in zip(equation.inputs, decision.wants, strict=True):
+                inside.setdefault(ident, set()).add(want)
+        for ident in body.outputs:
+            inside.setdefault(ident, set()).add(R)
+        for k, ident in zip(part.operands, body.inputs, strict=True):
+            wanted.setdefault(k, set()).update(inside.get(ident, ()))
     changed = False
-    for position, ident in enumerate(body.inputs):
-        wants = wanted.get(ident, set())
-        if inner[position] == R and len(wants) == 1:
+    for k, wants in wanted.items():
+        if inner[k] == R and len(wants) == 1:
             (want,) = wants
             if want.kind == SPLIT:
-                inner[position] = want
+                inner[k] = want
                 changed = True
     return changed

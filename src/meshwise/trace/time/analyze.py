@@ -24,13 +24,8 @@ from meshwise.graph.loops import (
 from meshwise.jax_compat import source_line
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
-from meshwise.trace.time.agree import (
-    NotSeparableError,
-    fits,
-    promote_carries,
-    promote_wanted,
-    shifted,
-)
+from meshwise.trace.time.agree import NotSeparableError, fits
+from meshwise.trace.time.bodies import analyze_bodies
 from meshwise.trace.time.state import (
     AFTER,
     AFTER_LOOP,
@@ -112,8 +107,8 @@ def _refusal(node: Node, reason: str) -> TraceError:
 
 def is_heavy(node: Node) -> bool:
     """Whether an equation holds a dense product or convolution."""
-    if node.body is not None:
-        return any(is_heavy(inner) for inner in node.body.nodes)
+    if node.bodies:
+        return any(is_heavy(inner) for body in node.bodies for inner in body.nodes)
     return primitive_rule(node.equation).heavy
 
 
@@ -125,7 +120,7 @@ def _num_bytes(aval: object) -> int:
 
 
 class _Analysis:
-    """One attempt over one program or scan body."""
+    """One attempt over one program or body."""
 
     def __init__(
         self, program: Program, batch: Batch, forced: _Forced, local: bool, *, top: bool
@@ -183,7 +178,7 @@ class _Analysis:
                 late = [i for i, s in zip(node.inputs, states, strict=True) if s == A]
                 blame = self._hoist(node, late)
             return self._after(node, states, blame)
-        inside = self._scan(node, states) if node.body is not None else self._inside(node, states)
+        inside = self._bodies(node, states) if node.bodies else self._inside(node, states)
         if inside is not None:
             return inside
         if kinds <= {WHOLE, PARTIAL} and self.top:
@@ -220,8 +215,8 @@ class _Analysis:
                 self._localize(partials)
             raise NotSeparableError(node, "uses a reduction over the batch that is not complete")
         if not self.top:
-            raise NotSeparableError(node, "needs rows of the whole batch inside a scan")
-        if node.body is None and not self._rule(node).ruled:
+            raise NotSeparableError(node, "needs rows of the whole batch inside a loop or branch")
+        if not node.bodies and not self._rule(node).ruled:
             raise TraceError(
                 f"no rule for {node.name} at {source_line(node.source)}: it cannot run on a "
                 "micro-batch; use num_microbatches=1 or register a rule for the primitive"
@@ -280,40 +275,24 @@ class _Analysis:
         widening = node.name == "convert_element_type"
         return widening or sum(_num_bytes(avals[i]) for i in node.outputs) < consumed
 
-    def _scan(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
-        body, shape = node.body, node.scan
-        assert body is not None
-        assert shape is not None
-        num_consts, num_carry = shape.num_consts, shape.num_carry
-        first_xs = num_consts + num_carry
-        if any(s.kind == SPLIT and s.dim == 0 for s in states[first_xs:]):
-            return None
-        inner = [*states[:first_xs], *(shifted(s, -1) for s in states[first_xs:])]
-        while True:  # ends: a state only ever goes from whole to something else
-            run = _Analysis(body, self.batch, self.forced, self.local, top=False)
-            try:
-                block = run.run(inner)
-            except NotSeparableError:
-                partials = [
-                    i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL
-                ]
-                if self.top and partials:
-                    self._hoist(node, partials)
-                raise
-            changed = promote_carries(inner, block, num_consts, num_carry, node)
-            changed |= promote_wanted(inner, block, body)
-            if not changed:
-                break
-        carries = tuple(inner[num_consts:first_xs])
-        ys = block.outputs[num_carry:]
-        wants = tuple([*inner[:first_xs], *(shifted(s, 1) for s in inner[first_xs:])])
-        return NodeTime(
-            region=INSIDE_LOOP,
-            choice=NONE,
-            wants=wants,
-            results=(*carries, *(shifted(s, 1) for s in ys)),
-            body=replace(block, outputs=(*carries, *ys)),
-        )
+    def _bodies(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
+        reduced = {state.kind for state in states} <= {WHOLE, PARTIAL}
+        if reduced and self.top and node.name != "scan":
+            return None  # rule 2 again: accumulate first, then decide once after the loop
+
+        def analyze_body(part: int, inputs: Sequence[TimeState]) -> BlockTime:
+            body = node.bodies[part]
+            return _Analysis(body, self.batch, self.forced, self.local, top=False).run(inputs)
+
+        try:
+            return analyze_bodies(node, states, analyze_body)
+        except NotSeparableError:
+            partials = [i for i, s in zip(node.inputs, states, strict=True) if s.kind == PARTIAL]
+            if reduced and self.top:
+                return None
+            if self.top and partials:
+                self._hoist(node, partials)
+            raise
 
     # -- hoisting and local statistics --------------------------------------------------------
 
@@ -359,7 +338,7 @@ class _Analysis:
         node = self.program.nodes[position]
         if self.nodes[position].region != AFTER_LOOP:
             return False
-        linear = () if node.body is not None else self._rule(node).linear
+        linear = () if node.bodies else self._rule(node).linear
         return any(
             self.states[ident].kind in (PARTIAL, AFTER)
             and not any(index in group for group in linear)

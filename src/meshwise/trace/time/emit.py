@@ -19,7 +19,7 @@ from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
 from meshwise.jax_compat import source_scope
 from meshwise.rules.table import primitive_rule
-from meshwise.trace.evaluate import run_node, run_scan
+from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import (
@@ -132,7 +132,7 @@ class _Block:
         work of the whole once, and nothing is stored at full batch.
         """
         node = self.producer.get(ident)
-        if node is not None and node.body is None:
+        if node is not None and not node.bodies:
             cloned = self._clone(node, node.outputs.index(ident), dim)
             if cloned is not None:
                 return cloned
@@ -176,8 +176,8 @@ class _Block:
             self.whole.update(zip(node.outputs, run_node(node, operands), strict=True))
             return
         operands = [self.get(i, w) for i, w in zip(node.inputs, decision.wants, strict=True)]
-        if decision.body is not None:
-            results = _run_scan(node, decision, self.batch, self.index, operands)
+        if node.bodies:
+            results = _run_bodies(node, decision, self.batch, self.index, operands)
         else:
             row = primitive_rule(node.equation)
             rule = row.rule(node.equation)
@@ -202,14 +202,13 @@ class _Block:
         return value
 
 
-def _run_scan(
+def _run_bodies(
     node: Node, decision: NodeTime, batch: Batch, index: Any, operands: Sequence[Any]
 ) -> list[Any]:
-    shape, block, inner = node.scan, decision.body, node.body
-    assert shape is not None
-    assert block is not None
-    assert inner is not None
-    return run_scan(shape, operands, lambda values: run_block(inner, block, batch, index, values))
+    def body(part: int, values: list[Any]) -> list[Any]:
+        return run_block(node.bodies[part], decision.bodies[part], batch, index, values)
+
+    return run_structured(node, operands, body)
 
 
 def _start_block(
@@ -230,7 +229,7 @@ def _start_block(
 def run_block(
     program: Program, block: BlockTime, batch: Batch, index: Any, args: Sequence[Any]
 ) -> list[Any]:
-    """One micro-batch of a scan body: results in the states `block.outputs`."""
+    """One micro-batch of a body: results in the states `block.outputs`."""
     whole: dict[int, Any] = {}
     micro: list[tuple[int, TimeState, Any]] = []
     for ident, state, value in zip(program.inputs, block.inputs, args, strict=True):

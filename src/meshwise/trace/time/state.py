@@ -61,25 +61,25 @@ class NodeTime:
         choice: Loop or linear group that follows the micro-batch axis (as in a strategy).
         wants: For an equation inside: the state in which each operand enters.
         results: States of the results.
-        body: For a scan inside: the analysis of its body.
+        bodies: For an equation with bodies inside: their analyses.
     """
 
     region: str
     choice: int
     wants: tuple[TimeState, ...]
     results: tuple[TimeState, ...]
-    body: BlockTime | None = None
+    bodies: tuple[BlockTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTime:
-    """Analysis of a program or scan body.
+    """Analysis of a program or body.
 
     Attributes:
         inputs: States of the inputs.
         states: State of each value by id.
         nodes: One decision per equation.
-        outputs: States of the results; for a scan body the states in which they leave.
+        outputs: States of the results; for a body the states in which they leave.
     """
 
     inputs: tuple[TimeState, ...]
