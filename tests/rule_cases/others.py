@@ -1,10 +1,9 @@
-"""Products, reductions, cumulative and sorting primitives, windows, linear algebra."""
+"""Products, reductions, cumulative and sorting primitives, linear algebra."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -97,40 +96,6 @@ ALONG = (
 )
 
 
-def _window_max(x: Any) -> Any:
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 1), (1, 2, 1), "VALID")
-
-
-_W = ints(8, 4, 2)
-WINDOWS = (
-    Case("reduce_window_max", "one dim", _window_max, (_W,)),
-    Case(
-        "reduce_window_min",
-        "one dim",
-        lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2, 1), (1, 1, 1), "SAME"),
-        (_W,),
-    ),
-    Case(
-        "reduce_window_sum",
-        "one dim",
-        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 1), (1, 1, 1), "SAME"),
-        (_W,),
-    ),
-    Case(
-        "select_and_scatter_add",
-        "gradient",
-        lambda x, g: jax.vjp(_window_max, x)[1](g),
-        (_W, ints(8, 2, 2)),
-    ),
-    Case(
-        "select_and_gather_add",
-        "tangent",
-        lambda x, t: jax.jvp(_window_max, (x,), (t,))[1],
-        (_W, ints(8, 4, 2) + 1),
-    ),
-)
-
-
 _M = floats(8, 3, 3)
 _SPD = (_M @ _M.transpose(0, 2, 1) + np.eye(3, dtype=np.float32)).astype(np.float32)
 _LOWER = np.tril(_M) + np.eye(3, dtype=np.float32)
@@ -173,4 +138,4 @@ ON_DEVICES = (
     ),
 )
 
-CASES = (*DOTS, *REDUCTIONS, *ALONG, *WINDOWS, *LINEAR_ALGEBRA)
+CASES = (*DOTS, *REDUCTIONS, *ALONG, *LINEAR_ALGEBRA)

@@ -1,13 +1,12 @@
 """Primitives that work along some dims: those stay whole, all others are parallel.
 
-Cumulative sums and their like, sorts, the largest k, windows, Fourier transforms.
+Cumulative sums and their like, sorts, the largest k, Fourier transforms.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
@@ -45,35 +44,10 @@ def _param(name: str) -> _DimsOf:
     return lambda eqn: (eqn.params[name],)
 
 
-def _trivial(eqn: Equation, name: str, value: Any) -> Sequence[Any]:
-    return eqn.params.get(name) or (value,) * len(eqn.in_avals[0].shape)
-
-
-def window_dims(eqn: Equation) -> tuple[int, ...]:
-    """Dims along which a window is more than one element in its own place."""
-    settings = zip(
-        eqn.params["window_dimensions"],
-        _trivial(eqn, "window_strides", 1),
-        _trivial(eqn, "padding", (0, 0)),
-        _trivial(eqn, "base_dilation", 1),
-        _trivial(eqn, "window_dilation", 1),
-        strict=True,
-    )
-    return tuple(
-        dim
-        for dim, (size, stride, padding, base, _) in enumerate(settings)
-        if (size, stride, base) != (1, 1, 1) or any(padding)
-    )
-
-
 def fft_dims(eqn: Equation) -> tuple[int, ...]:
     """The last dims, as many as there are lengths."""
     rank = len(eqn.in_avals[0].shape)
     return tuple(range(rank - len(eqn.params["fft_lengths"]), rank))
-
-
-def _window_flop(eqn: Equation) -> float:
-    return float(math.prod(eqn.out_avals[0].shape) * math.prod(eqn.params["window_dimensions"]))
 
 
 def _sort_flop(eqn: Equation) -> float:
@@ -89,9 +63,6 @@ def _fft_flop(eqn: Equation) -> float:
 
 
 _CUMULATIVE = ("cumprod", "cummax", "cummin", "cumlogsumexp")
-_WINDOWS = ("reduce_window_max", "reduce_window_min")
-# Linear in the first operand: the cotangents or tangents that a maximum selects.
-_LINEAR_WINDOWS = ("reduce_window_sum", "select_and_scatter_add", "select_and_gather_add")
 
 TABLE: Mapping[str, PrimitiveRule] = {
     "cumsum": PrimitiveRule(_rule(_param("axis"), linear=True)),
@@ -100,9 +71,4 @@ TABLE: Mapping[str, PrimitiveRule] = {
     "top_k": PrimitiveRule(_rule(_param("axis"))),
     "approx_top_k": PrimitiveRule(_rule(_param("reduction_dimension"))),
     "fft": PrimitiveRule(_rule(fft_dims, linear=True), flop=_fft_flop),
-    **{name: PrimitiveRule(_rule(window_dims), flop=_window_flop) for name in _WINDOWS},
-    **{
-        name: PrimitiveRule(_rule(window_dims, linear=True), flop=_window_flop)
-        for name in _LINEAR_WINDOWS
-    },
 }
