@@ -26,7 +26,7 @@ from meshwise.errors import PlanError, TraceError
 from meshwise.init_state import split_init_args, state_place, zeros_of_spec
 from meshwise.jax_compat import is_tracer
 from meshwise.local_cluster import check_cluster, local_cluster
-from meshwise.methods import Auto, Method, check_method
+from meshwise.methods import Auto, Method, asks_for_stages, check_method
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.rules.kernel import ForeignRule, check_rules
@@ -148,6 +148,11 @@ class ParallelStep:
             TraceError: an argument of `fun` is not an array.
             PlanError: there is no plan for such a state and no arguments to make one.
         """
+        if not callable(fun):
+            raise TraceError(
+                f"init takes the function that makes the state, got {fun!r:.60}; call it as "
+                "step.init(create_state, key, batch)"
+            )
         fun_args, others = split_init_args(fun, args)
         for position, argument in enumerate(fun_args):
             label = f"argument {position} of {step_name(fun)}"
@@ -229,13 +234,13 @@ class ParallelStep:
                     num_microbatches=num_microbatches,
                     statistics=self._request.statistics,
                     num_devices=num_devices,
+                    rules=self._request.rules,
+                    stages=asks_for_stages(self._request.method),
                 )
 
             self._traced[key], self._plans[key] = make_plan(trace, self._request)
             for text in self._traced[key].warnings:
                 warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
-                    rules=self._request.rules,
-                    stages=asks_for_stages(self._request.method),
         return self._traced[key], self._plans[key]
 
     def _executable(self, binding: Binding, call: Call) -> Executable:
@@ -293,12 +298,12 @@ def parallelize(
     donate_argnums: int | Sequence[int] | Literal["auto"] = "auto",
     pins: Mapping[str, Any] | None = None,
     memory_bytes: int | None = None,
+    rules: Mapping[str, ForeignRule] | None = None,
 ) -> Any:
     """Parallelise a training step; decorator or call.
 
     Args:
         fun: The step: any function of pytrees of arrays, as `step(state, batch)`.
-    rules: Mapping[str, ForeignRule] | None = None,
         method: How the plan is found; `Auto()` by default.
         cluster: What to plan for; `Cluster.local()`, the devices of this process, by default.
         num_microbatches: In how many parts the batch runs, one after the other; "auto" takes the
@@ -321,14 +326,14 @@ def parallelize(
             `Pin(forbid=...)` names axes that may not split the tensor.  All pins that match a
             tensor hold.  The mesh is pinned by the method, as `IntraOp(mesh_shape=(2, 4))`.
         memory_bytes: What one device may use; the cluster's by default.
+        rules: Loops of primitives that Meshwise does not know, by name: a `KernelLoops`, or a
+            function of the parameters and operands of an equation that gives one, or None.  For
+            code of your own `sharded_kernel` says the same where the code is.
 
     Numbers of arguments count as in `jax.jit`: static arguments too, negative ones from the end
     of the call, and arguments that have a position but are passed by keyword.  Those of a method
     count without `self`, which is a constant of the step.
 
-        rules: Loops of primitives that Meshwise does not know, by name: a `KernelLoops`, or a
-            function of the parameters and operands of an equation that gives one, or None.  For
-            code of your own `sharded_kernel` says the same where the code is.
     Returns:
         A `ParallelStep`, called like `fun`.
 
@@ -350,12 +355,12 @@ def parallelize(
             donate_argnums=donate_argnums,
             pins=pins,
             memory_bytes=memory_bytes,
+            rules=rules,
         )
     _check_fun(fun)
     num_microbatches = check_num_microbatches(num_microbatches)
     check_options(microbatch_statistics, pins, memory_bytes)
     checked = None if cluster is None else check_cluster(cluster)
-            rules=rules,
     request = PlanRequest(
         method=Auto() if method is None else check_method(method),
         cluster=local_cluster if checked is None else lambda: checked,
@@ -363,12 +368,12 @@ def parallelize(
         statistics=microbatch_statistics,
         pins=dict(pins or {}),
         memory_bytes=memory_bytes,
+        rules=check_rules(rules),
     )
     options = argument_options(
         fun,
         batch_argnums=batch_argnums,
         batch_dims=batch_dims,
-        rules=check_rules(rules),
         static_argnums=static_argnums,
         donate_argnums=donate_argnums,
     )

@@ -8,6 +8,7 @@ static arguments are gone and numbers count what is left.
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from meshwise.errors import PinError, TraceError
 from meshwise.pins import as_pin
-from meshwise.trace.step import Statistics, StepSignature
+from meshwise.trace.step import Statistics, StepSignature, call
 
 DEFAULT_BATCH_ARGNUMS = (1,)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -129,7 +130,7 @@ class Binding:
                 else:  # behind a default that the caller left out
                     assert slot.name is not None
                     kwargs[slot.name] = given[slot.position]
-            return fun(*positional, **kwargs)
+            return call(fun, positional, kwargs)
 
         step.__dict__["__wrapped__"] = _without_partials(fun)
         kind = inspect.Parameter.POSITIONAL_ONLY
@@ -376,7 +377,7 @@ def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:
     for pattern, pin in (pins or {}).items():
         as_pin(pattern, pin)
     is_number = isinstance(memory_bytes, (int, float)) and not isinstance(memory_bytes, bool)
-    if memory_bytes is not None and not (is_number and memory_bytes > 0):
+    if memory_bytes is not None and not (is_number and 0 < memory_bytes < math.inf):
         raise TraceError(
             "memory_bytes must be a positive number, the bytes that one device may use, as "
             f"16 * 2**30, got {memory_bytes!r}"

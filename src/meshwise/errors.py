@@ -15,6 +15,10 @@ class LossError(TraceError, TypeError):
     """What is differentiated is no real scalar; a `TypeError` too, which JAX raises."""
 
 
+class CallError(TraceError, TypeError):
+    """The step does not take such arguments; a `TypeError` too, which Python raises."""
+
+
 class PinError(MeshwiseError):
     """A pin names nothing, or contradicts another pin or the mesh."""
 

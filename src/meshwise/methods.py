@@ -114,6 +114,11 @@ class Replay:
 Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay
 
 
+def asks_for_stages(method: Method) -> str:
+    """Text of a method that asks for pipeline stages; empty for one that does not."""
+    return repr(method) if isinstance(method, Megatron) and method.pp > 1 else ""
+
+
 def check_method(method: Any) -> Method:
     """The method, if it is one.
 

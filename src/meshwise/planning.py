@@ -12,7 +12,7 @@ from meshwise.baselines.methods import plan_baseline, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.graph.graph import Graph
+from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.memory import peak_bytes
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
@@ -25,6 +25,7 @@ from meshwise.plan.flop import device_flop, replicated_work
 from meshwise.plan.padding import Padding
 from meshwise.plan.plan import Plan, Stage
 from meshwise.plan.verify import verify_decision
+from meshwise.plan.walk import place
 from meshwise.rules.kernel import ForeignRule
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import Statistics, TracedStep
@@ -216,6 +217,11 @@ def finished_plan(
         f"{op.kind} at {op.where} has no rule and runs whole on every device"
         for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
     ]
+    uncounted = [o for o in _operators(graph) if o.structure and not o.structure.is_counted]
+    warnings += [
+        f"{where} runs an unknown number of times; the plan counts one"
+        for where in dict.fromkeys(place(op) for op in uncounted)
+    ]
     if mesh.num_devices > 1 and (
         whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
     ):
@@ -250,8 +256,9 @@ def finished_plan(
     )
 
 
-def _operators(graph: Graph) -> list[Any]:
-    found = []
+def _operators(graph: Graph) -> list[Operator]:
+    """All operators, those of bodies after the one that holds them."""
+    found: list[Operator] = []
     for op in graph.operators:
-        found += [inner for body in op.bodies for inner in _operators(body)] if op.bodies else [op]
+        found += [op, *(inner for body in op.bodies for inner in _operators(body))]
     return found

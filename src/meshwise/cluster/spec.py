@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.host import HostSpec, Link
@@ -70,6 +71,9 @@ class Cluster:
         Raises:
             ClusterError: the text is not understood or the host is not in the catalog.
         """
+        given: Any = text
+        if not isinstance(given, str):
+            raise ClusterError(f"not a cluster: {text!r}; write it as '8x p3.16xlarge'")
         match = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?([A-Za-z][\w.\-]*)\s*", text)
         if match is None or (match[1] is not None and int(match[1]) < 1):
             raise ClusterError(

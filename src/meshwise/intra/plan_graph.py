@@ -30,7 +30,7 @@ def _solved(
     """The cheapest plan; one that fits if there is a limit."""
     left = deadline - time.monotonic()
     found = solve(problem, time_limit_s=left, seed=options.seed)
-    if not found.choice:
+    if not found.choice and network.nodes:
         raise infeasible(None, None, proved=found.status == "infeasible")
     check_solution(problem, found)
     decision = expand(network, ties.spread(found.choice))

@@ -35,6 +35,11 @@ def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     Raises:
         PlanError: the arguments are not those of the plan, or the plan is a pipeline.
     """
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"partition_specs takes a Plan first, got {plan!r:.60} ({type(plan).__name__}); call "
+            "it as mw.partition_specs(step.plan(state, batch), state, batch)"
+        )
     if len(plan.stages) != 1:
         raise PlanError(
             f"partition_specs needs a plan on one mesh, this one has {len(plan.stages)} stages"

@@ -147,6 +147,8 @@ def _marked(
     spans = _leaf_spans(args)
     nums = _resolved(argnums, len(args))
     wrt_leaves = [i for n in nums for i in range(*spans[n])]
+    for i in wrt_leaves:
+        _refuse_whole_numbers(fun, leaves[i])
     if not wrt_leaves or not all(_is_differentiable(leaves[i]) for i in wrt_leaves):
         return None
     # Other arguments stay what they are: a loss may branch on a flag, or take a string.
@@ -253,6 +255,22 @@ def _is_differentiable(value: Any) -> bool:
     except TypeError:
         return False
     return isinstance(aval, core.ShapedArray) and jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _refuse_whole_numbers(fun: Callable[..., Any], value: Any) -> None:
+    try:
+        aval = jax.typeof(value)
+    except TypeError:
+        return  # JAX says what is wrong
+    if isinstance(aval, core.ShapedArray) and (
+        jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
+    ):
+        name = getattr(fun, "__name__", "the loss")
+        raise LossError(
+            f"{name} is differentiated with respect to {aval.str_short()}, but only real and "
+            "complex numbers have a gradient; keep whole numbers in another argument, or choose "
+            "the others with argnums"
+        )
 
 
 def _leaf_spans(args: Sequence[Any]) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import jax
 
-from meshwise.errors import TraceError
+from meshwise.errors import CallError, TraceError
 from meshwise.graph.graph import Graph
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
-from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.gradients import refuse_stages
+from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
 from meshwise.trace.time.analyze import analyze
@@ -104,9 +104,11 @@ def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruc
     try:
         aval = jax.typeof(value) if not isinstance(value, jax.ShapeDtypeStruct) else value
     except TypeError as error:
+        what_to_do = "pass it through static_argnums, or make it an array"
+        if isinstance(value, Iterator):
+            what_to_do = "pass one batch of arrays, as next(batches)"
         raise TraceError(
-            f"{where} of type {type(value).__name__} is not an array ({value!r:.80}); "
-            "pass it through static_argnums, or make it an array"
+            f"{where} of type {type(value).__name__} is not an array ({value!r:.80}); {what_to_do}"
         ) from error
     weak = bool(getattr(aval, "weak_type", False))
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
@@ -121,10 +123,10 @@ def trace_step(
     num_microbatches: int = 1,
     statistics: Statistics = "exact",
     num_devices: int = 1,
-) -> TracedStep:
-    """Trace a step at the full batch and cut it into micro-batches.
     rules: Mapping[str, ForeignRule] | None = None,
     stages: str = "",
+) -> TracedStep:
+    """Trace a step at the full batch and cut it into micro-batches.
 
     Args:
         fun: The step, static arguments already bound.
@@ -135,16 +137,24 @@ def trace_step(
         statistics: "exact", or "local" for statistics of each micro-batch.
         num_devices: Devices of the mesh; rows are interleaved so that any split of the batch
             over them is cut in time without communication.
-
-    Raises:
         rules: Loops of foreign primitives, by name.
         stages: What asks for pipeline stages; empty if nothing does.
-        TraceError: the step cannot be traced or does not separate.
+
+    Raises:
+        TraceError: the step cannot be traced, does not separate, or cannot be cut into stages.
+        PlanError: it could be cut into stages.
     """
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
     closed, out_shape = jax.make_jaxpr(_named(fun), return_shape=True)(*specs[0], **specs[1])
     out_leaves, out_tree = jax.tree.flatten(out_shape)
+    if stages:
+        refuse_stages(closed, stages)
+    if not out_leaves:
+        raise TraceError(
+            f"{_base(fun)[1]} returns no array; a step must return its new state and what else is "
+            "wanted, as (state, loss): arrays of JAX are not changed in place"
+        )
     spans = _argument_spans(specs[0])
     batch_dims = _batch_dims(specs[0], spans, signature)
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
@@ -186,17 +196,68 @@ def trace_step(
 
 def _named(fun: Callable[..., Any]) -> Callable[..., Any]:
     """A step that JAX traces anew, but whose own name and parameters stand in JAX's errors."""
+    base, name = _base(fun)
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        return fun(*args, **kwargs)
+        out = call(fun, args, kwargs)
+        if isinstance(out, Iterator):  # JAX takes one for a leaf, with a warning
+            _check_result(name, (), out)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
+            _check_result(name, path, leaf)
+        return out
 
-    base = fun
-    while isinstance(base, partial):
-        base = base.func
     step.__dict__["__wrapped__"] = base
     with suppress(TypeError, ValueError):  # Python cannot tell: then JAX numbers the arguments
         step.__dict__["__signature__"] = inspect.signature(fun)
     return step
+
+
+def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
+    names = {node.name for scope in scopes_of(nest(program)) for node in scope.program.nodes}
+    unknown = sorted(set(rules) - names)
+    if unknown:
+        without = ", ".join(sorted(names - set(RULES))) or "none"
+        raise TraceError(
+            f"rules={{{unknown[0]!r}: ...}}: the step has no such primitive; of those that it has "
+            f"these have no rule: {without}"
+        )
+
+
+def _base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
+    """The function below partials, and its name."""
+    while isinstance(fun, partial):
+        fun = fun.func
+    fun = getattr(fun, "__wrapped__", fun)
+    return fun, getattr(fun, "__name__", type(fun).__name__)
+
+
+def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a step.
+
+    Raises:
+        CallError: it does not take such arguments.
+    """
+    try:
+        return fun(*args, **kwargs)
+    except TypeError as error:
+        inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        if inside is not None or isinstance(error, TraceError):
+            raise
+        takes = "(...)"
+        with suppress(TypeError, ValueError):  # Python cannot tell the parameters
+            takes = str(inspect.signature(fun))
+        raise CallError(f"{error}; call it as {_base(fun)[1]}{takes}") from None
+
+
+def _check_result(name: str, path: Any, leaf: Any) -> None:
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        where = jax.tree_util.keystr(path)
+        raise TraceError(
+            f"{name} returns {leaf!r:.60} ({type(leaf).__name__}) at result{where}, which is not "
+            "an array; return arrays only, in any tree"
+        ) from None
 
 
 def _path_name(path: Any, signature: StepSignature) -> str:
@@ -212,17 +273,6 @@ def _argument_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
         stop = start + len(jax.tree.leaves(arg))
         spans.append((start, stop))
         start = stop
-def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
-    names = {node.name for scope in scopes_of(nest(program)) for node in scope.program.nodes}
-    unknown = sorted(set(rules) - names)
-    if unknown:
-        without = ", ".join(sorted(names - set(RULES))) or "none"
-        raise TraceError(
-            f"rules={{{unknown[0]!r}: ...}}: the step has no such primitive; of those that it has "
-            f"these have no rule: {without}"
-        )
-
-
     return spans
 
 
@@ -286,6 +336,11 @@ def _cut(
             "name the same batch"
         )
     (size,) = distinct
+    if size == 0:
+        raise TraceError(
+            f"the batch is empty (0 rows), so it has no num_microbatches={num_microbatches} parts; "
+            "pass rows, or take num_microbatches=1"
+        )
     if size % num_microbatches:
         raise TraceError(
             f"the batch of {size} is not divisible by num_microbatches={num_microbatches}; "
