@@ -1,0 +1,73 @@
+"""Sizes of the U-Transformer by name, and their parameter count in closed form.
+
+Source: U-Net suite of Alpa's benchmark (FACTS section 3): latents of 32x32, four levels, float32.
+`tiny` is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwise.models.u_transformer import UTransformerConfig
+
+_BASE_CHANNELS = {"tiny": 16, "470M": 320, "1B": 480, "1.2B": 512, "1.8B": 640, "2B": 672}
+
+SIZE_NAMES = tuple(_BASE_CHANNELS)
+
+
+def u_transformer_config(name: str, **changes: Any) -> UTransformerConfig:
+    """The configuration of a size.
+
+    Args:
+        name: One of `SIZE_NAMES`.
+        **changes: Fields of `UTransformerConfig` to set otherwise, as `image_size=64`.
+
+    Raises:
+        ValueError: there is no such size.
+    """
+    if name not in _BASE_CHANNELS:
+        raise ValueError(f"no U-Transformer size {name!r}; there are {', '.join(SIZE_NAMES)}")
+    small: dict[str, Any] = (
+        {"num_levels": 3, "image_size": 16, "attention_groups": 4} if name == "tiny" else {}
+    )
+    config = UTransformerConfig(base_channels=_BASE_CHANNELS[name], **small)
+    return replace(config, **changes)
+
+
+def _residual(channels_in: int, channels: int, time: int) -> int:
+    """Two convolutions, two norms, the time step; a shortcut where the channels change."""
+    convolutions = 9 * (channels_in + channels) * channels + 2 * channels
+    norms = 2 * (channels_in + channels)
+    shortcut = (channels_in + 1) * channels if channels_in != channels else 0
+    return convolutions + norms + (time + 1) * channels + shortcut
+
+
+def _transformer(channels: int, context: int) -> int:
+    """Two attentions, a gated MLP, two dense layers around, four norms."""
+    attentions = 2 * (2 * channels * channels + channels) + 2 * (channels + context) * channels
+    mlp = 3 * 4 * channels * channels + 9 * channels
+    return attentions + mlp + 2 * (channels + 1) * channels + 4 * 2 * channels
+
+
+def num_parameters(config: UTransformerConfig) -> int:
+    """Parameters of all blocks, of the time features, of the first and the last convolution."""
+    base, channels, context = config.base_channels, config.channels, config.context_shape[1]
+    time = 4 * base
+    total = (base + 1) * time + (time + 1) * time
+    total += (9 * config.in_channels + 1) * base + (9 * base + 1) * config.out_channels + 2 * base
+    before, waiting = base, [base]
+    for level, width in enumerate(channels):
+        total += _residual(before, width, time)
+        if level < config.num_levels - 1:
+            total += _transformer(width, context) + (9 * width + 1) * width
+        waiting.append(width)
+        before = width
+    total += 2 * _residual(before, before, time) + _transformer(before, context)
+    for level in reversed(range(config.num_levels)):
+        width = channels[level]
+        total += _residual(before + waiting.pop(), width, time)
+        if level > 0:
+            total += _transformer(width, context) + (9 * width + 1) * width
+        before = width
+    return total + _residual(before + waiting.pop(), before, time)
