@@ -20,6 +20,8 @@ from meshwise.models.bert import Bert, BertConfig
 from meshwise.models.llama import Llama, LlamaConfig
 from meshwise.models.losses import masked_mean_cross_entropy, mean_cross_entropy
 from meshwise.models.moe import Balance, Moe, MoeConfig
+from meshwise.models.u_transformer import UTransformer, UTransformerConfig
+from meshwise.models.wide_resnet import WideResNet, WideResNetConfig
 from models.counting import random_params
 from oracle.problem import Problem
 from oracle.tolerances import ADAM_EPS, NUM_STEPS
@@ -116,6 +118,57 @@ def _moe(*, balance: Balance, group_size: int) -> Model:
     return Model(_abstract(Moe(config), batches[0]["x"])["params"], loss, batches)
 
 
+def _wide_resnet() -> Model:
+    config = WideResNetConfig(
+        num_layers=14, base_channels=8, width_factor=2, num_classes=16, image_size=16,
+        dtype="float64", param_dtype="float64",
+    )  # fmt: skip
+    model = WideResNet(config)
+
+    def make(rng: np.random.Generator) -> dict[str, Any]:
+        return {
+            "x": rng.normal(size=(BATCH, 16, 16, 3)),
+            "y": rng.integers(0, config.num_classes, BATCH, dtype=np.int32),
+        }
+
+    def loss(params: Any, kept: Any, batch: Any) -> Any:
+        logits, moved = model.apply(
+            {"params": params, "batch_stats": kept}, batch["x"], train=True,
+            mutable=["batch_stats"],
+        )  # fmt: skip
+        return mean_cross_entropy(logits, batch["y"]), moved["batch_stats"]
+
+    batches = _draw(make)
+    variables = jax.eval_shape(
+        lambda key, x: model.init(key, x, train=False), jax.random.key(0), batches[0]["x"]
+    )
+    return Model(variables["params"], loss, batches, variables["batch_stats"])
+
+
+def _u_transformer() -> Model:
+    config = UTransformerConfig(
+        base_channels=8, num_levels=2, image_size=8, num_heads=4, attention_groups=4,
+        dtype="float64", param_dtype="float64",
+    )  # fmt: skip
+
+    def make(rng: np.random.Generator) -> dict[str, Any]:
+        return {
+            "latents": rng.normal(size=(BATCH, 8, 8, config.in_channels)),
+            "steps": 1000 * rng.random(BATCH),
+            "context": rng.normal(size=(BATCH, *config.context_shape)),
+            "noise": rng.normal(size=(BATCH, 8, 8, config.out_channels)),
+        }
+
+    def loss(params: Any, kept: Any, batch: Any) -> Any:
+        inputs = (batch["latents"], batch["steps"], batch["context"])
+        guess = UTransformer(config).apply({"params": params}, *inputs)
+        return jnp.mean((guess - batch["noise"]) ** 2), kept
+
+    batches = _draw(make)
+    inputs = (batches[0][name] for name in ("latents", "steps", "context"))
+    return Model(_abstract(UTransformer(config), *inputs)["params"], loss, batches)
+
+
 MODELS: Mapping[str, Callable[[], Model]] = {
     "llama": lambda: _llama(scan_layers=False, remat=False),
     "llama-scan-remat": lambda: _llama(scan_layers=True, remat=True),
@@ -124,10 +177,12 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     # A group is a row of the batch: micro-batches hold whole groups.
     "moe": lambda: _moe(balance="group", group_size=SEQ),
     "moe-global-balance": lambda: _moe(balance="batch", group_size=SEQ),
+    "wide-resnet": _wide_resnet,
+    "u-transformer": _u_transformer,
 }
 
 # Losses that need statistics of the whole batch in the middle.
-INSEPARABLE = ("moe-global-balance",)
+INSEPARABLE = ("moe-global-balance", "wide-resnet")
 
 
 def _rows(batch: Any, t: int, b: int) -> Any:

@@ -44,6 +44,8 @@ QUICK = [
     ("bert-scan", METHODS[5], 1),
     ("moe", METHODS[0], 1),
     ("moe", METHODS[3], 2),
+    ("wide-resnet", METHODS[0], 1),
+    ("u-transformer", METHODS[2], 2),
 ]
 
 
