@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshwise.intra.emitted import FUSIBLE, INPUT, OPAQUE, REDUCE, Values
 from meshwise.intra.fusion import instructions
 from meshwise.intra.order import Sizes, scheduled_peak
+from meshwise.intra.values import FUSIBLE, INPUT, OPAQUE, REDUCE, Values
 
 
 def made(*rows: tuple[int, tuple[int, ...], int], outputs: tuple[int, ...]) -> Values:

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from meshwise.intra.emitted import FUSIBLE, INPUT, OPAQUE, Values
 from meshwise.intra.fusion import instructions
 from meshwise.intra.order import Inner, Sizes, scheduled_peak
 from meshwise.intra.placement import Lifetime, heap_bytes
+from meshwise.intra.values import FUSIBLE, INPUT, OPAQUE, Values
 
 
 def lives(num_bytes: int, start: int, end: int) -> Lifetime:

@@ -10,24 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
 from meshwise.intra.blocks import is_light
+from meshwise.intra.operands import is_turned, operands_as_read, with_edges
+from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import Step, path
-
-# How XLA treats an instruction.
-INPUT = 0  # Lies outside and stays there.
-FUSIBLE = 1  # Is computed element by element inside of what reads it.
-VIEW = 2  # The same bytes under another shape.
-REDUCE = 3  # Has a buffer; reads through element-wise operands.
-OPAQUE = 4  # Operands and results are buffers.
-INITIAL = 5  # Initial value of a carry: the buffer that the loop writes.
-PART = 6  # One result of a loop.
 
 _VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "stop_gradient"))
 # Not repeated for a second user. Source: XLA InstructionFusion::IsExpensive.
@@ -44,71 +36,6 @@ _FUSIBLE_ALONE = frozenset(("gather", "random_bits", "threefry2x32"))
 _ABSORBED = frozenset(
     "mul add sub neg exp square integer_pow max min abs convert_element_type add_any".split()
 )
-
-
-@dataclass(slots=True)
-class Values:
-    """Values in program order, by position; the lists have one entry for each.
-
-    Attributes:
-        kind: One of the kinds above.
-        inputs: What it reads.
-        num_bytes: On one device.
-        is_expensive: Not repeated for a second user.
-        is_moving: Cannot lie over its operand.
-        is_absorbed: May become part of the reduction that reads it.
-        tensor: Tensor id in the graph.
-        time: Position of the operator.
-        is_copy: Made by resharding.
-        loops: Loops and branches, with the position of the operator.
-        fan: Over how many paths XLA reaches the operand of an instruction, where not one: each
-            piece of an all-to-all is cut out by itself, and joined again by itself.
-        outputs: Positions of the results of the graph.
-        aliased: Result -> input whose buffer it takes.
-        placed: Results that are written into a buffer of the loop around.
-        is_body: Of a loop, or a branch.
-    """
-
-    kind: list[int] = field(default_factory=list[int])
-    inputs: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    num_bytes: list[int] = field(default_factory=list[int])
-    is_expensive: list[bool] = field(default_factory=list[bool])
-    is_moving: list[bool] = field(default_factory=list[bool])
-    is_absorbed: list[bool] = field(default_factory=list[bool])
-    tensor: list[int] = field(default_factory=list[int])
-    time: list[int] = field(default_factory=list[int])
-    is_copy: list[bool] = field(default_factory=list[bool])
-    loops: dict[int, int] = field(default_factory=dict[int, int])
-    fan: dict[int, int] = field(default_factory=dict[int, int])
-    outputs: list[int] = field(default_factory=list[int])
-    aliased: dict[int, int] = field(default_factory=dict[int, int])
-    placed: set[int] = field(default_factory=set[int])
-    is_body: bool = False
-
-    def add(
-        self,
-        kind: int,
-        inputs: tuple[int, ...],
-        num_bytes: int,
-        tensor: int,
-        time: int,
-        *,
-        is_expensive: bool = False,
-        is_moving: bool = False,
-        is_absorbed: bool = False,
-        is_copy: bool = False,
-    ) -> int:
-        """Append a value; its position."""
-        self.kind.append(kind)
-        self.inputs.append(inputs)
-        self.num_bytes.append(num_bytes)
-        self.is_expensive.append(is_expensive)
-        self.is_moving.append(is_moving)
-        self.is_absorbed.append(is_absorbed)
-        self.tensor.append(tensor)
-        self.time.append(time)
-        self.is_copy.append(is_copy)
-        return len(self.kind) - 1
 
 
 class _Emitter:
@@ -222,10 +149,10 @@ class _Emitter:
         if op.structure is not None:
             self._bodies(time, op, op.structure, chosen, operands)
             return
-        if op.heavy and op.kind == "dot_general":
-            operands = self._dot_operands(time, op, operands)
-        if op.kind.startswith("scatter"):
-            operands = [operands[0], *(self._rewritten(time, v) for v in operands[1:])]
+        if op.rule.halos:
+            tensors = [graph.tensors[t] for t in op.inputs]
+            operands = with_edges(self.out, time, op, chosen, tensors, self.mesh.sizes, operands)
+        operands = operands_as_read(self.out, time, op, operands)
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             kind = _kind(op)
@@ -239,52 +166,9 @@ class _Emitter:
                 is_moving=op.kind in _MOVING,
                 is_absorbed=op.kind in _ABSORBED,
             )
+            if is_turned(op):
+                value = self.out.rewritten(value, time)
             self.home[t] = (value, layout)
-
-    def _rewritten(self, time: int, value: int) -> int:
-        """Indices and updates of a scatter in the order of dims that XLA wants."""
-        out = self.out
-        return out.add(
-            FUSIBLE, (value,), out.num_bytes[value], out.tensor[value], time, is_moving=True
-        )
-
-    def _dot_operands(self, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
-        """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
-        left, right = (
-            [loops[0] if loops else -1 for loops in dims] for dims in op.rule.operands[:2]
-        )
-        result = {loops[0] for loops in op.rule.results[0] if loops}
-        batch = [x for x in left if x >= 0 and x in right and x in result]
-        contracted = [x for x in left if x >= 0 and x in right and x not in result]
-
-        def is_canonical(dims: list[int]) -> bool:
-            return (
-                dims[: len(batch)] == batch and len(dims) <= len(batch) + 2 and len(contracted) <= 1
-            )
-
-        if is_canonical(left) and is_canonical(right):
-            return list(operands)
-        free = [
-            [x for x in dims if x not in batch and x not in contracted] for dims in (left, right)
-        ]
-        wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
-        found: list[int] = []
-        for value, dims, want in zip(operands, (left, right), wanted, strict=True):
-            # A transpose of whole operands is folded into the product.
-            is_folded = len(dims) == len(batch) + 2 and dims[: len(batch)] == batch
-            in_order = is_folded or [x for x in dims if x >= 0] == [x for x in want if x >= 0]
-            kind = VIEW if in_order else FUSIBLE
-            found.append(
-                self.out.add(
-                    kind,
-                    (value,),
-                    self.out.num_bytes[value],
-                    self.out.tensor[value],
-                    time,
-                    is_moving=not in_order,
-                )
-            )
-        return found
 
     def _bodies(
         self,

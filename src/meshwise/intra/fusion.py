@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from meshwise.intra.emitted import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
+from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
 
 # What stands so many values later depends on a value: not worth a search.
 _FAR = 1000

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.intra.emitted import Values, emitted, emitted_body
+from meshwise.intra.emitted import emitted, emitted_body
 from meshwise.intra.fusion import Instructions, instructions
 from meshwise.intra.order import Inner, Sizes, scheduled_peak
 from meshwise.intra.placement import heap_bytes
+from meshwise.intra.values import Values
 from meshwise.plan.decision import GraphDecision
 
 # The results of a program are one tuple: a pointer to each. Source: docs/xla_cpu.md section 3.

@@ -1,0 +1,119 @@
+"""What XLA makes of operands before an operator reads them: edges, orders of dims.
+
+Source: docs/xla_cpu.md section 3; ConvCanonicalization and DotDecomposer of XLA:CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from meshwise.graph.graph import Operator, Tensor
+from meshwise.graph.halo import edge_elements, extended_shape
+from meshwise.intra.values import FUSIBLE, OPAQUE, VIEW, Values
+from meshwise.plan.decision import OperatorDecision
+
+
+def with_edges(
+    out: Values,
+    time: int,
+    op: Operator,
+    chosen: OperatorDecision,
+    tensors: Sequence[Tensor],
+    sizes: Sequence[int],
+    operands: Sequence[int],
+) -> list[int]:
+    """The operands with the edges of the neighbours around them."""
+    found = list(operands)
+    shapes = [tensor.shape for tensor in tensors]
+    parts: dict[int, list[int]] = {}
+    for edge, elements in edge_elements(op.rule, chosen.strategy, sizes, shapes):
+        k = edge.halo.operand
+        tensor = tensors[k]
+        num_bytes = elements * tensor.itemsize
+        sent = out.rewritten(operands[k], time, num_bytes)
+        parts.setdefault(k, [operands[k]]).append(
+            out.add(OPAQUE, (sent,), num_bytes, out.tensor[sent], time, is_copy=True)
+        )
+    for k, pieces in parts.items():
+        shape = extended_shape(op.rule, chosen.strategy, sizes, k, shapes[k])
+        num_bytes = math.prod(shape) * tensors[k].itemsize
+        found[k] = out.add(
+            FUSIBLE,
+            tuple(pieces),
+            num_bytes,
+            out.tensor[operands[k]],
+            time,
+            is_moving=True,
+            is_copy=True,
+        )
+    return found
+
+
+def operands_as_read(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
+    """The operands in the order of dims in which the operator reads them."""
+    if op.heavy and op.kind == "dot_general":
+        return _dot_operands(out, time, op, operands)
+    if op.kind.startswith("scatter"):
+        # Indices and updates in the order of dims that XLA wants.
+        return [operands[0], *(out.rewritten(v, time) for v in operands[1:])]
+    if op.kind == "conv_general_dilated":
+        wanted = (_image_in_order, _kernel_in_order)
+        return [
+            v if in_order(spec) else out.rewritten(v, time)
+            for v, in_order, spec in zip(operands, wanted, _specs(op)[:2], strict=True)
+        ]
+    return list(operands)
+
+
+def is_turned(op: Operator) -> bool:
+    """Whether XLA makes the result in another order of dims and copies it."""
+    return op.kind == "conv_general_dilated" and not _image_in_order(_specs(op)[2])
+
+
+def _specs(op: Operator) -> tuple[tuple[int, ...], ...]:
+    """Places of (batch, feature, spatial) of image and result, (out, in, spatial) of the kernel."""
+    found = re.findall(r"(?:lhs|rhs|out)_spec=\(([\d, ]+)\)", op.detail)
+    return tuple(tuple(int(word) for word in text.split(",")) for text in found)
+
+
+def _image_in_order(spec: tuple[int, ...]) -> bool:
+    return spec == (0, len(spec) - 1, *range(1, len(spec) - 1))
+
+
+def _kernel_in_order(spec: tuple[int, ...]) -> bool:
+    return spec == (len(spec) - 1, len(spec) - 2, *range(len(spec) - 2))
+
+
+def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
+    """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
+    left, right = ([loops[0] if loops else -1 for loops in dims] for dims in op.rule.operands[:2])
+    result = {loops[0] for loops in op.rule.results[0] if loops}
+    batch = [x for x in left if x >= 0 and x in right and x in result]
+    contracted = [x for x in left if x >= 0 and x in right and x not in result]
+
+    def is_canonical(dims: list[int]) -> bool:
+        return dims[: len(batch)] == batch and len(dims) <= len(batch) + 2 and len(contracted) <= 1
+
+    if is_canonical(left) and is_canonical(right):
+        return list(operands)
+    free = [[x for x in dims if x not in batch and x not in contracted] for dims in (left, right)]
+    wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
+    found: list[int] = []
+    for value, dims, want in zip(operands, (left, right), wanted, strict=True):
+        # A transpose of whole operands is folded into the product.
+        is_folded = len(dims) == len(batch) + 2 and dims[: len(batch)] == batch
+        in_order = is_folded or [x for x in dims if x >= 0] == [x for x in want if x >= 0]
+        kind = VIEW if in_order else FUSIBLE
+        found.append(
+            out.add(
+                kind,
+                (value,),
+                out.num_bytes[value],
+                out.tensor[value],
+                time,
+                is_moving=not in_order,
+            )
+        )
+    return found

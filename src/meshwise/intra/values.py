@@ -1,0 +1,84 @@
+"""Values of the program of one device: what may need a buffer, and how XLA treats it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# How XLA treats an instruction.
+INPUT = 0  # Lies outside and stays there.
+FUSIBLE = 1  # Is computed element by element inside of what reads it.
+VIEW = 2  # The same bytes under another shape.
+REDUCE = 3  # Has a buffer; reads through element-wise operands.
+OPAQUE = 4  # Operands and results are buffers.
+INITIAL = 5  # Initial value of a carry: the buffer that the loop writes.
+PART = 6  # One result of a loop.
+
+
+@dataclass(slots=True)
+class Values:
+    """Values in program order, by position; the lists have one entry for each.
+
+    Attributes:
+        kind: One of the kinds above.
+        inputs: What it reads.
+        num_bytes: On one device.
+        is_expensive: Not repeated for a second user.
+        is_moving: Cannot lie over its operand.
+        is_absorbed: May become part of the reduction that reads it.
+        tensor: Tensor id in the graph.
+        time: Position of the operator.
+        is_copy: Made by resharding.
+        loops: Loops and branches, with the position of the operator.
+        fan: Over how many paths XLA reaches the operand of an instruction, where not one: each
+            piece of an all-to-all is cut out by itself, and joined again by itself.
+        outputs: Positions of the results of the graph.
+        aliased: Result -> input whose buffer it takes.
+        placed: Results that are written into a buffer of the loop around.
+        is_body: Of a loop, or a branch.
+    """
+
+    kind: list[int] = field(default_factory=list[int])
+    inputs: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    num_bytes: list[int] = field(default_factory=list[int])
+    is_expensive: list[bool] = field(default_factory=list[bool])
+    is_moving: list[bool] = field(default_factory=list[bool])
+    is_absorbed: list[bool] = field(default_factory=list[bool])
+    tensor: list[int] = field(default_factory=list[int])
+    time: list[int] = field(default_factory=list[int])
+    is_copy: list[bool] = field(default_factory=list[bool])
+    loops: dict[int, int] = field(default_factory=dict[int, int])
+    fan: dict[int, int] = field(default_factory=dict[int, int])
+    outputs: list[int] = field(default_factory=list[int])
+    aliased: dict[int, int] = field(default_factory=dict[int, int])
+    placed: set[int] = field(default_factory=set[int])
+    is_body: bool = False
+
+    def add(
+        self,
+        kind: int,
+        inputs: tuple[int, ...],
+        num_bytes: int,
+        tensor: int,
+        time: int,
+        *,
+        is_expensive: bool = False,
+        is_moving: bool = False,
+        is_absorbed: bool = False,
+        is_copy: bool = False,
+    ) -> int:
+        """Append a value; its position."""
+        self.kind.append(kind)
+        self.inputs.append(inputs)
+        self.num_bytes.append(num_bytes)
+        self.is_expensive.append(is_expensive)
+        self.is_moving.append(is_moving)
+        self.is_absorbed.append(is_absorbed)
+        self.tensor.append(tensor)
+        self.time.append(time)
+        self.is_copy.append(is_copy)
+        return len(self.kind) - 1
+
+    def rewritten(self, value: int, time: int, num_bytes: int = -1) -> int:
+        """The same elements in another order, or some of them: an element-wise copy."""
+        size = self.num_bytes[value] if num_bytes < 0 else num_bytes
+        return self.add(FUSIBLE, (value,), size, self.tensor[value], time, is_moving=True)
