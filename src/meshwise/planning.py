@@ -24,6 +24,7 @@ from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.flop import device_flop, replicated_work
 from meshwise.plan.padding import Padding
 from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.shares import communication
 from meshwise.plan.verify import verify_decision
 from meshwise.plan.walk import place
 from meshwise.rules.kernel import ForeignRule
@@ -213,6 +214,7 @@ def finished_plan(
     graph, decision = step.graph, result.decision
     verify_decision(graph, decision, mesh)
     whole = replicated_work(graph, decision, mesh)
+    moves = communication(graph, decision, mesh)
     warnings = list(step.warnings) + [
         f"{op.kind} at {op.where} has no rule and runs whole on every device"
         for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
@@ -236,8 +238,8 @@ def finished_plan(
             Stage(
                 mesh=mesh,
                 decision=decision,
-                arguments=arguments(graph),
-                dense=dense_operators(graph, decision, mesh),
+                arguments=arguments(graph, moves),
+                dense=dense_operators(graph, decision, mesh, moves),
                 peak_bytes=peak_bytes(graph, decision, mesh)[0],
                 device_flop=device_flop(graph, decision, mesh),
             ),

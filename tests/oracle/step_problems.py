@@ -31,7 +31,7 @@ def _labels(num: int = ROWS, seed: int = 2) -> tuple[Any, ...]:
     return tuple(rng.integers(0, CLASSES, num, dtype=np.int32) for _ in range(NUM_STEPS))
 
 
-def _sgd(params: Any, grads: Any) -> Any:
+def sgd(params: Any, grads: Any) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
 
@@ -39,12 +39,12 @@ def _batches(**leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
     return tuple(({k: v[i] for k, v in leaves.items()},) for i in range(NUM_STEPS))
 
 
-def _plain(loss: Callable[..., Any], params: Any, calls: Any, **more: Any) -> Problem:
+def plain(loss: Callable[..., Any], params: Any, calls: Any, **more: Any) -> Problem:
     """`(params, *args) -> (params, loss)` by gradient descent."""
 
     def step(state, *args, **kwargs):
         value, grads = mw.value_and_grad(loss)(state, *args, **kwargs)
-        return _sgd(state, grads), value
+        return sgd(state, grads), value
 
     return Problem(step=step, state=params, calls=calls, **more)
 
@@ -52,11 +52,11 @@ def _plain(loss: Callable[..., Any], params: Any, calls: Any, **more: Any) -> Pr
 XY = _batches(x=_rows(ROWS, WIDTH), y=_labels())
 
 
-def _logits(p: Any, x: Any) -> Any:
+def two_layers(p: Any, x: Any) -> Any:
     return jnp.tanh(x @ p["w0"]) @ p["w1"]
 
 
-def _nll(logits: Any, y: Any) -> Any:
+def nll(logits: Any, y: Any) -> Any:
     return -jax.nn.log_softmax(logits)[jnp.arange(y.shape[0]), y]
 
 
@@ -65,24 +65,24 @@ MLP = ((WIDTH, 16), (16, CLASSES))
 
 def aux_outputs() -> Problem:
     def loss(p, batch):
-        logits = _logits(p, batch["x"])
-        value = jnp.mean(_nll(logits, batch["y"]))
+        logits = two_layers(p, batch["x"])
+        value = jnp.mean(nll(logits, batch["y"]))
         right = logits.argmax(-1) == batch["y"]
         return value, {"right": right.sum(), "per_row": logits.sum(-1), "nothing": None}
 
     def step(state, batch):
         (value, aux), grads = mw.value_and_grad(loss, has_aux=True)(state, batch)
-        return _sgd(state, grads), (value, aux)
+        return sgd(state, grads), (value, aux)
 
     return Problem(step=step, state=weights(*MLP), calls=XY)
 
 
 def several_batch_arguments() -> Problem:
     def loss(p, x, scale, y):
-        return jnp.mean(_nll(_logits(p, x) * scale, y))
+        return jnp.mean(nll(two_layers(p, x) * scale, y))
 
     calls = tuple((x, np.float64(1.5), y) for x, y in zip(_rows(16, 8), _labels(), strict=True))
-    return _plain(loss, weights(*MLP), calls, options={"batch_argnums": (1, 3)})
+    return plain(loss, weights(*MLP), calls, options={"batch_argnums": (1, 3)})
 
 
 def batch_dim_not_0() -> Problem:
@@ -91,7 +91,7 @@ def batch_dim_not_0() -> Problem:
 
     calls = tuple(zip(_rows(4, ROWS, WIDTH), _rows(ROWS, 4, 16, seed=5), strict=True))
     options = {"batch_argnums": (1, 2), "batch_dims": (1, 0)}
-    return _plain(loss, weights((WIDTH, 16)), calls, options=options)
+    return plain(loss, weights((WIDTH, 16)), calls, options=options)
 
 
 def batch_dims_as_a_tree() -> Problem:
@@ -99,27 +99,27 @@ def batch_dims_as_a_tree() -> Problem:
         return jnp.mean((batch["x"].T @ p["w0"] * batch["temperature"]) ** 2)
 
     leaves = _batches(x=_rows(WIDTH, ROWS), temperature=_rows(16))
-    return _plain(
+    return plain(
         loss, weights(MLP[0]), leaves, options={"batch_dims": {"x": 1, "temperature": None}}
     )
 
 
 def keyword_arguments() -> Problem:
     def loss(p, batch, *, weight, offsets):
-        return weight * jnp.mean(_nll(_logits(p, batch["x"]) + offsets["all"], batch["y"]))
+        return weight * jnp.mean(nll(two_layers(p, batch["x"]) + offsets["all"], batch["y"]))
 
     kwargs = {"weight": np.float64(0.5), "offsets": {"all": np.arange(8.0)}}
-    return _plain(loss, weights(*MLP), XY, kwargs=kwargs)
+    return plain(loss, weights(*MLP), XY, kwargs=kwargs)
 
 
 def static_arguments() -> Problem:
     def step(state, activation, batch, power):
         def loss(p):
             h = getattr(jnp, activation)(batch["x"] @ p["w0"])
-            return jnp.mean(_nll(h @ p["w1"], batch["y"]) ** power)
+            return jnp.mean(nll(h @ p["w1"], batch["y"]) ** power)
 
         value, grads = mw.value_and_grad(loss)(state)
-        return _sgd(state, grads), value
+        return sgd(state, grads), value
 
     calls = tuple(("tanh", batch, 2) for (batch,) in XY)
     options = {"static_argnums": (1, 3), "batch_argnums": 2}
@@ -130,11 +130,11 @@ def nested_jit() -> Problem:
     layer = jax.jit(lambda w, x: jax.jit(jnp.tanh)(x @ w))
 
     def loss(p, batch):
-        return jax.jit(lambda z, y: jnp.mean(_nll(z, y)))(
+        return jax.jit(lambda z, y: jnp.mean(nll(z, y)))(
             layer(p["w0"], batch["x"]) @ p["w1"], batch["y"]
         )
 
-    return _plain(loss, weights(*MLP), XY)
+    return plain(loss, weights(*MLP), XY)
 
 
 @jax.custom_jvp
@@ -158,17 +158,17 @@ _scaled_back.defvjp(lambda x: (x * 2.0, jnp.sign(x)), lambda s, g: (3.0 * g * s,
 def custom_derivatives() -> Problem:
     def loss(p, batch):
         h = _scaled_back(_clipped(batch["x"] @ p["w0"]))
-        return jnp.mean(_nll(h @ p["w1"], batch["y"]))
+        return jnp.mean(nll(h @ p["w1"], batch["y"]))
 
-    return _plain(loss, weights(*MLP), XY)
+    return plain(loss, weights(*MLP), XY)
 
 
 def rematerialised() -> Problem:
     def loss(p, batch):
         h = jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w)))(p["w0"], batch["x"])
-        return jnp.mean(_nll(h @ p["w1"], batch["y"]))
+        return jnp.mean(nll(h @ p["w1"], batch["y"]))
 
-    return _plain(loss, weights(*MLP), XY)
+    return plain(loss, weights(*MLP), XY)
 
 
 def scanned_layers() -> Problem:
@@ -176,9 +176,9 @@ def scanned_layers() -> Problem:
         h, norms = jax.lax.scan(
             lambda h, w: (jnp.tanh(h @ w), jnp.sum(h * h, -1)), batch["x"], p["w0"]
         )
-        return jnp.mean(_nll(h @ p["w1"], batch["y"])) + 1e-2 * jnp.mean(norms)
+        return jnp.mean(nll(h @ p["w1"], batch["y"])) + 1e-2 * jnp.mean(norms)
 
-    return _plain(loss, weights((3, WIDTH, WIDTH), (WIDTH, CLASSES)), XY)
+    return plain(loss, weights((3, WIDTH, WIDTH), (WIDTH, CLASSES)), XY)
 
 
 def scanned_time() -> Problem:
@@ -194,7 +194,7 @@ def scanned_time() -> Problem:
         return jnp.mean((ys - batch["y"]) ** 2)
 
     calls = _batches(x=_rows(5, ROWS, WIDTH), y=_rows(5, ROWS, 4, seed=6))
-    return _plain(
+    return plain(
         loss, weights((WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, 4)), calls, options={"batch_dims": 1}
     )
 
@@ -202,10 +202,10 @@ def scanned_time() -> Problem:
 def frozen_parameters() -> Problem:
     def step(state, batch):
         def loss(trained):
-            return jnp.mean(_nll(_logits({**state["frozen"], **trained}, batch["x"]), batch["y"]))
+            return jnp.mean(nll(two_layers({**state["frozen"], **trained}, batch["x"]), batch["y"]))
 
         value, grads = mw.value_and_grad(loss)(state["trained"])
-        return {"trained": _sgd(state["trained"], grads), "frozen": state["frozen"]}, value
+        return {"trained": sgd(state["trained"], grads), "frozen": state["frozen"]}, value
 
     params = weights(*MLP)
     state = {"trained": {"w1": params["w1"]}, "frozen": {"w0": params["w0"]}}
@@ -215,13 +215,13 @@ def frozen_parameters() -> Problem:
 def tied_embedding() -> Problem:
     def loss(p, batch):
         h = jnp.tanh(p["w0"][batch["y"]] @ p["w1"])
-        return jnp.mean(_nll(h @ p["w0"].T, jnp.roll(batch["y"], 1, axis=-1)))
+        return jnp.mean(nll(h @ p["w0"].T, jnp.roll(batch["y"], 1, axis=-1)))
 
     def flat(p, batch):
         return jnp.mean(jax.vmap(lambda y: loss(p, {"y": y}))(batch["y"]))
 
     calls = _batches(y=tuple(y.reshape(ROWS, 4) for y in _labels(4 * ROWS)))
-    return _plain(flat, weights((CLASSES, WIDTH), (WIDTH, WIDTH)), calls)
+    return plain(flat, weights((CLASSES, WIDTH), (WIDTH, WIDTH)), calls)
 
 
 def integer_state_and_keys() -> Problem:
@@ -232,7 +232,7 @@ def integer_state_and_keys() -> Problem:
             h = jnp.tanh(batch["x"] @ p["w0"])
             h = h * jax.random.bernoulli(jax.random.fold_in(now, state["count"]), 0.7, h.shape)
             h = h + 0.1 * jax.random.normal(now, h.shape)
-            return jnp.mean(_nll(h @ p["w1"], batch["y"]))
+            return jnp.mean(nll(h @ p["w1"], batch["y"]))
 
         value, grads = mw.value_and_grad(loss)(state["params"])
         rate = jnp.where(state["count"] > 0, 0.1, 0.2)
@@ -259,10 +259,10 @@ def raw_key_words() -> Problem:
         def loss(p):
             h = batch["x"] @ p["w0"]
             h = h * jax.random.bernoulli(now, 0.5, h.shape)
-            return jnp.mean(_nll(h @ p["w1"], batch["y"]))
+            return jnp.mean(nll(h @ p["w1"], batch["y"]))
 
         value, grads = mw.value_and_grad(loss)(state["params"])
-        return {"key": key, "params": _sgd(state["params"], grads)}, value
+        return {"key": key, "params": sgd(state["params"], grads)}, value
 
     return Problem(
         step=step, state={"key": jax.random.PRNGKey(3), "params": weights(*MLP)}, calls=XY
@@ -271,10 +271,10 @@ def raw_key_words() -> Problem:
 
 def indexed_by_position() -> Problem:
     def loss(p, batch):
-        log_probs = jax.nn.log_softmax(_logits(p, batch["x"]))
+        log_probs = jax.nn.log_softmax(two_layers(p, batch["x"]))
         return -log_probs[jnp.arange(ROWS), batch["y"]].mean()
 
-    return _plain(loss, weights(*MLP), XY)
+    return plain(loss, weights(*MLP), XY)
 
 
 def indexed_by_two_positions() -> Problem:
@@ -286,7 +286,7 @@ def indexed_by_two_positions() -> Problem:
     calls = _batches(
         x=_rows(ROWS, 4, WIDTH), y=tuple(y.reshape(ROWS, 4) for y in _labels(4 * ROWS))
     )
-    return _plain(loss, weights((WIDTH, CLASSES)), calls)
+    return plain(loss, weights((WIDTH, CLASSES)), calls)
 
 
 def convolution() -> Problem:
@@ -294,15 +294,15 @@ def convolution() -> Problem:
         h = jax.lax.conv_general_dilated(batch["x"], p["w0"], (1,), "SAME")
         return jnp.mean(jnp.tanh(h) ** 2)
 
-    return _plain(loss, weights((4, 3, 3)), _batches(x=_rows(ROWS, 3, 8)))
+    return plain(loss, weights((4, 3, 3)), _batches(x=_rows(ROWS, 3, 8)))
 
 
 def grad_alone() -> Problem:
     def step(state, batch):
         grads, aux = mw.grad(
-            lambda p, b: (jnp.mean(_nll(_logits(p, b["x"]), b["y"])), b["x"].sum()), has_aux=True
+            lambda p, b: (jnp.mean(nll(two_layers(p, b["x"]), b["y"])), b["x"].sum()), has_aux=True
         )(state, batch)
-        return _sgd(state, grads), aux
+        return sgd(state, grads), aux
 
     return Problem(step=step, state=weights(*MLP), calls=XY)
 
@@ -310,12 +310,12 @@ def grad_alone() -> Problem:
 def gradients_of_two_arguments() -> Problem:
     def step(state, batch):
         def loss(w0, x, w1):
-            return jnp.mean(_nll(jnp.tanh(x @ w0) @ w1, batch["y"]))
+            return jnp.mean(nll(jnp.tanh(x @ w0) @ w1, batch["y"]))
 
         value, (g0, g1) = mw.value_and_grad(loss, argnums=(0, -1))(
             state["w0"], batch["x"], state["w1"]
         )
-        return _sgd(state, {"w0": g0, "w1": g1}), value
+        return sgd(state, {"w0": g0, "w1": g1}), value
 
     return Problem(step=step, state=weights(*MLP), calls=XY)
 
@@ -325,10 +325,10 @@ def two_losses() -> Problem:
 
     def step(state, batch):
         def loss(p, sign):
-            return jnp.mean(_nll(sign * _logits(p, batch["x"]), batch["y"]))
+            return jnp.mean(nll(sign * two_layers(p, batch["x"]), batch["y"]))
 
         first, grads = mw.value_and_grad(loss)(state, 1.0)
-        return _sgd(state, grads), first + mw.value_and_grad(loss)(state, -1.0)[0]
+        return sgd(state, grads), first + mw.value_and_grad(loss)(state, -1.0)[0]
 
     return Problem(step=step, state=weights(*MLP), calls=XY)
 
@@ -342,17 +342,17 @@ def gradient_penalty() -> Problem:
 
         return jnp.mean(jnp.sum(mw.grad(score)(batch["x"]) ** 2, axis=-1))
 
-    return _plain(loss, weights(*MLP), XY)
+    return plain(loss, weights(*MLP), XY)
 
 
 def clipped_gradients() -> Problem:
     def step(state, batch):
         value, grads = mw.value_and_grad(
-            lambda p: jnp.mean(_nll(_logits(p, batch["x"]), batch["y"]))
+            lambda p: jnp.mean(nll(two_layers(p, batch["x"]), batch["y"]))
         )(state)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
         grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.05 / norm), grads)
-        return _sgd(state, grads), (value, norm)
+        return sgd(state, grads), (value, norm)
 
     return Problem(step=step, state=weights(*MLP), calls=XY)
 
@@ -364,7 +364,7 @@ def state_with_odd_leaves() -> Problem:
         value, grads = mw.value_and_grad(
             lambda p: jnp.mean((batch["x"] @ p["w0"] * p["w1"]) ** 2) + p["w2"] ** 2
         )(state["params"])
-        new = {"params": _sgd(state["params"], grads), "none": None, "empty": ()}
+        new = {"params": sgd(state["params"], grads), "none": None, "empty": ()}
         return {**new, "unused": state["unused"]}, value
 
     state = {

@@ -134,12 +134,16 @@ def test_fori_loop_counts_from_its_start() -> None:
     assert found(fun) == [("all-reduce", (1,), 512, 7)]
 
 
-def test_conditional_counts_its_heaviest_branch() -> None:
+def test_conditional_counts_every_branch_once() -> None:
     def fun(x: jax.Array) -> jax.Array:
         heavy = lambda c: lax.psum(c, "a") + gather(c, "b")[:8]  # noqa: E731
         return lax.cond(x[0, 0] > 0, heavy, lambda c: lax.psum(c, "a"), x)
 
-    assert found(fun) == [("all-gather", (1,), 2048, 1), ("all-reduce", (0,), 512, 1)]
+    assert found(fun) == [
+        ("all-gather", (1,), 2048, 1),
+        ("all-reduce", (0,), 512, 1),
+        ("all-reduce", (0,), 512, 1),
+    ]
 
 
 def test_unused_collective_is_gone() -> None:

@@ -63,7 +63,7 @@ def hlo_collectives(
 ) -> tuple[HloCollective, ...]:
     """Collectives of a program over more than one device, in text order of the call sites.
 
-    A conditional counts the branch that moves most bytes.
+    Every branch of a conditional counts once.
 
     Args:
         text: Optimised HLO text, or the module read from it.

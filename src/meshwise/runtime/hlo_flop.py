@@ -22,7 +22,7 @@ _CONV_CALLS = re.compile(r"__cudnn\$conv|__onednn\$convolution")
 def hlo_dense_flop(text: str | Module, *, unknown_trip_count: int | None = None) -> int:
     """FLOP of dots and convolutions in one run on one device, trip counts multiplied in.
 
-    A conditional counts the branch with most FLOP.  XLA may have turned a dot with a dim of size
+    Every branch of a conditional counts once.  XLA may have turned a dot with a dim of size
     1 into an element-wise product and a sum; that is no dense product any more.
 
     Args:

@@ -1,6 +1,6 @@
 """How often each instruction of a module runs: loops, calls, fusions, conditionals.
 
-A conditional runs one branch, which only the data decide: the branch with the most weight counts.
+A conditional runs one branch, which only the data decide: every branch counts once, as in a plan.
 """
 
 from __future__ import annotations
@@ -74,12 +74,8 @@ def executed(
                 )
             return _times(visit(body), trips) + _times(visit(condition), trips + 1)
         if instruction.opcode == "conditional":
-            branches = [visit(name) for name in branch_names(instruction)]
-            return list(max(branches, key=total, default=()))
+            return [item for name in branch_names(instruction) for item in visit(name)]
         return [item for name in called_names(instruction) for item in visit(name)]
-
-    def total(items: tuple[Executed, ...]) -> float:
-        return sum(i.count * weigh(i.computation, i.instruction) for i in items)
 
     return visit(module.entry)
 
