@@ -11,11 +11,12 @@ from typing import Any, Literal
 from meshwise.baselines.methods import plan_baseline, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
+from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.memory import peak_bytes
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
+from meshwise.intra.regions import Region, regions
 from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.pins import pinned
 from meshwise.plan.collectives import collectives
@@ -104,6 +105,14 @@ def _replay(trace: TraceFn, plan: Plan) -> tuple[TracedStep, Plan]:
 def _plan_for(
     trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
 ) -> tuple[TracedStep, Plan]:
+    with collection_paused():
+        return _best_plan(trace, request, cluster, num_microbatches)
+
+
+def _best_plan(
+    trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
+) -> tuple[TracedStep, Plan]:
+    """The plan on the logical mesh on which the step is fastest."""
     step = trace(num_microbatches, cluster.num_devices)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
@@ -165,6 +174,7 @@ def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: 
     method = request.method
     pins = pinned(step.graph, request.pins, mesh)
     graph = pins.graph
+    parts = regions(graph)
     objective = method.objective if isinstance(method, IntraOp) else "time"
     options = IntraOptions(
         objective=objective,
@@ -175,11 +185,12 @@ def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: 
         strategies=pins.strategies,
     )
     if isinstance(method, (IntraOp, Auto)):
-        result = plan_intra_op(graph, mesh, step.batch_dims, options)
+        result = plan_intra_op(graph, mesh, step.batch_dims, options, parts)
     else:
-        result = plan_baseline(method_name(method), graph, mesh, step.batch_dims, options)
+        name = method_name(method)
+        result = plan_baseline(name, graph, mesh, step.batch_dims, options, parts)
     step = dataclasses.replace(step, graph=graph)
-    return finished_plan(step, mesh, result, method, objective, has_pins=bool(request.pins))
+    return finished_plan(step, parts, mesh, result, method, objective, has_pins=bool(request.pins))
 
 
 def method_name(method: Method) -> str:
@@ -199,6 +210,7 @@ def _space(result: IntraResult, method: Method, has_pins: bool) -> str:
 
 def finished_plan(
     step: TracedStep,
+    parts: tuple[Region, ...],
     mesh: LogicalMesh,
     result: IntraResult,
     method: Method,
@@ -232,7 +244,7 @@ def finished_plan(
             "every device"
         )
     return Plan(
-        step_time_s=step_time_s(graph, decision, mesh),
+        step_time_s=step_time_s(graph, decision, mesh, parts=parts),
         collectives=collectives(graph, decision, mesh),
         stages=(
             Stage(
@@ -240,7 +252,7 @@ def finished_plan(
                 decision=decision,
                 arguments=arguments(graph, moves),
                 dense=dense_operators(graph, decision, mesh, moves),
-                peak_bytes=peak_bytes(graph, decision, mesh)[0],
+                peak_bytes=result.peak_bytes,
                 device_flop=device_flop(graph, decision, mesh),
             ),
         ),

@@ -13,6 +13,7 @@ from meshwise.graph.layout import parse_layout
 from meshwise.plan.contents import Argument, DenseOperator, arguments, dense_operators
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.flop import device_flop
+from meshwise.plan.shares import Communication, communication
 from random_decision import random_decision
 
 MESH = mesh(2, 2)
@@ -22,7 +23,7 @@ def test_arguments_are_the_inputs_in_order():
     g = Builder(itemsize=2)
     g.input(4, 6, name="0/w")
     g.input(name="1/step")
-    assert arguments(g.graph([])) == (
+    assert arguments(g.graph([]), Communication()) == (
         Argument(name="0/w", shape=(4, 6), dtype="bfloat16", itemsize=2),
         Argument(name="1/step", shape=(), dtype="bfloat16", itemsize=2),
     )
@@ -64,7 +65,7 @@ COLUMNS = ("S0 R", "R S1", "S0 S1", (0, 1))
 
 def test_equal_operators_are_merged_and_others_are_not():
     graph, decision = chain(["a.py:1", "a.py:1", "a.py:2", "a.py:1"], [ROWS, COLUMNS, ROWS, ROWS])
-    found = dense_operators(graph, decision, MESH)
+    found = dense_operators(graph, decision, MESH, communication(graph, decision, MESH))
     each = 2 * 8**3 / 4
     assert [(d.where, str(d.results[0]), d.count, d.device_flop) for d in found] == [
         ("dot_general at a.py:1", "S01 R", 2, 2 * each),
@@ -91,13 +92,17 @@ def test_trip_counts_of_scans_are_in_count_and_flop():
         strategy=(), uses=(use(whole), use(stacked)), results=(whole,), bodies=(inside,)
     )
     decision = GraphDecision(inputs=(whole, stacked), operators=(scan,), outputs=(use(whole),))
-    assert dense_operators(outer.graph([final]), decision, MESH) == (
+    graph, device = outer.graph([final]), MESH.device
+    moves = communication(graph, decision, MESH)
+    assert dense_operators(graph, decision, MESH, moves) == (
         DenseOperator(
             where="dot_general at hand.py:1",
             operands=(whole, whole),
             results=(whole,),
             count=3,
             device_flop=3 * 2 * 8.0**3,
+            compute_s=3 * 2 * 8.0**3 / device.rate(graph.tensors[0].dtype),
+            memory_s=3 * 3 * graph.tensors[0].num_bytes / device.memory_bytes_per_s,
         ),
     )
 
@@ -106,7 +111,7 @@ def test_trip_counts_of_scans_are_in_count_and_flop():
 def test_the_sum_is_the_flop_of_the_device(seed):
     graph = random_graph(seed) if seed % 2 else perceptron(3, 8, 8)
     decision = random_decision(graph, MESH, random.Random(seed))
-    found = dense_operators(graph, decision, MESH)
+    found = dense_operators(graph, decision, MESH, communication(graph, decision, MESH))
     total = math.fsum(d.device_flop for d in found)
     assert total == pytest.approx(device_flop(graph, decision, MESH), rel=1e-12)
     assert sum(d.count for d in found) == sum(op.heavy for op in graph.operators)

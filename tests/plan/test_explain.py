@@ -17,6 +17,7 @@ from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.explain import explain, layout_spec
 from meshwise.plan.flop import Replicated, device_flop, replicated_work
 from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.shares import communication
 from meshwise.units import bytes_text, flop_text, seconds_text
 from random_decision import random_decision
 
@@ -24,11 +25,12 @@ MESH = cpu_cluster(4).mesh((2, 2))
 
 
 def plan_of(graph, decision, **fields):
+    moves = communication(graph, decision, MESH)
     stage = Stage(
         mesh=MESH,
         decision=decision,
-        arguments=arguments(graph),
-        dense=dense_operators(graph, decision, MESH),
+        arguments=arguments(graph, moves),
+        dense=dense_operators(graph, decision, MESH, moves),
         peak_bytes=3 * 2**20,
         device_flop=device_flop(graph, decision, MESH),
     )

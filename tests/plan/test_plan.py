@@ -19,17 +19,19 @@ from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.flop import device_flop, replicated_work
 from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.shares import communication
 from random_decision import random_decision
 
 MESH = cpu_cluster(4).mesh((2, 2))
 
 
 def plan_of(graph, decision, on=MESH, **fields):
+    moves = communication(graph, decision, on)
     stage = Stage(
         mesh=on,
         decision=decision,
-        arguments=arguments(graph),
-        dense=dense_operators(graph, decision, on),
+        arguments=arguments(graph, moves),
+        dense=dense_operators(graph, decision, on, moves),
         peak_bytes=12345,
         device_flop=device_flop(graph, decision, on),
     )

@@ -1,10 +1,13 @@
-"""Plain text tables that keep to a width."""
+"""Plain text tables that keep to a width, and what stands in their cells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwise.graph.layout import Layout
+
 WIDTH = 100
+MAX_ROWS = 60
 GAP = "  "
 
 
@@ -39,3 +42,27 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> l
         ]
         lines.append(GAP.join(cells).rstrip())
     return lines
+
+
+def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The first rows, and how many are left out."""
+    if len(rows) <= MAX_ROWS:
+        return rows
+    rest = [""] * (len(rows[0]) - 1)
+    return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
+
+
+def layout_spec(layout: Layout, names: Sequence[str]) -> str:
+    """`P(x, -)`, `P((y, x), -) sum over z`: a layout with the names of the axes."""
+    words = [
+        "-" if not axes else names[axes[0]] if len(axes) == 1 else _tuple(axes, names)
+        for axes in layout.dims
+    ]
+    partial = ""
+    if layout.partial:
+        partial = f" {layout.monoid} over {', '.join(names[a] for a in layout.partial)}"
+    return f"P({', '.join(words)}){partial}"
+
+
+def _tuple(axes: Sequence[int], names: Sequence[str]) -> str:
+    return f"({', '.join(names[a] for a in axes)})"

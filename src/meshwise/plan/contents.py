@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph
-from meshwise.graph.layout import Layout
-from meshwise.plan.decision import GraphDecision
+from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.layout import Layout, local_shape
+from meshwise.plan.decision import GraphDecision, OperatorDecision
 from meshwise.plan.flop import strategy_parts
-from meshwise.plan.walk import place, visits
+from meshwise.plan.shares import ByKind, Communication, Path, scopes
+from meshwise.plan.walk import place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +25,14 @@ class Argument:
         shape: Of the whole tensor.
         dtype: NumPy-style name.
         itemsize: Bytes of one element.
+        communication: Pairs (kind of collective, seconds a step) of its changes of layout.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     itemsize: int
+    communication: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,9 @@ class DenseOperator:
         results: Layouts that are left.
         count: How often such an operator runs in a step.
         device_flop: FLOP of one device in a step, all `count` runs together.
+        compute_s: Seconds a step that the FLOP take; an operator takes the longer of the two.
+        memory_s: Seconds a step that reading and writing take.
+        communication: Pairs (kind of collective, seconds a step) of what moves for it.
     """
 
     where: str
@@ -46,35 +55,112 @@ class DenseOperator:
     results: tuple[Layout, ...]
     count: int
     device_flop: float
+    compute_s: float
+    memory_s: float
+    communication: tuple[tuple[str, float], ...] = ()
 
 
-def arguments(graph: Graph) -> tuple[Argument, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where one dense operator stands.
+
+    Attributes:
+        path: Of the operator.
+        graph: The graph that holds it.
+        operator: The operator.
+        decision: Its decision.
+        times: How often it runs in a step.
+    """
+
+    path: Path
+    graph: Graph
+    operator: Operator
+    decision: OperatorDecision
+    times: int
+
+
+def arguments(graph: Graph, moves: Communication) -> tuple[Argument, ...]:
     """The inputs of a graph, in order."""
     tensors = [graph.tensors[ident] for ident in graph.inputs]
     return tuple(
-        Argument(name=t.name, shape=t.shape, dtype=t.dtype, itemsize=t.itemsize) for t in tensors
+        Argument(
+            name=t.name,
+            shape=t.shape,
+            dtype=t.dtype,
+            itemsize=t.itemsize,
+            communication=_sorted(moves.arguments.get(position, {})),
+        )
+        for position, t in enumerate(tensors)
     )
+
+
+def dense_sites(graph: Graph, decision: GraphDecision) -> tuple[tuple[Site, ...], ...]:
+    """Dense products and convolutions; equal ones of one source line that run in one way together.
+
+    They stand in the order of their first run.
+    """
+    groups: dict[tuple[str, tuple[Layout, ...], tuple[Layout, ...]], list[Site]] = {}
+    for scope in scopes(graph, decision):
+        for i, (op, chosen) in enumerate(
+            zip(scope.graph.operators, scope.decision.operators, strict=True)
+        ):
+            if op.heavy:
+                operands = tuple(use.layout for use in chosen.uses)
+                site = Site(
+                    path=(*scope.path, i),
+                    graph=scope.graph,
+                    operator=op,
+                    decision=chosen,
+                    times=scope.times,
+                )
+                groups.setdefault((place(op), operands, chosen.results), []).append(site)
+    return tuple(map(tuple, sorted(groups.values(), key=lambda sites: sites[0].path)))
 
 
 def dense_operators(
-    graph: Graph, decision: GraphDecision, mesh: LogicalMesh
+    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, moves: Communication
 ) -> tuple[DenseOperator, ...]:
-    """Dense products and convolutions in the order of their first run, equal ones merged.
+    """A record for each group of `dense_sites`.  Trip counts of loops are multiplied in."""
+    return tuple(_record(sites, mesh, moves) for sites in dense_sites(graph, decision))
 
-    Trip counts of loops are multiplied in.
-    """
-    sums: dict[tuple[str, tuple[Layout, ...], tuple[Layout, ...]], tuple[int, float]] = {}
-    for visit in visits(graph, decision):
-        if not visit.operator.heavy:
-            continue
-        operands = tuple(use.layout for use in visit.decision.uses)
-        key = (place(visit.operator), operands, visit.decision.results)
-        parts = strategy_parts(visit.operator, visit.decision.strategy, mesh.sizes)
-        count, flop = sums.get(key, (0, 0.0))
-        sums[key] = (count + visit.times, flop + visit.times * visit.operator.flop / parts)
-    return tuple(
-        DenseOperator(
-            where=where, operands=operands, results=results, count=count, device_flop=flop
+
+def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> DenseOperator:
+    device, first = mesh.device, sites[0]
+    flop = compute_s = memory_s = 0.0
+    seconds: ByKind = {}
+    for site in sites:
+        parts = strategy_parts(site.operator, site.decision.strategy, mesh.sizes)
+        here = site.times * site.operator.flop / parts
+        flop += here
+        tensors = [site.graph.tensors[t] for t in (*site.operator.inputs, *site.operator.outputs)]
+        layouts = (*(use.layout for use in site.decision.uses), *site.decision.results)
+        num_bytes = sum(
+            math.prod(local_shape(t.shape, layout, mesh.sizes)) * t.itemsize
+            for t, layout in zip(tensors, layouts, strict=True)
         )
-        for (where, operands, results), (count, flop) in sums.items()
+        compute_s += here / device.rate(tensors[0].dtype)
+        memory_s += site.times * num_bytes / device.memory_bytes_per_s
+        for kind, value in moves.operators.get(site.path, {}).items():
+            seconds[kind] = seconds.get(kind, 0.0) + value
+    return DenseOperator(
+        where=place(first.operator),
+        operands=tuple(use.layout for use in first.decision.uses),
+        results=first.decision.results,
+        count=sum(site.times for site in sites),
+        device_flop=flop,
+        compute_s=compute_s,
+        memory_s=memory_s,
+        communication=_sorted(seconds),
     )
+
+
+def pattern(name: str) -> str:
+    """A name with its numbers left open, so that equal layers share it.
+
+    A leading number stays: it is the position of the argument.
+    """
+    return re.sub(r"(?!^)(?<!\d)\d+", "*", name)
+
+
+def _sorted(seconds: ByKind) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(seconds.items()))

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.plan.collectives import collective_s
-from meshwise.plan.columns import WIDTH, shortened, table
-from meshwise.plan.contents import Argument
+from meshwise.plan.columns import WIDTH, layout_spec, shortened, table, with_more
+from meshwise.plan.contents import Argument, pattern
+from meshwise.plan.explain_costs import costs, memory, rivals
 from meshwise.plan.plan import Plan, Stage
 from meshwise.units import bytes_text, flop_text, seconds_text
-
-MAX_ROWS = 60
-
-
-def layout_spec(layout: Layout, names: Sequence[str]) -> str:
-    """`P(x, -)`, `P((y, x), -) sum over z`: a layout with the names of the axes."""
-    words = [
-        "-" if not axes else names[axes[0]] if len(axes) == 1 else _tuple(axes, names)
-        for axes in layout.dims
-    ]
-    partial = ""
-    if layout.partial:
-        partial = f" {layout.monoid} over {', '.join(names[a] for a in layout.partial)}"
-    return f"P({', '.join(words)}){partial}"
-
-
-def _tuple(axes: Sequence[int], names: Sequence[str]) -> str:
-    return f"({', '.join(names[a] for a in axes)})"
 
 
 def mesh_text(mesh: LogicalMesh) -> str:
@@ -47,6 +28,11 @@ def explain(plan: Plan) -> str:
         lines += _section(f"Arguments{title}", _arguments(stage))
         lines += _section(f"Dense products and convolutions{title}", _dense(stage))
     lines += _section("Collectives in a step", _collectives(plan))
+    lines += _section("Seconds of a step", costs(plan))
+    if plan.rivals:
+        lines += _section("What forcing another choice costs, by planning again", rivals(plan))
+    if plan.memory_price is not None:
+        lines += _section("Memory", memory(plan))
     if plan.padding.dims:
         lines += _section("Padded inside the step", _padded(plan))
     if plan.replicated.largest:
@@ -106,21 +92,6 @@ def _solver(plan: Plan) -> list[tuple[str, str]]:
     return [("solver", gap), ("space", plan.space)]
 
 
-def _pattern(name: str) -> str:
-    """A name with its numbers left open, so that equal layers share a row.
-
-    A leading number stays: it is the position of the argument.
-    """
-    return re.sub(r"(?!^)(?<!\d)\d+", "*", name)
-
-
-def _with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    if len(rows) <= MAX_ROWS:
-        return rows
-    rest = [""] * (len(rows[0]) - 1)
-    return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
-
-
 def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:
     return math.prod(local_shape(tensor.shape, layout, mesh.sizes)) * tensor.itemsize
 
@@ -133,7 +104,7 @@ def _arguments(stage: Stage) -> list[str]:
     ):
         name = tensor.name or f"input {position}"
         shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
-        key = (_pattern(name), shape, layout_spec(layout, stage.mesh.names))
+        key = (pattern(name), shape, layout_spec(layout, stage.mesh.names))
         groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
     rows = [
         (
@@ -148,7 +119,7 @@ def _arguments(stage: Stage) -> list[str]:
     if not rows:
         return []
     header = ("argument", "count", "type", "layout", "a device")
-    return table(header, _with_more(rows), "lrllr")
+    return table(header, with_more(rows), "lrllr")
 
 
 def _dense(stage: Stage) -> list[str]:
@@ -168,7 +139,7 @@ def _dense(stage: Stage) -> list[str]:
     if not rows:
         return []
     header = ("operator", "count", "operands -> result", "a device")
-    return table(header, _with_more(rows), "lrlr")
+    return table(header, with_more(rows), "lrlr")
 
 
 def _collectives(plan: Plan) -> list[str]:

@@ -7,30 +7,26 @@ shared copy is made first and ` group N` for groups other than 0.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout, layout_text, parse_layout
+from meshwise.plan import json_read as read
 from meshwise.plan.collectives import Collective
 from meshwise.plan.consistent import check_consistent
 from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.flop import Replicated
+from meshwise.plan.json_read import Json, Reader
 from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.rivals import MemoryPrice, Rival, Way
 
 FORMAT = "meshwise-plan"
 VERSION = 2
 LINE_LENGTH = 100
-
-Value = TypeVar("Value")
-Other = TypeVar("Other")
-# What the `json` module makes of a text.
-Json = Any
 
 _USE = re.compile(r"(?P<layout>.*?)(?: via (?P<via>.*?))?(?: group (?P<group>-?\d+))?")
 
@@ -62,6 +58,8 @@ def plan_to_json(plan: Plan) -> str:
         "fingerprint": plan.fingerprint,
         "replicated": _fields(plan.replicated),
         "parameters": [list(parameter) for parameter in plan.parameters],
+        "rivals": [_rival_json(rival) for rival in plan.rivals],
+        "memory_price": None if plan.memory_price is None else _fields(plan.memory_price),
         "warnings": list(plan.warnings),
         "padding": _fields(plan.padding) | {"dims": [_fields(dim) for dim in plan.padding.dims]},
     }
@@ -97,6 +95,18 @@ def _dense_json(operator: DenseOperator) -> Json:
     return _fields(operator) | {
         "operands": [layout_text(layout) for layout in operator.operands],
         "results": [layout_text(layout) for layout in operator.results],
+    }
+
+
+def _rival_json(rival: Rival) -> Json:
+    chosen, other = _way_json(rival.chosen), rival.rival
+    return _fields(rival) | {"chosen": chosen, "rival": None if other is None else _way_json(other)}
+
+
+def _way_json(way: Way) -> Json:
+    return {
+        "operands": [layout_text(layout) for layout in way.operands],
+        "results": [layout_text(layout) for layout in way.results],
     }
 
 
@@ -170,25 +180,27 @@ def plan_from_json(text: str) -> Plan:
     # Both follow from the stages; they are written for readers only.
     record = {key: value for key, value in data.items() if key not in ("format", "version")}
     told = {key: record.pop(key, None) for key in ("peak_bytes", "device_flop")}
-    plan = _record(
+    plan = read.record(
         record,
         "",
         Plan,
         {
-            "step_time_s": _positive,
-            "collectives": _list_of(_collective),
-            "stages": _list_of(_stage),
-            "num_microbatches": _count,
-            "schedule": _text,
-            "method": _text,
-            "objective": _text,
-            "gap": _positive_or_none,
-            "space": _text,
-            "status": _text,
-            "fingerprint": _text,
+            "step_time_s": read.positive,
+            "collectives": read.list_of(_collective),
+            "stages": read.list_of(_stage),
+            "num_microbatches": read.count,
+            "schedule": read.text,
+            "method": read.text,
+            "objective": read.text,
+            "gap": read.positive_or_none,
+            "space": read.text,
+            "status": read.text,
+            "fingerprint": read.text,
             "replicated": _replicated,
-            "parameters": _list_of(_pair_of(_size, _text)),
-            "warnings": _list_of(_text),
+            "parameters": read.list_of(read.pair_of(read.size, read.text)),
+            "rivals": read.list_of(_rival),
+            "memory_price": read.or_none(_memory_price),
+            "warnings": read.list_of(read.text),
             "padding": _padding,
         },
     )
@@ -201,88 +213,15 @@ def plan_from_json(text: str) -> Plan:
     return plan
 
 
-Reader = Callable[[Json, str], Any]
-
-
-def _wrong(where: str, wanted: str, value: Json) -> PlanError:
-    got = repr(value)
-    return PlanError(f"field {where!r}: expected {wanted}, got {got[:60]}")
-
-
-def _record(data: Json, where: str, kind: Callable[..., Value], fields: Mapping[str, Reader]):
-    """A record from a JSON object that has exactly the given fields."""
-    if not isinstance(data, dict):
-        raise _wrong(where, "an object", data)
-    data = cast(dict[str, Json], data)
-    prefix = f"{where}." if where else ""
-    for key in data:
-        if key not in fields:
-            raise PlanError(f"field {prefix + key!r} is unknown")
-    for key in fields:
-        if key not in data:
-            raise PlanError(f"field {prefix + key!r} is missing")
-    return kind(**{key: read(data[key], prefix + key) for key, read in fields.items()})
-
-
-def _list_of(read: Callable[[Json, str], Value]) -> Callable[[Json, str], tuple[Value, ...]]:
-    def read_all(value: Json, where: str) -> tuple[Value, ...]:
-        if not isinstance(value, list):
-            raise _wrong(where, "a list", value)
-        items = cast(list[Json], value)
-        return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(items))
-
-    return read_all
-
-
-def _text(value: Json, where: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong(where, "a text", value)
-    return value
-
-
-def _int(value: Json, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(where, "a whole number", value)
-    return value
-
-
-def _count(value: Json, where: str) -> int:
-    if _int(value, where) < 1:
-        raise _wrong(where, "a whole number above zero", value)
-    return value
-
-
-def _size(value: Json, where: str) -> int:
-    if _int(value, where) < 0:
-        raise _wrong(where, "a whole number, zero or more", value)
-    return value
-
-
-def _number(value: Json, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(where, "a finite number", value)
-    return float(value)
-
-
-def _positive(value: Json, where: str) -> float:
-    if _number(value, where) < 0:
-        raise _wrong(where, "a number, zero or more", value)
-    return float(value)
-
-
-def _positive_or_none(value: Json, where: str) -> float | None:
-    return None if value is None else _positive(value, where)
-
-
 def _layout(value: Json, where: str) -> Layout:
     try:
-        return parse_layout(_text(value, where))
+        return parse_layout(read.text(value, where))
     except ValueError as error:
-        raise _wrong(where, "a layout, as 'S0 R' or 'R sum:P1'", value) from error
+        raise read.wrong(where, "a layout, as 'S0 R' or 'R sum:P1'", value) from error
 
 
 def _use(value: Json, where: str) -> Use:
-    match = _USE.fullmatch(_text(value, where))
+    match = _USE.fullmatch(read.text(value, where))
     assert match is not None  # the first group matches anything
     layout = _layout(match["layout"], where)
     via = layout if match["via"] is None else _layout(match["via"], where)
@@ -291,124 +230,147 @@ def _use(value: Json, where: str) -> Use:
 
 def _operator(value: Json, where: str) -> OperatorDecision:
     fields: dict[str, Reader] = {
-        "strategy": _list_of(_int),
-        "uses": _list_of(_use),
-        "results": _list_of(_layout),
+        "strategy": read.list_of(read.whole),
+        "uses": read.list_of(_use),
+        "results": read.list_of(_layout),
     }
     if isinstance(value, dict) and "bodies" in value:
-        fields["bodies"] = _list_of(_decision)
-    return _record(value, where, OperatorDecision, fields)
+        fields["bodies"] = read.list_of(_decision)
+    return read.record(value, where, OperatorDecision, fields)
 
 
 def _decision(value: Json, where: str) -> GraphDecision:
     fields: dict[str, Reader] = {
-        "inputs": _list_of(_layout),
-        "operators": _list_of(_operator),
-        "outputs": _list_of(_use),
+        "inputs": read.list_of(_layout),
+        "operators": read.list_of(_operator),
+        "outputs": read.list_of(_use),
     }
-    return _record(value, where, GraphDecision, fields)
-
-
-def _pair_of(
-    first: Callable[[Json, str], Value], second: Callable[[Json, str], Other]
-) -> Callable[[Json, str], tuple[Value, Other]]:
-    def read_pair(value: Json, where: str) -> tuple[Value, Other]:
-        if not isinstance(value, list) or len(cast(list[Json], value)) != 2:
-            raise _wrong(where, "a list of two", value)
-        one, two = cast(list[Json], value)
-        return first(one, f"{where}[0]"), second(two, f"{where}[1]")
-
-    return read_pair
+    return read.record(value, where, GraphDecision, fields)
 
 
 def _device(value: Json, where: str) -> DeviceSpec:
     fields: dict[str, Reader] = {
-        "name": _text,
-        "memory_bytes": _size,
-        "memory_bytes_per_s": _positive,
-        "flop_per_s": _list_of(_pair_of(_text, _positive)),
-        "source": _text,
+        "name": read.text,
+        "memory_bytes": read.size,
+        "memory_bytes_per_s": read.positive,
+        "flop_per_s": read.list_of(read.pair_of(read.text, read.positive)),
+        "source": read.text,
     }
-    return _record(value, where, DeviceSpec, fields)
+    return read.record(value, where, DeviceSpec, fields)
 
 
 def _axis(value: Json, where: str) -> MeshAxis:
     fields: dict[str, Reader] = {
-        "name": _text,
-        "size": _count,
-        "latency_s": _positive,
-        "link_bytes_per_s": _positive,
+        "name": read.text,
+        "size": read.count,
+        "latency_s": read.positive,
+        "link_bytes_per_s": read.positive,
     }
-    return _record(value, where, MeshAxis, fields)
+    return read.record(value, where, MeshAxis, fields)
 
 
 def _mesh(value: Json, where: str) -> LogicalMesh:
-    fields: dict[str, Reader] = {"axes": _list_of(_axis), "device": _device}
-    return _record(value, where, LogicalMesh, fields)
+    fields: dict[str, Reader] = {"axes": read.list_of(_axis), "device": _device}
+    return read.record(value, where, LogicalMesh, fields)
+
+
+def _by_kind(value: Json, where: str) -> tuple[tuple[str, float], ...]:
+    return read.list_of(read.pair_of(read.text, read.positive))(value, where)
+
+
+def _way(value: Json, where: str) -> Way:
+    layouts = read.list_of(_layout)
+    return read.record(value, where, Way, {"operands": layouts, "results": layouts})
+
+
+def _rival(value: Json, where: str) -> Rival:
+    fields: dict[str, Reader] = {
+        "what": read.text,
+        "count": read.count,
+        "chosen": _way,
+        "rival": read.or_none(_way),
+        "step_time_s": read.positive_or_none,
+        "status": read.text,
+    }
+    return read.record(value, where, Rival, fields)
+
+
+def _memory_price(value: Json, where: str) -> MemoryPrice:
+    fields: dict[str, Reader] = {
+        "more_bytes": read.count,
+        "step_time_s": read.positive,
+        "peak_bytes": read.size,
+        "status": read.text,
+    }
+    return read.record(value, where, MemoryPrice, fields)
 
 
 def _argument(value: Json, where: str) -> Argument:
     fields: dict[str, Reader] = {
-        "name": _text,
-        "shape": _list_of(_size),
-        "dtype": _text,
-        "itemsize": _count,
+        "name": read.text,
+        "shape": read.list_of(read.size),
+        "dtype": read.text,
+        "itemsize": read.count,
+        "communication": _by_kind,
     }
-    return _record(value, where, Argument, fields)
+    return read.record(value, where, Argument, fields)
 
 
 def _dense(value: Json, where: str) -> DenseOperator:
     fields: dict[str, Reader] = {
-        "where": _text,
-        "operands": _list_of(_layout),
-        "results": _list_of(_layout),
-        "count": _count,
-        "device_flop": _number,
+        "where": read.text,
+        "operands": read.list_of(_layout),
+        "results": read.list_of(_layout),
+        "count": read.count,
+        "device_flop": read.number,
+        "compute_s": read.positive,
+        "memory_s": read.positive,
+        "communication": _by_kind,
     }
-    return _record(value, where, DenseOperator, fields)
+    return read.record(value, where, DenseOperator, fields)
 
 
 def _stage(value: Json, where: str) -> Stage:
     fields: dict[str, Reader] = {
         "mesh": _mesh,
         "decision": _decision,
-        "arguments": _list_of(_argument),
-        "dense": _list_of(_dense),
-        "peak_bytes": _size,
-        "device_flop": _number,
+        "arguments": read.list_of(_argument),
+        "dense": read.list_of(_dense),
+        "peak_bytes": read.size,
+        "device_flop": read.number,
     }
-    return _record(value, where, Stage, fields)
+    return read.record(value, where, Stage, fields)
 
 
 def _collective(value: Json, where: str) -> Collective:
     fields: dict[str, Reader] = {
-        "kind": _text,
-        "axes": _list_of(_text),
-        "group_size": _count,
-        "num_bytes": _size,
-        "count": _count,
-        "stage": _size,
-        "where": _text,
+        "kind": read.text,
+        "axes": read.list_of(read.text),
+        "group_size": read.count,
+        "num_bytes": read.size,
+        "count": read.count,
+        "stage": read.size,
+        "where": read.text,
     }
-    return _record(value, where, Collective, fields)
+    return read.record(value, where, Collective, fields)
 
 
 def _replicated(value: Json, where: str) -> Replicated:
     fields: dict[str, Reader] = {
-        "flop_share": _number,
-        "bytes_share": _number,
-        "largest": _list_of(_pair_of(_text, _size)),
+        "flop_share": read.number,
+        "bytes_share": read.number,
+        "largest": read.list_of(read.pair_of(read.text, read.size)),
     }
-    return _record(value, where, Replicated, fields)
+    return read.record(value, where, Replicated, fields)
 
 
 def _padding(value: Json, where: str) -> Padding:
     dim: dict[str, Reader] = {
-        "number": _size,
-        "size": _count,
-        "padded_size": _count,
-        "where": _list_of(_text),
+        "number": read.size,
+        "size": read.count,
+        "padded_size": read.count,
+        "where": read.list_of(read.text),
     }
-    dims = _list_of(lambda item, place: _record(item, place, PaddedDim, dim))
-    fields: dict[str, Reader] = {"dims": dims, "unpadded_step_time_s": _positive_or_none}
-    return _record(value, where, Padding, fields)
+    dims = read.list_of(lambda item, place: read.record(item, place, PaddedDim, dim))
+    fields: dict[str, Reader] = {"dims": dims, "unpadded_step_time_s": read.positive_or_none}
+    return read.record(value, where, Padding, fields)

@@ -10,6 +10,7 @@ from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.flop import Replicated
 from meshwise.plan.padding import NOT_PADDED, Padding
+from meshwise.plan.rivals import MemoryPrice, Rival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Plan:
         replicated: What runs whole on every device.
         parameters: Number in the call, static arguments counted, and name (may be empty) of each
             positional argument; paths of arguments begin with these numbers.
+        rivals: What other choices would cost, if it was asked.
+        memory_price: What more memory would save, if it was asked.
         warnings: What the user should know.
         padding: Dims that are longer inside than in the user's step.
     """
@@ -70,6 +73,8 @@ class Plan:
     fingerprint: str
     replicated: Replicated
     parameters: tuple[tuple[int, str], ...] = ()
+    rivals: tuple[Rival, ...] = ()
+    memory_price: MemoryPrice | None = None
     warnings: tuple[str, ...] = ()
     padding: Padding = NOT_PADDED
 

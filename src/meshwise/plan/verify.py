@@ -12,11 +12,20 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, is_valid, replicated, shift_in
-from meshwise.graph.loops import is_feasible, operand_layouts, result_layouts
+from meshwise.graph.loops import (
+    LoopRule,
+    Strategy,
+    is_feasible,
+    operand_layouts,
+    result_layouts,
+)
 from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.walk import place
 from meshwise.resharding.within import path
+
+# Layouts of operands and of results.
+_Made = tuple[tuple[Layout, ...], tuple[Layout, ...]]
 
 
 def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> None:
@@ -25,7 +34,7 @@ def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) ->
     Raises:
         PlanError: naming the operator with its source line, or the input or output.
     """
-    _verify_graph(graph, decision, mesh, inside="")
+    _verify_graph(graph, decision, _Known(mesh), inside="")
     for position, layout in enumerate(decision.inputs):
         if layout.partial:
             raise PlanError(f"input {position} enters partial ({layout}); a step has no such input")
@@ -46,42 +55,58 @@ def _same_count(what: str, got: int, wanted: int) -> None:
         raise PlanError(f"{what}: the plan has {got}, the step has {wanted}")
 
 
-def _check_layout(what: str, layout: Layout, shape: Sequence[int], mesh: LogicalMesh) -> None:
+class _Known:
+    """What was found right: equal operators and changes of layout are checked once.
+
+    Rules are told by their ids; each is kept, so that its id stays taken.
+    """
+
+    def __init__(self, mesh: LogicalMesh) -> None:
+        self.mesh = mesh
+        self.sizes = mesh.sizes
+        self.layouts: set[tuple[Layout, tuple[int, ...]]] = set()
+        self.changes: set[tuple[tuple[int, ...], int, Layout, Layout]] = set()
+        self.rules: dict[int, tuple[LoopRule, dict[Strategy, _Made]]] = {}
+
+
+def _check_layout(what: str, layout: Layout, shape: tuple[int, ...], known: _Known) -> None:
+    if (layout, shape) in known.layouts:
+        return
     axes = [a for dim in layout.dims for a in dim] + list(layout.partial)
-    unknown = sorted(a for a in axes if not 0 <= a < len(mesh.axes))
-    if unknown or not is_valid(layout, shape, mesh.sizes):
+    unknown = sorted(a for a in axes if not 0 <= a < len(known.sizes))
+    if unknown or not is_valid(layout, shape, known.sizes):
         raise PlanError(
-            f"{what}: {layout} is not a layout of shape {tuple(shape)} on a mesh of sizes "
-            f"{mesh.sizes}"
+            f"{what}: {layout} is not a layout of shape {shape} on a mesh of sizes {known.sizes}"
         )
+    known.layouts.add((layout, shape))
 
 
-def _verify_graph(graph: Graph, decision: GraphDecision, mesh: LogicalMesh, inside: str) -> None:
+def _verify_graph(graph: Graph, decision: GraphDecision, known: _Known, inside: str) -> None:
     _same_count(f"inputs{inside}", len(decision.inputs), len(graph.inputs))
     _same_count(f"operators{inside}", len(decision.operators), len(graph.operators))
     _same_count(f"outputs{inside}", len(decision.outputs), len(graph.outputs))
     home: dict[int, Layout] = {}
     for position, (ident, layout) in enumerate(zip(graph.inputs, decision.inputs, strict=True)):
-        _check_layout(f"input {position}{inside}", layout, graph.tensors[ident].shape, mesh)
+        _check_layout(f"input {position}{inside}", layout, graph.tensors[ident].shape, known)
         home[ident] = layout
     for operator, chosen in zip(graph.operators, decision.operators, strict=True):
         what = f"{place(operator)}{inside}"
         _same_count(f"operands of {what}", len(chosen.uses), len(operator.inputs))
         _same_count(f"results of {what}", len(chosen.results), len(operator.outputs))
         for position, (ident, use) in enumerate(zip(operator.inputs, chosen.uses, strict=True)):
-            _verify_use(f"operand {position} of {what}", graph, ident, use, home, mesh)
+            _verify_use(f"operand {position} of {what}", graph, ident, use, home, known)
         if operator.structure is None:
-            _verify_strategy(what, operator, chosen, mesh)
+            _verify_strategy(what, operator, chosen, known)
         else:
-            _verify_bodies(what, operator, operator.structure, chosen, mesh)
+            _verify_bodies(what, operator, operator.structure, chosen, known)
         for position, (ident, layout) in enumerate(
             zip(operator.outputs, chosen.results, strict=True)
         ):
             shape = graph.tensors[ident].shape
-            _check_layout(f"result {position} of {what}", layout, shape, mesh)
+            _check_layout(f"result {position} of {what}", layout, shape, known)
             home[ident] = layout
     for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
-        _verify_use(f"output {position}{inside}", graph, ident, use, home, mesh)
+        _verify_use(f"output {position}{inside}", graph, ident, use, home, known)
 
 
 def _verify_use(
@@ -90,45 +115,43 @@ def _verify_use(
     ident: int,
     use: Use,
     home: dict[int, Layout],
-    mesh: LogicalMesh,
+    known: _Known,
 ) -> None:
     """The operand exists, and its layouts can be reached."""
     tensor = graph.tensors[ident]
     for layout in (use.via, use.layout):
-        _check_layout(what, layout, tensor.shape, mesh)
+        _check_layout(what, layout, tensor.shape, known)
     if tensor.generated:
         return
     if ident not in home:
         raise PlanError(f"{what} is used before it is defined")
     for before, after in ((home[ident], use.via), (use.via, use.layout)):
-        if before == after:
+        change = (tensor.shape, tensor.itemsize, before, after)
+        if before == after or change in known.changes:
             continue
         try:
-            path(tensor.shape, tensor.itemsize, before, after, mesh)
+            path(*change, known.mesh)
         except PlanError as error:
             raise PlanError(f"{what}: {error}") from error
+        known.changes.add(change)
 
 
 def _verify_strategy(
-    what: str, operator: Operator, chosen: OperatorDecision, mesh: LogicalMesh
+    what: str, operator: Operator, chosen: OperatorDecision, known: _Known
 ) -> None:
     """The strategy is feasible, and the layouts are those that follow from it."""
-    rule, strategy, sizes = operator.rule, chosen.strategy, mesh.sizes
-    _same_count(f"axes in the strategy of {what}", len(strategy), len(sizes))
     if chosen.bodies:
         raise PlanError(f"{what} has no body, but the plan has a decision for one")
-    lowest, highest = -1 - len(rule.linear), len(rule.loops) - 1
-    if not all(lowest <= choice <= highest for choice in strategy):
-        raise PlanError(f"{what}: strategy {strategy} names a loop that is not there")
-    if not is_feasible(rule, strategy, sizes):
-        raise PlanError(f"{what}: strategy {strategy} does not divide its loops evenly")
+    strategy = chosen.strategy
+    _, made = known.rules.setdefault(id(operator.rule), (operator.rule, {}))
+    if strategy not in made:
+        made[strategy] = _made(what, operator.rule, strategy, known.sizes)
+    operands, results = made[strategy]
     sides = (
-        ("operand", tuple(use.layout for use in chosen.uses), operand_layouts),
-        ("result", chosen.results, result_layouts),
+        ("operand", tuple(use.layout for use in chosen.uses), operands),
+        ("result", chosen.results, results),
     )
-    for side, got, layouts in sides:
-        wanted = layouts(rule, strategy, sizes)
-        assert wanted is not None  # is_feasible
+    for side, got, wanted in sides:
         for position, (one, other) in enumerate(zip(got, wanted, strict=True)):
             if one != other:
                 raise PlanError(
@@ -137,12 +160,36 @@ def _verify_strategy(
                 )
 
 
+def _made(what: str, rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> _Made:
+    """Layouts of operands and results that a strategy makes.
+
+    Raises:
+        PlanError: it is no strategy of the rule.
+    """
+    _same_count(f"axes in the strategy of {what}", len(strategy), len(sizes))
+    lowest, highest = -1 - len(rule.linear), len(rule.loops) - 1
+    if not all(lowest <= choice <= highest for choice in strategy):
+        raise PlanError(f"{what}: strategy {strategy} names a loop that is not there")
+    if not is_feasible(rule, strategy, sizes):
+        raise PlanError(
+            f"{what}: strategy {strategy} does not divide its loops evenly"
+            + (", or cuts blocks shorter than their edges" if rule.halos else "")
+        )
+    operands, results = (
+        operand_layouts(rule, strategy, sizes),
+        result_layouts(rule, strategy, sizes),
+    )
+    assert operands is not None  # is_feasible
+    assert results is not None
+    return operands, results
+
+
 def _verify_bodies(
     what: str,
     operator: Operator,
     structure: Structure,
     chosen: OperatorDecision,
-    mesh: LogicalMesh,
+    known: _Known,
 ) -> None:
     """Each body is a legal program, fits operands and results, and returns carries as they came."""
     if not chosen.bodies:
@@ -159,7 +206,7 @@ def _verify_bodies(
     for name, part, graph, inner in zip(
         names, structure.parts, operator.bodies, chosen.bodies, strict=True
     ):
-        _verify_graph(graph, inner, mesh, inside=f" inside {name}")
+        _verify_graph(graph, inner, known, inside=f" inside {name}")
         for k, layout in zip(part.operands, inner.inputs, strict=True):
             wanted = shift_in(layout) if k in structure.stacked_operands else layout
             if chosen.uses[k].layout != wanted:

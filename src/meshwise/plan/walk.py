@@ -92,6 +92,26 @@ def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
     return found
 
 
+class Legs:
+    """Changes of layout of the tensors of one graph; each is told once."""
+
+    def __init__(self, graph: Graph, decision: GraphDecision) -> None:
+        """Args: a graph, without its bodies, and its decision."""
+        self._graph = graph
+        self._home = homes(graph, decision)
+        self._made: set[tuple[int, int, Layout, Layout]] = set()
+
+    def of(self, ident: int, use: Use) -> Iterator[tuple[Layout, Layout]]:
+        """What a use adds to the changes told before."""
+        if self._graph.tensors[ident].generated:
+            return
+        for before, after in ((self._home[ident], use.via), (use.via, use.layout)):
+            key = (ident, use.group, before, after)
+            if before != after and key not in self._made:
+                self._made.add(key)
+                yield before, after
+
+
 def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Reshard]:
     """Every change of layout, in program order."""
     return (x for x in transfers(graph, decision, (), times) if isinstance(x, Reshard))
@@ -105,18 +125,11 @@ def transfers(
     A tensor goes from the layout of its definition to `via` and on to `layout`; each leg is made
     once for all users of one group.  Generated tensors are made again in each layout, for free.
     """
-    home = homes(graph, decision)
-    made: set[tuple[int, int, Layout, Layout]] = set()
+    once = Legs(graph, decision)
 
     def legs(ident: int, use: Use, where: str) -> Iterator[Reshard]:
-        tensor = graph.tensors[ident]
-        if tensor.generated:
-            return
-        for before, after in ((home[ident], use.via), (use.via, use.layout)):
-            key = (ident, use.group, before, after)
-            if before != after and key not in made:
-                made.add(key)
-                yield Reshard(tensor, before, after, times, where)
+        for before, after in once.of(ident, use):
+            yield Reshard(graph.tensors[ident], before, after, times, where)
 
     for operator, chosen in zip(graph.operators, decision.operators, strict=True):
         for ident, use in zip(operator.inputs, chosen.uses, strict=True):

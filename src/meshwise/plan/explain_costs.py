@@ -1,0 +1,110 @@
+"""Of a plan as text: whose are the seconds, what other choices and more memory would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.plan.collectives import collective_s
+from meshwise.plan.columns import layout_spec, table, with_more
+from meshwise.plan.contents import pattern
+from meshwise.plan.plan import Plan
+from meshwise.plan.rivals import Rival, Way
+from meshwise.units import bytes_text, seconds_text
+
+# A row: what, seconds of computation, seconds of memory traffic, seconds by kind of collective.
+Row = tuple[str, float, float, dict[str, float]]
+
+
+def costs(plan: Plan) -> list[str]:
+    """Seconds of dense operators and of arguments, dearest first; all else in the last row."""
+    rows = [
+        (item.where, item.compute_s, item.memory_s, dict(item.communication))
+        for stage in plan.stages
+        for item in stage.dense
+    ]
+    rows += _argument_rows(plan)
+    rows.sort(key=lambda row: -_seconds(row))
+    total: dict[str, float] = {}
+    for item in plan.collectives:
+        each_s = collective_s(item, plan.stages[item.stage].mesh)
+        total[item.kind] = total.get(item.kind, 0.0) + item.count * each_s
+    left = {k: t - sum(row[3].get(k, 0.0) for row in rows) for k, t in total.items()}
+    left = {k: max(t, 0.0) for k, t in left.items()}
+    rest_s = plan.step_time_s - sum(map(_seconds, rows)) - sum(left.values())
+    kinds = sorted(total)
+    cells = with_more([_cells(row, kinds) for row in rows])
+    other = ("all else", "", seconds_text(max(rest_s, 0.0)))
+    cells.append((*other, *(seconds_text(left[k]) if left[k] else "" for k in kinds)))
+    return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
+
+
+def _seconds(row: Row) -> float:
+    _, compute_s, memory_s, moves = row
+    return max(compute_s, memory_s) + sum(moves.values())
+
+
+def _cells(row: Row, kinds: Sequence[str]) -> tuple[str, ...]:
+    what, compute_s, memory_s, moves = row
+    times = (compute_s, memory_s, *(moves.get(kind, 0.0) for kind in kinds))
+    return (what, *(seconds_text(t) if t else "" for t in times))
+
+
+def _argument_rows(plan: Plan) -> list[Row]:
+    groups: dict[str, dict[str, float]] = {}
+    for stage in plan.stages:
+        for position, argument in enumerate(stage.arguments):
+            moves = groups.setdefault(pattern(argument.name or f"input {position}"), {})
+            for kind, seconds in argument.communication:
+                moves[kind] = moves.get(kind, 0.0) + seconds
+    return [(name, 0.0, 0.0, moves) for name, moves in groups.items() if moves]
+
+
+def rivals(plan: Plan) -> list[str]:
+    """Rivals with the true price of forcing them."""
+    names = plan.mesh.names
+    rows = [
+        (
+            rival.what,
+            str(rival.count),
+            _way_text(rival.chosen, names),
+            "none fits" if rival.rival is None else _way_text(rival.rival, names),
+            _price_text(plan, rival),
+        )
+        for rival in plan.rivals
+    ]
+    header = ("argument or operator", "count", "chosen", "best rival", "a step")
+    lines = table(header, rows, "lrllr")
+    if any(r.status != "optimal" for r in plan.rivals) or plan.status != "optimal":
+        lines.append("~: one of the two plans is not proved optimal")
+    return lines
+
+
+def _way_text(way: Way, names: Sequence[str]) -> str:
+    results = " ".join(layout_spec(layout, names) for layout in way.results)
+    if not way.operands:
+        return results
+    return " ".join(layout_spec(layout, names) for layout in way.operands) + " -> " + results
+
+
+def _price_text(plan: Plan, rival: Rival) -> str:
+    if rival.step_time_s is None:
+        return ""
+    proved = rival.status == plan.status == "optimal"
+    return _signed(rival.step_time_s - plan.step_time_s) + ("" if proved else " ~")
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
+
+
+def memory(plan: Plan) -> list[str]:
+    """What more memory would save."""
+    price = plan.memory_price
+    assert price is not None
+    saved_s = plan.step_time_s - price.step_time_s
+    more = f"{bytes_text(price.more_bytes)} more per device would save"
+    proved = "" if price.status == plan.status == "optimal" else " ~"
+    if saved_s <= 0:
+        return [f"{more} nothing{proved}"]
+    uses = f"that plan uses {bytes_text(price.peak_bytes)}"
+    return [f"{more} {seconds_text(saved_s)} a step{proved}; {uses}"]
