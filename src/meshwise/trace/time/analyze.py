@@ -171,6 +171,10 @@ class _Analysis:
         states = [self.states[i] for i in node.inputs]
         kinds = {state.kind for state in states}
         if kinds <= {WHOLE}:
+            # A loop with rows may carry a counter or a key: that is known inside only.
+            made = [self.producer[i] for i in node.inputs if i in self.producer]
+            if any(self.nodes[p].region == INSIDE_LOOP for p in made):
+                return replace(whole, region=INSIDE_LOOP)
             return whole
         if AFTER in kinds:
             blame = None

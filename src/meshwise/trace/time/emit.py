@@ -265,6 +265,8 @@ def microbatched(
     needed = _needed_after(program, block)
     carried = [i for i in needed if block.states[i].kind in (PARTIAL, LOCAL)]
     stacked = [i for i in needed if block.states[i].kind == SPLIT and i not in whole]
+    # Equal for all micro-batches, but made inside: the last one's will do.
+    equal = [i for i in needed if block.states[i].kind == WHOLE]
 
     def step(carry: list[Any], index: Any) -> Any:
         inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
@@ -279,7 +281,7 @@ def microbatched(
             combine(_monoid(block.states[i]), acc, _term(block.states[i], term, batch))
             for i, acc, term in zip(carried, carry, terms, strict=True)
         ]
-        return new, [run.get(i, block.states[i]) for i in stacked]
+        return new, [run.get(i, block.states[i]) for i in (*stacked, *equal)]
 
     init = []
     for i in carried:
@@ -287,8 +289,8 @@ def microbatched(
         init.append(jnp.full(aval.shape, identity_of(_monoid(block.states[i]), aval.dtype)))
     final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
     whole.update(zip(carried, final, strict=True))
-    for i, rows in zip(stacked, ys, strict=True):
-        whole[i] = join_rows(rows, block.states[i].dim, batch)
+    for i, rows in zip((*stacked, *equal), ys, strict=True):
+        whole[i] = rows[-1] if i in equal else join_rows(rows, block.states[i].dim, batch)
     _run_region(program, block, AFTER_LOOP, whole)
     return [whole[i] if i in whole else program.constants[i] for i in program.outputs]
 
