@@ -27,7 +27,7 @@ def _gradients(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 _IMAGE = ints(8, 4, 3, 3)
 _KERNEL = ints(8, 4, 3, 3)
-_ON_ALL_MESHES = ("plain", "feature groups", "batch groups")
+_ON_ALL_MESHES = ("feature groups",)
 _LAST = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 
 
