@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
 
 # A folder imports only from itself and from the lines above its own.
 LAYERS = (
-    "errors units",
+    "errors units collector",
     "cluster",
     "graph",
     # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.
@@ -35,8 +35,10 @@ LAYERS = (
     "pins",
     "local_cluster",
     "planning",
+    "pricing",
     "arguments",
     "init_state",
+    "parallel_step",
     "api",
     "__init__",
     "train",

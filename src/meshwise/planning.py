@@ -14,7 +14,9 @@ from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.options import IntraOptions, IntraResult
+from meshwise.graph.layout import Layout
+from meshwise.graph.loops import Strategy
+from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region, regions
 from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
@@ -53,6 +55,24 @@ class PlanRequest:
     pins: Mapping[str, Any] = field(default_factory=dict[str, Any])
     memory_bytes: int | None = None
     rules: Mapping[str, ForeignRule] = field(default_factory=dict[str, ForeignRule])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """Choices that a question fixes.
+
+    Attributes:
+        layouts: Layouts that inputs may have, by position.
+        strategies: Strategies that operators which decide alone may have.
+    """
+
+    layouts: Mapping[int, tuple[Layout, ...]] = field(default_factory=dict[int, tuple[Layout, ...]])
+    strategies: Mapping[OperatorPath, frozenset[Strategy]] = field(
+        default_factory=dict[OperatorPath, frozenset[Strategy]]
+    )
+
+
+NOTHING_FORCED = Forced()
 
 
 def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
@@ -146,7 +166,7 @@ def _best(
     failure: InfeasibleError | None = None
     for mesh in _meshes(request.method, cluster):
         try:
-            plan = _plan_on(step, request, mesh, memory)
+            plan = plan_on(step, request, mesh, memory)
         except InfeasibleError as error:
             failure = error
             continue
@@ -170,7 +190,25 @@ def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
             return [cluster.mesh((cluster.num_devices,))]
 
 
-def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: int) -> Plan:
+def plan_on(
+    step: TracedStep,
+    request: PlanRequest,
+    mesh: LogicalMesh,
+    memory: int,
+    forced: Forced = NOTHING_FORCED,
+) -> Plan:
+    """Plan a traced step on one mesh.
+
+    Args:
+        step: The step.
+        request: What is asked; its cluster does not matter any more.
+        mesh: The mesh.
+        memory: Bytes of one device.
+        forced: What is fixed beside the pins; it wins over them.
+
+    Raises:
+        PinError, InfeasibleError, SolverError: there is no such plan.
+    """
     method = request.method
     pins = pinned(step.graph, request.pins, mesh)
     graph = pins.graph
@@ -181,8 +219,8 @@ def _plan_on(step: TracedStep, request: PlanRequest, mesh: LogicalMesh, memory: 
         memory_bytes=memory,
         time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
-        layouts=pins.layouts,
-        strategies=pins.strategies,
+        layouts={**pins.layouts, **forced.layouts},
+        strategies={**pins.strategies, **forced.strategies},
     )
     if isinstance(method, (IntraOp, Auto)):
         result = plan_intra_op(graph, mesh, step.batch_dims, options, parts)

@@ -1,0 +1,310 @@
+"""A step that plans, compiles and runs itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from meshwise.arguments import (
+    ArgumentOptions,
+    Binding,
+    Call,
+    argument_options,
+    bind,
+    step_name,
+)
+from meshwise.errors import PlanError, TraceError
+from meshwise.init_state import split_init_args, state_place, zeros_of_spec
+from meshwise.jax_compat import is_tracer
+from meshwise.methods import asks_for_stages
+from meshwise.plan.plan import Plan
+from meshwise.planning import PlanRequest, make_plan
+from meshwise.pricing import Progress, priced
+from meshwise.runtime.hlo import device_peak_bytes
+from meshwise.trace.step import TracedStep, abstract, trace_step
+
+# A plan is made before any lowering: what lowers and runs is imported where it is needed.
+if TYPE_CHECKING:
+    from meshwise.runtime.executable import Executable
+
+_NOT_FITTING = (TypeError, ValueError)
+
+
+class ParallelStep:
+    """A training step that plans, compiles and runs itself; made by `parallelize`."""
+
+    def __init__(
+        self, fun: Callable[..., Any], request: PlanRequest, options: ArgumentOptions
+    ) -> None:
+        """Args: the step, what is asked of the plan, what is said of the arguments."""
+        self._fun = fun
+        self._request = request
+        self._options = options
+        self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
+        self._traced: dict[Any, TracedStep] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._executables: dict[Any, Executable] = {}
+        self._recent: dict[Any, Executable] = {}
+        self._last: Executable | None = None
+        self._of_classes: dict[type, ParallelStep] = {}
+        update_wrapper(self, fun)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> ParallelStep:
+        """As a method: a step of the object, which is a constant of the step, not an argument.
+
+        Numbers of arguments count without `self`.  Each object has a step of its own, which it
+        keeps as long as it lives.
+
+        Raises:
+            TraceError: the object has no place to keep its step.
+        """
+        if instance is None:
+            return self
+        if isinstance(instance, type):
+            kept = self._of_classes
+            return kept.setdefault(instance, kept.get(instance) or self._bound_to(instance))
+        try:
+            attributes = vars(instance)
+        except TypeError:
+            raise TraceError(
+                f"{self._options.name} is a method of {type(instance).__name__}, whose __slots__ "
+                "leave no place for the compiled step; add '__dict__' to them, or parallelize a "
+                "function"
+            ) from None
+        name = f"_parallel_{self._options.name}_{id(self)}"
+        kept_step = attributes.get(name)
+        if not isinstance(kept_step, _KeptStep) or kept_step.owner is not instance:
+            kept_step = attributes[name] = _KeptStep(self._bound_to(instance), instance)
+        assert kept_step.step is not None
+        return kept_step.step
+
+    def _bound_to(self, instance: Any) -> ParallelStep:
+        fun = MethodType(self._fun, instance)
+        options = self._options
+        return ParallelStep(
+            fun,
+            self._request,
+            argument_options(
+                fun,
+                batch_argnums=options.batch_argnums,
+                batch_dims=options.batch_dims,
+                static_argnums=options.static_argnums,
+                donate_argnums=options.donate_argnums,
+            ),
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
+        binding, call = self._taken_apart(args, kwargs)
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        shape = (tree, binding.positions, call.statics)
+        recent = self._recent.get(shape)
+        if recent is not None:
+            try:
+                out = recent.run(leaves)
+            except _NOT_FITTING:
+                pass  # other shapes, or arrays that lie elsewhere
+            else:
+                self._last = recent
+                return jax.tree.unflatten(recent.traced.out_tree, out)
+        if any(map(is_tracer, leaves)):
+            raise TraceError(
+                f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
+                "jax.grad, jax.vmap and jax.lax.scan cannot go through it; call it with arrays, "
+                "and put what is around it into the step itself"
+            )
+        fitting = self._executable(binding, call)
+        self._recent[shape] = self._last = fitting
+        out = fitting.run(fitting.place(leaves))
+        return jax.tree.unflatten(fitting.traced.out_tree, out)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
+        return self._plan(*self._taken_apart(args, kwargs))[1]
+
+    def priced(
+        self,
+        *args: Any,
+        rivals: int = 5,
+        more_bytes: int | None = 2**30,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> Plan:
+        """The plan with what other choices would cost, each found by planning again.
+
+        Args:
+            *args: As for `plan`.
+            rivals: For how many arguments and dense operators, the dearest first, in turn.
+            more_bytes: By how much more memory per device is asked too; None for not at all.
+            progress: Called before each re-solve with how many are done, how many there are, and
+                what comes now.
+            **kwargs: As for `plan`.
+
+        Raises:
+            PlanError: the plan is replayed.
+        """
+        traced, plan = self._plan(*self._taken_apart(args, kwargs))
+        return priced(
+            traced, plan, self._request, rivals=rivals, more_bytes=more_bytes, progress=progress
+        )
+
+    def explain(self, *args: Any, **options: Any) -> str:
+        """Text of `priced`, which takes the same arguments: the plan, its reasons, its prices."""
+        return self.priced(*args, **options).explain()
+
+    def init(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Create the state where the plan wants it: no device ever holds all of it.
+
+        The state is the first argument of the step that is neither static nor batch data.
+
+        Args:
+            fun: Makes the state.
+            *args: Arguments of `fun`, then the other arguments of the step in their order (shapes
+                do), as in `step.init(create_state, key, batch)`.  The latter may be left out if
+                the step has a plan for such a state already.
+            **kwargs: Arguments of the step that are passed by keyword.
+
+        Raises:
+            TraceError: an argument of `fun` is not an array.
+            PlanError: there is no plan for such a state and no arguments to make one.
+        """
+        if not callable(fun):
+            raise TraceError(
+                f"init takes the function that makes the state, got {fun!r:.60}; call it as "
+                "step.init(create_state, key, batch)"
+            )
+        fun_args, others = split_init_args(fun, args)
+        for position, argument in enumerate(fun_args):
+            label = f"argument {position} of {step_name(fun)}"
+            jax.tree.map(partial(abstract, where=label), argument)
+        state = jax.eval_shape(fun, *fun_args)
+        if others or kwargs:
+            place = state_place(bind(self._options, len(others) + 1, tuple(kwargs)))
+            given = (*others[: place.number], state, *others[place.number :])
+            binding, call = self._taken_apart(given, kwargs)
+            executable = self._executable(binding, call)
+            start = len(jax.tree.leaves(call.args[: place.order]))
+        else:
+            executable, start = self._executable_for_state(state)
+        stop = start + len(jax.tree.leaves(state))
+        shardings = jax.tree.unflatten(
+            jax.tree.structure(state), executable.in_shardings[start:stop]
+        )
+        concrete = jax.tree.map(zeros_of_spec, fun_args)
+        return jax.jit(fun, out_shardings=shardings)(*concrete)
+
+    def program_text(self, *args: Any, **kwargs: Any) -> str:
+        """The explicit program of one device as text, with its collectives."""
+        from meshwise.spmd.program import program_text
+
+        traced, plan = self._plan(*self._taken_apart(args, kwargs))
+        return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
+
+    def compiled_text(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """Optimised HLO of each program, by name."""
+        return {"step": self._executable(*self._taken_apart(args, kwargs)).compiled.as_text()}
+
+    def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
+        """Memory of one device as XLA reports it for the compiled step, in bytes."""
+        return device_peak_bytes(self._executable(*self._taken_apart(args, kwargs)).compiled)
+
+    def stats(self) -> dict[str, float]:
+        """What is known of the last step's program: seconds, bytes.
+
+        Raises:
+            PlanError: no step has run.
+        """
+        if self._last is None:
+            raise PlanError("no step has run yet; call the step first")
+        return {
+            "predicted_step_time_s": self._last.plan.step_time_s,
+            "predicted_peak_bytes": float(self._last.plan.peak_bytes),
+            "measured_peak_bytes": float(device_peak_bytes(self._last.compiled)),
+            "compile_s": self._last.compile_s,
+        }
+
+    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Binding, Call]:
+        given = (len(args), tuple(kwargs))
+        binding = self._bindings.get(given)
+        if binding is None:
+            binding = self._bindings[given] = bind(self._options, *given)
+        return binding, binding.split(args, kwargs)
+
+    def _key(self, binding: Binding, call: Call) -> Any:
+        def named(path: Any, leaf: Any) -> Any:
+            part, argument, *rest = path
+            label = binding.signature.label(argument.idx) if part.idx == 0 else argument.key
+            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)))
+
+        given = (call.args, call.kwargs)
+        leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
+        avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
+        return call.statics, binding.positions, tree, avals
+
+    def _plan(self, binding: Binding, call: Call) -> tuple[TracedStep, Plan]:
+        key = self._key(binding, call)
+        if key not in self._plans:
+
+            def trace(num_microbatches: int, num_devices: int) -> TracedStep:
+                return trace_step(
+                    binding.function(self._fun, call.statics),
+                    call.args,
+                    call.kwargs,
+                    binding.signature,
+                    num_microbatches=num_microbatches,
+                    statistics=self._request.statistics,
+                    num_devices=num_devices,
+                    rules=self._request.rules,
+                    stages=asks_for_stages(self._request.method),
+                )
+
+            self._traced[key], self._plans[key] = make_plan(trace, self._request)
+            for text in self._traced[key].warnings:
+                warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
+        return self._traced[key], self._plans[key]
+
+    def _executable(self, binding: Binding, call: Call) -> Executable:
+        from meshwise.runtime.executable import compile_step
+
+        key = self._key(binding, call)
+        if key not in self._executables:
+            traced, plan = self._plan(binding, call)
+            self._executables[key] = compile_step(traced, plan)
+        return self._executables[key]
+
+    def _executable_for_state(self, state: Any) -> tuple[Executable, int]:
+        """A step that takes such a state, and the position of the state's first leaf."""
+        from meshwise.runtime.executable import compile_step
+
+        wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+        for key in self._plans:
+            traced = self._traced[key]
+            numbered = jax.tree.unflatten(traced.in_tree, range(len(traced.in_avals)))
+            for argument in numbered[0]:
+                places = jax.tree.leaves(argument)
+                avals = [traced.in_avals[i] for i in places]
+                if not places or [(a.shape, a.dtype) for a in avals] != wanted:
+                    continue
+                if key not in self._executables:
+                    self._executables[key] = compile_step(traced, self._plans[key])
+                return self._executables[key], places[0]
+        raise PlanError(
+            "init needs to know the other arguments of the step to make a plan; pass their shapes "
+            "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
+        )
+
+
+class _KeptStep:
+    """A step in the attributes of the object whose method it is; a copy of the object has none."""
+
+    def __init__(self, step: ParallelStep | None = None, owner: Any = None) -> None:
+        self.step = step
+        self.owner = owner
+
+    def __reduce__(self) -> Any:
+        return _KeptStep, ()
