@@ -14,6 +14,7 @@ from typing import Any
 from jax import core
 from jax._src import source_info_util
 from jax._src.core import trace_state_clean
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -50,6 +51,13 @@ REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 def dead_code_eliminated(jaxpr: Any) -> Any:
     """The jaxpr without equations that no result needs; inputs are kept."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+
+
+def consts_as_inputs(closed: Any) -> Any:
+    """The closed jaxpr with its captured values as leading arguments."""
+    if not closed.consts:
+        return closed
+    return ClosedJaxpr(convert_constvars_jaxpr(closed.jaxpr), ())
 
 
 def scan_counts(params: Any) -> tuple[int, int]:

@@ -297,3 +297,28 @@ def test_random_legal_decisions_pass_and_one_changed_layout_fails(seed):
     operators[position] = dataclasses.replace(operator, results=(other,))
     with pytest.raises(PlanError, match=r"hand.py|output"):
         verify_decision(graph, dataclasses.replace(decision, operators=tuple(operators)), MESH)
+
+
+def test_an_operator_is_checked_even_if_an_equal_one_was_right():
+    g = Builder()
+    x, w = g.input(8, 8, name="x"), g.input(8, 8, name="w")
+    graph = g.graph([g.dot(g.dot(x, w), w)])
+    first, second = graph.operators
+    second = dataclasses.replace(second, rule=first.rule)
+    graph = dataclasses.replace(graph, operators=(first, second))
+    whole = OperatorDecision(
+        strategy=(0, -1), uses=(use("S0 R"), use("R R")), results=layouts("S0 R")
+    )
+    decision = GraphDecision(
+        inputs=layouts("S0 R", "R R"), operators=(whole, whole), outputs=(use("S0 R"),)
+    )
+    verify_decision(graph, decision, MESH)
+    for fields, message in (
+        ({"results": layouts("R S0")}, "result 0 of .* has R S0, but strategy"),
+        ({"uses": (use("S0 R"), use("S0 R", "R R"))}, "operand 1 of .* has S0 R, but strategy"),
+        ({"strategy": (1, -1)}, r"operand 0 of .* but strategy \(1, -1\) makes it"),
+        ({"uses": (use("S0 S0"), use("R R"))}, "operand 0 .*: S0 S0 is not a layout of shape"),
+    ):
+        broken = dataclasses.replace(whole, **fields)
+        with pytest.raises(PlanError, match=message):
+            verify_decision(graph, dataclasses.replace(decision, operators=(whole, broken)), MESH)

@@ -14,6 +14,7 @@ from meshwise.graph.graph import Graph
 from meshwise.intra.options import IntraOptions, IntraResult, Restriction
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
+from meshwise.intra.regions import Region, regions
 
 BASELINES: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction]] = {
     "DataParallel": data_parallel,
@@ -30,6 +31,7 @@ def plan_baseline(
     mesh: LogicalMesh,
     batch_dims: Mapping[int, int],
     options: IntraOptions,
+    parts: tuple[Region, ...] | None = None,
 ) -> IntraResult:
     """Plan a graph as a method does.
 
@@ -39,6 +41,7 @@ def plan_baseline(
         mesh: Where it runs; for Megatron axis 0 is data parallel, axis 1 tensor parallel.
         batch_dims: Positions among the graph's inputs -> the batch dim.
         options: As for `plan_graph`; its restriction is replaced by the method's.
+        parts: The regions of the graph if they are known.
 
     Raises:
         PlanError: there is no such method.
@@ -48,11 +51,16 @@ def plan_baseline(
     if name not in BASELINES:
         raise PlanError(f"no method {method!r}; known are {', '.join(BASELINES)}")
     restriction = BASELINES[name](graph, mesh, input_info(graph, batch_dims))
-    return plan_graph(graph, mesh, dataclasses.replace(options, restriction=restriction))
+    restricted = dataclasses.replace(options, restriction=restriction)
+    return plan_graph(graph, mesh, restricted, parts=parts)
 
 
 def plan_intra_op(
-    graph: Graph, mesh: LogicalMesh, batch_dims: Mapping[int, int], options: IntraOptions
+    graph: Graph,
+    mesh: LogicalMesh,
+    batch_dims: Mapping[int, int],
+    options: IntraOptions,
+    parts: tuple[Region, ...] | None = None,
 ) -> IntraResult:
     """Plan a graph freely; where that is not proved best, no named method is better.
 
@@ -63,6 +71,7 @@ def plan_intra_op(
         mesh: Where it runs.
         batch_dims: Positions among the graph's inputs -> the batch dim.
         options: As for `plan_graph`.
+        parts: The regions of the graph if they are known.
 
     Raises:
         InfeasibleError: neither the free search nor a method has a plan that fits.
@@ -70,20 +79,21 @@ def plan_intra_op(
     best: IntraResult | None = None
     failure: InfeasibleError | None = None
     try:
-        best = plan_graph(graph, mesh, options)
+        best = plan_graph(graph, mesh, options, parts=parts)
     except InfeasibleError as error:
         failure = error
     if best is not None and best.status == "optimal":
         return best
-    best_s = _price_s(graph, best, mesh, options)
+    parts = parts or regions(graph)
+    best_s = _price_s(graph, best, mesh, options, parts)
     for name in BASELINES:
         if name == "Megatron" and len(mesh.sizes) != 2:
             continue
         try:
-            other = plan_baseline(name, graph, mesh, batch_dims, options)
+            other = plan_baseline(name, graph, mesh, batch_dims, options, parts)
         except InfeasibleError:
             continue
-        price = _price_s(graph, other, mesh, options)
+        price = _price_s(graph, other, mesh, options, parts)
         if price < best_s:
             best_s = price
             bound = min(best.bound_s, price) if best is not None else 0.0
@@ -102,9 +112,13 @@ def plan_intra_op(
 
 
 def _price_s(
-    graph: Graph, result: IntraResult | None, mesh: LogicalMesh, options: IntraOptions
+    graph: Graph,
+    result: IntraResult | None,
+    mesh: LogicalMesh,
+    options: IntraOptions,
+    parts: tuple[Region, ...],
 ) -> float:
     """What a plan really costs: a copy that several users share is made once."""
     if result is None:
         return math.inf
-    return step_time_s(graph, result.decision, mesh, objective=options.objective)
+    return step_time_s(graph, result.decision, mesh, objective=options.objective, parts=parts)

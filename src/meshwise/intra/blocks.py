@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.loops import LoopRule
 from meshwise.intra.linear import carriers
 
 SINGLE = "single"
@@ -66,9 +68,37 @@ def is_light(op: Operator) -> bool:
     return not alone and not op.bodies and op.rule.ruled
 
 
-def _major(op: Operator, loops: tuple[int, ...]) -> int:
+def _major(rule: LoopRule, loops: tuple[int, ...]) -> int:
     """The outermost loop of a dim that can be split, -1 if none can."""
-    return next((x for x in loops if op.rule.loops[x].size > 1), -1)
+    return next((x for x in loops if rule.loops[x].size > 1), -1)
+
+
+class _Joint(NamedTuple):
+    """One operator's result as another one's operand.
+
+    Attributes:
+        fits: Whether the two share loops and the user spoils none of them.
+        pairs: Loops that they share: (of the maker, of the user).
+    """
+
+    fits: bool
+    pairs: tuple[tuple[int, int], ...]
+
+
+def _joint_of(before: LoopRule, result: int, after: LoopRule, operand: int) -> _Joint:
+    majors = [
+        (_major(before, above), _major(after, below))
+        for above, below in zip(before.results[result], after.operands[operand], strict=True)
+    ]
+    pairs = tuple((x, y) for x, y in majors if x >= 0 and y >= 0)
+    minor = {
+        x
+        for dims in (*after.operands, *after.results)
+        for loops in dims
+        for x in [x for x in loops if after.loops[x].size > 1][1:]
+    }
+    spoils = any(x >= 0 and y < 0 for x, y in majors) or any(y in minor for _, y in pairs)
+    return _Joint(bool(pairs) and not spoils, pairs)
 
 
 class _Clusters:
@@ -86,6 +116,7 @@ class _Clusters:
         self.open_uses: dict[int, int] = {}
         self.loop_parent: dict[tuple[int, int], tuple[int, int]] = {}
         self.owners: dict[tuple[int, int], set[int]] = {}
+        self.joints: dict[tuple[int, int, int, int], _Joint] = {}
         self.reach = self._reach()
 
     def _size(self, t: int) -> int:
@@ -125,42 +156,26 @@ class _Clusters:
                 self.loop_parent[i, loop] = (i, loop)
                 self.owners[i, loop] = {i}
 
-    def _pairs(self, i: int, operand: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Loops of the producer and of operator `i` that one operand connects."""
-        op = self.graph.operators[i]
-        t = op.inputs[operand]
-        source = self.producer[t]
-        before = self.graph.operators[source]
-        result = before.rule.results[before.outputs.index(t)]
-        pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
-        for above, below in zip(result, op.rule.operands[operand], strict=True):
-            x, y = _major(before, above), _major(op, below)
-            if x >= 0 and y >= 0:
-                pairs.append(((source, x), (i, y)))
-        return pairs
-
-    def fits(self, i: int, operand: int) -> bool:
-        """Whether operator `i` shares loops with this operand and spoils none of them."""
+    def _joint(self, i: int, operand: int) -> _Joint:
         op = self.graph.operators[i]
         t = op.inputs[operand]
         before = self.graph.operators[self.producer[t]]
-        result = before.rule.results[before.outputs.index(t)]
-        for above, below in zip(result, op.rule.operands[operand], strict=True):
-            if _major(before, above) >= 0 and _major(op, below) < 0:
-                return False
-        minor = {
-            x
-            for dims in (*op.rule.operands, *op.rule.results)
-            for loops in dims
-            for x in [x for x in loops if op.rule.loops[x].size > 1][1:]
-        }
-        pairs = self._pairs(i, operand)
-        return bool(pairs) and not any(y in minor for _, (_, y) in pairs)
+        result = before.outputs.index(t)
+        # Equal equations share their rule, which the graph keeps, and so its id.
+        key = (id(before.rule), result, id(op.rule), operand)
+        if key not in self.joints:
+            self.joints[key] = _joint_of(before.rule, result, op.rule, operand)
+        return self.joints[key]
+
+    def fits(self, i: int, operand: int) -> bool:
+        """Whether operator `i` shares loops with this operand and spoils none of them."""
+        return self._joint(i, operand).fits
 
     def connect(self, i: int, operand: int) -> None:
         """Join loop classes through one operand, except where two loops of one operator meet."""
-        for x, y in self._pairs(i, operand):
-            a, b = self.find_loop(x), self.find_loop(y)
+        source = self.producer[self.graph.operators[i].inputs[operand]]
+        for above, below in self._joint(i, operand).pairs:
+            a, b = self.find_loop((source, above)), self.find_loop((i, below))
             if a == b or not self.owners[a].isdisjoint(self.owners[b]):
                 continue
             if len(self.owners[a]) < len(self.owners[b]):

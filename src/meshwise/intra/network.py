@@ -407,14 +407,19 @@ class _Builder:
         )
 
 
-def build_network(graph: Graph, mesh: LogicalMesh, options: IntraOptions) -> Network:
-    """All decisions about `graph` on `mesh`.
+def build_network(
+    graph: Graph,
+    mesh: LogicalMesh,
+    options: IntraOptions,
+    parts: tuple[Region, ...] | None = None,
+) -> Network:
+    """All decisions about `graph` on `mesh`; `parts` are its regions if they are known.
 
     Raises:
         InfeasibleError: the restrictions leave an operator no strategy.
     """
     evaluator = Evaluator(mesh, options.objective, options.restriction.forbid)
-    builder = _Builder(graph, mesh, options, evaluator, regions(graph))
+    builder = _Builder(graph, mesh, options, evaluator, parts or regions(graph))
     builder.inputs()
     for region in builder.regions:
         builder.blocks(region)

@@ -17,6 +17,7 @@ from meshwise.intra.network import Network, build_network
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.problem import Problem, Solution
 from meshwise.intra.propagate import propagate
+from meshwise.intra.regions import Region
 from meshwise.intra.solve import solve
 from meshwise.intra.ties import Ties, find_ties, tied_problem, untied
 
@@ -63,6 +64,7 @@ def plan_graph(
     options: IntraOptions,
     *,
     incumbents: Sequence[IntraResult] = (),
+    parts: tuple[Region, ...] | None = None,
 ) -> IntraResult:
     """Find the cheapest plan of `graph` on `mesh`.
 
@@ -72,13 +74,14 @@ def plan_graph(
         options: Objective, limits and restrictions.
         incumbents: Plans of the same graph, mesh and objective; the best of them is returned if
             it is cheaper than what is found.
+        parts: The regions of the graph if they are known.
 
     Raises:
         InfeasibleError: no plan satisfies the restrictions and fits into memory.
         SolverError: the solver failed.
     """
     start = time.monotonic()
-    network = build_network(graph, mesh, options)
+    network = build_network(graph, mesh, options, parts)
     large = len(network.nodes) > _TIE_NODES if options.tie is None else options.tie
     ties = find_ties(network) if large else untied(network)
     if options.restriction.greedy:

@@ -91,7 +91,12 @@ class _Compute:
 
 
 def step_time_s(
-    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, *, objective: str = TIME
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    *,
+    objective: str = TIME,
+    parts: tuple[Region, ...] | None = None,
 ) -> float:
     """Seconds of one step of a decided graph: computation plus collectives, nothing overlapped.
 
@@ -100,11 +105,12 @@ def step_time_s(
         decision: What was decided about it.
         mesh: Where it runs.
         objective: `time`, or `alpa` for communication only.
+        parts: The regions of the graph if they are known.
     """
     evaluator = Evaluator(mesh, objective, frozenset())
     compute = _Compute(evaluator)
     total = 0.0
-    for region in regions(graph):
+    for region in parts or regions(graph):
         part = decision_of(region, decision)
         once = compute.region_s(region, part) + _resharding_s(region, part, evaluator)
         total += region.trips * once

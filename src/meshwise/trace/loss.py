@@ -19,7 +19,14 @@ from jax import core
 from jax.interpreters import ad, batching, mlir
 
 from meshwise.errors import LossError
-from meshwise.jax_compat import Primitive, is_staged, is_tracer, is_tracing, jaxpr_as_fun
+from meshwise.jax_compat import (
+    Primitive,
+    consts_as_inputs,
+    is_staged,
+    is_tracer,
+    is_tracing,
+    jaxpr_as_fun,
+)
 
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
@@ -173,7 +180,7 @@ def _marked(
     if not any(map(is_tracer, operands)):
         return None
     wrt = tuple(len(closed.consts) + dynamic.index(i) for i in wrt_leaves)
-    loss = _with_consts_as_inputs(closed, operands)
+    loss = consts_as_inputs(closed)
     outs = loss_and_grad_p.bind(
         *operands, loss=loss, wrt=wrt, expand=_expansion(loss, wrt, operands)
     )
@@ -285,16 +292,6 @@ def _leaf_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
 def _specs(operands: Sequence[Any]) -> list[Any]:
     avals = [jax.typeof(x) for x in operands]
     return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-
-
-def _with_consts_as_inputs(closed: Any, operands: Sequence[Any]) -> Any:
-    """The closed jaxpr with its captured values as leading arguments."""
-    count = len(closed.consts)
-
-    def opened(*args: Any) -> list[Any]:
-        return core.eval_jaxpr(closed.jaxpr, args[:count], *args[count:])
-
-    return jax.make_jaxpr(opened)(*_specs(operands)) if count else closed
 
 
 def _expansion(loss: Any, wrt: tuple[int, ...], operands: Sequence[Any]) -> Callable[[], Any]:
