@@ -94,9 +94,20 @@ def _pooled(key: tuple[str, Any], num_bytes: int) -> tuple[str, Any]:
 
 
 def compare(case: Case) -> Comparison:
-    """Plan and compile one program."""
+    """Plan and compile one program of the list."""
+    return compare_step(str(case), *parallel_step(case))
+
+
+def compare_step(name: str, step: mw.api.ParallelStep, state: Any, batch: Any) -> Comparison:
+    """Plan and compile one step.
+
+    Args:
+        name: What the program is called in tables.
+        step: Not run.
+        state: Abstract first argument.
+        batch: Abstract second argument.
+    """
     start = time.perf_counter()
-    step, state, batch = parallel_step(case)
     plan: mw.Plan = step.plan(state, batch)
     (text,) = step.compiled_text(state, batch).values()
     measured_bytes = step.measured_peak_bytes(state, batch)
@@ -104,7 +115,7 @@ def compare(case: Case) -> Comparison:
     module = parse_module(text)
     mesh = plan.mesh
     return Comparison(
-        case=str(case),
+        case=name,
         method=plan.method.replace(", objective='time', time_limit_s=60.0, seed=0", ""),
         predicted_bytes=plan.peak_bytes,
         measured_bytes=measured_bytes,

@@ -11,6 +11,15 @@ import numpy as np
 import pytest
 
 import meshwise as mw
+from meshwise.models.mixed_precision import (
+    adjust,
+    all_finite,
+    cast_floats,
+    first_loss_scale,
+    scale_loss,
+    unscale,
+    where_finite,
+)
 from oracle.compare import whole_from_shards
 from oracle.parallel import run_method, run_random
 from oracle.problem import Problem, Trajectory, reference
@@ -22,20 +31,22 @@ ROWS, WIDTH, NUM_STEPS = 32, 16, 5
 
 
 def step(state: Any, batch: Any) -> Any:
-    """SGD; a step whose gradients overflow is skipped and halves the scale."""
+    """SGD; a step whose gradients overflow is skipped and shrinks the scale."""
+    scale = state["scale"]
 
-    def scaled_loss(params: Any) -> Any:
-        half = jax.tree.map(lambda p: p.astype(jnp.float16), params)
+    def scaled(params: Any) -> Any:
+        half = cast_floats(params, jnp.float16)
         h = jnp.tanh(batch["x"].astype(jnp.float16) @ half["w"])
         error = (h @ half["v"]).astype(jnp.float32) - batch["y"]
         loss = jnp.mean(error**2)
-        return loss * state["scale"], loss
+        return scale_loss(loss, scale), loss
 
-    (_, loss), grads = mw.value_and_grad(scaled_loss, has_aux=True)(state["params"])
-    grads = jax.tree.map(lambda g: g / state["scale"], grads)
-    finite = jnp.all(jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]))
-    params = jax.tree.map(lambda p, g: jnp.where(finite, p - 0.1 * g, p), state["params"], grads)
-    scale = jnp.where(finite, state["scale"], state["scale"] / 16)
+    (_, loss), grads = mw.value_and_grad(scaled, has_aux=True)(state["params"])
+    grads = unscale(grads, scale)
+    finite = all_finite(grads)
+    updated = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
+    params = where_finite(finite, updated, state["params"])
+    scale = adjust(scale, finite, growth_interval=2, backoff=1 / 16)
     return {"params": params, "scale": scale}, (loss, finite, scale)
 
 
@@ -53,7 +64,9 @@ def problem() -> Problem:
         for _ in range(NUM_STEPS)
     )
     # 2**27 times a cotangent of about 1e-3 overflows, 2**23 and less does not.
-    return Problem(step=step, state={"params": params, "scale": jnp.float32(2**27)}, calls=calls)
+    return Problem(
+        step=step, state={"params": params, "scale": first_loss_scale(2.0**27)}, calls=calls
+    )
 
 
 @cache
@@ -66,14 +79,18 @@ def check(got: Trajectory) -> None:
         got.outs, wanted().outs, strict=True
     ):
         assert whole_from_shards(finite) == want_finite
-        assert whole_from_shards(scale) == want_scale
+        assert whole_from_shards(scale.value) == want_scale.value
+        assert whole_from_shards(scale.good_steps) == want_scale.good_steps
         np.testing.assert_allclose(whole_from_shards(loss), want_loss, rtol=FP16_LOSS)
 
 
-def test_the_reference_skips_some_steps_and_not_all():
+def test_the_reference_skips_some_steps_and_the_scale_falls_and_grows():
     flags = [bool(finite) for _, finite, _ in wanted().outs]
+    scales = [float(scale.value) for _, _, scale in wanted().outs]
     assert not flags[0]
-    assert flags[-1]
+    assert any(flags)
+    assert scales[0] == 2.0**23
+    assert max(scales[1:]) > scales[0]
 
 
 @pytest.mark.parametrize(
