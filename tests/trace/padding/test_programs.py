@@ -164,7 +164,7 @@ def test_more_padded_programs_are_the_programs(seed: int, quick_compile: None) -
 
 
 def test_it_shows_when_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit, "masked", lambda array, *rest: array)
+    monkeypatch.setattr(emit, "masked", lambda value, *rest: value)
     program = flatten(jax.make_jaxpr(lambda x: x @ x.T)(jnp.ones((4, 5))))
     root, padding = forced_padding(program, everywhere, 3)
     assert np.isnan(run(root, padding, [jnp.ones((4, 5))])[0]).all()

@@ -12,9 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, LoopRule
 from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
@@ -24,6 +22,7 @@ from meshwise.trace.padding.region import Region
 from meshwise.trace.padding.scopes import Scope, ports_of
 from meshwise.trace.padding.shards import PaddedShards
 from meshwise.trace.padding.values import (
+    OF_ZERO,
     PaddedValue,
     masked,
     padded_to,
@@ -31,14 +30,11 @@ from meshwise.trace.padding.values import (
     zero_dims,
 )
 from meshwise.trace.program import Node
-from meshwise.trace.time.emit import identity_of
 from meshwise.trace.to_graph import RuleCache
 
 # The classes, by position in `_Padding.regions`, with which a value or an equation is padded.
 Form = frozenset[int]
 _PLAIN: Form = frozenset()
-# Reductions whose neutral element is zero.
-_OF_ZERO = (SUM, "or")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +86,33 @@ class _Block:
             for out in node.outputs
         }
 
-        self.zeroed = self._zeroed()
+        self.reduced = self._reduced_dims()
 
-    def _zeroed(self) -> dict[int, set[int]]:
-        """Dims of each value that some padded equation sums up."""
-        found: dict[int, set[int]] = {}
+    def _reduced_dims(self) -> dict[int, dict[int, str]]:
+        """For each value the dims that padded equations reduce, with the kind of the reduction.
+
+        Sums go before other kinds.
+        """
+        found: dict[int, dict[int, str]] = {}
         for position, node in enumerate(self.scope.program.nodes):
             form = self.padding.form_at(self.scope, position)
             if form and position not in self.scope.bodies:
                 rule = self.padding.rules.lookup(node.equation)[1]
                 loops = self._loops(node, rule, form)
                 for k, ident in enumerate(node.inputs):
-                    dims = {d for d, kind, _ in _reduced(node, rule, loops, k) if kind in _OF_ZERO}
-                    found.setdefault(ident, set()).update(dims)
+                    kinds = found.setdefault(ident, {})
+                    for dim, kind, _ in _reduced(node, rule, loops, k):
+                        if dim not in kinds or kind in OF_ZERO:
+                            kinds[dim] = kind
         return found
 
     def define(self, ident: int, form: Form, value: PaddedValue) -> None:
-        # Once for all users: two that differ beyond the end would be resharded apart.
-        for dim in self.zeroed.get(ident, set()) - value.zero:
-            size = self.padding.dims(self.scope, ident, form, new=False).get(dim)
-            if size is not None:
-                array = masked(value.array, dim, size, np.zeros((), value.array.dtype))
-                value = PaddedValue(array, value.zero | {dim})
+        # Masked once for all users: two values that differ beyond the end are stored apart.
+        sizes = self.padding.dims(self.scope, ident, form, new=False)
+        kinds = {d: kind for d, kind in self.reduced.get(ident, {}).items() if d in sizes}
+        if len(set(kinds.values())) == 1:
+            for dim, kind in kinds.items():
+                value = masked(value, dim, sizes[dim], kind)
         self.home.setdefault(ident, form)
         self.values.setdefault(ident, {})[form] = value
 
@@ -191,18 +192,16 @@ class _Block:
         self, node: Node, rule: LoopRule, loops: Mapping[int, int], k: int, operand: PaddedValue
     ) -> Any:
         """An operand whose elements beyond the end do not count where they are reduced."""
-        array, ident = operand.array, node.inputs[k]
+        ident = node.inputs[k]
         todo = _reduced(node, rule, loops, k)
         form = self.padding.form_of(self.scope, ident, frozenset(loops.values()))
         key = (ident, form, tuple((dim, kind) for dim, kind, _ in todo))
         if todo and key not in self.masks:
             for dim, kind, c in todo:
-                neutral = identity_of(kind, array.dtype)
-                if neutral or dim not in operand.zero:
-                    size = self.padding.regions[c].dim_class.size
-                    array = masked(array, dim, size, neutral)
-            self.masks[key] = array
-        return self.masks[key] if todo else array
+                size = self.padding.regions[c].dim_class.size
+                operand = masked(operand, dim, size, kind)
+            self.masks[key] = operand.array
+        return self.masks[key] if todo else operand.array
 
     def _scan(self, position: int, node: Node) -> None:
         body = self.scope.bodies[position]

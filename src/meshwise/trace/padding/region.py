@@ -20,6 +20,8 @@ from meshwise.trace.to_graph import RuleCache, itemsize
 # An equation or a port of a scan: scope, position of the equation, number of the port or -1.
 Place = tuple[int, int, int]
 
+_OF_ARGUMENT, _OF_TRANSPOSED, _OF_OTHERS = 14, 15, 16
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -41,17 +43,27 @@ def padded_region(root: Scope, dim_class: DimClass, rules: RuleCache) -> Region:
         network.produce((root.number, ident), network.outside)
     for ident in root.program.outputs:
         network.consume((root.number, ident), network.outside)
-    return Region(dim_class, network.solved(_bytes_of(root)))
+    return Region(dim_class, network.solved(_border_costs(root)))
 
 
-def _bytes_of(root: Scope) -> Mapping[Value, int]:
-    """Bytes of all values that are not generated, in a step."""
-    return {
-        (scope.number, ident): scope.times * math.prod(aval.shape) * itemsize(aval.dtype)
-        for scope in scopes_of(root)
-        for ident, aval in enumerate(scope.program.avals)
-        if ident not in scope.generated
-    }
+def _border_costs(root: Scope) -> Mapping[Value, int]:
+    """What it costs that a value is padded or sliced: its bytes in a step, in sixteenths.
+
+    Of values with equal bytes, an argument is the cheapest and the result of a transpose the next:
+    XLA merges a transpose with the product beside it, but not with one behind a pad or a slice.
+    Generated values cost nothing.
+    """
+    costs: dict[Value, int] = {}
+    for scope in scopes_of(root):
+        weight = dict.fromkeys(scope.program.inputs, _OF_ARGUMENT)
+        for node in scope.program.nodes:
+            if node.name == "transpose":
+                weight.update(dict.fromkeys(node.outputs, _OF_TRANSPOSED))
+        for ident, aval in enumerate(scope.program.avals):
+            if ident not in scope.generated:
+                num_bytes = scope.times * math.prod(aval.shape) * itemsize(aval.dtype)
+                costs[(scope.number, ident)] = weight.get(ident, _OF_OTHERS) * num_bytes
+    return costs
 
 
 class _Network:
@@ -119,7 +131,7 @@ class _Network:
                 self.produce((scope.number, port.exit), place)
         self.add(body)
 
-    def solved(self, num_bytes: Mapping[Value, int]) -> frozenset[Place]:
+    def solved(self, costs: Mapping[Value, int]) -> frozenset[Place]:
         capacities: dict[tuple[int, int], int] = {}
         count = len(self.places) + 1
 
@@ -130,13 +142,13 @@ class _Network:
 
         for value, producer in self.producers.items():
             consumers = self.consumers.get(value, [])
-            if not consumers or value not in num_bytes:
+            if not consumers or value not in costs:
                 continue
             # Sliced once if the producer is padded and any consumer is not; likewise padded once.
             sliced, padded = count, count + 1
             count += 2
-            edge(producer, sliced, num_bytes[value])
-            edge(padded, producer, num_bytes[value])
+            edge(producer, sliced, costs[value])
+            edge(padded, producer, costs[value])
             for consumer in consumers:
                 edge(sliced, consumer, INFINITE)
                 edge(consumer, padded, INFINITE)

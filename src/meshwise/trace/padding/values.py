@@ -14,8 +14,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.primitive import Equation
+from meshwise.trace.time.emit import identity_of
+
+# Reductions whose neutral element is zero.
+OF_ZERO = (SUM, "or")
 
 # Primitives with a zero result where all operands are zero; the operands that count.
 _ALL = ()
@@ -35,10 +40,13 @@ class PaddedValue:
     Attributes:
         array: The value.
         zero: Dims beyond whose old end all elements are zero.
+        neutral: Dims beyond whose old end all elements are neutral in a reduction, with its kind,
+            where that is not zero; then `zero` is empty.
     """
 
     array: Any
     zero: frozenset[int] = frozenset()
+    neutral: frozenset[tuple[int, str]] = frozenset()
 
 
 def padded_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
@@ -57,11 +65,21 @@ def sliced_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
     return PaddedValue(array, value.zero - frozenset(sizes))
 
 
-def masked(array: Any, dim: int, size: int, neutral: Any) -> Any:
-    """The value with `neutral` in place of what lies beyond `size` along a dim."""
+def masked(value: PaddedValue, dim: int, size: int, kind: str) -> PaddedValue:
+    """The value with the neutral element of a reduction beyond `size` along a dim."""
+    array = value.array
+    neutral = identity_of(kind, array.dtype)
+    is_zero = not neutral
+    if (dim in value.zero) if is_zero else ((dim, kind) in value.neutral):
+        return value
     position = lax.broadcasted_iota(jnp.int32, array.shape, dim)
     inside = lax.lt(position, jnp.full_like(position, size))
-    return lax.select(inside, array, lax.full_like(array, neutral))
+    array = lax.select(inside, array, lax.full_like(array, neutral))
+    # Beyond the ends of two dims the last one counts.
+    if is_zero:
+        return PaddedValue(array, value.zero | {dim})
+    same = frozenset(known for known in value.neutral if known[1] == kind)
+    return PaddedValue(array, neutral=same | {(dim, kind)})
 
 
 def zero_dims(
