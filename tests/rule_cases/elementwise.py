@@ -231,6 +231,8 @@ _IDENTITIES = (
         lambda x: with_layout_constraint(x, Layout((1, 0))),
         (jnp.asarray(ints(8, 4)),),
     ),
+    # JAX makes one of the first cotangent.
+    Case("reshard", "gradient", jax.grad(lambda x: jnp.sum(_constrained(x) ** 2)), (ints(8, 4),)),
     Case("sharding_constraint", "on another mesh", _constrained, (ints(8, 4),)),
 )
 

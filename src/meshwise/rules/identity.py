@@ -32,5 +32,6 @@ TABLE = {
     "name": PrimitiveRule(identity_rule, flop=no_flop),
     "device_put": PrimitiveRule(identity_rule, local_identity, no_flop),
     "sharding_constraint": PrimitiveRule(identity_rule, local_identity, no_flop),
+    "reshard": PrimitiveRule(identity_rule, local_identity, no_flop),
     "layout_constraint": PrimitiveRule(identity_rule, local_identity, no_flop),
 }

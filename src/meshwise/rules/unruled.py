@@ -37,12 +37,12 @@ _NAMES = {
         iota_2x32_shape philox2x32 philox4x32 stage threefry4x32 tie to_edtype unreachable
         zeros_like
     """,
-    "control flow whose bodies are not planned": "cond custom_linear_solve while",
+    "control flow whose bodies are not planned": "custom_linear_solve",
     "windows with a function of the user's own": "reduce_window select_and_scatter",
     "about shapes that are not known: a step has known ones": """
         dim_as_value dimension_size shape_assertion
     """,
-    "for meshes of the user's own": "reshard with_memory_space_constraint",
+    "for meshes of the user's own": "with_memory_space_constraint",
 }
 
 WHY_UNRULED: Mapping[str, str] = MappingProxyType(
