@@ -27,7 +27,7 @@ from rule_cases.table import CASES, ON_DEVICES
 PATH = Path(__file__).parents[2] / "docs" / "primitives.md"
 
 # Higher-order primitives whose bodies are planned as part of the step.
-CONTROL_FLOW = ("cond", "loss_and_grad", "scan", "while")
+CONTROL_FLOW = ("cond", "custom_linear_solve", "loss_and_grad", "scan", "while")
 
 _HEADER = """# Primitives
 

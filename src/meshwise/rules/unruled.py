@@ -37,7 +37,6 @@ _NAMES = {
         iota_2x32_shape philox2x32 philox4x32 stage threefry4x32 tie to_edtype unreachable
         zeros_like
     """,
-    "control flow whose bodies are not planned": "custom_linear_solve",
     "windows with a function of the user's own": "reduce_window select_and_scatter",
     "about shapes that are not known: a step has known ones": """
         dim_as_value dimension_size shape_assertion

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import primitives
 
 from property.builders.elementwise import Builder
-from property.pool import Pool
+from property.pool import Pool, spd
 
 
 def dropout(pool: Pool) -> Any:
@@ -112,6 +112,18 @@ def fori_loop(pool: Pool) -> Any:
     return lax.fori_loop(0, 3, lambda i, h: jnp.clip(h @ w, -8, 8) + i, pool.floats(8, 4))
 
 
+def linear_solve(pool: Pool) -> Any:
+    """A linear system with a solver of our own, differentiated through its transpose."""
+    matrix, right = spd(pool, 1, 4)[0], pool.floats(4, 2)
+    inverse = jnp.linalg.inv(lax.stop_gradient(matrix))
+    return lax.custom_linear_solve(
+        lambda v: matrix @ v,
+        right,
+        lambda _, b: inverse @ b,
+        lambda _, b: inverse.T @ b,
+    )
+
+
 def remat(pool: Pool) -> Any:
     """Computed again in the backward pass."""
     w = pool.floats(4, 4)
@@ -170,7 +182,7 @@ TABLE: dict[str, Builder] = {
     fun.__name__: fun
     for fun in (
         *(dropout, noise, gamma, keys, scan, scan_of_nothing, nested_scan, cond, switch),
-        *(fori_loop, remat, mapped, jitted),
+        *(fori_loop, linear_solve, remat, mapped, jitted),
     )
 }
 # Under `vmap` these mean something else, or JAX has no rule for them; a loop runs as long as the
