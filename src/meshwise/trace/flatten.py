@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshwise.errors import TraceError
@@ -18,7 +19,7 @@ from meshwise.jax_compat import (
     source_line,
 )
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
-from meshwise.rules.primitive import Equation
+from meshwise.rules.primitive import Equation, rebind
 from meshwise.trace.program import Node, Program
 from meshwise.trace.structured import only_branch, solver_of, structured
 
@@ -35,6 +36,7 @@ class _Builder:
         self.foreign = foreign
         self.avals: list[Any] = []
         self.nodes: list[Node] = []
+        self.makers: dict[int, Node] = {}
         self.constants: dict[int, Any] = {}
         self._literals: dict[tuple[str, bytes], int] = {}
 
@@ -59,6 +61,19 @@ class _Builder:
         self.constants[ident] = value
         return ident
 
+    def known(self, ident: int) -> Any:
+        """The value of an integer or a boolean that follows from constants alone, else None."""
+        aval, node = self.avals[ident], self.makers.get(ident)
+        if ident in self.constants or node is None or node.bodies:
+            return self.constants.get(ident)
+        if aval.shape != () or not (jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == bool):
+            return None
+        operands = [self.known(i) for i in node.inputs]
+        if any(value is None for value in operands):
+            return None
+        with jax.ensure_compile_time_eval():
+            return rebind(node.equation, operands)[node.outputs.index(ident)]
+
     def bind(self, primitive: Any, params: Any, inputs: Any, avals: Any, source: Any) -> list[int]:
         outputs = [self.new(aval) for aval in avals]
         if primitive.name in self.foreign:
@@ -73,9 +88,14 @@ class _Builder:
             tuple(avals),
             tuple(self.constants.get(i) for i in inputs),
         )
-        structure, bodies = structured(equation, lambda body: flatten(body, self.foreign))
+        structure, bodies = structured(
+            equation,
+            lambda body: flatten(body, self.foreign),
+            lambda position: self.known(inputs[position]),
+        )
         node = Node(equation, tuple(inputs), tuple(outputs), source, bodies, structure)
         self.nodes.append(node)
+        self.makers.update(dict.fromkeys(outputs, node))
         return outputs
 
     def inline(self, jaxpr: Any, consts: list[int], args: list[int], outer: Any) -> list[int]:
@@ -106,9 +126,7 @@ class _Builder:
             elif name == "custom_linear_solve":
                 solver, operands = solver_of(eqn.params, inputs)
                 outputs = self.inline_closed(solver, operands, source)
-            elif name == "cond" and (
-                branch := only_branch(eqn.params, self.constants.get(inputs[0]))
-            ):
+            elif name == "cond" and (branch := only_branch(eqn.params, self.known(inputs[0]))):
                 outputs = self.inline_closed(branch, inputs[1:], source)
             elif name == "pure_callback":
                 raise TraceError(

@@ -18,13 +18,14 @@ from meshwise.trace.trips import known_trips
 
 
 def structured(
-    eqn: Equation, flat: Callable[[Any], Program]
+    eqn: Equation, flat: Callable[[Any], Program], known: Callable[[int], Any]
 ) -> tuple[Structure | None, tuple[Program, ...]]:
     """Structure and bodies of a `scan`, `cond` or `while`; none of other equations.
 
     Args:
         eqn: The equation.
         flat: Makes the program of a closed jaxpr.
+        known: Value of an operand, by position, if that is known at trace time, else None.
     """
     match eqn.name:
         case "scan":
@@ -38,7 +39,7 @@ def structured(
             )
             return structure, bodies
         case "while":
-            return _while(eqn, flat)
+            return _while(eqn, flat, known)
         case _:
             return None, ()
 
@@ -56,7 +57,9 @@ def _scan(eqn: Equation, flat: Callable[[Any], Program]) -> tuple[Structure, tup
     return structure, (flat(closed_jaxpr(eqn.params["jaxpr"])),)
 
 
-def _while(eqn: Equation, flat: Callable[[Any], Program]) -> tuple[Structure, tuple[Program, ...]]:
+def _while(
+    eqn: Equation, flat: Callable[[Any], Program], known: Callable[[int], Any]
+) -> tuple[Structure, tuple[Program, ...]]:
     predicate, body, num_predicate_consts, num_body_consts = while_parts(eqn.params)
     bodies = (flat(closed_jaxpr(predicate)), flat(closed_jaxpr(body)))
 
@@ -68,7 +71,8 @@ def _while(eqn: Equation, flat: Callable[[Any], Program]) -> tuple[Structure, tu
             trips=trips,
         )
 
-    return structure(known_trips(*bodies, structure(None), eqn.constants)), bodies
+    values = [known(position) for position in range(len(eqn.in_avals))]
+    return structure(known_trips(*bodies, structure(None), values)), bodies
 
 
 def only_branch(params: Any, number: Any) -> Any:
