@@ -33,6 +33,7 @@ LAYERS = (
     "models",
     "methods",
     "pins",
+    "following",
     "local_cluster",
     "planning",
     "pricing",

@@ -108,14 +108,14 @@ def message(error: pytest.ExceptionInfo[Any]) -> str:
             PlanError,
             "method is 'fastest' (str); the methods are mw.IntraOp(), mw.Auto(), "
             "mw.DataParallel(), mw.Zero2(), mw.Zero3(), mw.Megatron(dp=..., tp=...), "
-            "mw.Heuristic(), mw.Replay(plan)",
+            "mw.Heuristic(), mw.Replay(plan), mw.Follow(step)",
         ),
         (
             {"method": int},
             PlanError,
             "method is the class int; the methods are mw.IntraOp(), mw.Auto(), "
             "mw.DataParallel(), mw.Zero2(), mw.Zero3(), mw.Megatron(dp=..., tp=...), "
-            "mw.Heuristic(), mw.Replay(plan)",
+            "mw.Heuristic(), mw.Replay(plan), mw.Follow(step)",
         ),
         (
             {"cluster": "8x p3.16xlarge"},

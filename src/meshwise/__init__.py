@@ -7,6 +7,7 @@ from meshwise.api import parallelize as parallelize
 from meshwise.local_cluster import Cluster as Cluster
 from meshwise.methods import Auto as Auto
 from meshwise.methods import DataParallel as DataParallel
+from meshwise.methods import Follow as Follow
 from meshwise.methods import Heuristic as Heuristic
 from meshwise.methods import IntraOp as IntraOp
 from meshwise.methods import Megatron as Megatron

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -111,7 +112,55 @@ class Replay:
             )
 
 
-Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay
+class PlannedStep(ABC):
+    """A step that has made plans."""
+
+    @property
+    @abstractmethod
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The placement of another step, as evaluation takes that of training: nothing moves between.
+
+    Arguments follow those of the other step's latest plan that have the same path, shape and
+    dtype, or else a path that ends alike (`0/kernel` follows `0/params/kernel`).  The optimiser
+    fills the rest, on the same mesh; pins win.
+
+    Attributes:
+        step: The other step, planned before this one, or its plan.
+    """
+
+    step: PlannedStep | Plan
+
+    def __post_init__(self) -> None:
+        step: Any = self.step
+        if not isinstance(step, (PlannedStep, Plan)):
+            raise PlanError(
+                f"Follow takes a step made by parallelize, or its plan, got {_described(step)}; "
+                "pass method=mw.Follow(train_step)"
+            )
+
+    def followed(self) -> Plan:
+        """The plan that is followed.
+
+        Raises:
+            PlanError: the step has none yet, or it is a pipeline.
+        """
+        plan = self.step if isinstance(self.step, Plan) else next(iter(self.step.plans[::-1]), None)
+        if plan is None:
+            raise PlanError(
+                "Follow(step): that step has no plan yet; call it, or step.plan(state, batch), "
+                "before"
+            )
+        if len(plan.stages) != 1:
+            raise PlanError(f"Follow needs a plan on one mesh, this one has {len(plan.stages)}")
+        return plan
+
+
+Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay | Follow
 
 
 def asks_for_stages(method: Method) -> str:
@@ -141,7 +190,11 @@ def check_method(method: Any) -> Method:
     )
 
 
-_CALLS = {"Megatron": "Megatron(dp=..., tp=...)", "Replay": "Replay(plan)"}
+_CALLS = {
+    "Megatron": "Megatron(dp=..., tp=...)",
+    "Replay": "Replay(plan)",
+    "Follow": "Follow(step)",
+}
 
 
 def _bare(name: str) -> str:

@@ -21,7 +21,7 @@ from meshwise.arguments import (
 from meshwise.errors import PlanError, TraceError
 from meshwise.init_state import split_init_args, state_place, zeros_of_spec
 from meshwise.jax_compat import is_tracer
-from meshwise.methods import asks_for_stages
+from meshwise.methods import PlannedStep, asks_for_stages
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.pricing import Progress, priced
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NOT_FITTING = (TypeError, ValueError)
 
 
-class ParallelStep:
+class ParallelStep(PlannedStep):
     """A training step that plans, compiles and runs itself; made by `parallelize`."""
 
     def __init__(
@@ -122,6 +122,11 @@ class ParallelStep:
         self._recent[shape] = self._last = fitting
         out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.traced.out_tree, out)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, oldest first."""
+        return tuple(self._plans.values())
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""

@@ -331,6 +331,11 @@ def _apart(
     return dataclasses.replace(graph, operators=tuple(operators))
 
 
+def nearest(name: str, known: Sequence[str], count: int) -> list[str]:
+    """The known names that look most like a name, the nearest first."""
+    return difflib.get_close_matches(name, known, count, cutoff=0.0)
+
+
 def _refuse_unmatched(
     pattern: str,
     names: Sequence[str],
@@ -342,7 +347,7 @@ def _refuse_unmatched(
     else:
         known = list(names)
         what, does = "argument", "has none"
-    near = difflib.get_close_matches(pattern, known, _LISTED, cutoff=0.0)
+    near = nearest(pattern, known, _LISTED)
     more = ", ..." if len(known) > len(near) else ""
     raise PinError(
         f"pin {pattern!r} names no {what}; "

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from meshwise.baselines.methods import plan_baseline, plan_intra_op
@@ -13,13 +14,14 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.following import followed_layouts
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region, regions
-from meshwise.methods import Auto, Heuristic, IntraOp, Megatron, Method, Replay
+from meshwise.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.pins import pinned
 from meshwise.plan.collectives import collectives
 from meshwise.plan.contents import arguments, dense_operators
@@ -31,6 +33,7 @@ from meshwise.plan.shares import communication
 from meshwise.plan.verify import verify_decision
 from meshwise.plan.walk import place
 from meshwise.rules.kernel import ForeignRule
+from meshwise.rules.unruled import hint
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import Statistics, TracedStep
 
@@ -90,21 +93,36 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
     """
     if isinstance(request.method, Replay):
         return _replay(trace, request.method.plan)
-    cluster = request.cluster()
+    if isinstance(request.method, Follow):
+        mesh = request.method.followed().mesh
+        num_devices, attempt = mesh.num_devices, partial(_plan_after, trace, request, mesh)
+    else:
+        cluster = request.cluster()
+        num_devices, attempt = cluster.num_devices, partial(_plan_for, trace, request, cluster)
     if request.num_microbatches != "auto":
-        return _plan_for(trace, request, cluster, request.num_microbatches)
+        return attempt(request.num_microbatches)
     num_microbatches = 1
     while True:
         try:
-            return _plan_for(trace, request, cluster, num_microbatches)
+            return attempt(num_microbatches)
         except InfeasibleError:
             num_microbatches *= 2
-            if num_microbatches > _largest_batch(trace, cluster):
+            if num_microbatches > _largest_batch(trace, num_devices):
                 raise
 
 
-def _largest_batch(trace: TraceFn, cluster: Cluster) -> int:
-    step = trace(1, cluster.num_devices)
+def _plan_after(
+    trace: TraceFn, request: PlanRequest, mesh: LogicalMesh, num_microbatches: int
+) -> tuple[TracedStep, Plan]:
+    """Plan a step on the mesh of the step that it follows."""
+    step = trace(num_microbatches, mesh.num_devices)
+    limit = request.memory_bytes
+    memory = mesh.device.memory_bytes if limit is None else limit
+    return step, plan_on(step, request, mesh, memory)
+
+
+def _largest_batch(trace: TraceFn, num_devices: int) -> int:
+    step = trace(1, num_devices)
     sizes = [step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()]
     return min(sizes, default=1)
 
@@ -213,16 +231,18 @@ def plan_on(
     pins = pinned(step.graph, request.pins, mesh)
     graph = pins.graph
     parts = regions(graph)
+    follows = isinstance(method, Follow)
+    followed = followed_layouts(graph, method.followed()) if follows else {}
     objective = method.objective if isinstance(method, IntraOp) else "time"
     options = IntraOptions(
         objective=objective,
         memory_bytes=memory,
         time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
-        layouts={**pins.layouts, **forced.layouts},
+        layouts={**followed, **pins.layouts, **forced.layouts},
         strategies={**pins.strategies, **forced.strategies},
     )
-    if isinstance(method, (IntraOp, Auto)):
+    if isinstance(method, (IntraOp, Auto, Follow)):
         result = plan_intra_op(graph, mesh, step.batch_dims, options, parts)
     else:
         name = method_name(method)
@@ -233,7 +253,7 @@ def plan_on(
 
 def method_name(method: Method) -> str:
     """Text of a method, as `Megatron(dp=2, tp=4, pp=1)`."""
-    return "Replay()" if isinstance(method, Replay) else repr(method)
+    return f"{type(method).__name__}()" if isinstance(method, (Replay, Follow)) else repr(method)
 
 
 def _space(result: IntraResult, method: Method, has_pins: bool) -> str:
@@ -266,7 +286,7 @@ def finished_plan(
     whole = replicated_work(graph, decision, mesh)
     moves = communication(graph, decision, mesh)
     warnings = list(step.warnings) + [
-        f"{op.kind} at {op.where} has no rule and runs whole on every device"
+        f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
         for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
     ]
     uncounted = [o for o in _operators(graph) if o.structure and not o.structure.is_counted]

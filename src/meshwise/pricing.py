@@ -114,7 +114,7 @@ def priced(
             f"{plan.mesh.sizes})"
         )
     limit = request.memory_bytes
-    memory = request.cluster().device.memory_bytes if limit is None else limit
+    memory = plan.mesh.device.memory_bytes if limit is None else limit
     groups = _groups(step, plan, request)[:rivals]
     total = len(groups) + (more_bytes is not None)
     records: list[Rival] = []

@@ -15,6 +15,9 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import PlanError
+from oracle.compare import assert_same_x64
+from oracle.gpt_problems import Case, gpt_problem
+from oracle.problem import reference, run
 
 WIDTH, BATCH = 16, 32
 
@@ -45,6 +48,7 @@ def arguments() -> tuple[Any, Any, Any]:
 # Columns, then rows, as Megatron does; the batch over the other axis.
 PINS = {"0/*/in": P(None, "y"), "0/*/bias": P("y"), "0/*/out": P("y"), "1/*": P("x")}
 GRID = mw.IntraOp(mesh_shape=(2, 4))
+DOUBLE: dict[str, Any] = {"dtype": "float64", "param_dtype": "float64"}
 
 
 def plan_with(method: Any, pins: Any = None) -> mw.Plan:
@@ -80,6 +84,24 @@ def test_plain_jit_with_the_specs_gives_the_same_numbers(method: Any, pins: Any)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     # Something is split, or the comparison would compare the same program.
     assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(given))
+
+
+@pytest.mark.usefixtures("x64", "quick_compile")
+def test_a_gpt_under_plain_jit_with_the_specs_trains_as_on_one_device() -> None:
+    """Framework authors take nothing but the specs: the model itself runs without Meshwise."""
+    problem = gpt_problem(Case(form="scan", optimizer="sgd", plain=True, **DOUBLE))
+    method = mw.Megatron(dp=2, tp=4)
+    planned = mw.parallelize(problem.step, method=method, cluster=cpu_cluster(8))
+    plan = planned.plan(problem.state, *problem.calls[0])
+    specs = mw.partition_specs(plan, problem.state, *problem.calls[0])
+    mesh = jax.make_mesh(
+        plan.mesh.sizes, plan.mesh.names, axis_types=(AxisType.Auto,) * len(plan.mesh.names)
+    )
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    parallel = jax.jit(problem.step, in_shardings=placed, out_shardings=(placed[0], None))
+    found = run(lambda *args: parallel(*jax.device_put(args, placed)), problem)
+    assert_same_x64(reference(problem), found)
+    assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(found.state.params))
 
 
 def test_specs_stand_where_the_leaves_stood(pinned: mw.Plan) -> None:
