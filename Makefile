@@ -24,9 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup
 	$(BIN)/meshwise train $(ARGS)
 
-# --dist=loadfile keeps a file's compiled programs in one worker.
+# --dist=loadfile keeps a file's compiled programs in one worker.  In the order of collection: the
+# default starts with the files of most tests, and ends with few tests that take long.
 test: setup
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 format: setup
 	$(BIN)/ruff format .
