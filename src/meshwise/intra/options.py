@@ -79,7 +79,7 @@ class IntraResult:
         decision: The plan of the graph.
         objective_s: Objective of the decision in the problem that was solved.
         bound_s: No plan of the space is cheaper than this.
-        gap: (objective - bound) / objective; 0 if both vanish.
+        gap: (objective - bound) / objective; 0 if both vanish, infinite without a bound.
         space: For which plans the bound holds.
         status: `optimal`, or `time limit`.
         wall_s: Seconds that planning took.

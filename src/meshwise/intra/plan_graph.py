@@ -101,7 +101,7 @@ def plan_graph(
         decision=answer.decision,
         objective_s=cost,
         bound_s=bound,
-        gap=_gap(cost, bound),
+        gap=relative_gap(cost, bound),
         space="equal layers planned equally" if large else "every layer planned freely",
         status=answer.solution.status,
         wall_s=time.monotonic() - start,
@@ -112,9 +112,10 @@ def plan_graph(
     return _best(result, incumbents, options.memory_bytes)
 
 
-def _gap(cost: float, bound: float) -> float:
+def relative_gap(cost: float, bound: float) -> float:
+    """(cost - bound) / cost; infinite without a bound, 0 for what costs nothing."""
     gap = (cost - bound) / cost if cost > 0 else 0.0
-    return max(gap, 0.0) if math.isfinite(gap) else 0.0
+    return max(gap, 0.0) if math.isfinite(gap) else math.inf
 
 
 def _best(result: IntraResult, incumbents: Sequence[IntraResult], limit: int | None) -> IntraResult:
@@ -126,7 +127,7 @@ def _best(result: IntraResult, incumbents: Sequence[IntraResult], limit: int | N
                 decision=other.decision,
                 objective_s=other.objective_s,
                 bound_s=min(result.bound_s, other.objective_s),
-                gap=_gap(other.objective_s, min(result.bound_s, other.objective_s)),
+                gap=relative_gap(other.objective_s, min(result.bound_s, other.objective_s)),
                 space=result.space,
                 status=result.status,
                 wall_s=result.wall_s,

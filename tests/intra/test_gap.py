@@ -1,0 +1,50 @@
+"""The gap of a plan is certified: no plan of its space is cheaper than its bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from brute_force import brute_force
+
+from graph_builders import mesh, random_graph
+from meshwise.errors import InfeasibleError
+from meshwise.intra import fit
+from meshwise.intra.network import build_network
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.plan_graph import plan_graph, relative_gap
+from meshwise.intra.price import step_time_s
+
+MESH = mesh(2, bandwidths=(1e6,))
+
+
+def test_no_bound_is_no_gap_of_zero() -> None:
+    assert relative_gap(2.0, -math.inf) == math.inf
+    assert relative_gap(2.0, 1.5) == 0.25
+    assert relative_gap(0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_the_bound_holds_also_where_nothing_is_proved(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without enumeration the answer within a memory limit is only bounded."""
+    monkeypatch.setattr(fit, "_SMALL_NODES", 0)
+    bounded = 0
+    for seed in range(first, first + 20):
+        graph = random_graph(seed, 6)
+        free = plan_graph(graph, MESH, IntraOptions())
+        limit = int(0.9 * free.peak_bytes)
+        try:
+            found = plan_graph(graph, MESH, IntraOptions(memory_bytes=limit))
+        except InfeasibleError:
+            continue
+        network = build_network(graph, MESH, IntraOptions())
+        best, _ = brute_force(network, limit, below=found.objective_s * (1 + 1e-9))
+        assert found.bound_s <= best * (1 + 1e-9)
+        assert found.gap == relative_gap(found.objective_s, found.bound_s)
+        # The gap speaks of step times: the price of a plan is its objective.
+        price = step_time_s(graph, found.decision, MESH)
+        assert price == pytest.approx(found.objective_s, rel=1e-9)
+        bounded += found.status != "optimal"
+    assert bounded > 0
