@@ -175,13 +175,37 @@ class _Clusters:
         """Join loop classes through one operand, except where two loops of one operator meet."""
         source = self.producer[self.graph.operators[i].inputs[operand]]
         for above, below in self._joint(i, operand).pairs:
-            a, b = self.find_loop((source, above)), self.find_loop((i, below))
-            if a == b or not self.owners[a].isdisjoint(self.owners[b]):
-                continue
-            if len(self.owners[a]) < len(self.owners[b]):
-                a, b = b, a
-            self.loop_parent[b] = a
-            self.owners[a] |= self.owners.pop(b)
+            self._join((source, above), (i, below))
+
+    def _join(self, x: tuple[int, int], y: tuple[int, int]) -> None:
+        a, b = self.find_loop(x), self.find_loop(y)
+        if a == b or not self.owners[a].isdisjoint(self.owners[b]):
+            return
+        if len(self.owners[a]) < len(self.owners[b]):
+            a, b = b, a
+        self.loop_parent[b] = a
+        self.owners[a] |= self.owners.pop(b)
+
+    def connect_readers(self) -> None:
+        """Join loop classes of the members of a cluster that read one tensor from outside.
+
+        Else a softmax could not be split over its classes: its maximum and its exponentials read
+        the same logits, and the dim that both follow meets in no result of the cluster.
+        """
+        first: dict[tuple[int, int, int], tuple[int, int]] = {}
+        for i in self.parent:
+            op, root = self.graph.operators[i], self.find(i)
+            for t, dims in zip(op.inputs, op.rule.operands, strict=True):
+                if self.graph.tensors[t].generated or self._is_made_in(t, root):
+                    continue
+                for d, loops in enumerate(dims):
+                    loop = _major(op.rule, loops)
+                    if loop >= 0:
+                        self._join(first.setdefault((root, t, d), (i, loop)), (i, loop))
+
+    def _is_made_in(self, t: int, root: int) -> bool:
+        source = self.producer.get(t, -1)
+        return source in self.parent and self.find(source) == root
 
     def merge(self, a: int, b: int, uses: int) -> None:
         """Put cluster `b` into cluster `a`; `uses` of their tensors lie inside now."""
@@ -239,6 +263,7 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
     own, may = carriers(graph, light, carries)
     clusters = _Clusters(graph)
     _grow(graph, own, clusters)
+    clusters.connect_readers()
     members: dict[int, list[int]] = {}
     kinds: dict[int, str] = {}
     for i, op in enumerate(graph.operators):
