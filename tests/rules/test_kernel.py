@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
 import meshwise as mw
+from doubles.foreign import scale
 from meshwise.errors import TraceError
 from meshwise.graph.loops import Loop
 from meshwise.trace.flatten import flatten
@@ -142,18 +141,9 @@ def test_a_kernel_that_knows_only_whole_operands_is_refused() -> None:
         check_run(run, (8,), limit=100)
 
 
-# A primitive of someone else, whose parameters name the size of its result.
-_foreign_p = Primitive("someone_elses_scale")
-_foreign_p.def_impl(lambda x, *, shape: x * 2.0)
-_foreign_p.def_abstract_eval(lambda x, *, shape: jax.core.ShapedArray(shape, x.dtype))
-mlir.register_lowering(
-    _foreign_p, mlir.lower_fun(lambda x, *, shape: x * 2.0, multiple_results=False)
-)
-
-
 def _step(state: Any, batch: Any) -> Any:
     def layer(x: Any, w: Any) -> Any:
-        return _foreign_p.bind(x * w, shape=x.shape), None
+        return scale(x * w), None
 
     out, _ = jax.lax.scan(layer, batch, state)
     return state + out.sum(0), out
@@ -163,7 +153,7 @@ def _scale_rule(params: Any, x: Any) -> mw.KernelLoops:
     assert params["shape"] == x.shape
 
     def local(params: Any, x: Any) -> Any:
-        return _foreign_p.bind(x, shape=x.shape)
+        return scale(x)
 
     return mw.KernelLoops(loops="bd->bd", local=local, flop=lambda x: 3.0 * x.size)
 
@@ -185,7 +175,15 @@ def test_a_rule_for_a_foreign_primitive(b: int) -> None:
 
 def test_without_the_rule_it_runs_whole_and_says_so() -> None:
     plan = mw.parallelize(_step, method=mw.DataParallel()).plan(ints(3, 4), ints(16, 4))
-    assert any("someone_elses_scale" in text for text in plan.warnings)
+    (text,) = (text for text in plan.warnings if "someone_elses_scale" in text)
+    assert "has no rule and runs whole" in text
+    assert "state its loops, by mw.sharded_kernel or rules=" in text
+
+
+def test_micro_batches_without_the_rule_are_refused() -> None:
+    step = mw.parallelize(_step, method=mw.DataParallel(), num_microbatches=2)
+    with pytest.raises(TraceError, match=r"rules=\{'someone_elses_scale': \.\.\.\}"):
+        step.plan(ints(3, 4), ints(16, 4))
 
 
 def test_a_rule_may_have_nothing_to_say() -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 _EFFECT = "a side effect: refused"
 _COLLECTIVE = "a collective over axes that the user's own `shard_map` or `vmap` binds"
 _REFERENCE = "reads or writes a reference: refused outside of a kernel"
-_KERNEL = "an opaque kernel: state its loops (`sharded_kernel`, `rules=`)"
+_KERNEL = "an opaque kernel: state its loops, by mw.sharded_kernel or rules="
 _INSIDE = "only inside other primitives, or while they are differentiated"
 
 _NAMES = {
@@ -47,3 +47,9 @@ _NAMES = {
 WHY_UNRULED: Mapping[str, str] = MappingProxyType(
     {name: why for why, names in _NAMES.items() for name in names.split()}
 )
+
+
+def hint(name: str) -> str:
+    """What to do about a primitive without a rule, as the end of a message; may be empty."""
+    why = WHY_UNRULED.get(name, _KERNEL)
+    return f" ({why})" if why in (_KERNEL, _COLLECTIVE) else ""

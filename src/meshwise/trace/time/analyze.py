@@ -218,13 +218,14 @@ class _Analysis:
             if self.local:
                 self._localize(partials)
             raise NotSeparableError(node, "uses a reduction over the batch that is not complete")
-        if not self.top:
-            raise NotSeparableError(node, "needs rows of the whole batch inside a loop or branch")
         if not node.bodies and not self._rule(node).ruled:
             raise TraceError(
                 f"no rule for {node.name} at {source_line(node.source)}: it cannot run on a "
-                "micro-batch; use num_microbatches=1 or register a rule for the primitive"
+                "micro-batch; use num_microbatches=1, or state its loops, by mw.sharded_kernel or "
+                f"parallelize(rules={{{node.name!r}: ...}})"
             )
+        if not self.top:
+            raise NotSeparableError(node, "needs rows of the whole batch inside a loop or branch")
         return self._after(node, states)
 
     def _rule(self, node: Node) -> LoopRule:
