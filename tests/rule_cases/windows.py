@@ -73,6 +73,24 @@ CASES = (
     Case("select_and_scatter_add", "gradient", _back(_PAIRS), (_X, ints(8, 2, 2))),
     Case("select_and_scatter_add", "exact blocks", _back(_EXACT), (_LONG, ints(2, 8))),
     Case("select_and_scatter_add", "overlap", _back(_OVER), (_LONG, ints(2, 8))),
+    Case(
+        "select_and_scatter_add",
+        "edges on both sides",
+        _back(_pool(lax.max, (1, 5), (1, 2), ((0, 0), (2, 1)))),
+        (ints(2, 32), ints(2, 16)),
+    ),
+    Case(
+        "select_and_scatter_add",
+        "corners of minima",
+        _back(_pool(lax.min, (3, 3), (1, 1), "SAME")),
+        (ints(8, 8), ints(8, 8) + 1),
+    ),
+    Case(
+        "select_and_scatter_add",
+        "sparse",
+        _back(_pool(lax.max, (1, 1), (1, 2))),
+        (_LONG, ints(2, 8)),
+    ),
     Case("select_and_gather_add", "tangent", _along(_PAIRS), (_X, ints(8, 4, 2) + 1)),
     Case("select_and_gather_add", "overlap", _along(_OVER), (_LONG, _LONG[:, ::-1] + 1)),
 )

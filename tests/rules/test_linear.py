@@ -104,7 +104,7 @@ def test_linear_groups(primitive: str, fun: Any, operands: Any, linear: Any) -> 
                 jnp.ones((8, 4, 5, 5)), jnp.ones((2, 4, 3, 3)) * x[0, 0], (1, 1), "SAME"
             ),
             (X,),
-            [("parallel", False), ("parallel", False), ("sum", False)],
+            [*[("parallel", False)] * 2, ("sum", False), *[("parallel", True)] * 2],
         ),
     ],
 )

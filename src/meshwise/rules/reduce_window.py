@@ -1,8 +1,7 @@
 """Pooling: windows that move over dims, reduced, and the gradients of their maxima.
 
 A dim along which a window is one element in its own place is a plain loop.  Along the others the
-windows are cut in blocks that overlap (`rules.windows`); the gradient of a maximum only where the
-windows of a block lie in it.
+windows are cut in blocks that overlap (`rules.windows`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from meshwise.graph.layout import SUM
 from meshwise.graph.loops import Halo, LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
-from meshwise.rules.windows import Blocks, Windows, blocks_of_windows, without_ends
+from meshwise.rules.windows import Windows, blocks_of_selections, blocks_of_windows, without_ends
 
 _SCATTER = "select_and_scatter_add"
 _MONOIDS = {"reduce_window_sum": SUM, "reduce_window_max": "max", "reduce_window_min": "min"}
@@ -51,12 +50,14 @@ def _is_plain(eqn: Equation, windows: Windows, dim: int) -> bool:
     return (windows.length, windows.stride, windows.base) == (1, 1, 1) and not any(padding)
 
 
-def _blocks(eqn: Equation, dim: int) -> Blocks | None:
-    blocks = blocks_of_windows(_windows(eqn, dim))
-    if blocks is not None and eqn.name == _SCATTER:
-        exact = not (blocks.low or blocks.high or any(blocks.cut) or any(blocks.padding))
-        return blocks if exact else None
-    return blocks
+def _edges(eqn: Equation, dim: int) -> tuple[tuple[int, int], ...] | None:
+    """For each operand the elements that a block needs of its neighbours; None if not aligned."""
+    windows = _windows(eqn, dim)
+    if eqn.name == _SCATTER:
+        found = blocks_of_selections(windows)
+        return None if found is None else (found.windows, found.elements)
+    blocks = blocks_of_windows(windows)
+    return None if blocks is None else ((blocks.low, blocks.high),) * len(eqn.in_avals)
 
 
 def _monoids(eqn: Equation) -> tuple[str, ...]:
@@ -77,18 +78,15 @@ def window_rule(eqn: Equation) -> LoopRule:
         if _is_plain(eqn, windows, dim):
             dims.append(loops.add(windows.size))
             continue
-        blocks = _blocks(eqn, dim)
-        loop = loops.add(windows.count, block=True) if blocks is not None else ()
+        edges = _edges(eqn, dim)
+        loop = loops.add(windows.count, block=True) if edges is not None else ()
         dims.append(loop)
-        if blocks is None:
+        if edges is None:
             whole.append(dim)
-        elif loop and eqn.name == _SCATTER:
-            # Cotangents and operand are cut alike; only the sizes differ.
-            halos.append(Halo(1, dim, windows.size, 0, 0))
         elif loop:
             halos += [
-                Halo(operand, dim, windows.size, blocks.low, blocks.high, monoid)
-                for operand, monoid in enumerate(_monoids(eqn))
+                Halo(k, dim, eqn.in_avals[k].shape[dim], low, high, monoid)
+                for k, ((low, high), monoid) in enumerate(zip(edges, _monoids(eqn), strict=True))
             ]
     follows = tuple(dims)
     return LoopRule(
@@ -101,23 +99,42 @@ def window_rule(eqn: Equation) -> LoopRule:
     )
 
 
+def _cut_dims(shards: Shards) -> list[int]:
+    """Dims whose windows are cut in blocks."""
+    follows = shards.rule.operands[0]
+    dims = dict.fromkeys(halo.dim for halo in shards.rule.halos)
+    return [dim for dim in dims if shards.parts(follows[dim][0]) > 1]
+
+
+def _paddings(eqn: Equation) -> list[tuple[int, int]]:
+    return list(eqn.params["padding"] or ((0, 0),) * len(eqn.in_avals[0].shape))
+
+
 def local_window(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
     """The windows of the blocks, with the padding of the blocks."""
-    blocks_of: dict[int, Blocks] = {}
-    for halo in shards.rule.halos:
-        (loop,) = shards.rule.operands[halo.operand][halo.dim]
-        if shards.parts(loop) > 1:
-            found = _blocks(eqn, halo.dim)
-            assert found is not None
-            blocks_of[halo.dim] = found
-    if not blocks_of:
-        return rebind(eqn, operands)
-    padding = list(eqn.params["padding"] or ((0, 0),) * len(eqn.in_avals[0].shape))
-    local = list(operands)
-    for dim, blocks in blocks_of.items():
+    padding, local = _paddings(eqn), list(operands)
+    for dim in _cut_dims(shards):
+        blocks = blocks_of_windows(_windows(eqn, dim))
+        assert blocks is not None
         padding[dim] = blocks.padding
         local = [without_ends(value, dim, blocks.cut) for value in local]
     return rebind(eqn, local, padding=tuple(padding))
+
+
+def local_selection(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+    """All windows that touch the blocks; what they give to the neighbours is cut off.
+
+    Windows beyond the ends have a cotangent of zero.
+    """
+    padding, dims = _paddings(eqn), _cut_dims(shards)
+    for dim in dims:
+        padding[dim] = (0, 0)
+    (out,) = rebind(eqn, operands, padding=tuple(padding))
+    for dim in dims:
+        found = blocks_of_selections(_windows(eqn, dim))
+        assert found is not None
+        out = without_ends(out, dim, found.elements)
+    return [out]
 
 
 def window_flop(eqn: Equation) -> float:
@@ -126,6 +143,9 @@ def window_flop(eqn: Equation) -> float:
 
 
 TABLE: Mapping[str, PrimitiveRule] = {
-    name: PrimitiveRule(window_rule, local_window, window_flop)
-    for name in (*_MONOIDS, _SCATTER, "select_and_gather_add")
+    **{
+        name: PrimitiveRule(window_rule, local_window, window_flop)
+        for name in (*_MONOIDS, "select_and_gather_add")
+    },
+    _SCATTER: PrimitiveRule(window_rule, local_selection, window_flop),
 }

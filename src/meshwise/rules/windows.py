@@ -89,6 +89,31 @@ def blocks_of_positions(windows: Windows) -> Blocks | None:
     return _blocks(windows, windows.length, windows.dilation, windows.count, windows.stride)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selections:
+    """Blocks of the gradient of a maximum: each takes all windows that touch it.
+
+    Attributes:
+        windows: Windows that a block needs of the block before and of the block after.
+        elements: Elements of the operand that these windows read beyond the block.
+    """
+
+    windows: tuple[int, int]
+    elements: tuple[int, int]
+
+
+def blocks_of_selections(windows: Windows) -> Selections | None:
+    """The elements in blocks, side by side with the windows; None if not aligned."""
+    stride, length, low = windows.stride, windows.length, windows.low
+    if (windows.base, windows.dilation) != (1, 1) or windows.count * stride != windows.size:
+        return None
+    before, after = max(0, (length - 1 - low) // stride), (stride - 1 + low) // stride
+    beyond = (after - 1) * stride + length - low
+    if low < 0 or beyond <= -stride:
+        return None
+    return Selections(windows=(before, after), elements=(before * stride + low, max(0, beyond)))
+
+
 def without_ends(block: Any, dim: int, cut: tuple[int, int]) -> Any:
     """A block without some elements at both ends of a dim."""
     if cut == (0, 0):
