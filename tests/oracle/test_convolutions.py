@@ -52,7 +52,7 @@ def _normal(x: Any, scale: Any) -> Any:
 
 
 def _pool(x: Any) -> Any:
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
 
 def residual_net(*, normal: bool = True) -> Problem:
