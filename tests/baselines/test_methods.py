@@ -49,6 +49,13 @@ def test_data_parallel_only_reduces_gradients():
         assert bool(layout.dims[0]) == (i in batch)
 
 
+def test_data_parallel_updates_the_whole_state_however_dear():
+    slow = mesh(8, bandwidths=(1e12,), device=dataclasses.replace(DEVICE, memory_bytes_per_s=1e9))
+    graph, batch = problem()
+    result = plan_baseline("DataParallel()", graph, slow, batch, IntraOptions())
+    assert kinds(graph, result.decision, slow) == {"all-reduce": 6}
+
+
 def test_zero2_scatters_gradients_and_gathers_parameters():
     graph, batch = problem()
     result = plan_baseline("Zero2()", graph, ONE_AXIS, batch, IntraOptions())

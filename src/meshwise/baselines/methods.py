@@ -16,6 +16,8 @@ from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region, regions
 
+_ALL_GATHER = "all-gather"
+
 BASELINES: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction]] = {
     "DataParallel": data_parallel,
     "Zero2": zero2,
@@ -52,7 +54,14 @@ def plan_baseline(
         raise PlanError(f"no method {method!r}; known are {', '.join(BASELINES)}")
     restriction = BASELINES[name](graph, mesh, input_info(graph, batch_dims))
     restricted = dataclasses.replace(options, restriction=restriction)
-    return plan_graph(graph, mesh, restricted, parts=parts)
+    try:
+        return plan_graph(graph, mesh, restricted, parts=parts)
+    except InfeasibleError:
+        if _ALL_GATHER not in restriction.forbid:
+            raise
+    # Something needs the whole batch: a sort along it, an operator without a rule.
+    loose = dataclasses.replace(restriction, forbid=restriction.forbid - {_ALL_GATHER})
+    return plan_graph(graph, mesh, dataclasses.replace(options, restriction=loose), parts=parts)
 
 
 def plan_intra_op(

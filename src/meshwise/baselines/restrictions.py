@@ -18,6 +18,8 @@ from meshwise.intra.blocks import is_light
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 
 _ALL_TO_ALL = "all-to-all"
+# Nothing that is reduced is cut, nothing that is cut is put together again.
+_ALL_REDUCE_ONLY = frozenset((_ALL_TO_ALL, "all-gather", "reduce-scatter"))
 
 
 def split_largest(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
@@ -120,8 +122,8 @@ def data_parallel(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restricti
         name=base.name,
         pins=base.pins,
         allowed=base.allowed,
-        # Without reduce-scatter there is no sharded update.
-        forbid=frozenset((_ALL_TO_ALL, "reduce-scatter")),
+        # Without them there is no sharded update.
+        forbid=_ALL_REDUCE_ONLY,
     )
 
 
@@ -150,7 +152,7 @@ def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
             if role != BATCH
         },
         allowed=_over_batch(graph, mesh, info, (0,), others=True),
-        forbid=frozenset((_ALL_TO_ALL, "all-gather", "reduce-scatter")),
+        forbid=_ALL_REDUCE_ONLY,
     )
 
 
