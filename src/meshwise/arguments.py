@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 
 from meshwise.errors import PinError, TraceError
 from meshwise.pins import as_pin
-from meshwise.trace.step import Statistics, StepSignature, call
+from meshwise.trace.call import call
+from meshwise.trace.step import Statistics, StepSignature
 
 DEFAULT_BATCH_ARGNUMS = (1,)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

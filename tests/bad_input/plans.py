@@ -27,9 +27,9 @@ def described(**changed: Any) -> Cluster:
 
 
 def edited(**changed: Any) -> mw.Plan:
-    """A good plan whose JSON was edited; None takes a field out."""
+    """A good plan whose JSON was edited; `...` takes a field out."""
     data = json.loads(plan().to_json()) | changed
-    return mw.Plan.from_json(json.dumps({k: v for k, v in data.items() if v is not None}))
+    return mw.Plan.from_json(json.dumps({k: v for k, v in data.items() if v is not ...}))
 
 
 def edited_stage(**changed: Any) -> mw.Plan:
@@ -154,7 +154,7 @@ PLANS = (
         "field 'version': this program reads version",
     ),
     Case(
-        "plan without a field", lambda: edited(stages=None), PlanError, "field 'stages' is missing"
+        "plan without a field", lambda: edited(stages=...), PlanError, "field 'stages' is missing"
     ),
     Case(
         "plan with an unknown field", lambda: edited(speed=3), PlanError, "field 'speed' is unknown"

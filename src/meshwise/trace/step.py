@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import jax
 
-from meshwise.errors import CallError, TraceError
+from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
+from meshwise.trace.call import base, named
 from meshwise.trace.flatten import flatten
 from meshwise.trace.gradients import refuse_stages
 from meshwise.trace.padding.scopes import nest, scopes_of
@@ -146,13 +144,13 @@ def trace_step(
     """
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
-    closed, out_shape = jax.make_jaxpr(_named(fun), return_shape=True)(*specs[0], **specs[1])
+    closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
     out_leaves, out_tree = jax.tree.flatten(out_shape)
     if stages:
         refuse_stages(closed, stages)
     if not out_leaves:
         raise TraceError(
-            f"{_base(fun)[1]} returns no array; a step must return its new state and what else is "
+            f"{base(fun)[1]} returns no array; a step must return its new state and what else is "
             "wanted, as (state, loss): arrays of JAX are not changed in place"
         )
     spans = _argument_spans(specs[0])
@@ -194,24 +192,6 @@ def trace_step(
     )
 
 
-def _named(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that JAX traces anew, but whose own name and parameters stand in JAX's errors."""
-    base, name = _base(fun)
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        out = call(fun, args, kwargs)
-        if isinstance(out, Iterator):  # JAX takes one for a leaf, with a warning
-            _check_result(name, (), out)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
-            _check_result(name, path, leaf)
-        return out
-
-    step.__dict__["__wrapped__"] = base
-    with suppress(TypeError, ValueError):  # Python cannot tell: then JAX numbers the arguments
-        step.__dict__["__signature__"] = inspect.signature(fun)
-    return step
-
-
 def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
     names = {node.name for scope in scopes_of(nest(program)) for node in scope.program.nodes}
     unknown = sorted(set(rules) - names)
@@ -221,43 +201,6 @@ def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
             f"rules={{{unknown[0]!r}: ...}}: the step has no such primitive; of those that it has "
             f"these have no rule: {without}"
         )
-
-
-def _base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
-    """The function below partials, and its name."""
-    while isinstance(fun, partial):
-        fun = fun.func
-    fun = getattr(fun, "__wrapped__", fun)
-    return fun, getattr(fun, "__name__", type(fun).__name__)
-
-
-def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a step.
-
-    Raises:
-        CallError: it does not take such arguments.
-    """
-    try:
-        return fun(*args, **kwargs)
-    except TypeError as error:
-        inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        if inside is not None or isinstance(error, TraceError):
-            raise
-        takes = "(...)"
-        with suppress(TypeError, ValueError):  # Python cannot tell the parameters
-            takes = str(inspect.signature(fun))
-        raise CallError(f"{error}; call it as {_base(fun)[1]}{takes}") from None
-
-
-def _check_result(name: str, path: Any, leaf: Any) -> None:
-    try:
-        jax.typeof(leaf)
-    except TypeError:
-        where = jax.tree_util.keystr(path)
-        raise TraceError(
-            f"{name} returns {leaf!r:.60} ({type(leaf).__name__}) at result{where}, which is not "
-            "an array; return arrays only, in any tree"
-        ) from None
 
 
 def _path_name(path: Any, signature: StepSignature) -> str:

@@ -1,0 +1,68 @@
+"""Calls a user's step while it is traced, and says what is wrong with the call or its results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import jax
+
+from meshwise.errors import CallError, TraceError
+
+
+def named(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that JAX traces anew, but whose own name and parameters stand in JAX's errors."""
+    below, name = base(fun)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        out = call(fun, args, kwargs)
+        if isinstance(out, Iterator):  # JAX takes one for a leaf, with a warning
+            _check_result(name, (), out)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
+            _check_result(name, path, leaf)
+        return out
+
+    step.__dict__["__wrapped__"] = below
+    with suppress(TypeError, ValueError):  # Python cannot tell: then JAX numbers the arguments
+        step.__dict__["__signature__"] = inspect.signature(fun)
+    return step
+
+
+def base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
+    """The function below partials, and its name."""
+    while isinstance(fun, partial):
+        fun = fun.func
+    fun = getattr(fun, "__wrapped__", fun)
+    return fun, getattr(fun, "__name__", type(fun).__name__)
+
+
+def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a step.
+
+    Raises:
+        CallError: it does not take such arguments.
+    """
+    try:
+        return fun(*args, **kwargs)
+    except TypeError as error:
+        inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        if inside is not None or isinstance(error, TraceError):
+            raise
+        takes = "(...)"
+        with suppress(TypeError, ValueError):  # Python cannot tell the parameters
+            takes = str(inspect.signature(fun))
+        raise CallError(f"{error}; call it as {base(fun)[1]}{takes}") from None
+
+
+def _check_result(name: str, path: Any, leaf: Any) -> None:
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        where = jax.tree_util.keystr(path)
+        raise TraceError(
+            f"{name} returns {leaf!r:.60} ({type(leaf).__name__}) at result{where}, which is not "
+            "an array; return arrays only, in any tree"
+        ) from None
