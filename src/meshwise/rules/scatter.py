@@ -162,9 +162,10 @@ def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> lis
         updates = jnp.where(here.reshape(()), updates, kept)
         return rebind(eqn, (operand, columns, updates), mode=PROMISE_IN_BOUNDS)
     # One column beyond the end drops the whole update.
+    ends = [columns[..., column] for column in range(len(bounds))]
     for column, loop in split.items():
-        end = jnp.where(here, columns[..., column], shards.local_size(loop))
-        columns = columns.at[..., column].set(end)
+        ends[column] = jnp.where(here, ends[column], shards.local_size(loop))
+    columns = jnp.stack(ends, axis=-1)
     return rebind(
         eqn,
         (operand, columns, updates),
