@@ -7,19 +7,20 @@ which it wants each tensor that it uses; resharding between the two is the cost 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.graph import Graph, Tensor
 from meshwise.graph.layout import Layout, replicated, shift_in, used_axes
 from meshwise.graph.loops import Strategy
-from meshwise.graph.structure import PREDICATE, Structure
+from meshwise.graph.structure import PREDICATE
 from meshwise.intra.blocks import BODIES, CLUSTER
-from meshwise.intra.candidates import partial_layouts, whole_layouts
+from meshwise.intra.boundaries import entering, leaving
+from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import AllowedChoices, IntraOptions
 from meshwise.intra.regions import END, Region, regions
 from meshwise.intra.shapes import Table
@@ -225,17 +226,12 @@ class _Builder:
         op, outside = region.graph.operators[i], region.index
         structure = op.structure
         assert structure is not None
-        inner = [
-            next(r for r in self.regions if r.path == (*region.path, i, p))
-            for p in range(len(op.bodies))
-        ]
+        inner = [r for r in self.regions if r.path[:-1] == (*region.path, i)]
         for k, t in enumerate(op.inputs):
             j = structure.carried_result(k)
-            layouts = self.entering(region, op, k, inner)
-            stacked = k in structure.stacked_operands
-            tensor = region.graph.tensors[t]
-            shape = tensor.shape[1:] if stacked else tensor.shape
-            extra = (shape, tensor.dtype, stacked, j is not None)
+            layouts = entering(region, op, k, inner, self.mesh.sizes)
+            stacked, tensor = k in structure.stacked_operands, region.graph.tensors[t]
+            extra = (tensor.shape[stacked:], tensor.dtype, stacked, j is not None)
             node = self.boundary(region, i, k, layouts, extra)
             for p, n in structure.takers(k):
                 within = op.bodies[p].inputs[n]
@@ -243,8 +239,7 @@ class _Builder:
                     self.sources[inner[p].index, within] = _Source(node, layouts)
             outer = tuple(shift_in(w) for w in layouts) if stacked else layouts
             if not tensor.generated:
-                group = region.groups[i, k]
-                self.use(outside, t, group, _Use(node, tuple((w,) for w in outer)))
+                self.use(outside, t, region.groups[i, k], _Use(node, tuple((w,) for w in outer)))
             if j is not None:
                 self.sources[outside, op.outputs[j]] = _Source(node, layouts)
                 for p, n in structure.makers(j):
@@ -252,59 +247,25 @@ class _Builder:
         for j, t in enumerate(op.outputs):
             if structure.carry_of(j) is not None:
                 continue
-            layouts = self.leaving(structure, j, inner)
-            stacked = j in structure.stacked_results
-            tensor = region.graph.tensors[t]
-            extra = (tensor.shape[1:] if stacked else tensor.shape, tensor.dtype, "result")
+            layouts = leaving(structure, j, inner, self.mesh.sizes)
+            stacked, tensor = j in structure.stacked_results, region.graph.tensors[t]
+            extra = (tensor.shape[stacked:], tensor.dtype, "result")
             node = self.boundary(region, i, len(op.inputs) + j, layouts, extra)
             outer = tuple(shift_in(w) for w in layouts) if stacked else layouts
             self.sources[outside, t] = _Source(node, outer)
             for p, n in structure.makers(j):
                 self.body_result(inner[p], n, node, layouts)
         for p, n in structure.makers(PREDICATE):
-            k = len(op.inputs) + len(op.outputs)
-            node = self.boundary(region, i, k, (replicated(0),), "predicate")
-            self.body_result(inner[p], n, node, (replicated(0),))
+            whole = (replicated(0),)
+            node = self.boundary(region, i, len(op.inputs) + len(op.outputs), whole, "predicate")
+            self.body_result(inner[p], n, node, whole)
 
     def boundary(
         self, region: Region, i: int, k: int, layouts: tuple[Layout, ...], extra: object
     ) -> int:
-        position = (*region.path, i, -1, k)
-        node = self.layout_node(BOUNDARY, (region.index, i, k), layouts, extra, position)
-        self.boundaries[region.index, i, k] = node
+        ref, position = (region.index, i, k), (*region.path, i, -1, k)
+        node = self.boundaries[ref] = self.layout_node(BOUNDARY, ref, layouts, extra, position)
         return node
-
-    def entering(
-        self, region: Region, op: Operator, k: int, inner: list[Region]
-    ) -> tuple[Layout, ...]:
-        """Layouts in which an operand may enter the bodies, without the dim that a scan slices."""
-        structure, tensor = op.structure, region.graph.tensors[op.inputs[k]]
-        assert structure is not None
-        if k in structure.whole_operands:
-            return (replicated(len(tensor.shape)),)
-        shape = tensor.shape[1:] if k in structure.stacked_operands else tensor.shape
-        j = structure.carried_result(k)
-        if j is not None and all(self.sums(inner[p], n) for p, n in structure.makers(j)):
-            return partial_layouts(shape, self.mesh.sizes)
-        return whole_layouts(replace(tensor, shape=shape), self.mesh.sizes)
-
-    def leaving(self, structure: Structure, j: int, inner: list[Region]) -> tuple[Layout, ...]:
-        """Layouts in which the bodies may leave a result; partial if none needs to finish it."""
-        made = [(inner[p], inner[p].graph.outputs[n]) for p, n in structure.makers(j)]
-        tensor = made[0][0].graph.tensors[made[0][1]]
-        may = [
-            t in region.blocks.may_be_partial
-            or (len(made) > 1 and region.graph.tensors[t].generated)
-            for region, t in made
-        ]
-        if all(may) and any(t in region.blocks.may_be_partial for region, t in made):
-            return partial_layouts(tensor.shape, self.mesh.sizes)
-        return whole_layouts(tensor, self.mesh.sizes)
-
-    def sums(self, inner: Region, n: int) -> bool:
-        """Whether a carry is an accumulator of terms that may be partial."""
-        t = inner.graph.outputs[n]
-        return t in inner.blocks.may_be_partial and t not in inner.graph.inputs
 
     def body_result(self, inner: Region, j: int, node: int, layouts: tuple[Layout, ...]) -> None:
         t = inner.graph.outputs[j]
