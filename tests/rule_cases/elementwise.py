@@ -236,4 +236,17 @@ _IDENTITIES = (
     Case("sharding_constraint", "on another mesh", _constrained, (ints(8, 4),)),
 )
 
-CASES = (*_SPLIT, *_WIDE, *_CASTS, *_IDENTITIES)
+_LARGE = np.array([-(2**31), -123456789, -1, 0, 1, 65537, 2**30 + 7, 2**31 - 1], np.int32)
+_HIGH_WORDS = tuple(
+    Case("mulhi", f"large, {dtype.__name__}", lax.mulhi, (x, x[::-1].copy()), x64=True)
+    for dtype, x in (
+        (np.int32, _LARGE),
+        (np.uint32, _LARGE.astype(np.uint32)),
+        (np.int64, _LARGE.astype(np.int64) * 2**31 + 12345),
+        (np.int8, _LARGE.astype(np.int8)),
+    )
+)
+# XLA refuses the operator itself where a program has several devices.
+ON_DEVICES = (Case("mulhi", "on devices", lax.mulhi, (_LARGE, _LARGE[::-1].copy())),)
+
+CASES = (*_HIGH_WORDS, *_SPLIT, *_WIDE, *_CASTS, *_IDENTITIES)

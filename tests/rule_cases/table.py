@@ -35,6 +35,7 @@ CASES = (
 # Primitives that cannot be checked under `vmap`.
 ON_DEVICES = (
     *along.ON_DEVICES,
+    *elementwise.ON_DEVICES,
     *linear_algebra.ON_DEVICES,
     *others.ON_DEVICES,
     *ragged_dot.CASES,

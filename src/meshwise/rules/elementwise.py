@@ -6,14 +6,14 @@ only where its dim has the size of the result's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from meshwise.graph.loops import DimMap, LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
-from meshwise.rules.primitive import Equation, PrimitiveRule
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards
 
 # Operands that a primitive is linear in: each tuple is one group that may be partial together.
 _LINEAR = {
@@ -35,7 +35,7 @@ _OTHERS = """
     abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz conj
     convert_element_type cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt
     igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to
-    max min mulhi ne nextafter not or polygamma population_count pow reduce_precision
+    max min ne nextafter not or polygamma population_count pow reduce_precision
     regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32 xor zeta
 """
@@ -98,7 +98,32 @@ def bitcast_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (maps[0],), (maps[1],))
 
 
+def local_mulhi(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+    """The high word of a product, from products of half words.
+
+    XLA has no way back from its own form of the operator to StableHLO, which it takes where a
+    program has several devices: `failed to legalize operation 'mhlo.unknown'`.  Source: seen with
+    JAX 0.10.2 on CPU.
+    """
+    del shards
+    dtype = eqn.out_avals[0].dtype
+    bits = dtype.itemsize * 8
+    unsigned = jnp.dtype(f"uint{bits}")
+    a, b = (jnp.asarray(operand).astype(unsigned) for operand in operands)
+    half, low = unsigned.type(bits // 2), unsigned.type(2 ** (bits // 2) - 1)
+    middle = (a >> half) * (b & low) + (((a & low) * (b & low)) >> half)
+    cross = (a & low) * (b >> half) + (middle & low)
+    high = (a >> half) * (b >> half) + (middle >> half) + (cross >> half)
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        # A negative operand was taken for itself and 2 ** bits.
+        negative = [jnp.asarray(operand) < 0 for operand in operands]
+        zero = jnp.zeros((), unsigned)
+        high = high - jnp.where(negative[0], b, zero) - jnp.where(negative[1], a, zero)
+    return [high.astype(dtype)]
+
+
 TABLE: Mapping[str, PrimitiveRule] = {
+    "mulhi": PrimitiveRule(elementwise_rule, local_mulhi),
     **{name: PrimitiveRule(elementwise_rule) for name in (*_LINEAR, *_OTHERS.split(), *NEWER)},
     "bitcast_convert_type": PrimitiveRule(bitcast_rule),
 }
