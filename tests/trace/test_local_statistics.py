@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
+from meshwise.errors import TraceError
 from one_device import descent, heavy_outside_the_loop, run_traced, traced
 from oracle.tolerances import X64
 
@@ -100,6 +101,42 @@ def test_statistics_are_those_of_each_micro_batch(loss, num_devices):
     if loss is not separable:
         whole = jax.jit(step)(PARAMS, BATCH)[1][0]
         assert abs(float(whole - got[1][0])) > 1e-6
+
+
+def squared(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer that is not linear in the gradient: the first step of RMSProp."""
+
+    def step(params, batch):
+        value, grads = mw.value_and_grad(loss)(params, batch)
+        moments = jax.tree.map(jnp.square, grads)
+        updated = jax.tree.map(
+            lambda p, g, m: p - 0.1 * g / (jnp.sqrt(m) + 1e-3), params, grads, moments
+        )
+        return updated, (value, moments)
+
+    return step
+
+
+def test_an_optimizer_sees_the_averaged_gradient():
+    """Not each micro-batch's own: the mean of squares is not the square of the mean."""
+
+    def averaged(params, batch):
+        parts = [jax.tree.map(lambda x, t=t: x[rows_of(t, 4, 4)], batch) for t in range(4)]
+        return sum(batch_norm(params, part) for part in parts) / 4
+
+    cut = traced(squared(batch_norm), PARAMS, BATCH, b=4, statistics="local")
+    got = run_traced(cut, PARAMS, BATCH)
+    want = jax.jit(squared(averaged))(PARAMS, BATCH)
+    jax.tree.map(lambda a, c: np.testing.assert_allclose(c, a, rtol=0, atol=X64), want, got)
+
+
+def test_local_statistics_need_the_place_of_the_loss():
+    def step(params, batch):
+        value, grads = jax.value_and_grad(batch_norm)(params, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    with pytest.raises(TraceError, match=r"write meshwise.value_and_grad .* in place of jax"):
+        traced(step, PARAMS, BATCH, b=4, statistics="local")
 
 
 def test_running_averages_are_averaged():

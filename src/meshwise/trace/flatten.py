@@ -32,8 +32,10 @@ _REFUSED = (
 class _Builder:
     """Collects the values and nodes of one program; lives only inside `flatten`."""
 
-    def __init__(self, foreign: Mapping[str, ForeignRule]) -> None:
+    def __init__(self, foreign: Mapping[str, ForeignRule], mark_results: bool) -> None:
         self.foreign = foreign
+        self.mark_results = mark_results
+        self.results: set[int] = set()
         self.avals: list[Any] = []
         self.nodes: list[Node] = []
         self.makers: dict[int, Node] = {}
@@ -117,6 +119,9 @@ class _Builder:
                 body = eqn.params["expand"]()
                 _refuse_effects(body.jaxpr)
                 outputs = self.inline_closed(body, inputs, source)
+                if self.mark_results:
+                    outputs = self._barrier(outputs, source)
+                    self.results.update(outputs)
             elif body_name is not None:
                 if name in REMAT_NAMES and eqn.params.get("differentiated"):
                     inputs = self._barrier(inputs, source)
@@ -170,19 +175,25 @@ def _refuse_effects(jaxpr: Any) -> None:
     raise TraceError(_REFUSED.format(f"side effects ({names})", where))
 
 
-def flatten(closed: Any, foreign: Mapping[str, ForeignRule] | None = None) -> Program:
+def flatten(
+    closed: Any,
+    foreign: Mapping[str, ForeignRule] | None = None,
+    *,
+    mark_results: bool = False,
+) -> Program:
     """Make the flat program of a closed jaxpr.
 
     Args:
         closed: The jaxpr.
         foreign: Rules for primitives, by name: such equations are bound as opaque kernels.
+        mark_results: Give what leaves the loss ids of its own: `Program.results`.
 
     Raises:
         TraceError: the program has side effects, calls the host, or holds a foreign tracer.
     """
     _refuse_effects(closed.jaxpr)
     jaxpr = dead_code_eliminated(closed.jaxpr)
-    builder = _Builder(foreign or {})
+    builder = _Builder(foreign or {}, mark_results)
     consts = [
         builder.constant(var.aval, value)
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
@@ -195,4 +206,5 @@ def flatten(closed: Any, foreign: Mapping[str, ForeignRule] | None = None) -> Pr
         nodes=tuple(builder.nodes),
         outputs=tuple(outputs),
         constants=builder.constants,
+        results=frozenset(builder.results),
     )

@@ -49,6 +49,8 @@ class Program:
         nodes: Equations in order.
         outputs: Ids of the results.
         constants: Values known at trace time: literals and captured arrays.
+        results: Ids of what leaves the loss (value, auxiliary results, gradients), where that is
+            asked for: means over micro-batches once statistics are local.
     """
 
     avals: tuple[Any, ...]
@@ -56,3 +58,4 @@ class Program:
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     constants: Mapping[int, Any]
+    results: frozenset[int] = frozenset()

@@ -158,10 +158,11 @@ def trace_step(
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
     if rules:
         _check_rules(flatten(closed), rules)
-    program = with_batch_dims(flatten(closed, rules))
+    is_local = statistics == "local" and num_microbatches > 1
+    program = with_batch_dims(flatten(closed, rules, mark_results=is_local))
     if num_microbatches > 1:
         batch = _cut(flat, batch_dims, num_microbatches, num_devices)
-        block = analyze(program, batch_dims, batch, local_statistics=statistics == "local")
+        block = analyze(program, batch_dims, batch, local_statistics=is_local)
         whole = program
         closed = jax.make_jaxpr(lambda *leaves: microbatched(whole, block, batch, leaves))(*flat)
         _check_avals(closed.out_avals, out_leaves)

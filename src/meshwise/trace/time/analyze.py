@@ -89,11 +89,21 @@ def analyze(
     forced = _Forced()
     while True:
         try:
-            return _Analysis(program, batch, forced, local_statistics, top=True).run(inputs)
+            block = _Analysis(program, batch, forced, local_statistics, top=True).run(inputs)
+            if forced.local and not program.results:
+                raise TraceError(_NO_LOSS)
+            return block
         except _RetryError as retry:
             forced = retry.forced
         except NotSeparableError as error:
             raise _refusal(error.node, error.reason) from None
+
+
+_NO_LOSS = (
+    'microbatch_statistics="local" averages what leaves the loss over the micro-batches, and this '
+    "step does not say where that is: write meshwise.value_and_grad (or meshwise.grad) in place of "
+    "jax.value_and_grad"
+)
 
 
 def _refusal(node: Node, reason: str) -> TraceError:
@@ -176,6 +186,8 @@ class _Analysis:
             if any(self.nodes[p].region == INSIDE_LOOP for p in made):
                 return replace(whole, region=INSIDE_LOOP)
             return whole
+        if LOCAL in kinds and self.program.results.issuperset(node.outputs):
+            return self._after(node, states)
         if AFTER in kinds:
             blame = None
             if kinds & {SPLIT, LOCAL}:
