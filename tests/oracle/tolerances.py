@@ -1,6 +1,6 @@
-"""How close a parallel step must come to one device: the tolerances of invariant I1, all of them.
+"""How close results and predictions must come: the tolerances of invariants I1 and I2, all of them.
 
-Source: DESIGN section 4, I1.
+Source: DESIGN section 4.
 """
 
 # After how many steps results are compared.
@@ -30,3 +30,7 @@ BF16_LOSS = 1e-2
 
 # fp16 with loss scaling: the loss; flags (whether gradients were finite) must be identical.
 FP16_LOSS = 1e-2
+
+# Invariant I2: predicted against compiled peak memory of a device, and dense FLOP.
+MEMORY_BELOW, MEMORY_ABOVE = 0.03, 0.12
+FLOP_ERROR = 0.01
