@@ -65,6 +65,20 @@ def test_more_random_programs_mean_the_same(number: int) -> None:
     _check_many(number, _CHUNK)
 
 
+# What random programs found, made small.
+_FOUND = {
+    "XLA refuses mulhi on several devices": [("mulhi", 693)],
+    "XLA refuses the layout of a transform": [("fft", 50309)],
+}
+
+
+@pytest.mark.parametrize("name", _FOUND)
+def test_what_was_found_stays_fixed(name: str) -> None:
+    _check(
+        Drawn(operations=tuple(_FOUND[name]), rows=False, num_microbatches=1, mesh=(2, 4), seed=2)
+    )
+
+
 def _drawn(operations: Any, *, rows: bool = False) -> Drawn:
     return Drawn(operations=tuple(operations), rows=rows, num_microbatches=1, mesh=(8,), seed=0)
 

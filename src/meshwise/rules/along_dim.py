@@ -6,11 +6,14 @@ Cumulative sums and their like, sorts, the largest k, Fourier transforms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
-from meshwise.rules.primitive import Equation, PrimitiveRule
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 
 _DimsOf = Callable[[Equation], Iterable[int]]
 
@@ -50,6 +53,17 @@ def fft_dims(eqn: Equation) -> tuple[int, ...]:
     return tuple(range(rank - len(eqn.params["fft_lengths"]), rank))
 
 
+def local_fft(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+    """The transform, its result in the order of its dims.
+
+    XLA:CPU lets the users of a result choose its order and then refuses any but this one.
+    Source: RET_CHECK in fft_thunk.cc of jaxlib 0.10.2, seen where a transposed result is resharded.
+    """
+    del shards
+    (result,) = rebind(eqn, operands)
+    return [with_layout_constraint(result, Layout(tuple(range(result.ndim))))]
+
+
 def _sort_flop(eqn: Equation) -> float:
     elements = sum(math.prod(aval.shape) for aval in eqn.in_avals)
     length = max(eqn.in_avals[0].shape[eqn.params["dimension"]], 2)
@@ -70,5 +84,5 @@ TABLE: Mapping[str, PrimitiveRule] = {
     "sort": PrimitiveRule(_rule(_param("dimension")), flop=_sort_flop),
     "top_k": PrimitiveRule(_rule(_param("axis"))),
     "approx_top_k": PrimitiveRule(_rule(_param("reduction_dimension"))),
-    "fft": PrimitiveRule(_rule(fft_dims, linear=True), flop=_fft_flop),
+    "fft": PrimitiveRule(_rule(fft_dims, linear=True), local_fft, _fft_flop),
 }
