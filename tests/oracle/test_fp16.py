@@ -46,7 +46,7 @@ def step(state: Any, batch: Any) -> Any:
     finite = all_finite(grads)
     updated = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
     params = where_finite(finite, updated, state["params"])
-    scale = adjust(scale, finite, growth_interval=2, backoff=1 / 16)
+    scale = adjust(scale, finite, growth_interval=2, backoff=1 / 1024)
     return {"params": params, "scale": scale}, (loss, finite, scale)
 
 
@@ -63,7 +63,8 @@ def problem() -> Problem:
         )
         for _ in range(NUM_STEPS)
     )
-    # 2**27 times a cotangent of about 1e-3 overflows, 2**23 and less does not.
+    # The cotangent of an output is error / 256 times the scale, errors are about 1, and 32 rows
+    # are summed: 2**27 overflows 65504 by far, 2**18 and less is far below it.
     return Problem(
         step=step, state={"params": params, "scale": first_loss_scale(2.0**27)}, calls=calls
     )
@@ -88,8 +89,8 @@ def test_the_reference_skips_some_steps_and_the_scale_falls_and_grows():
     flags = [bool(finite) for _, finite, _ in wanted().outs]
     scales = [float(scale.value) for _, _, scale in wanted().outs]
     assert not flags[0]
-    assert any(flags)
-    assert scales[0] == 2.0**23
+    assert all(flags[1:])
+    assert scales[0] == 2.0**17
     assert max(scales[1:]) > scales[0]
 
 
