@@ -17,6 +17,13 @@ from property.pool import LIMIT, Pool
 
 Builder = Callable[[Pool], Any]
 
+
+def _threefry(x: jax.Array, y: jax.Array) -> jax.Array:
+    # Of one shape under `vmap` too: JAX's own form fails on others.
+    words = [v.astype(jnp.uint32) for v in (x, y, x, y)]
+    return primitives.threefry2x32_p.bind(*words)[0]
+
+
 _REALS: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
     "asinh": lax.asinh,
@@ -126,9 +133,7 @@ _TWO_INTEGERS: dict[str, Callable[..., Any]] = {
     "shift_left": lambda x, y: lax.shift_left(x, y % 8),
     "shift_right_arithmetic": lambda x, y: lax.shift_right_arithmetic(x - 9, y % 8),
     "shift_right_logical": lambda x, y: lax.shift_right_logical(x - 9, y % 8),
-    "threefry2x32": lambda x, y: primitives.threefry2x32_p.bind(
-        *(v.astype(jnp.uint32) for v in (x, y, x, y))
-    )[0],
+    "threefry2x32": lambda x, y: _threefry(x ^ (y & 0), y ^ (x & 0)),
     "xor": lax.bitwise_xor,
 }
 
