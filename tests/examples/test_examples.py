@@ -52,7 +52,7 @@ NOT_SEPARABLE = ("batch_norm",)
 # Optax accumulates gradients in float32 whatever the parameters are.
 FLOAT32 = ("optimizers:multi-steps",)
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_steps")
 
 
 def problem_of(name: str) -> Problem:

@@ -12,7 +12,7 @@ from oracle.compare import assert_same_x64
 from oracle.covering import pairwise
 from oracle.gpt_problems import Case, gpt_problem
 from oracle.parallel import run_method, run_random
-from oracle.problem import Trajectory, noise_leaves, reference
+from oracle.problem import QUICK_OPTIONS, Trajectory, noise_leaves, reference
 from oracle.tolerances import NEGLIGIBLE_GRADIENT
 
 MESHES = ((8,), (2, 4), (2, 2, 2))
@@ -79,7 +79,7 @@ def row_case(row: Row, dtype: str) -> Case:
 @cache
 def case_reference(case: Case) -> Trajectory:
     """The run on one device, once for all rows of a process."""
-    return reference(gpt_problem(case))
+    return reference(gpt_problem(case), QUICK_OPTIONS)
 
 
 @cache

@@ -33,7 +33,7 @@ from oracle.parallel import run_method, run_random
 from oracle.problem import Problem, reference
 from random_decision import random_decision
 
-oracle = pytest.mark.usefixtures("x64", "quick_compile")
+oracle = pytest.mark.usefixtures("x64", "quick_steps")
 each_problem = pytest.mark.parametrize("make", CONTROL_FLOW, ids=lambda f: f.__name__)
 
 

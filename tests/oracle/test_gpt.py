@@ -28,7 +28,7 @@ from oracle.gpt_rows import (
     run_case,
 )
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
+pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 
 @pytest.mark.parametrize("row", [row for row in COVERING if row[0] == "unrolled"], ids=row_name)

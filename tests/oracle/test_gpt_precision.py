@@ -19,7 +19,7 @@ def test_gpt_in_float32_compiled_as_users_compile_it():
     _check_fp32(("scan", "sgd", False, "masked", False, mw.IntraOp((2, 4)), 2))
 
 
-@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.usefixtures("quick_steps")
 @pytest.mark.parametrize(
     "row",
     [
@@ -32,7 +32,7 @@ def test_gpt_in_float32(row):
     _check_fp32(row)
 
 
-@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.usefixtures("quick_steps")
 @pytest.mark.parametrize(("method", "b"), [(mw.DataParallel(), 2), (mw.IntraOp((2, 4)), 1)])
 def test_gpt_with_bfloat16_compute_and_float32_parameters(method, b):
     case = Case("scan", "sgd", True, "mean", True, "bfloat16", "float32")

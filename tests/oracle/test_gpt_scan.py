@@ -6,7 +6,7 @@ import pytest
 
 from oracle.gpt_rows import COVERING, check_x64, row_name
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
+pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 
 @pytest.mark.parametrize("row", [row for row in COVERING if row[0] == "scan"], ids=row_name)

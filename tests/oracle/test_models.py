@@ -13,9 +13,9 @@ from meshwise.methods import Method
 from oracle.compare import assert_same_x64
 from oracle.model_problems import INSEPARABLE, MODELS, model_problem
 from oracle.parallel import parallel_step, run_method
-from oracle.problem import Trajectory, reference
+from oracle.problem import QUICK_OPTIONS, Trajectory, reference
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
+pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 # A plan that is not proven best is as good here: the solver may stop early.
 METHODS: tuple[Method, ...] = (
@@ -49,7 +49,7 @@ QUICK = [
 
 @cache
 def _reference(name: str, one_by_one: int = 1) -> Trajectory:
-    return reference(model_problem(name, one_by_one))
+    return reference(model_problem(name, one_by_one), QUICK_OPTIONS)
 
 
 def _check(row: tuple[str, Method, int]) -> None:

@@ -24,7 +24,7 @@ def _writes(x: Any, y: Any, *starts: Any) -> Any:
 _INDEX = tuple(np.int32(i) for i in _STARTS)
 
 CASES = (
-    Case("dynamic_slice", "one row", _reads, (ints(16, 4), *_INDEX)),
+    Case("dynamic_slice", "one row", _reads, (ints(16, 4), *_INDEX), costly=True),
     Case("dynamic_slice", "one row of booleans", _reads, (bools(16, 4), np.int32(9))),
     Case("dynamic_slice", "one row of integers", _reads, (ints(16, 4, dtype=np.int32), _INDEX[4])),
     Case("dynamic_slice", "one row, 64-bit place", _reads, (ints(16, 4), np.int64(9)), x64=True),
@@ -41,7 +41,9 @@ CASES = (
         lambda x, i, j: lax.dynamic_slice(x, (i, j, j), (1, 3, 8)),
         (ints(16, 6, 8), np.int32(11), np.int32(2)),
     ),
-    Case("dynamic_update_slice", "one row", _writes, (ints(16, 4), ints(1, 4), *_INDEX)),
+    Case(
+        "dynamic_update_slice", "one row", _writes, (ints(16, 4), ints(1, 4), *_INDEX), costly=True
+    ),
     Case(
         "dynamic_update_slice",
         "one row, 64-bit place",
@@ -60,11 +62,13 @@ CASES = (
         "one element",
         lambda x, y, i, j: lax.dynamic_update_slice(x, y, (i, j)),
         (ints(16, 8), ints(1, 1), np.int32(11), np.int32(5)),
+        costly=True,
     ),
     Case(
         "dynamic_update_slice",
         "a cache of keys",
         lambda x, y, i: lax.dynamic_update_slice_in_dim(x, y, i, 1),
         (ints(2, 8, 4), ints(2, 1, 4), np.int32(5)),
+        costly=True,
     ),
 )

@@ -19,11 +19,10 @@ from meshwise.runtime.hlo import (
     hlo_collectives,
     hlo_dense_flop,
 )
-from xla_options import USUAL
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
 
-OPTIONS = USUAL | {
+OPTIONS = {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_disable_hlo_passes": "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner",
     "xla_cpu_copy_insertion_use_region_analysis": True,
@@ -242,13 +241,13 @@ def test_dense_flop(fun: Callable[..., Any], shapes: list[tuple[int, ...]], expe
 def test_peak_counts_a_donated_buffer_once() -> None:
     size = 64 * 64 * 4
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    plain = jax.jit(lambda x: x + 1, compiler_options=USUAL).lower(x).compile()
-    donated = jax.jit(lambda x: x + 1, donate_argnums=0, compiler_options=USUAL).lower(x).compile()
+    plain = jax.jit(lambda x: x + 1).lower(x).compile()
+    donated = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
     assert device_peak_bytes(plain) == 2 * size
     assert device_peak_bytes(donated) == size
 
 
 def test_peak_counts_temporaries() -> None:
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    compiled = jax.jit(lambda x: jnp.tanh(x @ x) @ x, compiler_options=USUAL).lower(x).compile()
+    compiled = jax.jit(lambda x: jnp.tanh(x @ x) @ x).lower(x).compile()
     assert device_peak_bytes(compiled) == 3 * 64 * 64 * 4

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from meshwise.runtime.overwrite import compile_in_order, overwritten_too_early
-from xla_options import USUAL
 
 PARAMS = np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64
 ROWS = np.ones((16, 8), np.float32)
-REGION_ANALYSIS = USUAL | {
+REGION_ANALYSIS = {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_cpu_copy_insertion_use_region_analysis": True,
 }

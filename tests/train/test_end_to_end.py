@@ -55,7 +55,7 @@ def test_a_planned_run_has_the_losses_of_one_device(options: TrainOptions) -> No
     assert saved["num_devices"] == 8
 
 
-@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.usefixtures("quick_steps")
 def test_a_run_resumes_under_another_plan(options: TrainOptions) -> None:
     one, first, second = Recorder(), Recorder(), Recorder()
     run_training(replace(options, out=options.out / "one"), JitStep, one)

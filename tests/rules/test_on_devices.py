@@ -1,0 +1,53 @@
+"""Local forms under `shard_map`, where only devices can tell, and a sample of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwise.graph.loops import enumerate_strategies
+from oracle.every_strategy import MESHES, runs_of, sampled
+from oracle.on_devices import check_on_devices
+from rule_cases.case import Case
+from rule_cases.table import CASES, ON_DEVICES
+
+
+@pytest.mark.parametrize("case", ON_DEVICES, ids=str)
+def test_strategies_on_devices(case: Case) -> None:
+    for run in runs_of(case.fun, case.operands, case.primitive):
+        for sizes in MESHES:
+            for strategy in sampled(list(enumerate_strategies(run.rule, sizes)), 4):
+                check_on_devices(run, strategy, sizes, rtol=case.rtol)
+
+
+# One of each kind of local form.
+_SAMPLE = (
+    "broadcast_in_dim: new and stretched dims",
+    "concatenate: two",
+    "conv_general_dilated: plain",
+    "conv_general_dilated: spatial, shift",
+    "dot_general: batched",
+    "gather: keys",
+    "gather: lookup, fill",
+    "gather: two columns",
+    "iota: first dim",
+    "random_bits: batched keys",
+    "random_bits: uint32",
+    "reduce_max: two dims",
+    "reduce_window_max: overlap of negatives",
+    "reduce_window_sum: corners",
+    "reshape: regroup",
+    "scatter-add: rows, drop",
+    "tile: in front of a dim",
+)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if str(c) in _SAMPLE], ids=str)
+def test_a_sample_on_devices(case: Case) -> None:
+    (run,) = runs_of(case.fun, case.operands, case.primitive)
+    for sizes in MESHES:
+        for strategy in sampled(list(enumerate_strategies(run.rule, sizes)), 5):
+            check_on_devices(run, strategy, sizes, rtol=case.rtol)
+
+
+def test_the_sample_exists() -> None:
+    assert set(_SAMPLE) <= {str(case) for case in CASES}
