@@ -87,3 +87,11 @@ def test_the_text_of_an_equation_holds_no_address() -> None:
 
     assert details() == details()
     assert not any(" at 0x" in text for text in details())
+
+
+def test_the_branch_for_a_platform_is_chosen_where_the_program_runs() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos)
+
+    names = [node.name for node in flatten(jax.make_jaxpr(fun)(jnp.ones(4))).nodes]
+    assert names == ["platform_index", "cond"]

@@ -70,6 +70,8 @@ class _Builder:
             return self.constants.get(ident)
         if aval.shape != () or not (jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == bool):
             return None
+        if not node.inputs:  # `platform_index` is known only where the program runs.
+            return None
         operands = [self.known(i) for i in node.inputs]
         if any(value is None for value in operands):
             return None
