@@ -27,18 +27,18 @@ def one_device(quick: bool) -> dict[str, Any]:
     batch = token_batch(config, BATCH)
     method = mw.IntraOp(mesh_shape=(1,))
     cluster = cpu_cluster(1)
-    return {
-        "step": run_pairs(
-            runner(mw.parallelize(step, method=method, cluster=cluster), create, batch),
-            runner(jax.jit(step, donate_argnums=0), create, batch),
-            num_pairs=num_pairs,
-        ).to_json(),
-        "dispatch": run_pairs(
-            runner(mw.parallelize(_nudge, method=method, cluster=cluster), _many_leaves, batch),
-            runner(jax.jit(_nudge, donate_argnums=0), _many_leaves, batch),
-            num_pairs=5 * num_pairs,
-        ).to_json(),
-    }
+    # A collection of garbage costs what the heap holds: the dispatch goes first.
+    dispatch = run_pairs(
+        runner(mw.parallelize(_nudge, method=method, cluster=cluster), _many_leaves, batch),
+        runner(jax.jit(_nudge, donate_argnums=0), _many_leaves, batch),
+        num_pairs=5 * num_pairs,
+    )
+    whole = run_pairs(
+        runner(mw.parallelize(step, method=method, cluster=cluster), create, batch),
+        runner(jax.jit(step, donate_argnums=0), create, batch),
+        num_pairs=num_pairs,
+    )
+    return {"step": whole.to_json(), "dispatch": dispatch.to_json()}
 
 
 def _many_leaves(key: jax.Array) -> list[jax.Array]:
