@@ -10,6 +10,7 @@ enumeration, with the true peak alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.errors import InfeasibleError
-from meshwise.intra.enumerate_plans import SearchTooLargeError, cheapest_that_fits
+from meshwise.intra.enumerate_plans import Effort, cheaper_neighbour, cheapest_that_fits
 from meshwise.intra.expand import expand
 from meshwise.intra.memory import Peak, peak
 from meshwise.intra.memory_rows import MemoryRows
@@ -38,9 +39,14 @@ _HOPELESS = 1.15
 # Enumeration is tried up to this many nodes, partial choices and judged plans.
 _SMALL_NODES = 24
 _MAX_STEPS = 1_000_000
-_MAX_LEAVES = 6_000
+_MAX_QUESTIONS = 30_000
+# After it gives up, so many neighbours of the best plan are judged at a time.
+_MAX_NEIGHBOURS = 1_000
 # Random starts of the descent on the true peak, for small problems in which nothing fitted yet.
 _STARTS = 12
+
+# A cost counts as its bound if no more than rounding lies between.
+_SLACK = 1e-9
 
 # Consumers that an error names.
 _NAMED = 5
@@ -107,19 +113,19 @@ def fit(
         # Not even the inputs fit.
         raise infeasible(limit, free.peak, proved=True)
     found, smallest = _by_rows(search, free)
-    proved = False
+    bound = max(free.solution.bound, 0.0)
     if len(problem.costs) <= _SMALL_NODES:
         for start in _starts(search, free.solution.choice):
             found = found or _by_descent(search, start)
         found, proved = _by_enumeration(search, found)
+        bound = max(bound, proved)
     if found is None:
-        raise infeasible(limit, smallest, proved=proved)
-    bound = max(free.solution.bound, 0.0)
-    exact = proved
+        raise infeasible(limit, smallest, proved=bound == math.inf)
     cost = found.solution.cost
+    exact = bound >= cost * (1 - _SLACK)
     solution = dataclasses.replace(
         found.solution,
-        bound=cost if exact else min(bound, cost),
+        bound=min(bound, cost),
         status="optimal" if exact else "bounded",
     )
     return dataclasses.replace(found, solution=solution)
@@ -229,33 +235,37 @@ def _held(search: _Search) -> list[Array]:
     return held
 
 
-def _by_enumeration(search: _Search, found: Answer | None) -> tuple[Answer | None, bool]:
-    """The cheapest plan that fits and whether that is proved, if the problem is small enough."""
+def _by_enumeration(search: _Search, found: Answer | None) -> tuple[Answer | None, float]:
+    """A plan that fits, the cheapest if the search comes to its end, and a lower bound."""
     judged: dict[tuple[int, ...], tuple[GraphDecision, Peak]] = {}
 
     def fits(choice: tuple[int, ...]) -> bool:
-        judged[choice] = search.judge(choice)
-        return judged[choice][1].num_bytes <= search.limit
+        trial = search.judge(choice)
+        if trial[1].num_bytes > search.limit:
+            return False
+        judged[choice] = trial
+        return True
 
-    try:
-        best = cheapest_that_fits(
-            search.problem,
-            found.solution.choice if found is not None else None,
-            fits,
-            held=_held(search),
-            limit=search.limit,
-            max_steps=_MAX_STEPS,
-            max_leaves=_MAX_LEAVES,
-        )
-    except SearchTooLargeError:
-        return found, False
-    if best is None:
-        return None, True
-    if best not in judged:
-        judged[best] = search.judge(best)
+    known = found.solution.choice if found is not None else None
+    cheapest = cheapest_that_fits(
+        search.problem,
+        known,
+        fits,
+        held=_held(search),
+        limit=search.limit,
+        effort=Effort(steps=_MAX_STEPS, questions=_MAX_QUESTIONS, deadline=search.deadline),
+    )
+    best = cheapest.choice
+    if not cheapest.proved and best is not None:
+        near: tuple[int, ...] | None = best
+        while near is not None and time.monotonic() < search.deadline:
+            best = near
+            near = cheaper_neighbour(search.problem, best, fits, questions=_MAX_NEIGHBOURS)
+    if best is None or best == known:
+        return found, cheapest.bound
     cost = objective(search.problem, best)
-    solution = Solution(choice=best, cost=cost, bound=cost, status="optimal", num_left=0)
-    return Answer(solution=solution, decision=judged[best][0], peak=judged[best][1]), True
+    solution = Solution(choice=best, cost=cost, bound=0.0, status="", num_left=0)
+    return Answer(solution=solution, decision=judged[best][0], peak=judged[best][1]), cheapest.bound
 
 
 def infeasible(limit: int | None, smallest: Peak | None, *, proved: bool) -> InfeasibleError:
