@@ -36,7 +36,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     COMPILED.clear()
     jax.monitoring.register_event_duration_secs_listener(listen)
-    for module, name in ((jax, "device_put"), (executable, "compile_in_order")):
+    for module, name in ((jax, "device_put"), (executable, "compile_decided")):
         monkeypatch.setattr(module, name, refuse)
     yield
     jax.monitoring.unregister_event_duration_listener(listen)

@@ -12,8 +12,8 @@ import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.methods import Method
 from meshwise.plan.verify import verify_decision
-from meshwise.runtime.overwrite import compile_in_order
-from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
+from meshwise.runtime.compile import compile_decided
+from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from oracle.problem import Problem, Trajectory, run
 from random_decision import random_decision
@@ -53,12 +53,12 @@ def traced(problem: Problem, num_microbatches: int = 1, statistics: Any = "exact
     )
 
 
-def decided_step(step: TracedStep, decision: Any, mesh: Any, lower: Any = jitted_step) -> Callable:
+def decided_step(
+    step: TracedStep, decision: Any, mesh: Any, compile_with: Any = compile_decided
+) -> Callable:
     """A traced step under a decision, as a function of pytrees."""
     devices = concrete_mesh(mesh, jax.devices()[: mesh.num_devices])
-    jitted = lower(step.program, step.graph, decision, mesh, devices, step.donated)
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in step.in_avals]
-    compiled = compile_in_order(jitted.lower(*specs))
+    compiled = compile_with(step, decision, mesh, devices)
     places = shardings(decision.inputs, devices)
 
     def call(*args: Any, **kwargs: Any) -> Any:

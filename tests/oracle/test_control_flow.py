@@ -19,8 +19,9 @@ from meshwise.graph.layout import replicated
 from meshwise.plan.collectives import collectives
 from meshwise.plan.flop import device_flop
 from meshwise.plan.walk import visits
+from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives, hlo_dense_flop
-from meshwise.spmd.program import concrete_mesh, jitted_step
+from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from oracle.compare import assert_same_x64
 from oracle.control_flow_problems import (
@@ -119,9 +120,7 @@ def test_collectives_and_flop_are_those_of_the_compiled_program(
     for seed in range(2):
         decision = random_decision(traced.graph, logical, random.Random(seed))
         mesh = concrete_mesh(logical, jax.devices()[:8])
-        jitted = jitted_step(traced.program, traced.graph, decision, logical, mesh, traced.donated)
-        specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-        text = jitted.lower(*specs).compile().as_text()
+        text = compile_decided(traced, decision, logical, mesh).as_text()
         planned = collectives(traced.graph, decision, logical)
         found += sum(v.times > 1 or bool(v.operator.bodies) for v in visits(traced.graph, decision))
         # A counter that a decision splits in terms is known to the plan, not to XLA.

@@ -19,9 +19,9 @@ from meshwise.errors import PlanError
 from meshwise.graph.loops import is_feasible
 from meshwise.plan.collectives import collective_s, collectives
 from meshwise.plan.verify import verify_decision
+from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives
 from meshwise.spmd import halo
-from meshwise.spmd.program import jitted_step
 from oracle.compare import assert_same_x64
 from oracle.parallel import CLUSTER, decided_step, parallel_step, run_method, traced
 from oracle.problem import Problem, reference, run
@@ -133,13 +133,12 @@ def test_random_decision_means_the_same_and_sends_what_it_lists(
         assert any(item.kind == "permute" for item in planned), "no edges: choose another seed"
     texts: list[str] = []
 
-    def lower(*args: Any) -> Any:
-        jitted = jitted_step(*args)
-        specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in step.in_avals]
-        texts.append(jitted.lower(*specs).compile().as_text())
-        return jitted
+    def compile_with(*args: Any) -> Any:
+        compiled = compile_decided(*args)
+        texts.append(compiled.as_text())
+        return compiled
 
-    got = run(decided_step(step, decision, mesh, lower), problem)
+    got = run(decided_step(step, decision, mesh, compile_with), problem)
     assert_same_x64(reference(problem), got)
     assert planned_collective_bytes(planned, mesh.names, mesh.sizes) == compiled_collective_bytes(
         hlo_collectives(texts[0], mesh.sizes)

@@ -21,8 +21,9 @@ from benchmarks.fidelity_cases import HELD_OUT_SEEDS, LISTED, drawn
 import meshwise as mw
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.collectives import collectives
+from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives
-from meshwise.spmd.program import concrete_mesh, jitted_step
+from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
 from random_decision import random_decision
@@ -143,9 +144,7 @@ def test_collectives_of_a_random_decision(
     logical = Cluster.virtual("1x p3.16xlarge").mesh(sizes)
     decision = random_decision(traced.graph, logical, random.Random(seed))
     mesh = concrete_mesh(logical, jax.devices()[:8])
-    jitted = jitted_step(traced.program, traced.graph, decision, logical, mesh, traced.donated)
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    text = jitted.lower(*specs).compile().as_text()
+    text = compile_decided(traced, decision, logical, mesh).as_text()
     planned = collectives(traced.graph, decision, logical)
     assert planned, "nothing to compare"
     assert planned_collective_bytes(

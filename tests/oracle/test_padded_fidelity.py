@@ -17,9 +17,9 @@ from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.plan.collectives import collectives
+from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives
-from meshwise.runtime.overwrite import compile_in_order
-from meshwise.spmd.program import concrete_mesh, jitted_step
+from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from random_decision import random_decision
@@ -58,9 +58,7 @@ def padded_step(vocab: int, hidden: int, rows: int, num_microbatches: int) -> Tr
 
 def compiled(step: TracedStep, decision: Any, logical: Any) -> Any:
     mesh = concrete_mesh(logical, jax.devices()[:8])
-    jitted = jitted_step(step.program, step.graph, decision, logical, mesh, step.donated)
-    specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in step.in_avals]
-    return compile_in_order(jitted.lower(*specs))
+    return compile_decided(step, decision, logical, mesh)
 
 
 def check_collectives(step: TracedStep, decision: Any, logical: Any, text: str) -> None:

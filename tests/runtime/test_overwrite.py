@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.runtime.overwrite import compile_in_order, overwritten_too_early
+from meshwise.runtime.overwrite import overwritten_too_early
 
 PARAMS = np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64
 ROWS = np.ones((16, 8), np.float32)
@@ -49,11 +49,3 @@ def test_a_read_after_the_update_is_found():
 @pytest.mark.parametrize("fun", [_loop_before_the_update, _without_loop, _updated_by_the_loop])
 def test_what_is_in_order_is_left_alone(fun):
     assert overwritten_too_early(_lowered(fun).compile().as_text()) == ()
-
-
-def test_it_is_compiled_again_and_right():
-    compiled = compile_in_order(_lowered(_read_by_a_loop))
-    assert overwritten_too_early(compiled.as_text()) == ()
-    want = _read_by_a_loop(jnp.asarray(PARAMS), ROWS)
-    for a, b in zip(compiled(jnp.asarray(PARAMS), ROWS), want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -11,14 +11,14 @@ import jax
 
 from meshwise.errors import ClusterError, StateLostError
 from meshwise.plan.plan import Plan
+from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
     without_repeats,
     without_shared_memory,
 )
-from meshwise.runtime.overwrite import compile_in_order
-from meshwise.spmd.program import concrete_mesh, jitted_step, shardings
+from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
 
@@ -95,6 +95,7 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
 
     Raises:
         ClusterError: the plan needs more devices than there are.
+        ProgramError: XLA:CPU would let collectives race.
     """
     devices = jax.devices()
     count = plan.mesh.num_devices
@@ -106,11 +107,7 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
     kept = tuple(i for i in range(len(traced.in_avals)) if i not in set(traced.donated))
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
-    jitted = jitted_step(
-        traced.program, traced.graph, plan.decision, plan.mesh, mesh, traced.donated
-    )
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    compiled = compile_in_order(jitted.lower(*specs))
+    compiled = compile_decided(traced, plan.decision, plan.mesh, mesh)
     return Executable(
         traced=traced,
         plan=plan,

@@ -79,7 +79,7 @@ def hlo_collectives(
     axis_groups = _axis_groups(mesh_sizes)
 
     def read(computation: Computation, instruction: Instruction) -> HloCollective | None:
-        kind = _kind(instruction)
+        kind = collective_kind(instruction)
         if kind is None:
             return None
         if kind == "permute":
@@ -137,7 +137,8 @@ def bytes_by_kind(
     return dict(totals)
 
 
-def _kind(instruction: Instruction) -> str | None:
+def collective_kind(instruction: Instruction) -> str | None:
+    """The kind of a collective as in `HloCollective`; None for what moves nothing."""
     opcode = instruction.opcode
     if opcode == "send" and "_xla_send_recv_source_target_pairs" in instruction.attributes:
         return "permute"  # XLA:GPU splits large permutes into send and recv.

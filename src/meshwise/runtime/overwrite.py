@@ -11,9 +11,8 @@ Source: seen on XLA:CPU, JAX 0.10.2; the schedule of the executable shows it.
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from meshwise.runtime.hlo_parse import Computation, Instruction, parse_module
+from meshwise.runtime.hlo_parse import Computation, Instruction, Module, parse_module
 
 _HEADER = re.compile(r"input_output_alias=\{(.*?)\}, [a-z_]+=")
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}: \((\d+), \{\}")
@@ -22,23 +21,12 @@ _IN_PLACE = ("while", "call")
 _PASS_ON = ("bitcast", "tuple", "get-tuple-element")
 
 
-def compile_in_order(lowered: Any) -> Any:
-    """Compile, without region analysis if with it the program would read what it has overwritten.
-
-    Args:
-        lowered: What `jitted_step(...).lower(...)` returns.
-    """
-    compiled = lowered.compile()
-    if not overwritten_too_early(compiled.as_text()):
-        return compiled
-    return lowered.compile(compiler_options={"xla_cpu_copy_insertion_use_region_analysis": False})
-
-
-def overwritten_too_early(text: str) -> tuple[int, ...]:
+def overwritten_too_early(text: str, module: Module | None = None) -> tuple[int, ...]:
     """Parameters of a program that are read after their buffer holds a result.
 
     Args:
         text: `compiled.as_text()`, scheduled; the order of its lines is that of execution.
+        module: The same, if it has been read.
 
     Returns:
         Numbers of parameters, ascending.
@@ -49,7 +37,7 @@ def overwritten_too_early(text: str) -> tuple[int, ...]:
     header = _HEADER.search(text[: text.find("\n")])
     if header is None:
         return ()
-    module = parse_module(text)
+    module = module or parse_module(text)
     entry = module.computations[module.entry]
     return tuple(
         sorted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +15,14 @@ from meshwise.graph.loops import LoopRule, Strategy
 from meshwise.spmd.shards import rank_along
 from meshwise.trace.time.emit import identity_of
 
+# Runs a collective on a tile.
+Communicate = Callable[[Callable[[Any], Any], Any], Any]
+
+
+def direct(collective: Callable[[Any], Any], tile: Any) -> Any:
+    """Run a collective at once."""
+    return collective(tile)
+
 
 def exchange(
     rule: LoopRule,
@@ -22,6 +30,7 @@ def exchange(
     sizes: Sequence[int],
     names: Sequence[str],
     operands: Sequence[Any],
+    communicate: Communicate = direct,
 ) -> list[Any]:
     """The operands with the edges of their neighbours around them.
 
@@ -31,6 +40,7 @@ def exchange(
         sizes: Sizes of the mesh axes.
         names: Names of the mesh axes.
         operands: Local tiles in the layouts that the strategy wants.
+        communicate: Runs a collective on a tile.
     """
     out = list(operands)
     found = edges(rule, strategy, sizes)
@@ -40,19 +50,22 @@ def exchange(
         after: list[Any] = []
         for edge in group:
             side = before if edge.from_before else after
-            side.append(_taken(block, edge, sizes, names))
+            side.append(_taken(block, edge, sizes, names, communicate))
         out[halo.operand] = lax.concatenate([*before, block, *after], halo.dim)
     return out
 
 
-def _taken(block: Any, edge: Edge, sizes: Sequence[int], names: Sequence[str]) -> Any:
+def _taken(
+    block: Any, edge: Edge, sizes: Sequence[int], names: Sequence[str], communicate: Communicate
+) -> Any:
     """What one side of the block receives; at the end of the dim the neutral element."""
     dim, count = edge.halo.dim, edge.group_size
     start = block.shape[dim] - edge.width if edge.from_before else 0
     sent = lax.slice_in_dim(block, start, start + edge.width, axis=dim)
     # Each pair is a step up (to the block after) or down; who receives nothing gets zeros.
     pairs = [(i, i + 1) if edge.from_before else (i + 1, i) for i in range(count - 1)]
-    received = lax.ppermute(sent, tuple(names[a] for a in edge.axes), pairs)
+    axes = tuple(names[a] for a in edge.axes)
+    received = communicate(lambda tile: lax.ppermute(tile, axes, pairs), sent)
     if edge.halo.monoid == SUM:
         return received
     rank = rank_along(edge.axes, sizes, names)

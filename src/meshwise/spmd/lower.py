@@ -21,10 +21,11 @@ from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
 from meshwise.jax_compat import source_scope
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.resharding.within import path
+from meshwise.resharding.within import FREE, Step, path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.halo import exchange
+from meshwise.spmd.order import Order, changes, communicates, decides
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
@@ -33,10 +34,11 @@ from meshwise.trace.program import Node, Program
 class _Device:
     """Values of one device while its program is traced; lives only inside `run_local`."""
 
-    def __init__(self, program: Program, graph: Graph, mesh: LogicalMesh) -> None:
+    def __init__(self, program: Program, graph: Graph, mesh: LogicalMesh, order: Order) -> None:
         self.program = program
         self.graph = graph
         self.mesh = mesh
+        self.order = order
         self.values: dict[int, tuple[Layout, Any]] = {}
         self.copies: dict[tuple[int, int, Layout, Layout], Any] = {}
         self.made: dict[tuple[int, Layout], Any] = {}
@@ -51,9 +53,19 @@ class _Device:
         tensor = self.graph.tensors[ident]
         layout = before
         for step in path(tensor.shape, tensor.itemsize, before, after, self.mesh):
-            value = apply_step(value, layout, step, self.mesh.sizes, self.mesh.names)
+            value = self._step(value, layout, step)
             layout = step.layout
         return value
+
+    def _step(self, value: Any, layout: Layout, step: Step) -> Any:
+        def run(tile: Any) -> Any:
+            return apply_step(tile, layout, step, self.mesh.sizes, self.mesh.names)
+
+        if step.kind not in FREE:
+            return self.order.communicate(run, value)
+        result = run(value)
+        self.order.derive([result], [value])
+        return result
 
     def use(self, ident: int, use: Use) -> Any:
         """The operand as one user wants it."""
@@ -108,6 +120,8 @@ def run_local(
     decision: GraphDecision,
     mesh: LogicalMesh,
     args: Sequence[Any],
+    *,
+    in_order: bool = False,
 ) -> list[Any]:
     """The program of one device, on local tiles of the arguments.
 
@@ -117,11 +131,13 @@ def run_local(
         decision: What the planner decided.
         mesh: The mesh; its axis names are bound by the caller's `shard_map`.
         args: Local tiles in the layouts `decision.inputs`.
+        in_order: Keep collectives and loops apart by data (`spmd.order`).
 
     Returns:
         Local tiles in the layouts `decision.outputs[j].layout`.
     """
-    device = _Device(program, graph, mesh)
+    order = Order(is_kept=in_order)
+    device = _Device(program, graph, mesh, order)
     for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
         device.define(ident, layout, value)
     for node, operator, chosen in zip(
@@ -135,10 +151,19 @@ def run_local(
                 row = primitive_rule(node.equation)
                 rule, strategy = operator.rule, chosen.strategy
                 shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
-                operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands)
+                operands = exchange(
+                    rule, strategy, mesh.sizes, mesh.names, operands, order.communicate
+                )
                 results = row.local(node.equation, shards, operands)
+                order.derive(results, operands)
             else:
-                results = _run_bodies(node, chosen, operator, mesh, operands)
+                waits = in_order and communicates(operator, chosen, mesh)
+                if waits:
+                    operands = order.before_loop(operands, decides(node))
+                results = _run_bodies(node, chosen, operator, mesh, operands, in_order)
+                order.derive(results, operands)
+                if waits:
+                    order.after_loop([results[j] for j in changes(node)])
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
             device.define(ident, layout, value)
     return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
@@ -150,9 +175,10 @@ def _run_bodies(
     operator: Operator,
     mesh: LogicalMesh,
     operands: list[Any],
+    in_order: bool,
 ) -> list[Any]:
     def body(part: int, values: list[Any]) -> list[Any]:
         graph, decision = operator.bodies[part], chosen.bodies[part]
-        return run_local(node.bodies[part], graph, decision, mesh, values)
+        return run_local(node.bodies[part], graph, decision, mesh, values, in_order=in_order)
 
     return run_structured(node, operands, body)

@@ -35,7 +35,13 @@ def shardings(layouts: Sequence[Layout], mesh: Mesh) -> list[NamedSharding]:
 
 
 def sharded_function(
-    program: Program, graph: Graph, decision: GraphDecision, logical: LogicalMesh, mesh: Any
+    program: Program,
+    graph: Graph,
+    decision: GraphDecision,
+    logical: LogicalMesh,
+    mesh: Any,
+    *,
+    in_order: bool = False,
 ) -> Any:
     """The step on global arrays: flat arguments to flat results, explicit inside.
 
@@ -45,10 +51,11 @@ def sharded_function(
         decision: The plan's decision.
         logical: The mesh as planned.
         mesh: A concrete or abstract JAX mesh with the same axis names and sizes.
+        in_order: Keep collectives and loops apart by data (`spmd.order`).
     """
     names = logical.names
     return jax.shard_map(
-        lambda *args: tuple(run_local(program, graph, decision, logical, args)),
+        lambda *args: tuple(run_local(program, graph, decision, logical, args, in_order=in_order)),
         mesh=mesh,
         in_specs=tuple(partition_spec(lay, names) for lay in decision.inputs),
         out_specs=tuple(partition_spec(use.layout, names) for use in decision.outputs),
@@ -82,7 +89,7 @@ def jitted_step(
     platform = mesh.devices.flat[0].platform
     options = compile_options(platform, logical.num_devices)
     return jax.jit(
-        sharded_function(program, graph, decision, logical, mesh),
+        sharded_function(program, graph, decision, logical, mesh, in_order=platform == "cpu"),
         in_shardings=tuple(shardings(decision.inputs, mesh)),
         out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
         donate_argnums=tuple(donated),

@@ -1,0 +1,57 @@
+"""A decided step as an XLA executable that does what was written.
+
+Faults of XLA:CPU show in the schedule of the executable: collectives that race with a loop before
+them, which the lowering prevents, and donated arguments that are overwritten before they are read,
+against which the step is compiled again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import ProgramError
+from meshwise.plan.decision import GraphDecision
+from meshwise.runtime.hlo_parse import parse_module
+from meshwise.runtime.overlap import overlapping
+from meshwise.runtime.overwrite import overwritten_too_early
+from meshwise.spmd.program import jitted_step
+from meshwise.trace.step import TracedStep
+
+
+def compile_decided(
+    traced: TracedStep, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
+) -> Any:
+    """Lower and compile a step for concrete devices.
+
+    Args:
+        traced: The step.
+        decision: What the planner decided.
+        logical: The mesh as planned.
+        mesh: Its devices.
+
+    Raises:
+        ProgramError: on XLA:CPU collectives would race.
+    """
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
+    jitted = jitted_step(traced.program, traced.graph, decision, logical, mesh, traced.donated)
+    lowered = jitted.lower(*specs)
+    compiled = lowered.compile()
+    if mesh.devices.flat[0].platform != "cpu" or logical.num_devices == 1:
+        return compiled
+    text = compiled.as_text()
+    module = parse_module(text)
+    racing = overlapping(module)
+    if racing:
+        raise ProgramError(
+            f"on XLA:CPU the collectives {', '.join(racing)} do not wait for the loop before them "
+            "and may hang; please report this program. Another method or mesh gives another one"
+        )
+    if overwritten_too_early(text, module):
+        return lowered.compile(
+            compiler_options={"xla_cpu_copy_insertion_use_region_analysis": False}
+        )
+    return compiled
