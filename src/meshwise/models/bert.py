@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from meshwise.models.precision import module_dtypes, wide_dtype
+from meshwise.models.transformer import TransformerConfig, check_length, run_blocks
 
 INIT_STDDEV = 0.02
 NORM_EPS = 1e-12
@@ -25,47 +25,8 @@ NUM_SEGMENTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BertConfig:
-    """What a BERT is made of.
-
-    Attributes:
-        vocab_size: Number of tokens.
-        seq_len: Longest sequence, the number of learned positions.
-        hidden: Width of the stream; the MLP is four times as wide inside.
-        num_layers: Number of blocks.
-        num_heads: Attention heads; divides `hidden`.
-        dropout: Rate of every dropout; 0 leaves them out.
-        dtype: Of the computation; softmax and norms stay in float32, or in `param_dtype` when that
-            is wider.
-        param_dtype: Of the parameters.
-        scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
-        remat: Keep only the inputs of each block and recompute the rest in the backward pass.
-    """
-
-    vocab_size: int
-    seq_len: int
-    hidden: int
-    num_layers: int
-    num_heads: int
-    dropout: float = 0.0
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    scan_layers: bool = False
-    remat: bool = False
-
-    def __post_init__(self) -> None:
-        """Check what must divide.
-
-        Raises:
-            ValueError: `num_heads` does not divide `hidden`.
-        """
-        if self.hidden % self.num_heads:
-            raise ValueError(f"{self.num_heads} heads do not divide hidden size {self.hidden}")
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.num_heads
+class BertConfig(TransformerConfig):
+    """What a BERT is made of."""
 
 
 _INIT = nn.initializers.normal(stddev=INIT_STDDEV)
@@ -158,40 +119,17 @@ class Bert(nn.Module):
             ValueError: the sequence is longer than `seq_len`.
         """
         c = self.config
-        length = tokens.shape[1]
-        if length > c.seq_len:
-            raise ValueError(
-                f"sequence of {length} tokens, but the model has {c.seq_len} positions"
-            )
+        check_length(tokens, c.seq_len)
 
         def embedding(name: str, size: int) -> nn.Embed:
             return nn.Embed(size, c.hidden, embedding_init=_INIT, name=name, **module_dtypes(c))
 
         embed = embedding("token_embedding", c.vocab_size)
         positions = self.param("position_embedding", _INIT, (c.seq_len, c.hidden), c.param_dtype)
-        x = embed(tokens) + positions[:length].astype(c.dtype)
+        x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
         x = x + embedding("segment_embedding", NUM_SEGMENTS)(segments)
         x = _drop(c, _norm(c, "embedding_norm", x), deterministic)
-        x = self._blocks(x, is_token, deterministic)
+        x = run_blocks(Block, c, x, is_token, deterministic, static_args=(1,))
         x = nn.gelu(_dense(c, "head", c.hidden)(x), approximate=False)
         bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,), c.param_dtype)
         return embed.attend(_norm(c, "head_norm", x)) + bias.astype(c.dtype)
-
-    def _blocks(self, x: jax.Array, is_token: jax.Array, deterministic: bool) -> jax.Array:
-        c = self.config
-        block: Any = Block
-        if c.remat:
-            # Inside a scan the loop itself keeps XLA from merging the recomputation away.
-            block = nn.remat(Block, static_argnums=(3,), prevent_cse=not c.scan_layers)
-        if c.scan_layers:
-            scanned = nn.scan(
-                block,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # typed int, takes this
-                length=c.num_layers,
-            )
-            return scanned(c, name="blocks")(x, is_token, deterministic)[0]
-        for layer in range(c.num_layers):
-            x = block(c, name=f"block_{layer}")(x, is_token, deterministic)[0]
-        return x

@@ -7,19 +7,22 @@ models of Shoeybi et al. 2019 (Megatron-LM) for `1.3B` and `3.9B`, here with BER
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from meshwise.models.bert import NUM_SEGMENTS, BertConfig
+from meshwise.models.named_sizes import size_table, sized
 
-# name: (hidden, layers, heads, sequence, vocabulary)
-_SIZES: dict[str, tuple[int, int, int, int, int]] = {
-    "tiny": (32, 2, 4, 32, 256),
-    "base": (768, 12, 12, 512, 30522),
-    "large": (1024, 24, 16, 512, 30522),
-    "1.3B": (2048, 24, 32, 512, 30522),
-    "3.9B": (2560, 48, 40, 512, 30522),
-}
+_SIZES = size_table(
+    BertConfig,
+    "hidden num_layers num_heads seq_len vocab_size",
+    {
+        "tiny": (32, 2, 4, 32, 256),
+        "base": (768, 12, 12, 512, 30522),
+        "large": (1024, 24, 16, 512, 30522),
+        "1.3B": (2048, 24, 32, 512, 30522),
+        "3.9B": (2560, 48, 40, 512, 30522),
+    },
+)
 
 SIZE_NAMES = tuple(_SIZES)
 
@@ -34,17 +37,7 @@ def bert_config(name: str, **changes: Any) -> BertConfig:
     Raises:
         ValueError: there is no such size.
     """
-    if name not in _SIZES:
-        raise ValueError(f"no BERT size {name!r}; there are {', '.join(SIZE_NAMES)}")
-    hidden, num_layers, num_heads, seq_len, vocab_size = _SIZES[name]
-    config = BertConfig(
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        hidden=hidden,
-        num_layers=num_layers,
-        num_heads=num_heads,
-    )
-    return replace(config, **changes)
+    return sized("BERT", _SIZES, name, changes)
 
 
 def num_parameters(config: BertConfig) -> int:

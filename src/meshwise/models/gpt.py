@@ -11,62 +11,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from meshwise.models.precision import module_dtypes, wide_dtype
+from meshwise.models.transformer import TransformerConfig, check_length, run_blocks
+
 INIT_STDDEV = 0.02  # GPT-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GptConfig:
-    """What a GPT is made of.
-
-    Attributes:
-        vocab_size: Number of tokens.
-        seq_len: Longest sequence, the number of learned positions.
-        hidden: Width of the residual stream.
-        num_layers: Number of blocks.
-        num_heads: Attention heads; divides `hidden`.
-        dropout: Rate of every dropout; 0 leaves them out.
-        dtype: Of the computation, `float32` or `bfloat16`; softmax and layer norms stay in
-            float32, or in `param_dtype` when that is wider.
-        param_dtype: Of the parameters.
-        scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
-        remat: Keep only the inputs of each block and recompute the rest in the backward pass.
-    """
-
-    vocab_size: int
-    seq_len: int
-    hidden: int
-    num_layers: int
-    num_heads: int
-    dropout: float = 0.0
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    scan_layers: bool = False
-    remat: bool = False
-
-    def __post_init__(self) -> None:
-        """Check what must divide.
-
-        Raises:
-            ValueError: `num_heads` does not divide `hidden`.
-        """
-        if self.hidden % self.num_heads:
-            raise ValueError(f"{self.num_heads} heads do not divide hidden size {self.hidden}")
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.num_heads
-
-
-def _wide(config: GptConfig) -> jnp.dtype:
-    """The dtype of softmax and layer norms: at least float32."""
-    return jnp.promote_types(jnp.promote_types(config.dtype, config.param_dtype), jnp.float32)
+class GptConfig(TransformerConfig):
+    """What a GPT is made of."""
 
 
 def _normal(stddev: float) -> nn.initializers.Initializer:
@@ -82,7 +40,7 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """Mix each position with those before it."""
         c = self.config
-        dtypes: dict[str, Any] = {"dtype": c.dtype, "param_dtype": c.param_dtype}
+        dtypes = module_dtypes(c)
 
         def heads(name: str) -> jax.Array:
             return nn.DenseGeneral(
@@ -91,7 +49,7 @@ class Attention(nn.Module):
 
         query, key, value = heads("query"), heads("key"), heads("value")
         query = query / jnp.asarray(math.sqrt(c.head_dim), query.dtype)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(_wide(c))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(wide_dtype(c))
         position = jnp.arange(x.shape[1])
         is_visible = position[:, None] >= position[None, :]
         scores = jnp.where(is_visible, scores, jnp.finfo(scores.dtype).min)
@@ -115,7 +73,7 @@ class Mlp(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, seq, hidden] -> [batch, seq, hidden]`."""
         c = self.config
-        dtypes: dict[str, Any] = {"dtype": c.dtype, "param_dtype": c.param_dtype}
+        dtypes = module_dtypes(c)
         init = _normal(INIT_STDDEV / math.sqrt(2 * c.num_layers))
         x = nn.Dense(4 * c.hidden, kernel_init=_normal(INIT_STDDEV), name="up", **dtypes)(x)
         x = nn.gelu(x, approximate=True)
@@ -133,7 +91,7 @@ class Block(nn.Module):
         c = self.config
 
         def norm(name: str, value: jax.Array) -> jax.Array:
-            layer = nn.LayerNorm(dtype=_wide(c), param_dtype=c.param_dtype, name=name)
+            layer = nn.LayerNorm(dtype=wide_dtype(c), param_dtype=c.param_dtype, name=name)
             return layer(value).astype(c.dtype)
 
         def drop(value: jax.Array) -> jax.Array:
@@ -163,44 +121,20 @@ class Gpt(nn.Module):
             ValueError: the sequence is longer than `seq_len`.
         """
         c = self.config
-        length = tokens.shape[1]
-        if length > c.seq_len:
-            raise ValueError(
-                f"sequence of {length} tokens, but the model has {c.seq_len} positions"
-            )
+        check_length(tokens, c.seq_len)
         embed = nn.Embed(
             c.vocab_size,
             c.hidden,
             embedding_init=_normal(INIT_STDDEV),
-            dtype=c.dtype,
-            param_dtype=c.param_dtype,
             name="token_embedding",
+            **module_dtypes(c),
         )
         positions = self.param(
             "position_embedding", _normal(INIT_STDDEV), (c.seq_len, c.hidden), c.param_dtype
         )
-        x = embed(tokens) + positions[:length].astype(c.dtype)
+        x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
         if c.dropout > 0.0:
             x = nn.Dropout(c.dropout)(x, deterministic=deterministic)
-        x = self._blocks(x, deterministic)
-        x = nn.LayerNorm(dtype=_wide(c), param_dtype=c.param_dtype, name="final_norm")(x)
+        x = run_blocks(Block, c, x, deterministic, static_args=(0,))
+        x = nn.LayerNorm(dtype=wide_dtype(c), param_dtype=c.param_dtype, name="final_norm")(x)
         return embed.attend(x.astype(c.dtype))
-
-    def _blocks(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        c = self.config
-        block: Any = Block
-        if c.remat:
-            # Inside a scan the loop itself keeps XLA from merging the recomputation away.
-            block = nn.remat(Block, static_argnums=(2,), prevent_cse=not c.scan_layers)
-        if c.scan_layers:
-            scanned = nn.scan(
-                block,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # typed int, takes this
-                length=c.num_layers,
-            )
-            return scanned(c, name="blocks")(x, deterministic)[0]
-        for layer in range(c.num_layers):
-            x = block(c, name=f"block_{layer}")(x, deterministic)[0]
-        return x

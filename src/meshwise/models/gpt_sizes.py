@@ -7,30 +7,33 @@ all of these with sequence 1024 and vocabulary 51200.  `15B` has the repository'
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from meshwise.models.gpt import GptConfig
+from meshwise.models.named_sizes import size_table, sized
 
 BYTES = 256
 
-# name: (hidden, layers, heads, sequence, vocabulary)
-_SIZES: dict[str, tuple[int, int, int, int, int]] = {
-    "tiny": (32, 2, 4, 32, BYTES),
-    "mini": (64, 2, 4, 64, BYTES),
-    "small": (128, 4, 8, 128, BYTES),
-    "medium": (256, 4, 8, 256, BYTES),
-    "125M": (768, 12, 12, 1024, 51200),
-    "350M": (1024, 24, 16, 1024, 51200),
-    "760M": (1536, 24, 16, 1024, 51200),
-    "1.3B": (2048, 24, 32, 1024, 51200),
-    "2.6B": (2560, 32, 32, 1024, 51200),
-    "6.7B": (4096, 32, 32, 1024, 51200),
-    "15B": (5120, 48, 40, 1024, 51200),
-    "15B-paper": (5120, 48, 32, 1024, 51200),
-    "39B": (8192, 48, 64, 1024, 51200),
-    "76B": (10240, 60, 80, 1024, 51200),
-}
+_SIZES = size_table(
+    GptConfig,
+    "hidden num_layers num_heads seq_len vocab_size",
+    {
+        "tiny": (32, 2, 4, 32, BYTES),
+        "mini": (64, 2, 4, 64, BYTES),
+        "small": (128, 4, 8, 128, BYTES),
+        "medium": (256, 4, 8, 256, BYTES),
+        "125M": (768, 12, 12, 1024, 51200),
+        "350M": (1024, 24, 16, 1024, 51200),
+        "760M": (1536, 24, 16, 1024, 51200),
+        "1.3B": (2048, 24, 32, 1024, 51200),
+        "2.6B": (2560, 32, 32, 1024, 51200),
+        "6.7B": (4096, 32, 32, 1024, 51200),
+        "15B": (5120, 48, 40, 1024, 51200),
+        "15B-paper": (5120, 48, 32, 1024, 51200),
+        "39B": (8192, 48, 64, 1024, 51200),
+        "76B": (10240, 60, 80, 1024, 51200),
+    },
+)
 
 SIZE_NAMES = tuple(_SIZES)
 
@@ -45,17 +48,7 @@ def gpt_config(name: str, **changes: Any) -> GptConfig:
     Raises:
         ValueError: there is no such size.
     """
-    if name not in _SIZES:
-        raise ValueError(f"no GPT size {name!r}; there are {', '.join(SIZE_NAMES)}")
-    hidden, num_layers, num_heads, seq_len, vocab_size = _SIZES[name]
-    config = GptConfig(
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        hidden=hidden,
-        num_layers=num_layers,
-        num_heads=num_heads,
-    )
-    return replace(config, **changes)
+    return sized("GPT", _SIZES, name, changes)
 
 
 def num_parameters(config: GptConfig) -> int:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from meshwise.models.precision import module_dtypes, wide_dtype
+from meshwise.models.transformer import check_heads, check_length, run_blocks
 
 INIT_STDDEV = 0.02
 
@@ -65,8 +65,7 @@ class LlamaConfig:
         Raises:
             ValueError: heads do not divide, or a head has an odd width.
         """
-        if self.hidden % self.num_heads:
-            raise ValueError(f"{self.num_heads} heads do not divide hidden size {self.hidden}")
+        check_heads(self.hidden, self.num_heads)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads")
         if self.head_dim % 2:
@@ -196,32 +195,13 @@ class Llama(nn.Module):
             ValueError: the sequence is longer than `seq_len`.
         """
         c = self.config
-        if tokens.shape[1] > c.seq_len:
-            raise ValueError(
-                f"sequence of {tokens.shape[1]} tokens, but the model has {c.seq_len} positions"
-            )
+        check_length(tokens, c.seq_len)
         x = nn.Embed(
             c.vocab_size, c.hidden, embedding_init=_normal(INIT_STDDEV), name="token_embedding",
             **module_dtypes(c),
         )(tokens)  # fmt: skip
-        x = _norm(c, "final_norm", self._blocks(x))
+        x = _norm(c, "final_norm", run_blocks(Block, c, x))
         return nn.Dense(
             c.vocab_size, use_bias=False, kernel_init=_normal(INIT_STDDEV), name="output",
             **module_dtypes(c),
         )(x)  # fmt: skip
-
-    def _blocks(self, x: jax.Array) -> jax.Array:
-        c = self.config
-        block: Any = Block
-        if c.remat:
-            # Inside a scan the loop itself keeps XLA from merging the recomputation away.
-            block = nn.remat(Block, prevent_cse=not c.scan_layers)
-        if c.scan_layers:
-            scanned = nn.scan(
-                block, variable_axes={"params": 0}, split_rngs={"params": True},
-                length=c.num_layers,
-            )  # fmt: skip
-            return scanned(c, name="blocks")(x)[0]
-        for layer in range(c.num_layers):
-            x = block(c, name=f"block_{layer}")(x)[0]
-        return x

@@ -6,19 +6,22 @@ Source: Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3 (8B, 70B,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from meshwise.models.llama import LlamaConfig
+from meshwise.models.named_sizes import size_table, sized
 
-# name: (hidden, ffn, layers, heads, kv heads, sequence, vocabulary)
-_SIZES: dict[str, tuple[int, int, int, int, int, int, int]] = {
-    "tiny": (32, 64, 2, 4, 2, 32, 256),
-    "small": (256, 896, 4, 8, 4, 128, 1024),
-    "8B": (4096, 14336, 32, 32, 8, 8192, 128256),
-    "70B": (8192, 28672, 80, 64, 8, 8192, 128256),
-    "405B": (16384, 53248, 126, 128, 8, 8192, 128256),
-}
+_SIZES = size_table(
+    LlamaConfig,
+    "hidden ffn num_layers num_heads num_kv_heads seq_len vocab_size",
+    {
+        "tiny": (32, 64, 2, 4, 2, 32, 256),
+        "small": (256, 896, 4, 8, 4, 128, 1024),
+        "8B": (4096, 14336, 32, 32, 8, 8192, 128256),
+        "70B": (8192, 28672, 80, 64, 8, 8192, 128256),
+        "405B": (16384, 53248, 126, 128, 8, 8192, 128256),
+    },
+)
 
 SIZE_NAMES = tuple(_SIZES)
 
@@ -33,19 +36,7 @@ def llama_config(name: str, **changes: Any) -> LlamaConfig:
     Raises:
         ValueError: there is no such size.
     """
-    if name not in _SIZES:
-        raise ValueError(f"no Llama size {name!r}; there are {', '.join(SIZE_NAMES)}")
-    hidden, ffn, num_layers, num_heads, num_kv_heads, seq_len, vocab_size = _SIZES[name]
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        hidden=hidden,
-        ffn=ffn,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-    )
-    return replace(config, **changes)
+    return sized("Llama", _SIZES, name, changes)
 
 
 def _layer_kernels(config: LlamaConfig) -> int:

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from meshwise.models.gpt import INIT_STDDEV, Attention, GptConfig
 from meshwise.models.precision import module_dtypes, wide_dtype
+from meshwise.models.transformer import check_heads, check_length
 
 Balance = Literal["group", "batch"]
 
@@ -70,8 +71,7 @@ class MoeConfig:
         Raises:
             ValueError: heads do not divide, fewer than two experts, or no place in an expert.
         """
-        if self.hidden % self.num_heads:
-            raise ValueError(f"{self.num_heads} heads do not divide hidden size {self.hidden}")
+        check_heads(self.hidden, self.num_heads)
         if self.num_experts < 2:
             raise ValueError(f"two experts a token need at least 2 experts, not {self.num_experts}")
         if self.capacity < 1:
@@ -239,17 +239,13 @@ class Moe(nn.Module):
             ValueError: the sequence is longer than `seq_len`.
         """
         c = self.config
-        length = tokens.shape[1]
-        if length > c.seq_len:
-            raise ValueError(
-                f"sequence of {length} tokens, but the model has {c.seq_len} positions"
-            )
+        check_length(tokens, c.seq_len)
         init = nn.initializers.normal(stddev=INIT_STDDEV)
         embed = nn.Embed(
             c.vocab_size, c.hidden, embedding_init=init, name="token_embedding", **module_dtypes(c)
         )
         positions = self.param("position_embedding", init, (c.seq_len, c.hidden), c.param_dtype)
-        x = embed(tokens) + positions[:length].astype(c.dtype)
+        x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
         block: Any = nn.remat(Block) if c.remat else Block
         losses = []
         for layer in range(c.num_layers):

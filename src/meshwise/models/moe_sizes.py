@@ -8,26 +8,27 @@ what makes a size as large as its name says.  `27B` and `70B` have the repositor
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from meshwise.models.moe import MoeConfig
+from meshwise.models.named_sizes import size_table, sized
 
-FFN_FACTOR = 8
-
-# name: (hidden, layers, heads, experts, sequence, vocabulary, group)
-_SIZES: dict[str, tuple[int, int, int, int, int, int, int]] = {
-    "tiny": (32, 2, 4, 4, 32, 256, 16),
-    "small": (256, 4, 8, 8, 128, 1024, 128),
-    "380M": (768, 8, 16, 8, 1024, 32000, 2048),
-    "1.3B": (768, 16, 16, 16, 1024, 32000, 2048),
-    "2.4B": (1024, 16, 16, 16, 1024, 32000, 2048),
-    "10B": (1536, 16, 16, 32, 1024, 32000, 2048),
-    "27B": (2048, 16, 16, 48, 1024, 32000, 2048),
-    "27B-paper": (2048, 16, 32, 48, 1024, 32000, 2048),
-    "70B": (2048, 32, 16, 64, 1024, 32000, 2048),
-    "70B-paper": (2048, 32, 32, 64, 1024, 32000, 2048),
-}
+_SIZES = size_table(
+    MoeConfig,
+    "hidden ffn num_layers num_heads num_experts seq_len vocab_size group_size",
+    {
+        "tiny": (32, 256, 2, 4, 4, 32, 256, 16),
+        "small": (256, 2048, 4, 8, 8, 128, 1024, 128),
+        "380M": (768, 6144, 8, 16, 8, 1024, 32000, 2048),
+        "1.3B": (768, 6144, 16, 16, 16, 1024, 32000, 2048),
+        "2.4B": (1024, 8192, 16, 16, 16, 1024, 32000, 2048),
+        "10B": (1536, 12288, 16, 16, 32, 1024, 32000, 2048),
+        "27B": (2048, 16384, 16, 16, 48, 1024, 32000, 2048),
+        "27B-paper": (2048, 16384, 16, 32, 48, 1024, 32000, 2048),
+        "70B": (2048, 16384, 32, 16, 64, 1024, 32000, 2048),
+        "70B-paper": (2048, 16384, 32, 32, 64, 1024, 32000, 2048),
+    },
+)
 
 SIZE_NAMES = tuple(_SIZES)
 
@@ -42,20 +43,7 @@ def moe_config(name: str, **changes: Any) -> MoeConfig:
     Raises:
         ValueError: there is no such size.
     """
-    if name not in _SIZES:
-        raise ValueError(f"no MoE size {name!r}; there are {', '.join(SIZE_NAMES)}")
-    hidden, num_layers, num_heads, num_experts, seq_len, vocab_size, group_size = _SIZES[name]
-    config = MoeConfig(
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        hidden=hidden,
-        ffn=FFN_FACTOR * hidden,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_experts=num_experts,
-        group_size=group_size,
-    )
-    return replace(config, **changes)
+    return sized("MoE", _SIZES, name, changes)
 
 
 def num_parameters(config: MoeConfig) -> int:

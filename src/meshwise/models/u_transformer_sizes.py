@@ -6,14 +6,25 @@ Source: U-Net suite of Alpa's benchmark (FACTS section 3): latents of 32x32, fou
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from meshwise.models.named_sizes import size_table, sized
 from meshwise.models.u_transformer import UTransformerConfig
 
-_BASE_CHANNELS = {"tiny": 16, "470M": 320, "1B": 480, "1.2B": 512, "1.8B": 640, "2B": 672}
+_SIZES = size_table(
+    UTransformerConfig,
+    "base_channels num_levels image_size attention_groups",
+    {
+        "tiny": (16, 3, 16, 4),
+        "470M": (320, 4, 32, 32),
+        "1B": (480, 4, 32, 32),
+        "1.2B": (512, 4, 32, 32),
+        "1.8B": (640, 4, 32, 32),
+        "2B": (672, 4, 32, 32),
+    },
+)
 
-SIZE_NAMES = tuple(_BASE_CHANNELS)
+SIZE_NAMES = tuple(_SIZES)
 
 
 def u_transformer_config(name: str, **changes: Any) -> UTransformerConfig:
@@ -26,13 +37,7 @@ def u_transformer_config(name: str, **changes: Any) -> UTransformerConfig:
     Raises:
         ValueError: there is no such size.
     """
-    if name not in _BASE_CHANNELS:
-        raise ValueError(f"no U-Transformer size {name!r}; there are {', '.join(SIZE_NAMES)}")
-    small: dict[str, Any] = (
-        {"num_levels": 3, "image_size": 16, "attention_groups": 4} if name == "tiny" else {}
-    )
-    config = UTransformerConfig(base_channels=_BASE_CHANNELS[name], **small)
-    return replace(config, **changes)
+    return sized("U-Transformer", _SIZES, name, changes)
 
 
 def _residual(channels_in: int, channels: int, time: int) -> int:

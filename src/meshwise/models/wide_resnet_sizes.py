@@ -6,22 +6,25 @@ Source: Alpa section 8.1 (FACTS section 6): 224x224x3, 1024 classes, float32.  `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+from meshwise.models.named_sizes import size_table, sized
 from meshwise.models.wide_resnet import BLOCKS, EXPANSION, WideResNetConfig
 
-# name: (layers, base channels, width factor, classes, image)
-_SIZES: dict[str, tuple[int, int, int, int, int]] = {
-    "tiny": (14, 8, 2, 16, 32),
-    "250M": (50, 160, 2, 1024, 224),
-    "500M": (50, 224, 2, 1024, 224),
-    "1B": (50, 320, 2, 1024, 224),
-    "2B": (50, 448, 2, 1024, 224),
-    "4B": (50, 640, 2, 1024, 224),
-    "6.8B": (50, 320, 16, 1024, 224),
-    "13B": (101, 320, 16, 1024, 224),
-}
+_SIZES = size_table(
+    WideResNetConfig,
+    "num_layers base_channels width_factor num_classes image_size",
+    {
+        "tiny": (14, 8, 2, 16, 32),
+        "250M": (50, 160, 2, 1024, 224),
+        "500M": (50, 224, 2, 1024, 224),
+        "1B": (50, 320, 2, 1024, 224),
+        "2B": (50, 448, 2, 1024, 224),
+        "4B": (50, 640, 2, 1024, 224),
+        "6.8B": (50, 320, 16, 1024, 224),
+        "13B": (101, 320, 16, 1024, 224),
+    },
+)
 
 SIZE_NAMES = tuple(_SIZES)
 
@@ -36,17 +39,7 @@ def wide_resnet_config(name: str, **changes: Any) -> WideResNetConfig:
     Raises:
         ValueError: there is no such size.
     """
-    if name not in _SIZES:
-        raise ValueError(f"no Wide-ResNet size {name!r}; there are {', '.join(SIZE_NAMES)}")
-    num_layers, base_channels, width_factor, num_classes, image_size = _SIZES[name]
-    config = WideResNetConfig(
-        num_layers=num_layers,
-        base_channels=base_channels,
-        width_factor=width_factor,
-        num_classes=num_classes,
-        image_size=image_size,
-    )
-    return replace(config, **changes)
+    return sized("Wide-ResNet", _SIZES, name, changes)
 
 
 def _convolutions(config: WideResNetConfig) -> Iterator[tuple[int, int, int, int]]:
