@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwise.intra.fusion import instructions
 from meshwise.intra.order import Sizes, scheduled_peak
-from meshwise.intra.values import FUSIBLE, INPUT, OPAQUE, REDUCE, Values
+from meshwise.intra.values import FUSIBLE, INPUT, OPAQUE, REDUCE, VIEW, Values
 
 
 def made(*rows: tuple[int, tuple[int, ...], int], outputs: tuple[int, ...]) -> Values:
@@ -96,3 +96,58 @@ def test_two_results_that_overwrite_each_others_arguments_end() -> None:
     )
     values.aliased.update({2: 1, 3: 0})
     assert peak_of(values) >= 0
+
+
+def _shared_divisor(scalar_bytes: int) -> Values:
+    """A quotient that two element-wise steps read; its divisor has another reader."""
+    values = made(
+        (INPUT, (), 100),
+        (OPAQUE, (0,), scalar_bytes),
+        (FUSIBLE, (0, 1), 100),
+        (FUSIBLE, (2,), 100),
+        (FUSIBLE, (2,), 100),
+        (OPAQUE, (3,), 8),
+        (OPAQUE, (4,), 8),
+        (OPAQUE, (1,), 8),
+        outputs=(5, 6, 7),
+    )
+    values.is_expensive[2] = True
+    values.divisors[2] = 1
+    return values
+
+
+def test_a_quotient_is_a_cheap_product_unless_its_divisor_is_a_shared_scalar() -> None:
+    assert 2 not in instructions(_shared_divisor(scalar_bytes=20)).value
+    assert 2 in instructions(_shared_divisor(scalar_bytes=4)).value
+    without = _shared_divisor(scalar_bytes=20)
+    without.divisors.clear()
+    assert 2 in instructions(without).value
+
+
+def _activation(view_shape: tuple[int, ...]) -> Values:
+    """A product, a step on it, and two products that read that through views."""
+    values = made(
+        (INPUT, (), 100),
+        (OPAQUE, (0,), 100),
+        (FUSIBLE, (1,), 100),
+        (VIEW, (2,), 100),
+        (OPAQUE, (3,), 8),
+        (VIEW, (2,), 100),
+        (OPAQUE, (5,), 8),
+        outputs=(4, 6),
+    )
+    values.flat.update({1: (1, 10, 10), 3: view_shape, 5: view_shape})
+    return values
+
+
+def test_a_step_between_products_is_done_once_in_their_shape() -> None:
+    # With other shapes each view computes the step again.
+    assert instructions(_activation((1, 10, 10))).value == [1, 2, 4, 6]
+    assert instructions(_activation((1, 5, 20))).value == [1, 3, 4, 5, 6]
+
+
+def test_a_step_is_not_done_before_a_reshape_that_something_else_needs() -> None:
+    values = _activation((1, 10, 10))
+    reduced = values.add(REDUCE, (1,), 10, 0, 0)
+    values.outputs.append(reduced)
+    assert 2 not in instructions(values).value

@@ -16,7 +16,7 @@ from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
 from meshwise.intra.blocks import is_light
-from meshwise.intra.operands import is_turned, operands_as_read, with_edges
+from meshwise.intra.operands import is_turned, operands_as_read, product_shape, with_edges
 from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import Step, path
@@ -45,12 +45,18 @@ class _Emitter:
         self.graph = graph
         self.decision = decision
         self.mesh = mesh
-        self.out = Values()
+        self.out = Values(itemsizes=tuple(t.itemsize for t in graph.tensors))
         self.home: dict[int, tuple[int, Layout]] = {}
         self.copies: dict[tuple[int, int, Layout, Layout], int] = {}
         self.made: dict[tuple[int, Layout], int] = {}
         self.paths: dict[tuple[tuple[int, ...], int, Layout, Layout], tuple[Step, ...]] = {}
         self.sizes: dict[tuple[tuple[int, ...], int, Layout], int] = {}
+        # Scalars that are spread out.
+        self.splats = {
+            op.outputs[0]
+            for op in graph.operators
+            if op.kind == "broadcast_in_dim" and graph.tensors[op.inputs[0]].shape == ()
+        }
         # Gathered along a dim that is not the major one: lies transposed, each user copies it.
         self.transposed: set[int] = set()
 
@@ -69,6 +75,8 @@ class _Emitter:
             if key not in self.made:
                 num_bytes = self.bytes_of(tensor, use.layout)
                 self.made[key] = self.out.add(FUSIBLE, (), num_bytes, t, time)
+                if t in self.splats:
+                    self.out.splats.add(self.made[key])
             return self.made[key]
         value, home = self.home[t]
         value = self._copy(t, use.group, home, use.via, value, time)
@@ -166,6 +174,11 @@ class _Emitter:
                 is_moving=op.kind in _MOVING,
                 is_absorbed=op.kind in _ABSORBED,
             )
+            shape = product_shape(op)
+            if shape is not None:
+                self.out.flat[value] = shape
+            if op.kind == "div":
+                self.out.divisors[value] = operands[1]
             if is_turned(op):
                 value = self.out.rewritten(value, time)
             self.home[t] = (value, layout)

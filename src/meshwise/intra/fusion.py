@@ -12,10 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from meshwise.intra.reshapes import vanishing_views
 from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
 
 # What stands so many values later depends on a value: not worth a search.
 _FAR = 1000
+_SCALAR_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,34 @@ def _with_library_calls(values: Values, users: list[list[int]]) -> list[int]:
     return kind
 
 
+def _expensive(values: Values, users: list[list[int]]) -> list[bool]:
+    """What is not repeated for a second user.
+
+    A divisor that is spread out becomes a factor, its reciprocal, and products are cheap; but not
+    a scalar with other users.
+
+    Source: XLA's algebraic simplifier, by experiment (JAX 0.10.2).
+    """
+    expensive = list(values.is_expensive)
+    for v, divisor in values.divisors.items():
+        size = values.num_bytes[v]
+        if values.is_wide(divisor, v):
+            continue
+        source = divisor
+        while values.num_bytes[source] >= size and values.inputs[source]:
+            source = values.inputs[source][0]
+        is_shared = len(users[source]) > 1 and values.inputs[source] != ()
+        if not (is_shared and values.num_bytes[source] <= _SCALAR_BYTES):
+            expensive[v] = False
+    return expensive
+
+
 def _stored(
-    values: Values, kind: list[int], users: list[list[int]]
+    values: Values,
+    kind: list[int],
+    users: list[list[int]],
+    expensive: list[bool],
+    vanishing: frozenset[int],
 ) -> tuple[list[bool], list[bool], list[bool]]:
     """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed."""
     count = len(kind)
@@ -113,46 +141,40 @@ def _stored(
             if not stored[u] and not roots[u]:
                 continue  # The reader itself is never read.
             live += 1
-            if kind[u] in (REDUCE,) or absorbed[u]:
+            if kind[u] == REDUCE or absorbed[u]:
                 is_own = kind[u] == REDUCE and values.kind[u] == FUSIBLE
                 if len(readers) == 1 and (values.is_absorbed[v] or not inputs[v] or is_own):
                     absorbed[v] = True
                     found |= roots[u]
                 else:
                     is_read_stored = True
-            elif kind[u] in (FUSIBLE, VIEW) or (kind[u] == INITIAL and len(readers) == 1):
+            elif _is_fused(kind[u], u in vanishing, is_only=len(readers) == 1):
                 found |= roots[u]
             else:
                 is_read_stored = True
         if not live and v not in leaves:
             continue
-        if not is_read_stored and len(found) > 1 and not values.is_expensive[v]:
+        if not is_read_stored and len(found) > 1 and not expensive[v]:
             is_read_stored = not _is_unary(values, v) and any(
                 _is_blocked(values, v, u) for u in readers
             )
-        if is_read_stored or (len(found) > 1 and values.is_expensive[v]):
+        if is_read_stored or (len(found) > 1 and expensive[v]):
             stored[v] = True
             roots[v] = frozenset((v,))
-            repeated[v] = len(readers) > 1 and not values.is_expensive[v] and _is_unary(values, v)
+            repeated[v] = len(readers) > 1 and not expensive[v] and _is_unary(values, v)
         else:
             roots[v] = found
     return stored, repeated, absorbed
 
 
+def _is_fused(kind: int, is_vanishing: bool, *, is_only: bool) -> bool:
+    """Whether a reader computes what it reads by itself."""
+    return (kind in (FUSIBLE, VIEW) and not is_vanishing) or (kind == INITIAL and is_only)
+
+
 def _is_unary(values: Values, v: int) -> bool:
     """Whether at most one operand has to be read in full."""
-    return sum(_is_wide(values, u, v) for u in set(values.inputs[v])) <= 1
-
-
-def _is_wide(values: Values, operand: int, v: int) -> bool:
-    """Whether an operand is as large as the result, and not just spread out to be so."""
-    size = values.num_bytes
-    if size[operand] < size[v]:
-        return False
-    below = values.inputs[operand]
-    if values.kind[operand] == FUSIBLE:
-        return any(size[u] >= size[operand] for u in below)
-    return True
+    return sum(values.is_wide(u, v) for u in set(values.inputs[v])) <= 1
 
 
 def _is_blocked(values: Values, v: int, reader: int) -> bool:
@@ -187,7 +209,11 @@ class _Assembly:
         self.values = values
         self.users = _users(values)
         self.kind = _with_library_calls(values, self.users)
-        self.stored, self.repeated, self.absorbed = _stored(values, self.kind, self.users)
+        expensive = _expensive(values, self.users)
+        self.vanishing = vanishing_views(values, self.users)
+        self.stored, self.repeated, self.absorbed = _stored(
+            values, self.kind, self.users, expensive, self.vanishing
+        )
         count = len(self.kind)
         self.root = list(range(count))
         self.expression: list[tuple[int, ...]] = [()] * count
@@ -232,7 +258,11 @@ class _Assembly:
             return u
         if not self.stored[u]:
             return None
-        is_fusible = self.kind[reader] in (FUSIBLE, VIEW) and not self.absorbed[reader]
+        is_fusible = (
+            self.kind[reader] in (FUSIBLE, VIEW)
+            and not self.absorbed[reader]
+            and reader not in self.vanishing
+        )
         return None if self.repeated[u] and is_fusible else self.root[u]
 
     def shared_root(self, v: int) -> int | None:
@@ -241,7 +271,8 @@ class _Assembly:
         source = inputs[v][0] if inputs[v] else -1
         if kind[v] == VIEW and kind[source] == INPUT:
             return source
-        if kind[v] == VIEW and self.stored[source] and not self.repeated[source]:
+        is_read = v in self.vanishing or not self.repeated[source]
+        if kind[v] == VIEW and self.stored[source] and is_read:
             return self.root[source]
         if kind[v] == INITIAL and kind[source] != INPUT and self.stored[source]:
             # The loop may write over a value that nothing else reads.

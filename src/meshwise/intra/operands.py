@@ -86,6 +86,28 @@ def _kernel_in_order(spec: tuple[int, ...]) -> bool:
     return spec == (len(spec) - 1, len(spec) - 2, *range(len(spec) - 2))
 
 
+def product_shape(op: Operator) -> tuple[int, ...] | None:
+    """The three dims of a product that XLA splits or joins afterwards; None for others."""
+    if not op.heavy or op.kind != "dot_general":
+        return None
+    left, right = ({loops[0] for loops in dims if loops} for dims in op.rule.operands[:2])
+    result = [loops[0] for loops in op.rule.results[0] if loops]
+    batch = [x for x in result if x in left and x in right]
+    if len(result) == len(batch) + 2:
+        return None
+    return _sizes(op, result, batch, [x for x in result if x in left and x not in right])
+
+
+def _sizes(
+    op: Operator, dims: Sequence[int], batch: Sequence[int], group: Sequence[int]
+) -> tuple[int, ...]:
+    """Sizes of the batch and of two groups of dims, in the order of the dims."""
+    rest = [x for x in dims if x >= 0 and x not in batch]
+    first = [x for x in rest if (x in group) == (rest[0] in group)]
+    second = [x for x in rest if x not in first]
+    return tuple(math.prod(op.rule.loops[x].size for x in part) for part in (batch, first, second))
+
+
 def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
     """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
     left, right = ([loops[0] if loops else -1 for loops in dims] for dims in op.rule.operands[:2])
@@ -102,9 +124,11 @@ def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int])
     wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
     found: list[int] = []
     for value, dims, want in zip(operands, (left, right), wanted, strict=True):
-        # A transpose of whole operands is folded into the product.
-        is_folded = len(dims) == len(batch) + 2 and dims[: len(batch)] == batch
-        in_order = is_folded or [x for x in dims if x >= 0] == [x for x in want if x >= 0]
+        if len(dims) == len(batch) + 2 and dims[: len(batch)] == batch:
+            # Read as it is: a transpose of whole operands is folded into the product.
+            found.append(value)
+            continue
+        in_order = [x for x in dims if x >= 0] == [x for x in want if x >= 0]
         kind = VIEW if in_order else FUSIBLE
         found.append(
             out.add(
@@ -116,4 +140,6 @@ def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int])
                 is_moving=not in_order,
             )
         )
+        if in_order:
+            out.flat[found[-1]] = _sizes(op, want, batch, contracted)
     return found

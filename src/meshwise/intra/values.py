@@ -19,6 +19,7 @@ class Values:
     """Values in program order, by position; the lists have one entry for each.
 
     Attributes:
+        itemsizes: Bytes of an element, by tensor; without it a byte is an element.
         kind: One of the kinds above.
         inputs: What it reads.
         num_bytes: On one device.
@@ -31,12 +32,17 @@ class Values:
         loops: Loops and branches, with the position of the operator.
         fan: Over how many paths XLA reaches the operand of an instruction, where not one: each
             piece of an all-to-all is cut out by itself, and joined again by itself.
+        divisors: Of quotients.
+        splats: Scalars that are spread out.
+        flat: Products whose dims XLA splits or joins, and views that a product reads: the shape of
+            three dims in which the product is computed.
         outputs: Positions of the results of the graph.
         aliased: Result -> input whose buffer it takes.
         placed: Results that are written into a buffer of the loop around.
         is_body: Of a loop, or a branch.
     """
 
+    itemsizes: tuple[int, ...] = ()
     kind: list[int] = field(default_factory=list[int])
     inputs: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     num_bytes: list[int] = field(default_factory=list[int])
@@ -48,6 +54,9 @@ class Values:
     is_copy: list[bool] = field(default_factory=list[bool])
     loops: dict[int, int] = field(default_factory=dict[int, int])
     fan: dict[int, int] = field(default_factory=dict[int, int])
+    splats: set[int] = field(default_factory=set[int])
+    divisors: dict[int, int] = field(default_factory=dict[int, int])
+    flat: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     outputs: list[int] = field(default_factory=list[int])
     aliased: dict[int, int] = field(default_factory=dict[int, int])
     placed: set[int] = field(default_factory=set[int])
@@ -77,6 +86,20 @@ class Values:
         self.time.append(time)
         self.is_copy.append(is_copy)
         return len(self.kind) - 1
+
+    def num_elements(self, value: int) -> int:
+        """Elements on one device."""
+        itemsize = self.itemsizes[self.tensor[value]] if self.itemsizes else 1
+        return self.num_bytes[value] // max(itemsize, 1)
+
+    def is_wide(self, operand: int, value: int) -> bool:
+        """Whether an operand has as many elements as a value, and is not just spread out."""
+        if self.num_elements(operand) < self.num_elements(value):
+            return False
+        if self.kind[operand] == FUSIBLE:
+            count = self.num_elements(operand)
+            return any(self.num_elements(u) >= count for u in self.inputs[operand])
+        return True
 
     def rewritten(self, value: int, time: int, num_bytes: int = -1) -> int:
         """The same elements in another order, or some of them: an element-wise copy."""

@@ -13,6 +13,7 @@ from jax import lax
 from meshwise.graph.layout import SUM, Layout
 from meshwise.resharding.within import Step
 from meshwise.spmd.shards import rank_along
+from meshwise.trace.block import take_block
 
 
 def apply_step(
@@ -38,7 +39,7 @@ def apply_step(
             (axis,) = step.axes
             size = value.shape[step.dim] // sizes[axis]
             start = rank_along(step.axes, sizes, names) * size
-            return lax.dynamic_slice_in_dim(value, start, size, step.dim)
+            return take_block(value, start, size, step.dim)
         case "mask":
             first = rank_along(step.axes, sizes, names) == 0
             return jnp.where(first, value, jnp.zeros_like(value))

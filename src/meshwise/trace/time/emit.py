@@ -19,6 +19,7 @@ from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
 from meshwise.jax_compat import source_scope
 from meshwise.rules.table import primitive_rule
+from meshwise.trace.block import take_block
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.shards import TimeShards
@@ -43,7 +44,7 @@ def take_rows(value: Any, dim: int, batch: Batch, index: Any) -> Any:
     run = rows // (batch.groups * batch.num_microbatches)
     head, tail = value.shape[:dim], value.shape[dim + 1 :]
     grid = value.reshape(*head, batch.groups, batch.num_microbatches, run, *tail)
-    taken = lax.dynamic_index_in_dim(grid, index, dim + 1, keepdims=False)
+    taken = take_block(grid, index, 1, dim + 1).squeeze(dim + 1)
     return taken.reshape(*head, rows // batch.num_microbatches, *tail)
 
 
