@@ -22,7 +22,7 @@ from meshwise.models.gpt import Gpt, GptConfig
 from meshwise.models.losses import masked_mean_cross_entropy, mean_cross_entropy
 
 NUM_DEVICES = 8
-HELD_OUT_SEEDS = tuple(range(9100, 9110))
+HELD_OUT_SEEDS = tuple(range(9200, 9210))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

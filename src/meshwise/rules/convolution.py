@@ -136,12 +136,19 @@ def conv_flop(eqn: Equation) -> float:
     """2 x result elements x kernel elements that one of them reads.
 
     Padding counts as data, the holes of a dilated input do not: a strided convolution and its
-    gradients count the same.
+    gradients count the same.  Where the kernel is larger than the image XLA takes the one for the
+    other (SwapConvOperands): a result then reads the whole image.
     """
-    kernel = eqn.in_avals[1].shape
-    reads = math.prod(kernel) // max(1, kernel[eqn.params["dimension_numbers"].rhs_spec[0]])
-    holes = math.prod(eqn.params["lhs_dilation"])
-    return 2.0 * math.prod(eqn.out_avals[0].shape) * reads / holes
+    image, kernel = (aval.shape for aval in eqn.in_avals[:2])
+    spec = eqn.params["dimension_numbers"]
+    places = math.prod(kernel[d] for d in spec.rhs_spec[2:])
+    points = math.prod(image[d] for d in spec.lhs_spec[2:])
+    groups = eqn.params["feature_group_count"] * eqn.params["batch_group_count"]
+    if places > points and groups == 1:
+        reads = float(points)
+    else:
+        reads = places / math.prod(eqn.params["lhs_dilation"])
+    return 2.0 * math.prod(eqn.out_avals[0].shape) * reads * kernel[spec.rhs_spec[1]]
 
 
 TABLE: Mapping[str, PrimitiveRule] = {
