@@ -14,6 +14,8 @@ from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.intra.values import FUSIBLE, OPAQUE, VIEW, Values
 from meshwise.plan.decision import OperatorDecision
 
+_INDEX_BYTES = 4
+
 
 def with_edges(
     out: Values,
@@ -58,6 +60,8 @@ def operands_as_read(out: Values, time: int, op: Operator, operands: Sequence[in
     if op.kind.startswith("scatter"):
         # Indices and updates in the order of dims that XLA wants.
         return [operands[0], *(out.rewritten(v, time) for v in operands[1:])]
+    if op.kind == "select_and_scatter_add":
+        return _places_of_maxima(out, time, op, operands)
     if op.kind == "conv_general_dilated":
         wanted = (_image_in_order, _kernel_in_order)
         return [
@@ -65,6 +69,25 @@ def operands_as_read(out: Values, time: int, op: Operator, operands: Sequence[in
             for v, in_order, spec in zip(operands, wanted, _specs(op)[:2], strict=True)
         ]
     return list(operands)
+
+
+def _places_of_maxima(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
+    """XLA finds where in each window the largest element is, by its index along each dim.
+
+    Source: SelectAndScatterExpander of XLA:CPU.
+    """
+    source, operand = operands
+    rank = len(op.rule.operands[1])
+    padded = out.rewritten(operand, time)
+    index_bytes = _INDEX_BYTES * out.num_elements(operand)
+    tensor = out.tensor[operand]
+    numbers = [out.add(OPAQUE, (), index_bytes, tensor, time) for _ in range(rank)]
+    places_bytes = _INDEX_BYTES * rank * out.num_elements(source)
+    found = out.add(
+        OPAQUE, (padded, *numbers), out.num_bytes[source] + places_bytes, out.tensor[source], time
+    )
+    places = out.add(FUSIBLE, (found,), places_bytes, out.tensor[source], time, is_moving=True)
+    return [source, places]
 
 
 def is_turned(op: Operator) -> bool:
