@@ -52,50 +52,73 @@ class _Reader:
 
     def early(self, computation: Computation) -> list[str]:
         """Names in one computation."""
-        loops: list[Instruction] = []
+        num_loops = 0
         waits: dict[str, int] = {}
+        # What has ended before the last collective or loop so far began: none begins before it.
+        ended = 0
         found: list[str] = []
         for now in computation.instructions:
             before = functools.reduce(operator.or_, (waits.get(n, 0) for n in now.operands), 0)
             if now.opcode == "get-tuple-element":
-                before = self._element(computation, now, waits)
+                name = self._source(computation, now)
+                before = waits.get(name, 0) if name is not None else before
             is_loop = self._calls_one(now)
-            if (is_loop or collective_kind(now) is not None) and before != (1 << len(loops)) - 1:
-                found.append(now.name)
+            if is_loop or collective_kind(now) is not None:
+                before |= ended
+                ended = before
+                if before != (1 << num_loops) - 1:
+                    found.append(now.name)
             if is_loop:
-                before |= 1 << len(loops)
-                loops.append(now)
+                before |= 1 << num_loops
+                num_loops += 1
             waits[now.name] = before
         return found
 
-    def _element(self, computation: Computation, now: Instruction, waits: dict[str, int]) -> int:
-        """What an element of a tuple waits for; what a loop passes on does not wait for it."""
-        source = computation.by_name[now.operands[0]]
-        index = int(now.attribute("index") or 0)
-        while source.opcode == "while" and _passes(self.module, source, index):
-            source = computation.by_name[source.operands[0]]
-            if source.opcode == "get-tuple-element":
-                # A tuple of tuples: not told apart.
-                break
+    def _source(self, computation: Computation, element: Instruction) -> str | None:
+        """The value that an element of a tuple is, if a loop or branch only passes it on."""
+        source = computation.by_name[element.operands[0]]
+        index = int(element.attribute("index") or 0)
         if source.opcode == "tuple":
-            return waits.get(source.operands[index], 0)
-        return waits.get(source.name, 0)
+            return source.operands[index]
+        if source.opcode == "while":
+            (body,) = source.computation_names("body")
+            given = source.operands[0] if self._passed(body, index) == index else None
+            return self._operand(computation, given, index)
+        if source.opcode == "conditional":
+            taken = {
+                self._operand(computation, given, self._passed(branch, index))
+                for branch, given in zip(branch_names(source), source.operands[1:], strict=True)
+            }
+            return taken.pop() if len(taken) == 1 else None
+        return None
 
+    def _operand(
+        self, computation: Computation, given: str | None, index: int | None
+    ) -> str | None:
+        """Element `index` of a tuple that is given to a loop or branch."""
+        if given is None or index is None:
+            return None
+        source = computation.by_name[given]
+        return source.operands[index] if source.opcode == "tuple" else None
 
-def _passes(module: Module, loop: Instruction, index: int) -> bool:
-    """Whether a loop leaves an element of its tuple as it was."""
-    (name,) = loop.computation_names("body")
-    body = module.computations[name]
-    if body.root.opcode != "tuple":
-        return False
-    made = body.by_name[body.root.operands[index]]
-    while made.opcode == "bitcast":
-        made = body.by_name[made.operands[0]]
-    return (
-        made.opcode == "get-tuple-element"
-        and body.by_name[made.operands[0]].opcode == "parameter"
-        and int(made.attribute("index") or 0) == index
-    )
+    def _passed(self, name: str, index: int) -> int | None:
+        """The element of its parameter that element `index` of a computation's result is."""
+        body = self.module.computations[name]
+        if body.root.opcode != "tuple":
+            return None
+        made = body.by_name[body.root.operands[index]]
+        while True:
+            if made.opcode == "bitcast":
+                made = body.by_name[made.operands[0]]
+                continue
+            if made.opcode != "get-tuple-element":
+                return None
+            if body.by_name[made.operands[0]].opcode == "parameter":
+                return int(made.attribute("index") or 0)
+            inner = self._source(body, made)
+            if inner is None:
+                return None
+            made = body.by_name[inner]
 
 
 def _callees(instruction: Instruction) -> Sequence[str]:

@@ -25,7 +25,7 @@ from meshwise.resharding.within import FREE, Step, path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.halo import exchange
-from meshwise.spmd.order import Order, changes, communicates, decides
+from meshwise.spmd.order import Order, communicates, decides, is_inlined, passed_on
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
@@ -159,11 +159,17 @@ def run_local(
             else:
                 waits = in_order and communicates(operator, chosen, mesh)
                 if waits:
-                    operands = order.before_loop(operands, decides(node))
+                    operands = order.before_loop(
+                        operands, decides(node), is_inlined=is_inlined(node)
+                    )
                 results = _run_bodies(node, chosen, operator, mesh, operands, in_order)
-                order.derive(results, operands)
+                passed = passed_on(node)
+                made = [value for j, value in enumerate(results) if j not in passed]
+                order.derive(made, operands)
+                for j, k in passed.items():
+                    order.derive([results[j]], [operands[k]])
                 if waits:
-                    order.after_loop([results[j] for j in changes(node)])
+                    order.after_loop(made)
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
             device.define(ident, layout, value)
     return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]

@@ -35,7 +35,9 @@ class Order:
     def __init__(self, *, is_kept: bool) -> None:
         """Args: whether to add what is missing; if not, nothing is done at all."""
         self.is_kept = is_kept
-        self._results: list[Any] = []
+        # By event what shows that it is over, and whether that has been read.
+        self._shown: list[list[Any]] = []
+        self._over: dict[int, Any] = {}
         self._loops = 0
         # By id; values are kept alive, so that no id comes twice.
         self._before: dict[int, tuple[Any, int]] = {}
@@ -59,33 +61,43 @@ class Order:
         self._happen([result], self.of([held]))
         return result
 
-    def before_loop(self, operands: Sequence[Any], read: Sequence[int]) -> list[Any]:
-        """Operands of a loop, one of which waits for all events so far.
+    def before_loop(
+        self, operands: Sequence[Any], read: Sequence[int], *, is_inlined: bool = False
+    ) -> list[Any]:
+        """Operands of a loop that waits for all events so far.
 
         Args:
             operands: Of the loop.
             read: Positions of those that it reads in any case.
+            is_inlined: XLA takes the loop away: all of its operands wait, else one or two.
         """
-        missing = ((1 << len(self._results)) - 1) & ~self.of(operands)
+        missing = ((1 << len(self._shown)) - 1) & ~self.of(operands)
         usable = [i for i in read if _is_number(operands[i])]
         if not self.is_kept or not missing or not usable:
             return list(operands)
-        chosen = min(usable, key=lambda i: _burden(operands[i]))
         out = list(operands)
-        out[chosen] = self._after(out[chosen], missing)
+        usable.sort(key=lambda i: _burden(operands[i]))
+        # XLA may fold away a single number, hardly a whole array.
+        arrays = [i for i in usable if operands[i].size > 1]
+        for i in usable if is_inlined else dict.fromkeys((usable[0], *arrays[:1])):
+            out[i] = self._after(out[i], missing)
         return out
 
     def after_loop(self, written: Sequence[Any]) -> None:
-        """A loop is over once one of the results that it writes is there."""
+        """A loop is over once the results that it writes are there."""
         if self.is_kept and any(_is_number(value) for value in written):
-            self._loops |= 1 << len(self._results)
+            self._loops |= 1 << len(self._shown)
             self._happen(written, self.of(written))
 
     def _happen(self, results: Sequence[Any], before: int) -> None:
-        """An event, which is over once any of its results is there."""
-        numbers = [value for value in results if _is_number(value)]
-        event = 1 << len(self._results) if numbers else 0
-        self._results += sorted(numbers, key=_burden)[:1]
+        """An event, which is over once its results are there."""
+        numbers = sorted(filter(_is_number, results), key=_burden)
+        event = 0
+        if numbers:
+            event = 1 << len(self._shown)
+            # Of several kinds only the best: XLA may know the others without the event.
+            kind = _burden(numbers[0])[0]
+            self._shown.append([value for value in numbers if _burden(value)[0] == kind])
         self._note(results, before | event)
 
     def _note(self, values: Sequence[Any], events: int) -> None:
@@ -96,11 +108,17 @@ class Order:
         """The value, once these events are over."""
         if not events or not _is_number(value):
             return value
-        waited = [r for i, r in enumerate(self._results) if events >> i & 1]
-        is_over = functools.reduce(and_, [_holds(result) for result in waited])
+        waited = [i for i in range(len(self._shown)) if events >> i & 1]
+        is_over = functools.reduce(and_, [self._is_over(i) for i in waited])
         held = jnp.where(is_over, value, _changed(value))
-        self._note([held], self.of([value, *waited]) | events)
+        after = self.of([value, *(shown for i in waited for shown in self._shown[i])])
+        self._note([held], after | events)
         return held
+
+    def _is_over(self, event: int) -> Any:
+        if event not in self._over:
+            self._over[event] = functools.reduce(and_, map(_holds, self._shown[event]))
+        return self._over[event]
 
 
 def _is_number(value: Any) -> bool:
@@ -109,13 +127,15 @@ def _is_number(value: Any) -> bool:
     return value.size > 0 and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
 
 
-def _burden(value: Any) -> tuple[bool, int]:
-    """The less the better to wait or to be waited for.
+def _burden(value: Any) -> tuple[int, int]:
+    """The less the better to wait or to be waited for: by kind, then by size.
 
-    An integer may be the counter of a loop: what starts late has no known number of trips, and
-    of its end XLA knows the value.
+    A single integer may be the counter of a loop: what starts late has no known number of trips,
+    and of its end XLA knows the value.
     """
-    return not jnp.issubdtype(value.dtype, jnp.floating), value.size
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        return 0, value.size
+    return (1 if value.size > 1 else 2), value.size
 
 
 def _changed(value: Any) -> Any:
@@ -143,27 +163,36 @@ def decides(node: Node) -> list[int]:
     assert structure is not None
     if structure.kind == "cond":
         return [0]
-    constant = set(_unchanged(node))
+    if is_inlined(node):
+        return list(range(len(node.inputs)))
+    constant = set(passed_on(node))
     read = [k for k, j in structure.carries if j not in constant]
-    return read or sorted(structure.stacked_operands)
+    return read or sorted(structure.stacked_operands) or list(range(len(node.inputs)))
 
 
-def changes(node: Node) -> list[int]:
-    """Results of a structured equation that are not an operand as it was."""
-    constant = set(_unchanged(node))
-    return [j for j in range(len(node.outputs)) if j not in constant]
-
-
-def _unchanged(node: Node) -> list[int]:
-    """Results that every body passes on."""
+def is_inlined(node: Node) -> bool:
+    """Whether XLA takes a loop away: one trip."""
     structure = node.structure
     assert structure is not None
+    return structure.kind == "scan" and structure.length == 1
 
-    def passes(k: int, j: int) -> bool:
+
+def passed_on(node: Node) -> dict[int, int]:
+    """Results that every body passes on, with the operand that they are."""
+    structure = node.structure
+    assert structure is not None
+    found: dict[int, int] = {}
+    for j in range(len(node.outputs)):
+        if j in structure.stacked_results:
+            continue
+        sources: set[int | None] = set()
         for part, body in zip(structure.parts, node.bodies, strict=True):
             if j in part.results:
-                given = body.inputs[part.operands.index(k)]
-                return body.outputs[part.results.index(j)] == given
-        return False
-
-    return [j for k, j in structure.carries if passes(k, j)]
+                made = body.outputs[part.results.index(j)]
+                place = body.inputs.index(made) if made in body.inputs else None
+                sources.add(None if place is None else part.operands[place])
+        source = sources.pop() if len(sources) == 1 else None
+        # A carry is passed on only where it comes from itself.
+        if source is not None and structure.carry_of(j) in (None, source):
+            found[j] = source
+    return found
