@@ -36,7 +36,7 @@ def one_device(quick: bool) -> dict[str, Any]:
     whole = run_pairs(
         runner(mw.parallelize(step, method=method, cluster=cluster), create, batch),
         runner(jax.jit(step, donate_argnums=0), create, batch),
-        num_pairs=num_pairs,
+        num_pairs=5 * num_pairs,
     )
     return {"step": whole.to_json(), "dispatch": dispatch.to_json()}
 
