@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from meshwise.intra.reshapes import vanishing_views
-from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
+from meshwise.intra.values import (
+    FUSIBLE,
+    INITIAL,
+    INPUT,
+    OPAQUE,
+    PART,
+    REDUCE,
+    SCALAR_BYTES,
+    VIEW,
+    Values,
+)
 
 # What stands so many values later depends on a value: not worth a search.
 _FAR = 1000
-_SCALAR_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ def _expensive(values: Values, users: list[list[int]]) -> list[bool]:
         while values.num_bytes[source] >= size and values.inputs[source]:
             source = values.inputs[source][0]
         is_shared = len(users[source]) > 1 and values.inputs[source] != ()
-        if not (is_shared and values.num_bytes[source] <= _SCALAR_BYTES):
+        if not (is_shared and values.num_bytes[source] <= SCALAR_BYTES):
             expensive[v] = False
     return expensive
 

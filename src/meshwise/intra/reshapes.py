@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.intra.values import FUSIBLE, OPAQUE, VIEW, Values
+from meshwise.intra.values import FUSIBLE, OPAQUE, SCALAR_BYTES, VIEW, Values
 
-_SCALAR_BYTES = 8
 _MAX_ROUNDS = 8
 
 
@@ -59,7 +58,7 @@ def _moved(
         wide = [u for u in operands if u in reshaped]
         rest = [u for u in operands if u not in reshaped]
         return len({shapes[u] for u in wide}) == 1 and all(
-            values.num_bytes[u] <= _SCALAR_BYTES or u in values.splats for u in rest
+            values.num_bytes[u] <= SCALAR_BYTES or u in values.splats for u in rest
         )
 
     def is_gone(w: int, u: int) -> bool:

@@ -13,6 +13,9 @@ OPAQUE = 4  # Operands and results are buffers.
 INITIAL = 5  # Initial value of a carry: the buffer that the loop writes.
 PART = 6  # One result of a loop.
 
+# No value of more bytes is a single number.
+SCALAR_BYTES = 8
+
 
 @dataclass(slots=True)
 class Values:

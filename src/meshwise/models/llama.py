@@ -19,45 +19,28 @@ import jax
 import jax.numpy as jnp
 
 from meshwise.models.precision import module_dtypes, wide_dtype
-from meshwise.models.transformer import check_heads, check_length, run_blocks
+from meshwise.models.transformer import SequenceConfig, check_length, run_blocks
 
 INIT_STDDEV = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
+class LlamaConfig(SequenceConfig):
     """What a Llama is made of.
 
     Attributes:
-        vocab_size: Number of tokens.
-        seq_len: Longest sequence.
-        hidden: Width of the residual stream.
         ffn: Width inside the MLP.
-        num_layers: Number of blocks.
-        num_heads: Query heads; divides `hidden`.
         num_kv_heads: Heads of keys and values; divides `num_heads`.
         rope_theta: Base of the rotary frequencies.
         norm_eps: Of RMSNorm.
-        dtype: Of the computation; softmax and norms stay in float32, or in `param_dtype` when that
-            is wider.
-        param_dtype: Of the parameters.
         scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
-        remat: Keep only the inputs of each block and recompute the rest in the backward pass.
     """
 
-    vocab_size: int
-    seq_len: int
-    hidden: int
     ffn: int
-    num_layers: int
-    num_heads: int
     num_kv_heads: int
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
-    dtype: str = "float32"
-    param_dtype: str = "float32"
     scan_layers: bool = False
-    remat: bool = False
 
     def __post_init__(self) -> None:
         """Check what must divide.
@@ -65,16 +48,11 @@ class LlamaConfig:
         Raises:
             ValueError: heads do not divide, or a head has an odd width.
         """
-        check_heads(self.hidden, self.num_heads)
+        SequenceConfig.__post_init__(self)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads")
         if self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head width, not {self.head_dim}")
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.num_heads
 
 
 def rotate(x: jax.Array, theta: float) -> jax.Array:

@@ -25,45 +25,28 @@ import jax.numpy as jnp
 
 from meshwise.models.gpt import INIT_STDDEV, Attention, GptConfig
 from meshwise.models.precision import module_dtypes, wide_dtype
-from meshwise.models.transformer import check_heads, check_length
+from meshwise.models.transformer import SequenceConfig, check_length
 
 Balance = Literal["group", "batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeConfig:
-    """What a GShard transformer is made of.
+class MoeConfig(SequenceConfig):
+    """What a GShard transformer is made of; blocks of odd number (from 0) have dense MLPs.
 
     Attributes:
-        vocab_size: Number of tokens.
-        seq_len: Longest sequence, the number of learned positions.
-        hidden: Width of the residual stream.
         ffn: Width inside an MLP and inside an expert.
-        num_layers: Number of blocks; those of odd number (from 0) have dense MLPs.
-        num_heads: Attention heads; divides `hidden`.
         num_experts: Experts E of a layer.
         group_size: Tokens S that compete for places; divides the tokens of a batch.
         capacity_factor: An expert has `C = capacity_factor * 2 S / E` places for a group.
         balance: What the balancing loss counts over.
-        dtype: Of the computation; gates, softmax and norms stay in float32, or in `param_dtype`
-            when that is wider.
-        param_dtype: Of the parameters.
-        remat: Keep only the inputs of each block and recompute the rest in the backward pass.
     """
 
-    vocab_size: int
-    seq_len: int
-    hidden: int
     ffn: int
-    num_layers: int
-    num_heads: int
     num_experts: int
     group_size: int
     capacity_factor: float = 1.0
     balance: Balance = "group"
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    remat: bool = False
 
     def __post_init__(self) -> None:
         """Check what must divide and what must be there.
@@ -71,7 +54,7 @@ class MoeConfig:
         Raises:
             ValueError: heads do not divide, fewer than two experts, or no place in an expert.
         """
-        check_heads(self.hidden, self.num_heads)
+        SequenceConfig.__post_init__(self)
         if self.num_experts < 2:
             raise ValueError(f"two experts a token need at least 2 experts, not {self.num_experts}")
         if self.capacity < 1:

@@ -11,20 +11,18 @@ import jax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig:
-    """What a transformer with learned positions is made of.
+class SequenceConfig:
+    """What every model of tokens with attention is made of.
 
     Attributes:
         vocab_size: Number of tokens.
-        seq_len: Longest sequence, the number of learned positions.
-        hidden: Width of the residual stream; the MLP is four times as wide inside.
+        seq_len: Longest sequence; the number of positions where these are learned.
+        hidden: Width of the residual stream.
         num_layers: Number of blocks.
-        num_heads: Attention heads; divides `hidden`.
-        dropout: Rate of every dropout; 0 leaves them out.
-        dtype: Of the computation, `float32` or `bfloat16`; softmax and norms stay in float32, or
-            in `param_dtype` when that is wider.
+        num_heads: Attention heads (of queries); divides `hidden`.
+        dtype: Of the computation, `float32` or `bfloat16`; softmax, gates and norms stay in
+            float32, or in `param_dtype` when that is wider.
         param_dtype: Of the parameters.
-        scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
         remat: Keep only the inputs of each block and recompute the rest in the backward pass.
     """
 
@@ -33,10 +31,8 @@ class TransformerConfig:
     hidden: int
     num_layers: int
     num_heads: int
-    dropout: float = 0.0
     dtype: str = "float32"
     param_dtype: str = "float32"
-    scan_layers: bool = False
     remat: bool = False
 
     def __post_init__(self) -> None:
@@ -45,7 +41,8 @@ class TransformerConfig:
         Raises:
             ValueError: `num_heads` does not divide `hidden`.
         """
-        check_heads(self.hidden, self.num_heads)
+        if self.hidden % self.num_heads:
+            raise ValueError(f"{self.num_heads} heads do not divide hidden size {self.hidden}")
 
     @property
     def head_dim(self) -> int:
@@ -53,10 +50,17 @@ class TransformerConfig:
         return self.hidden // self.num_heads
 
 
-def check_heads(hidden: int, num_heads: int) -> None:
-    """Raises ValueError if heads do not divide the width."""
-    if hidden % num_heads:
-        raise ValueError(f"{num_heads} heads do not divide hidden size {hidden}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig(SequenceConfig):
+    """A transformer whose MLP is four times as wide as the stream.
+
+    Attributes:
+        dropout: Rate of every dropout; 0 leaves them out.
+        scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
+    """
+
+    dropout: float = 0.0
+    scan_layers: bool = False
 
 
 def check_length(tokens: jax.Array, seq_len: int) -> None:
