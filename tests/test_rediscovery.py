@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from benchmarks.model_steps import model_step
 
 import meshwise as mw
 from meshwise.cluster.spec import Cluster
@@ -22,7 +23,6 @@ from meshwise.models.moe_sizes import moe_config
 from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.trace.step import StepSignature, trace_step
-from model_steps import model_step
 
 ONE_HOST = Cluster.virtual("1x p3.16xlarge")
 TWO_HOSTS = Cluster.virtual("2x p3.8xlarge")
@@ -57,7 +57,7 @@ def test_experts_are_placed_and_tokens_travel():
     the kernels are split over the experts and never move, and the tokens go where they are used.
     """
     config = moe_config("2.4B", num_layers=2)
-    plan = plan_of(*model_step(config, 16, optax.sgd(1e-3)))
+    plan = plan_of(*model_step(config, 16, optax.sgd(1e-3)).abstract)
     for kernel in ("up", "down"):
         assert layout_of(plan, f"experts/{kernel}") == ((0,), (), ())
     sent = 2 * 16 * config.seq_len * config.hidden * 4
@@ -101,7 +101,7 @@ def test_a_tied_embedding_is_split_over_the_vocabulary():
     Its gradient is never reduced: no all-reduce or reduce-scatter is as large.
     """
     config = moe_config("2.4B", num_layers=2)
-    plan = plan_of(*model_step(config, 16, optax.sgd(1e-3)))
+    plan = plan_of(*model_step(config, 16, optax.sgd(1e-3)).abstract)
     assert layout_of(plan, "token_embedding/embedding") == ((0,), ())
     table = config.vocab_size * config.hidden * 4
     assert not any(
@@ -120,7 +120,7 @@ def test_wide_resnet_splits_the_batch_early_and_channels_late():
     kernel's gradient is never reduced.
     """
     config = replace(wide_resnet_config("2B"), num_layers=14)
-    step, state, batch = model_step(config, 64, optax.sgd(1e-3))
+    step, state, batch = model_step(config, 64, optax.sgd(1e-3)).abstract
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     traced, plan = make_plan(
         lambda b, n: trace_step(

@@ -301,9 +301,17 @@ def finished_plan(
             f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
             "every device"
         )
+    used = collectives(graph, decision, mesh)
+    if result.conceded:
+        # What all-gather was allowed for may be done by a cheaper path of other kinds.
+        places = sorted({f"{c.kind} at {c.where}" for c in used if c.kind != "all-reduce"})
+        warnings.append(
+            f"{method_name(method)} without {' and '.join(result.conceded)} has no plan for this "
+            f"step; it has {'; '.join(places[:3])}{'; ...' if len(places) > 3 else ''}"
+        )
     return Plan(
         step_time_s=step_time_s(graph, decision, mesh, parts=parts),
-        collectives=collectives(graph, decision, mesh),
+        collectives=used,
         stages=(
             Stage(
                 mesh=mesh,

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 from benchmarks.fidelity import Comparison, compare_step
+from benchmarks.model_configs import CONFIGS
+from benchmarks.model_steps import model_step
 
 import meshwise as mw
 from meshwise.methods import Method
-from model_configs import CONFIGS
-from model_steps import model_step
 from oracle.parallel import CLUSTER
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
 
@@ -28,7 +28,7 @@ QUICK = [("llama", "DataParallel"), ("moe", "DataParallel")]
 
 @cache
 def _compared(name: str, method: str) -> Comparison:
-    step, state, batch = model_step(*CONFIGS[name])
+    step, state, batch = model_step(*CONFIGS[name]).abstract
     parallel = mw.parallelize(step, method=METHODS[method], cluster=CLUSTER)
     return compare_step(name, parallel, state, batch)
 

@@ -61,7 +61,8 @@ def plan_baseline(
             raise
     # Something needs the whole batch: a sort along it, an operator without a rule.
     loose = dataclasses.replace(restriction, forbid=restriction.forbid - {_ALL_GATHER})
-    return plan_graph(graph, mesh, dataclasses.replace(options, restriction=loose), parts=parts)
+    result = plan_graph(graph, mesh, dataclasses.replace(options, restriction=loose), parts=parts)
+    return dataclasses.replace(result, conceded=(_ALL_GATHER,))
 
 
 def plan_intra_op(

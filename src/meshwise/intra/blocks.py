@@ -119,17 +119,18 @@ class _Clusters:
         self.joints: dict[tuple[int, int, int, int], _Joint] = {}
         self.reach = self._reach()
 
-    def _size(self, t: int) -> int:
+    def size(self, t: int) -> int:
+        """Elements of a tensor."""
         return math.prod(self.graph.tensors[t].shape)
 
     def _reach(self) -> list[int]:
         """Largest tensor that follows from each one through light operators, scalars excepted."""
-        reach = [self._size(t) for t in range(len(self.graph.tensors))]
+        reach = [self.size(t) for t in range(len(self.graph.tensors))]
         for op in reversed(self.graph.operators):
             if is_light(op) and op.outputs:
                 largest = max(reach[t] for t in op.outputs)
                 for t in op.inputs:
-                    if reach[t] > 1 or self._size(t) > 1:
+                    if reach[t] > 1 or self.size(t) > 1:
                         reach[t] = max(reach[t], largest)
         return reach
 
@@ -149,7 +150,7 @@ class _Clusters:
         """Open a cluster of one operator."""
         op = self.graph.operators[i]
         self.parent[i] = i
-        self.largest[i] = max((self._size(t) for t in (*op.inputs, *op.outputs)), default=1)
+        self.largest[i] = max((self.size(t) for t in (*op.inputs, *op.outputs)), default=1)
         self.open_uses[i] = sum(self.num_uses[t] for t in op.outputs)
         for loop, info in enumerate(op.rule.loops):
             if info.size > 1:
@@ -223,13 +224,20 @@ def _grow(graph: Graph, own: set[int], clusters: _Clusters) -> None:
         if not is_light(op) or i in own or all(graph.tensors[t].generated for t in op.outputs):
             continue
         clusters.start(i)
+        # The largest operand first: through a small one, such as the means of a batch norm, two
+        # large operators would share a cluster but not their loops, and only one could be split.
         order = sorted(
             (
                 k
                 for k, t in enumerate(op.inputs)
                 if not graph.tensors[t].generated and t in clusters.producer
             ),
-            key=lambda k: (-clusters.reach[op.inputs[k]], -depth[op.inputs[k]], k),
+            key=lambda k: (
+                -clusters.size(op.inputs[k]),
+                -clusters.reach[op.inputs[k]],
+                -depth[op.inputs[k]],
+                k,
+            ),
         )
         reach = max((clusters.reach[t] for t in op.outputs), default=1)
         for k in order:

@@ -328,7 +328,8 @@ class _Builder:
                     dtype=np.intp,
                 )
                 out += base[np.ix_(source, target)]
-            self.matrices[key] = out * trips
+            # What is forbidden stays so in a loop that never runs.
+            self.matrices[key] = out * trips if trips else np.where(np.isinf(out), out, 0.0)
         return self.matrices[key], self.key(("edge", key))
 
     def connect(self) -> None:

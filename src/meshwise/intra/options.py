@@ -86,6 +86,7 @@ class IntraResult:
         peak_bytes: Predicted peak of one device.
         num_nodes: Nodes of the problem before reductions.
         num_left: Nodes that the exact engine had to decide.
+        conceded: Kinds of collectives that the method forbids, but without which there is no plan.
     """
 
     decision: GraphDecision
@@ -98,3 +99,4 @@ class IntraResult:
     peak_bytes: int
     num_nodes: int
     num_left: int
+    conceded: tuple[str, ...] = ()

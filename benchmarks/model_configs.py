@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from benchmarks.model_steps import Config
 from meshwise.models.bert import BertConfig
 from meshwise.models.llama import LlamaConfig
 from meshwise.models.moe import MoeConfig
 from meshwise.models.u_transformer import UTransformerConfig
 from meshwise.models.wide_resnet import WideResNetConfig
-from model_steps import Config
 
 CONFIGS: Mapping[str, tuple[Config, int]] = {
     "llama": (

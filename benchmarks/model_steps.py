@@ -1,11 +1,9 @@
-"""Training steps of models in float32 with abstract state and batch, for planning and compiling.
-
-Each is `(step, state, batch)`: Adam, a state `(params, kept, optimizer)`, a batch of `rows`.
-"""
+"""Training steps of models in float32: a state `(params, kept, optimizer)`, a batch of `rows`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,10 +19,36 @@ from meshwise.models.u_transformer import UTransformer, UTransformerConfig
 from meshwise.models.wide_resnet import WideResNet, WideResNetConfig
 
 Config = LlamaConfig | BertConfig | MoeConfig | WideResNetConfig | UTransformerConfig
-Step = tuple[Callable[..., Any], Any, Any]
 
 
-def model_step(config: Config, rows: int, tx: optax.GradientTransformation | None = None) -> Step:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStep:
+    """A training step and what it takes.
+
+    Attributes:
+        step: `(state, batch) -> (state, loss)`.
+        create: Makes the state from a key.
+        batch: Shapes of a batch.
+    """
+
+    step: Callable[..., Any]
+    create: Callable[[jax.Array], Any]
+    batch: Any
+
+    @property
+    def state(self) -> Any:
+        """Shapes of the state."""
+        return jax.eval_shape(self.create, jax.random.key(0))
+
+    @property
+    def abstract(self) -> tuple[Callable[..., Any], Any, Any]:
+        """`(step, state, batch)`, for planning and compiling."""
+        return self.step, self.state, self.batch
+
+
+def model_step(
+    config: Config, rows: int, tx: optax.GradientTransformation | None = None
+) -> ModelStep:
     """The training step of a configuration; next tokens, masked tokens, classes or noise.
 
     Args:
@@ -46,7 +70,7 @@ def model_step(config: Config, rows: int, tx: optax.GradientTransformation | Non
         updates, opt = optimizer.update(grads, opt, params)
         return (optax.apply_updates(params, updates), kept, opt), value
 
-    return step, jax.eval_shape(create, jax.random.key(0)), batch
+    return ModelStep(step=step, create=create, batch=batch)
 
 
 def _parts(config: Config, rows: int) -> tuple[Any, Any, Any]:
@@ -67,10 +91,10 @@ def _decoder(config: LlamaConfig | MoeConfig, rows: int) -> tuple[Any, Any, Any]
     def loss(params: Any, kept: Any, batch: Any) -> Any:
         variables = {"params": params}
         if isinstance(config, LlamaConfig):
-            logits = Llama(config).apply(variables, batch["x"])
+            logits: Any = Llama(config).apply(variables, batch["x"])
             return mean_cross_entropy(logits, batch["y"]), kept
-        logits, balance = Moe(config).apply(variables, batch["x"])
-        return mean_cross_entropy(logits, batch["y"]) + 0.01 * balance, kept
+        both: Any = Moe(config).apply(variables, batch["x"])
+        return mean_cross_entropy(both[0], batch["y"]) + 0.01 * both[1], kept
 
     model = Llama(config) if isinstance(config, LlamaConfig) else Moe(config)
     return (
@@ -87,7 +111,7 @@ def _bert(config: BertConfig, rows: int) -> tuple[Any, Any, Any]:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
 
     def loss(params: Any, kept: Any, batch: Any) -> Any:
-        logits = Bert(config).apply(
+        logits: Any = Bert(config).apply(
             {"params": params}, batch["x"], batch["segments"], batch["is_token"]
         )
         return masked_mean_cross_entropy(logits, batch["y"], batch["weights"]), kept
