@@ -48,6 +48,46 @@ def test_cheap_value_is_made_again_for_each_reader_and_an_expensive_one_is_kept(
     assert 1 in instructions(costly).value
 
 
+def test_expensive_operand_of_a_stored_step_that_is_repeated_is_kept_as_well() -> None:
+    # e = exp(x); m = where(mask, e, 0); m / sum(m): the sum reads m, the quotient makes it again.
+    rows = (
+        (INPUT, (), 100),
+        (FUSIBLE, (0,), 100),
+        (FUSIBLE, (1,), 100),
+        (REDUCE, (2,), 4),
+        (FUSIBLE, (2, 3), 100),
+        (OPAQUE, (4,), 8),
+    )
+    assert instructions(made(*rows, outputs=(5,))).value == [2, 3, 4, 5]
+    costly = made(*rows, outputs=(5,))
+    costly.is_expensive[1] = True
+    program = instructions(costly)
+    assert program.value == [1, 2, 3, 4, 5]
+    assert program.reads[program.value.index(4)] == (1, 3)
+
+
+def test_rows_looked_up_in_a_small_table_are_an_operand_of_full_size() -> None:
+    # s = table[x] + table[y], normalised: no reader repeats a sum of two, so no lookup is shared.
+    def normalised(*second: int) -> Values:
+        values = made(
+            (INPUT, (), 10),
+            (INPUT, (), 10),
+            (FUSIBLE, (0, 1), 100),
+            (FUSIBLE, second, 100),
+            (FUSIBLE, (2, 3), 100),
+            (REDUCE, (4,), 10),
+            (FUSIBLE, (4, 5), 100),
+            (OPAQUE, (6,), 8),
+            outputs=(7,),
+        )
+        values.is_expensive[2] = True
+        return values
+
+    assert instructions(normalised(0, 1)).value == [4, 5, 6, 7]
+    # A bias that is spread out costs nothing to read again; then the lookup is shared.
+    assert instructions(normalised(0)).value == [2, 4, 5, 6, 7]
+
+
 def test_residual_stream_is_stored() -> None:
     # s = a + b; t = s + product(s): XLA would have to fuse the product to repeat s.
     values = made(

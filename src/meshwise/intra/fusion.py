@@ -127,7 +127,15 @@ def _stored(
     expensive: list[bool],
     vanishing: frozenset[int],
 ) -> tuple[list[bool], list[bool], list[bool]]:
-    """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed."""
+    """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed.
+
+    A softmax with a mask: a sum reads `where(mask, exp(x), 0)`, so that is stored, and the gradient
+    repeats the `where`; then `exp` has two users and is stored as well.  So is an embedding under
+    the sum with the positions, which each layer norm repeats.
+
+    Source: InstructionFusion::ShouldFuse asks for the users that an expensive operand has by then,
+    with the fusions that already took its reader (JAX 0.10.2, `copy_gather_fusion` of a GPT).
+    """
     count = len(kind)
     inputs = values.inputs
     leaves = set(values.outputs)
@@ -169,8 +177,9 @@ def _stored(
             )
         if is_read_stored or (len(found) > 1 and expensive[v]):
             stored[v] = True
-            roots[v] = frozenset((v,))
             repeated[v] = len(readers) > 1 and not expensive[v] and _is_unary(values, v)
+            # Who repeats it reads its operands, too: of an expensive one that is a second user.
+            roots[v] = found | {v} if repeated[v] else frozenset((v,))
         else:
             roots[v] = found
     return stored, repeated, absorbed

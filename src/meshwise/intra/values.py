@@ -96,12 +96,19 @@ class Values:
         return self.num_bytes[value] // max(itemsize, 1)
 
     def is_wide(self, operand: int, value: int) -> bool:
-        """Whether an operand has as many elements as a value, and is not just spread out."""
+        """Whether an operand has as many elements as a value, and is not just spread out.
+
+        Only what has one operand can be spread out; rows looked up in a small table count in full.
+
+        Source: XLA InstructionFusion::EffectivelyAtMostUnary leaves out broadcasts, iotas and
+        scalars.
+        """
         if self.num_elements(operand) < self.num_elements(value):
             return False
-        if self.kind[operand] == FUSIBLE:
+        inputs = self.inputs[operand]
+        if self.kind[operand] == FUSIBLE and len(inputs) <= 1:
             count = self.num_elements(operand)
-            return any(self.num_elements(u) >= count for u in self.inputs[operand])
+            return any(self.num_elements(u) >= count for u in inputs)
         return True
 
     def rewritten(self, value: int, time: int, num_bytes: int = -1) -> int:
