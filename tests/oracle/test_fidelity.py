@@ -140,7 +140,10 @@ def perceptron(num_microbatches: int) -> TracedStep:
 def test_collectives_of_a_random_decision(
     sizes: tuple[int, ...], num_microbatches: int, seed: int
 ) -> None:
-    traced = perceptron(num_microbatches)
+    check_collectives(perceptron(num_microbatches), sizes, seed)
+
+
+def check_collectives(traced: TracedStep, sizes: tuple[int, ...], seed: int) -> None:
     logical = Cluster.virtual("1x p3.16xlarge").mesh(sizes)
     decision = random_decision(traced.graph, logical, random.Random(seed))
     mesh = concrete_mesh(logical, jax.devices()[:8])
@@ -150,3 +153,18 @@ def test_collectives_of_a_random_decision(
     assert planned_collective_bytes(
         planned, logical.names, logical.sizes
     ) == compiled_collective_bytes(hlo_collectives(text, logical.sizes))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_collectives_of_a_lookup_in_micro_batches(seed: int, quick_compile: None) -> None:
+    """In all but the first micro-batch zeros are scattered into, and in the first one too."""
+
+    def step(table: Any, tokens: Any) -> Any:
+        value, grad = mw.value_and_grad(lambda table: jnp.sum(table[tokens] ** 2))(table)
+        return table - 0.1 * grad, value
+
+    table = jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    tokens = jax.ShapeDtypeStruct((32,), jnp.int32)
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    traced = trace_step(step, (table, tokens), {}, signature, num_microbatches=2, num_devices=8)
+    check_collectives(traced, (2, 4), seed)

@@ -3,7 +3,8 @@
 JAX hoists masks, zeros and position tables out of a scan.  In each layout that is wanted they are
 cheaper made again than kept or gathered (DESIGN decision 6: constants are generated, never
 resharded), and XLA folds collectives of them.  So the equations that make them are copied into
-the body of the loop, and the loop's operand goes.
+the body of the loop, and the loop's operand goes.  On the way choices between equal values go too,
+since they hide that a value is generated.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwise.trace.arange import without_dead_code
+from meshwise.trace.choices import without_idle_choices
 from meshwise.trace.program import Node, Program
 
 
 def with_constants_inside(program: Program) -> Program:
     """The program in which no loop or branch takes a generated value as a constant."""
+    program = without_idle_choices(program)
     if not any(node.bodies for node in program.nodes):
         return program
     generated = set(program.constants)
