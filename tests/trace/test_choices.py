@@ -40,6 +40,9 @@ IDLE = {
     "of a choice": lambda p, x: x + lax.select(
         p, lax.select(x > 0, jnp.ones(3), jnp.ones(3)), jnp.ones(3)
     ),
+    "of a moved choice": lambda p, x: x + lax.select(
+        p, lax.select(p[:, None], *[jnp.ones((3, 1))] * 2)[:, 0], jnp.ones(3)
+    ),
     "result": lambda p, x: lax.select(p, jnp.ones(3), jnp.ones(3)),
 }  # fmt: skip
 REAL = {

@@ -7,6 +7,7 @@ and of its predicate, so none may be planned: the value is a generated one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,8 @@ class _Elements:
             array = np.asarray(self.program.constants[ident], dtype)
             return array[()] if array.shape == () else None
         node = self.makers.get(ident)
+        if node is not None and node.name == "select_n":
+            return self._shared([self.of(i) for i in node.inputs[1:]])
         if node is None or len(node.inputs) != 1 or node.bodies:
             return None
         if node.name in _MOVES:
@@ -55,6 +58,11 @@ class _Elements:
             with jax.ensure_compile_time_eval():
                 return np.asarray(rebind(node.equation, [element])[0])[()]
         return None
+
+    def _shared(self, elements: Sequence[Any]) -> Any:
+        # By their bits: there are two zeros, and no NaN equals any.
+        bits = {None if element is None else element.tobytes() for element in elements}
+        return elements[0] if len(bits) == 1 else None
 
 
 def without_idle_choices(program: Program) -> Program:
@@ -78,8 +86,4 @@ def _is_idle(program: Program, elements: _Elements, inputs: tuple[int, ...], res
     _, first, *others = inputs
     if program.avals[first].weak_type != program.avals[result].weak_type:
         return False
-    if all(other == first for other in others):
-        return True
-    # By their bits: there are two zeros, and no NaN equals any.
-    found = {None if (e := elements.of(i)) is None else e.tobytes() for i in (first, *others)}
-    return len(found) == 1 and None not in found
+    return all(other == first for other in others) or elements.of(result) is not None
