@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.meshwise-setup
 WORKERS ?= 2
 
-.PHONY: help setup train test format lint types layers check bench clean
+.PHONY: help setup train test format lint types layers check bench bench-solver clean
 
 help:
 	@echo "make train    set up, then train a byte-level GPT on 8 virtual CPU devices"
 	@echo "make test     set up, then run the tests (15 minutes at most on 2 cores)"
 	@echo "make check    format, lint, types, layers, tests"
 	@echo "make bench    named benchmarks, JSON into bench-out/"
+	@echo "make bench-solver INSTANCES=DIR    the contest's instances in DIR, within their time limits"
 
 setup: $(STAMP)
 
@@ -47,6 +48,9 @@ check: lint types layers test
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-solver: setup
+	$(BIN)/python -m benchmarks.solver $(INSTANCES) $(ARGS)
 
 clean:
 	rm -rf build dist bench-out .pytest_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ import importlib
 import click
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
-COMMANDS = ("train", "explain")
+COMMANDS = ("train", "explain", "solve")
 
 
 class _LazyGroup(click.Group):

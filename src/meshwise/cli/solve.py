@@ -1,0 +1,103 @@
+"""`meshwise solve`: an assignment problem of the ASPLOS 2025 contest's form."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from meshwise.errors import SolverError
+from meshwise.intra.solver.read import read_instance
+from meshwise.intra.solver.solve import Answer, Progress, solve_instance
+
+# Kept back for the check of the answer and for writing it.
+_RESERVE_S = 0.5
+_SHOW_EVERY_S = 1.0
+
+
+@click.command(
+    epilog="Example: meshwise solve problem.json.gz --time-limit 60 > choices.txt\n\n"
+    "Ctrl-C ends the search with the best solution so far."
+)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Wall time in seconds, reading included.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Cost, bound, gap and peak too, as JSON.")
+def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
+    """Choose one strategy for each node of the problem in FILE, as cheaply as memory allows.
+
+    FILE is JSON, plain or gzip: nodes with costs and usages of each strategy and the interval in
+    which they use memory, edges with a cost for each pair of strategies, and a limit on usage.
+    Progress goes to the standard error; the last line on the standard output is the list of
+    strategies, or [] if no solution was found.
+    """
+    start = time.monotonic()
+    view = _View()
+    try:
+        instance = read_instance(file)
+        left = time_limit - (time.monotonic() - start) - _RESERVE_S
+        answer = solve_instance(
+            instance, time_limit_s=max(left, 0.01), seed=seed, report=view.progress
+        )
+    except SolverError as error:
+        raise click.ClickException(str(error)) from error
+    view.end(answer)
+    if as_json:
+        click.echo(json.dumps(_document(answer)))
+    else:
+        click.echo(json.dumps(list(answer.choice or ())))
+
+
+def _document(answer: Answer) -> dict[str, object]:
+    return {
+        "choice": list(answer.choice or ()),
+        "cost": answer.cost,
+        "bound": answer.bound,
+        "gap": answer.gap if answer.cost is not None else None,
+        "peak": answer.peak,
+        "status": answer.status,
+        "seconds": round(answer.seconds, 3),
+        "seed": answer.seed,
+    }
+
+
+class _View:
+    """Lines on the standard error, at most one a second."""
+
+    def __init__(self) -> None:
+        self.shown = -_SHOW_EVERY_S
+
+    def progress(self, now: Progress) -> None:
+        """One line of what is known."""
+        if now.seconds - self.shown < _SHOW_EVERY_S:
+            return
+        self.shown = now.seconds
+        gap = f"{(now.cost - now.bound) / now.cost:.3%}" if now.cost else "-"
+        cost = "none yet" if now.cost is None else str(now.cost)
+        self._line(
+            f"{now.seconds:7.1f} s  cost {cost}  bound {now.bound}  gap {gap}  "
+            f"{now.num_nodes} nodes left"
+        )
+
+    def end(self, answer: Answer) -> None:
+        """The result."""
+        if answer.cost is None:
+            self._line(f"{answer.status}: no solution after {answer.seconds:.1f} s")
+            return
+        self._line(
+            f"{answer.status}: cost {answer.cost}, bound {answer.bound}, gap {answer.gap:.4%}, "
+            f"peak {answer.peak} bytes, {answer.seconds:.1f} s"
+        )
+
+    def _line(self, text: str) -> None:
+        click.echo(text, file=sys.stderr)

@@ -1,0 +1,224 @@
+"""Small networks as integer programs, memory rows added when a choice breaks them.
+
+Variables
+    x[i, s] in {0, 1}      node i takes choice s
+    y[e, s, t] in [0, 1]   the nodes of edge e take choices s and t
+
+    min  sum c x + sum m y
+    sum_s x[i, s] = 1                      for every node i
+    sum_t y[e, s, t] = x[u, s]             for every edge e = (u, v) and choice s of u
+    sum_s y[e, s, t] = x[v, t]             for every edge e = (u, v) and choice t of v
+    sum usage[i, s] x[i, s] <= capacity    for the rows that were broken so far
+
+The row and column sums make the relaxation as tight as the messages' bound.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStubs]
+
+from meshwise.errors import SolverError
+from meshwise.intra.solver.messages import cost_of, room_left
+from meshwise.intra.solver.network import Network, starts
+
+# Without type stubs.
+sparse: Any = scipy_sparse
+
+# Costs are whole numbers; the program's are scaled to this size of the gap.
+_SCALE = 1e4
+_ROWS_A_TURN = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactAnswer:
+    """What the program says.
+
+    Attributes:
+        choice: The best choice found; None if there is none below the cutoff.
+        bound: No choice costs less.
+    """
+
+    choice: NDArray[np.int64] | None
+    bound: float
+
+
+def num_columns(network: Network) -> int:
+    """Columns of the program of a network."""
+    return len(network.cost) + len(network.matrices)
+
+
+class _Program:
+    def __init__(self, network: Network, cutoff: float) -> None:
+        self.network = network
+        self.cost = np.concatenate([network.cost, network.matrices])
+        finite = np.isfinite(self.cost) & (self.cost + network.constant <= cutoff)
+        self.upper = finite.astype(np.float64)
+        self.cost = np.where(finite, self.cost, 0.0)
+        self.matrix = _structure(network)
+        count = len(network.size)
+        self.row_lower = np.concatenate([np.ones(count), np.zeros(self.matrix.shape[0] - count)])
+        self.row_upper = self.row_lower.copy()
+        self.used: set[int] = set()
+
+    def add_rows(self, rows: list[int]) -> None:
+        """Add memory rows, scaled by their capacity."""
+        net = self.network
+        parts: list[Any] = []
+        owner = np.repeat(np.arange(len(net.size)), np.diff(net.first_item))
+        for row in rows:
+            self.used.add(row)
+            columns: list[int] = []
+            values: list[float] = []
+            for k in np.flatnonzero((net.item_low <= row) & (row < net.item_high)).tolist():
+                i, first = int(owner[k]), int(net.first_usage[k])
+                columns += range(int(net.first_choice[i]), int(net.first_choice[i + 1]))
+                values += net.usage[first : first + int(net.size[i])].tolist()
+            scale = max(float(net.capacity[row]), 1.0)
+            parts.append(
+                sparse.csr_matrix(
+                    (np.array(values) / scale, (np.zeros(len(columns), np.int64), columns)),
+                    shape=(1, len(self.cost)),
+                )
+            )
+        self.matrix = sparse.vstack([self.matrix, *parts]).tocsr()
+        limits = np.array([1.0 if net.capacity[r] > 0 else 0.0 for r in rows])
+        self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -highspy.kHighsInf)])
+        self.row_upper = np.concatenate([self.row_upper, limits])
+
+    def solve(
+        self, time_limit_s: float, seed: int, size: float
+    ) -> tuple[str, float, NDArray[np.float64]]:
+        net = self.network
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self.cost), self.matrix.shape[0]
+        scale = _SCALE / max(abs(size - net.constant), 1.0)
+        lp.col_cost_ = self.cost * scale
+        lp.col_lower_, lp.col_upper_ = np.zeros(len(self.cost)), self.upper
+        lp.row_lower_, lp.row_upper_ = self.row_lower, self.row_upper
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = self.matrix.indptr.astype(np.int32)
+        lp.a_matrix_.index_ = self.matrix.indices.astype(np.int32)
+        lp.a_matrix_.value_ = self.matrix.data
+        whole, free = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+        lp.integrality_ = [whole] * len(net.cost) + [free] * len(net.matrices)
+        solver = highspy.Highs()
+        for name, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("random_seed", seed),
+            ("time_limit", time_limit_s),
+            ("mip_rel_gap", 0.0),
+            ("mip_abs_gap", 1e-6),
+            ("mip_feasibility_tolerance", 1e-9),
+            ("primal_feasibility_tolerance", 1e-9),
+        ):
+            solver.setOptionValue(name, value)
+        solver.passModel(lp)
+        solver.run()
+        status = solver.getModelStatus()
+        bound = float(solver.getInfo().mip_dual_bound) / scale + net.constant
+        names = {
+            highspy.HighsModelStatus.kOptimal: "optimal",
+            highspy.HighsModelStatus.kInfeasible: "infeasible",
+            highspy.HighsModelStatus.kTimeLimit: "time limit",
+        }
+        if status not in names:
+            raise SolverError(f"HiGHS stopped with {solver.modelStatusToString(status)}")
+        return names[status], bound, np.array(solver.getSolution().col_value, np.float64)
+
+
+def _structure(net: Network) -> Any:
+    """One choice a node; edges agree with their nodes."""
+    count, width = len(net.size), len(net.cost) + len(net.matrices)
+    owner = np.repeat(np.arange(count), net.size)
+    rows, columns, values = [owner], [np.arange(len(net.cost))], [np.ones(len(net.cost))]
+    size_u, size_v = net.size[net.u], net.size[net.v]
+    edge = np.repeat(np.arange(len(net.u)), size_u * size_v)
+    entry = np.arange(len(net.matrices))
+    inside = entry - net.first_entry[:-1][edge]
+    top = count
+    for own, size, number in (
+        (net.u, size_u, inside // size_v[edge]),
+        (net.v, size_v, inside % size_v[edge]),
+    ):
+        first: Any = starts(size)
+        rows += [top + first[:-1][edge] + number, top + np.arange(first[-1])]
+        which: Any = np.repeat(np.arange(len(own)), size)
+        within: Any = np.arange(first[-1]) - first[:-1][which]
+        columns += [len(net.cost) + entry, net.first_choice[:-1][own[which]] + within]
+        values += [np.ones(len(entry)), -np.ones(first[-1])]
+        top += int(first[-1])
+    return sparse.coo_matrix(
+        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
+        shape=(top, width),
+    ).tocsr()
+
+
+def solve_exactly(
+    network: Network,
+    *,
+    cutoff: float,
+    first_rows: list[int],
+    deadline: float,
+    seed: int,
+) -> ExactAnswer:
+    """Find the best choice, or prove that none costs less than the cutoff.
+
+    Args:
+        network: A small one.
+        cutoff: Cost of the best choice known, infinite if none is.
+        first_rows: Memory rows to begin with, such as those that have a price.
+        deadline: Of `time.monotonic`, in seconds.
+        seed: Of HiGHS.
+
+    Raises:
+        SolverError: HiGHS failed.
+    """
+    program = _Program(network, cutoff)
+    if first_rows:
+        program.add_rows(first_rows)
+    bound = -np.inf
+    while (left := deadline - time.monotonic()) > 0:
+        reference = cutoff if np.isfinite(cutoff) else network.constant + 1e12
+        status, found, values = program.solve(left, seed, reference)
+        if status == "infeasible":
+            return ExactAnswer(choice=None, bound=cutoff)
+        bound = max(bound, found)
+        if status != "optimal" or not len(values):
+            break
+        choice = np.array(
+            [
+                int(np.argmax(values[low:high]))
+                for low, high in zip(
+                    network.first_choice[:-1], network.first_choice[1:], strict=True
+                )
+            ],
+            np.int64,
+        )
+        room = room_left(network, choice)
+        broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]
+        if not len(room) or room.min() >= 0:
+            cost = cost_of(network, choice)
+            return ExactAnswer(choice=choice, bound=min(bound, cost))
+        if not broken:
+            break
+        program.add_rows(_spread(broken))
+    return ExactAnswer(choice=None, bound=bound)
+
+
+def _spread(broken: list[int]) -> list[int]:
+    """Of rows in the order of their violation some that are not all neighbours."""
+    kept: list[int] = []
+    for row in broken:
+        if all(abs(row - other) > 10 for other in kept):
+            kept.append(row)
+        if len(kept) == _ROWS_A_TURN:
+            break
+    return kept

@@ -1,0 +1,102 @@
+"""A problem as it is given, in flat arrays of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+# Costs of this size and more stand for infinity.
+INFINITE_COST = 10**18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """Nodes that take one choice each, edges that price pairs of choices, and a limit on usage.
+
+    Attributes:
+        name: For messages.
+        first_choice: Where the choices of each node begin in `costs` and `usages`; one entry more
+            than nodes.
+        costs: Cost of each choice; `INFINITE_COST` forbids it.
+        usages: Bytes that each choice uses during the interval of its node.
+        intervals: Shape (nodes, 2): first time, and first time after it; empty if not ascending.
+        edges: Shape (edges, 2): the two nodes.
+        first_entry: Where the matrix of each edge begins in `edge_costs`; one entry more.
+        edge_costs: Matrices, row-major over (choices of the first, choices of the second node).
+        limit: Most bytes at any time; None if there is no limit.
+    """
+
+    name: str
+    first_choice: Ints
+    costs: Ints
+    usages: Ints
+    intervals: Ints
+    edges: Ints
+    first_entry: Ints
+    edge_costs: Ints
+    limit: int | None
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.first_choice) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a choice costs and uses, exactly.
+
+    Attributes:
+        cost: Sum of all costs; None if one of them is infinite.
+        peak: Most bytes at any time.
+    """
+
+    cost: int | None
+    peak: int
+
+
+def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
+    """Check a choice in integers of any size, apart from everything that the solver does.
+
+    Args:
+        instance: The problem.
+        choice: One choice a node.
+    """
+    if len(choice) != instance.num_nodes:
+        raise ValueError(f"{len(choice)} choices for {instance.num_nodes} nodes")
+    taken = np.asarray(choice, dtype=np.int64)
+    sizes = np.diff(instance.first_choice)
+    if np.any((taken < 0) | (taken >= sizes)):
+        worst = int(np.flatnonzero((taken < 0) | (taken >= sizes))[0])
+        raise ValueError(f"node {worst} has {sizes[worst]} choices, not a choice {taken[worst]}")
+    at = instance.first_choice[:-1] + taken
+    costs = instance.costs[at].tolist()
+    if len(instance.edges):
+        u, v = instance.edges.T
+        costs += instance.edge_costs[
+            instance.first_entry[:-1] + taken[u] * sizes[v] + taken[v]
+        ].tolist()
+    changes: dict[int, int] = {}
+    for (low, high), used in zip(
+        instance.intervals.tolist(), instance.usages[at].tolist(), strict=True
+    ):
+        if low < high:
+            changes[low] = changes.get(low, 0) + used
+            changes[high] = changes.get(high, 0) - used
+    peak = load = 0
+    for time in sorted(changes):
+        load += changes[time]
+        peak = max(peak, load)
+    finite = all(c < INFINITE_COST for c in costs)
+    return Evaluation(cost=sum(costs) if finite else None, peak=peak)
+
+
+def is_solution(instance: Instance, choice: Sequence[int]) -> bool:
+    """Whether a choice costs a finite amount and stays within the limit."""
+    found = evaluate(instance, choice)
+    return found.cost is not None and (instance.limit is None or found.peak <= instance.limit)

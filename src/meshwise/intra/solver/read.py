@@ -1,0 +1,193 @@
+"""Reads a problem in the JSON form of the ASPLOS 2025 contest, plain or compressed."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwise.errors import SolverError
+from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
+
+_GZIP_MAGIC = b"\x1f\x8b"
+# Sums of usage must stay within 64 bits.
+_MOST_USAGE = 2**62
+
+
+def read_instance(path: Path) -> Instance:
+    """Read a file.
+
+    Raises:
+        SolverError: it cannot be read, is no JSON, or is no problem; the message names the field.
+    """
+    try:
+        data = path.read_bytes()
+        if data[:2] == _GZIP_MAGIC:
+            data = gzip.decompress(data)
+        document = json.loads(data)
+    except OSError as error:
+        raise SolverError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise SolverError(f"{path}: the compressed file is damaged: {error}") from error
+    except RecursionError as error:
+        raise SolverError(f"{path}: JSON nested too deeply to be a problem") from error
+    except ValueError as error:
+        raise SolverError(f"{path}: is not JSON: {error}") from error
+    return parse_instance(document, str(path))
+
+
+def parse_instance(document: Any, source: str) -> Instance:
+    """Make a problem of a JSON document.
+
+    Args:
+        document: As `json.loads` gives it.
+        source: Its name, for messages.
+
+    Raises:
+        SolverError: it is no problem; the message names the field.
+    """
+    return _Reader(source).instance(document)
+
+
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def wrong(self, field: str, what: str) -> SolverError:
+        return SolverError(f"{self.source}: {field} {what}")
+
+    def instance(self, document: Any) -> Instance:
+        problem = self.member(document, "", "problem")
+        nodes = self.member(problem, "problem", "nodes")
+        edges = self.member(problem, "problem", "edges")
+        costs, first_choice = self.ragged(nodes, "problem.nodes", "costs")
+        usages, first_usage = self.ragged(nodes, "problem.nodes", "usages")
+        intervals = self.pairs(nodes, "problem.nodes", "intervals")
+        ends = self.pairs(edges, "problem.edges", "nodes")
+        edge_costs, first_entry = self.ragged(edges, "problem.edges", "costs")
+        sizes, count = np.diff(first_choice), len(first_choice) - 1
+        for name, found in (("usages", len(first_usage) - 1), ("intervals", len(intervals))):
+            if found != count:
+                raise self.wrong(f"problem.nodes.{name}", f"has {found} entries for {count} nodes")
+        self.match(sizes, np.diff(first_usage), "problem.nodes.usages", "usages", "choices")
+        if len(first_entry) - 1 != len(ends):
+            many = f"has {len(first_entry) - 1} entries for {len(ends)} edges"
+            raise self.wrong("problem.edges.costs", many)
+        self.check_ends(ends, count)
+        want = sizes[ends[:, 0]] * sizes[ends[:, 1]]
+        self.match(want, np.diff(first_entry), "problem.edges.costs", "costs", "pairs of choices")
+        self.check_signs(costs, first_choice, "problem.nodes.costs")
+        self.check_signs(usages, first_choice, "problem.nodes.usages")
+        self.check_signs(edge_costs, first_entry, "problem.edges.costs")
+        if float(usages.astype(np.float64).sum()) >= _MOST_USAGE:
+            raise self.wrong("problem.nodes.usages", "add up to more than 2^62 bytes")
+        return Instance(
+            name=str(problem.get("name", "")),
+            first_choice=first_choice,
+            costs=np.minimum(costs, INFINITE_COST),
+            usages=usages,
+            intervals=intervals,
+            edges=ends,
+            first_entry=first_entry,
+            edge_costs=np.minimum(edge_costs, INFINITE_COST),
+            limit=self.limit(problem),
+        )
+
+    def member(self, parent: Any, where: str, name: str) -> Any:
+        field = f"{where}.{name}" if where else name
+        if not isinstance(parent, dict):
+            raise self.wrong(where or "the file", f"must be an object, is {_described(parent)}")
+        if name not in parent:
+            raise self.wrong(field, "is missing")
+        return parent[name]  # pyright: ignore[reportUnknownVariableType]
+
+    def list_member(self, parent: Any, where: str, name: str) -> list[Any]:
+        value = self.member(parent, where, name)
+        if not isinstance(value, list):
+            raise self.wrong(f"{where}.{name}", f"must be a list, is {_described(value)}")
+        return value  # pyright: ignore[reportUnknownVariableType]
+
+    def ragged(self, parent: Any, where: str, name: str) -> tuple[Ints, Ints]:
+        """A list of lists of whole numbers, joined, and where each begins."""
+        rows, field = self.list_member(parent, where, name), f"{where}.{name}"
+        for k, row in enumerate(rows):
+            if not isinstance(row, list):
+                raise self.wrong(f"{field}[{k}]", f"must be a list, is {_described(row)}")
+        first = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+        return self.integers(rows, list(itertools.chain.from_iterable(rows)), field), first
+
+    def pairs(self, parent: Any, where: str, name: str) -> Ints:
+        rows, field = self.list_member(parent, where, name), f"{where}.{name}"
+        for k, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != 2:  # pyright: ignore[reportUnknownArgumentType]
+                raise self.wrong(f"{field}[{k}]", f"must be two numbers, is {_described(row)}")
+        flat = self.integers(rows, list(itertools.chain.from_iterable(rows)), field)
+        return flat.reshape(-1, 2)
+
+    def integers(self, rows: list[Any], flat: list[Any], field: str) -> Ints:
+        """The numbers; `rows` only serve to name a wrong one."""
+        # A sum of bools is an int, but type() tells them apart; checking kinds at once is fast.
+        if set(map(type, flat)) <= {int}:
+            try:
+                return np.array(flat, dtype=np.int64)
+            except OverflowError:
+                pass
+        for k, row in enumerate(rows):
+            for j, value in enumerate(row):
+                if type(value) is not int and not (type(value) is float and value.is_integer()):
+                    raise self.wrong(
+                        f"{field}[{k}][{j}]", f"must be a whole number, is {_described(value)}"
+                    )
+                if value < -(2**63):
+                    raise self.wrong(f"{field}[{k}][{j}]", f"is out of range: {value}")
+        # Larger than 64 bits is infinite anyway.
+        return np.array([min(int(value), 2**63 - 1) for value in flat], dtype=np.int64)
+
+    def match(self, want: Ints, found: Ints, field: str, what: str, of: str) -> None:
+        wrong = np.flatnonzero(want != found)
+        if len(wrong):
+            k = int(wrong[0])
+            raise self.wrong(f"{field}[{k}]", f"has {found[k]} {what} for {want[k]} {of}")
+
+    def check_ends(self, ends: Ints, count: int) -> None:
+        outside = np.flatnonzero(((ends < 0) | (ends >= count)).any(axis=1))
+        if len(outside):
+            k = int(outside[0])
+            pair = ends[k].tolist()
+            raise self.wrong(f"problem.edges.nodes[{k}]", f"is {pair}; there are {count} nodes")
+        loops = np.flatnonzero(ends[:, 0] == ends[:, 1])
+        if len(loops):
+            k = int(loops[0])
+            raise self.wrong(f"problem.edges.nodes[{k}]", f"joins node {ends[k, 0]} with itself")
+
+    def check_signs(self, values: Ints, first: Ints, field: str) -> None:
+        negative = np.flatnonzero(values < 0)
+        if len(negative):
+            at = int(negative[0])
+            k = int(np.searchsorted(first, at, side="right")) - 1
+            raise self.wrong(f"{field}[{k}][{at - first[k]}]", f"is negative: {values[at]}")
+
+    def limit(self, problem: Any) -> int | None:
+        value = problem.get("usage_limit")
+        if value is None:
+            return None
+        whole = type(value) is int or (type(value) is float and value.is_integer())
+        if not whole or value < 0:
+            raise self.wrong(
+                "problem.usage_limit", f"must be a whole number of bytes, is {_described(value)}"
+            )
+        # No sum of usages reaches this.
+        return min(int(value), _MOST_USAGE)
+
+
+def _described(value: Any) -> str:
+    for kind, name in ((list, "a list"), (dict, "an object")):
+        if isinstance(value, kind):
+            return name
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,255 @@
+"""Large-neighbourhood search: better choices for some nodes while all others stay.
+
+A neighbourhood is a connected part of the network.  Its nodes are freed and chosen anew by messages
+within the part, at prices of memory that vary from try to try, without exceeding any row; what is
+not dearer is kept.
+"""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.messages import (
+    Messages,
+    collect_from_earlier,
+    collect_from_later,
+    no_messages,
+    value_beside,
+)
+from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.reducing import INF
+from meshwise.intra.solver.room import Room, is_allowed, take
+
+Array = Any
+
+_SWEEPS = 3
+
+
+class Scratch(NamedTuple):
+    """Arrays of a search that no try needs to make anew.
+
+    Attributes:
+        inside: Whether a node is free.
+        part: The free nodes.
+        held: Messages between free nodes.
+        price: Sum of the prices of all rows before each one.
+    """
+
+    inside: Array
+    part: Array
+    held: Messages
+    price: Array
+
+
+def scratch_for(network: Network) -> Scratch:
+    """Fresh scratch, all prices zero."""
+    return Scratch(
+        inside=np.zeros(len(network.size), np.bool_),
+        part=np.zeros(len(network.size), np.int64),
+        held=no_messages(network),
+        price=np.zeros(len(network.capacity) + 1),
+    )
+
+
+@kernel
+def _pick_part(
+    start: int, count: int, net: Network, work: Scratch, rng: np.random.Generator
+) -> int:
+    """Mark a connected part around a node; returns its size, the nodes ascending."""
+    work.part[0] = start
+    work.inside[start] = True
+    size, head = 1, 0
+    while head < size and size < count:
+        # Swap a random waiting node to the front, so that parts differ in shape.
+        other = head + rng.integers(0, size - head)
+        i = work.part[other]
+        work.part[other], work.part[head] = work.part[head], i
+        head += 1
+        degree = net.first_later[i + 1] - net.first_later[i]
+        total = degree + net.first_earlier[i + 1] - net.first_earlier[i]
+        begin = rng.integers(0, max(total, 1))
+        for turn in range(min(total, 16)):
+            k = (begin + turn) % total
+            if k < degree:
+                j = net.v[net.later[net.first_later[i] + k]]
+            else:
+                j = net.u[net.earlier[net.first_earlier[i] + k - degree]]
+            if not work.inside[j] and size < count:
+                work.inside[j] = True
+                work.part[size] = j
+                size += 1
+    work.part[:size].sort()
+    return size
+
+
+@kernel
+def _prepare(part: Array, weight: float, net: Network, choice: Array, work: Scratch) -> float:
+    """Write the values of the part's nodes; returns what the part costs now."""
+    now = 0.0
+    for i in part:
+        first = net.first_choice[i]
+        now += net.cost[first + choice[i]]
+        for s in range(net.size[i]):
+            work.held.node[first + s] = net.cost[first + s]
+        for k in range(net.first_item[i], net.first_item[i + 1]):
+            price = weight * (work.price[net.item_high[k]] - work.price[net.item_low[k]])
+            if price > 0:
+                for s in range(net.size[i]):
+                    work.held.node[first + s] += price * net.usage[net.first_usage[k] + s]
+        for k in range(net.first_later[i], net.first_later[i + 1]):
+            e = net.later[k]
+            j, width = net.v[e], net.size[net.v[e]]
+            at = net.first_entry[e]
+            now += net.matrices[at + choice[i] * width + choice[j]]
+            if work.inside[j]:
+                work.held.at_u[net.first_u[e] : net.first_u[e] + net.size[i]] = 0.0
+                work.held.at_v[net.first_v[e] : net.first_v[e] + width] = 0.0
+            else:
+                for s in range(net.size[i]):
+                    work.held.node[first + s] += net.matrices[at + s * width + choice[j]]
+        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+            e = net.earlier[k]
+            j = net.u[e]
+            if not work.inside[j]:
+                at = net.first_entry[e] + choice[j] * net.size[i]
+                now += net.matrices[at + choice[i]]
+                for s in range(net.size[i]):
+                    work.held.node[first + s] += net.matrices[at + s]
+    return now
+
+
+@kernel
+def _collect_inside(forward: bool, i: int, net: Network, work: Scratch) -> tuple[int, int]:
+    """Bring value to a node from the edges behind it; returns its edges before and behind."""
+    num_later = num_earlier = 0
+    for k in range(net.first_later[i], net.first_later[i + 1]):
+        e = net.later[k]
+        if work.inside[net.v[e]]:
+            num_later += 1
+            if not forward:
+                collect_from_later(e, net, work.held)
+    for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+        e = net.earlier[k]
+        if work.inside[net.u[e]]:
+            num_earlier += 1
+            if forward:
+                collect_from_earlier(e, net, work.held)
+    return (num_later, num_earlier) if forward else (num_earlier, num_later)
+
+
+@kernel
+def _sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None:
+    """As `messages.sweep`, along the edges inside a part."""
+    held = work.held
+    for position in range(part.size):
+        i = part[position] if forward else part[part.size - 1 - position]
+        first, size = net.first_choice[i], net.size[i]
+        onward, behind = _collect_inside(forward, i, net, work)
+        if onward == 0:
+            continue
+        largest = max(onward, behind)
+        if forward:
+            for k in range(net.first_later[i], net.first_later[i + 1]):
+                e = net.later[k]
+                if work.inside[net.v[e]]:
+                    for s in range(size):
+                        held.at_u[net.first_u[e] + s] += held.node[first + s] / largest
+        else:
+            for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+                e = net.earlier[k]
+                if work.inside[net.u[e]]:
+                    for s in range(size):
+                        held.at_v[net.first_v[e] + s] += held.node[first + s] / largest
+        rest = 0.0 if onward == largest else 1.0 - onward / largest
+        for s in range(size):
+            held.node[first + s] *= rest
+
+
+@kernel
+def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scratch) -> int:
+    """Choose the part's nodes in order within the room; returns how many found a choice."""
+    for position in range(part.size):
+        i = part[position]
+        least, best = INF, -1
+        for s in range(net.size[i]):
+            value = work.held.node[net.first_choice[i] + s]
+            for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+                e = net.earlier[k]
+                if work.inside[net.u[e]]:
+                    value += value_beside(e, choice[net.u[e]], s, net, work.held)
+            if value < least and is_allowed(i, s, net, room):
+                least, best = value, s
+        if best < 0:
+            return position
+        choice[i] = best
+        take(i, best, 1, net, room)
+    return part.size
+
+
+@kernel
+def _cost_of_part(part: Array, net: Network, choice: Array, work: Scratch) -> float:
+    total = 0.0
+    for i in part:
+        total += net.cost[net.first_choice[i] + choice[i]]
+        for k in range(net.first_later[i], net.first_later[i + 1]):
+            e = net.later[k]
+            at = net.first_entry[e] + choice[i] * net.size[net.v[e]]
+            total += net.matrices[at + choice[net.v[e]]]
+        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+            e = net.earlier[k]
+            if not work.inside[net.u[e]]:
+                at = net.first_entry[e] + choice[net.u[e]] * net.size[i]
+                total += net.matrices[at + choice[i]]
+    return total
+
+
+@kernel
+def improve(
+    tries: int, largest: int, heat: float, net: Network, choice: Array, room: Room,
+    work: Scratch, rng: np.random.Generator,
+) -> float:  # fmt: skip
+    """Try new choices for parts of the network; returns by how much the cost fell.
+
+    Args:
+        tries: Number of parts.
+        largest: Most nodes of a part.
+        heat: A part that is dearer by this is kept with probability 1/e; 0 keeps none.
+        net: The network.
+        choice: Within all rows; made better in place.
+        room: What it leaves; kept up to date.
+        work: Scratch with the prices of the rows.
+        rng: Random numbers.
+    """
+    gain = 0.0
+    before: Array = np.empty(net.size.size, np.int64)
+    for _ in range(tries):
+        count = int(np.exp(rng.random() * np.log(largest))) + 1
+        size = _pick_part(rng.integers(0, net.size.size), count, net, work, rng)
+        part = work.part[:size]
+        now = _prepare(part, 1.5 * rng.random(), net, choice, work)
+        for _ in range(_SWEEPS):
+            _sweep_part(True, part, net, work)
+            _sweep_part(False, part, net, work)
+        for i in part:
+            before[i] = choice[i]
+            take(i, choice[i], -1, net, room)
+        done = _choose_part(part, net, choice, room, work)
+        new = _cost_of_part(part, net, choice, work) if done == size else INF
+        # Kept by Metropolis' rule.
+        if new <= now or (heat > 0 and rng.random() < np.exp((now - new) / heat)):
+            gain += now - new
+        else:
+            for k in range(size):
+                if k < done:
+                    take(part[k], choice[part[k]], -1, net, room)
+                choice[part[k]] = before[part[k]]
+            for i in part:
+                take(i, choice[i], 1, net, room)
+        for i in part:
+            work.inside[i] = False
+    return gain

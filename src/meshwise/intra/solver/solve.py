@@ -1,0 +1,390 @@
+"""Solves a problem within a time limit: reductions, then a bound and a search beside each other.
+
+One thread raises the bound, takes out choices that cannot be better than the best solution known,
+and gives what is left to an exact engine once it is small.  The other one searches around the best
+solution.  Compiled kernels do not hold Python's lock, so both cores work.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.errors import SolverError
+from meshwise.intra.solver.ascent import Ascent
+from meshwise.intra.solver.bound import choices_within, dearest, exact_bound
+from meshwise.intra.solver.exact import num_columns, solve_exactly
+from meshwise.intra.solver.instance import Instance, evaluate
+from meshwise.intra.solver.messages import cost_of, room_left, sweep
+from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
+from meshwise.intra.solver.room import room_of
+from meshwise.intra.solver.search import improve, scratch_for
+
+_ROUNDS_A_TURN = 20
+_TRIES_A_TURN = 200
+_TRIES_A_CYCLE = 20_000
+_LARGEST_PART = 200
+_EXACT_COLUMNS = 120_000
+# Another reduction pays if it takes out this part of the choices.
+_WORTH_REDUCING = 0.1
+_LAST_SWEEPS = 50
+_REPORT_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is known while a problem is being solved.
+
+    Attributes:
+        seconds: Since the solver began.
+        cost: Of the best solution; None if none was found yet.
+        bound: No solution costs less.
+        num_nodes: Nodes that the bound still decides about.
+    """
+
+    seconds: float
+    cost: int | None
+    bound: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a problem.
+
+    Attributes:
+        choice: One choice a node; None if no solution was found.
+        cost: Of the choice, exactly; None if there is none.
+        peak: Most bytes that it uses at any time; None if there is none.
+        bound: No solution costs less, in exact arithmetic.
+        status: "optimal", "feasible", "infeasible", or "unknown" if none was found in time.
+        seconds: That it took.
+        seed: Of the random numbers.
+    """
+
+    choice: tuple[int, ...] | None
+    cost: int | None
+    peak: int | None
+    bound: int
+    status: str
+    seconds: float
+    seed: int
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost; infinite without a solution, 0 where both vanish."""
+        if self.cost is None:
+            return math.inf
+        return (self.cost - self.bound) / self.cost if self.cost else 0.0
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What both threads know; changed under the lock only."""
+
+    network: Network
+    deadline: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    news: threading.Event = field(default_factory=threading.Event)
+    choice: NDArray[np.int64] | None = None
+    cost: float = math.inf
+    bound: float = 0.0
+    proven: int = 0
+    prices: NDArray[np.float64] | None = None
+    num_nodes: int = 0
+    is_over: bool = False
+    is_impossible: bool = False
+    error: BaseException | None = None
+
+    def offer(self, choice: NDArray[np.int64]) -> None:
+        """Take a choice of the network if it is better."""
+        cost = cost_of(self.network, choice)
+        room = room_left(self.network, choice)
+        with self.lock:
+            if cost < self.cost and (not len(room) or room.min() >= 0):
+                self.cost, self.choice = cost, choice.copy()
+                self.news.set()
+
+    def finish(self) -> None:
+        self.is_over = True
+        self.news.set()
+
+    @property
+    def must_stop(self) -> bool:
+        return self.is_over or time.monotonic() >= self.deadline
+
+
+def solve_instance(
+    instance: Instance,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    report: Callable[[Progress], None] | None = None,
+) -> Answer:
+    """Find the cheapest choice within the limit on usage, or the best in the time given.
+
+    Args:
+        instance: The problem.
+        time_limit_s: Wall time, in seconds.
+        seed: Of the random numbers; which thread comes first is not under its control.
+        report: Is told of progress now and then, in the calling thread.
+
+    Raises:
+        SolverError: an engine failed, or its answer did not pass the check.
+    """
+    start = time.monotonic()
+    reduction = reduce_instance(instance)
+    if reduction.infeasible:
+        return _answer(instance, None, 0, "infeasible", start, seed)
+    shared = _Shared(network=reduction.network, deadline=start + time_limit_s)
+    shared.num_nodes = len(reduction.network.size)
+    if not shared.num_nodes:
+        shared.offer(np.zeros(0, np.int64))
+        shared.proven, shared.is_over = round(shared.cost), True
+    else:
+        _run_threads(shared, seed, start, report)
+    if shared.error is not None:
+        raise SolverError(f"the solver failed: {shared.error}") from shared.error
+    if shared.choice is None:
+        status = "infeasible" if shared.is_impossible else "unknown"
+        return _answer(instance, None, shared.proven, status, start, seed)
+    full = tuple(reduction.expand(shared.choice).tolist())
+    return _answer(instance, full, shared.proven, "feasible", start, seed)
+
+
+def _answer(
+    instance: Instance,
+    choice: tuple[int, ...] | None,
+    bound: int,
+    status: str,
+    start: float,
+    seed: int,
+) -> Answer:
+    seconds = time.monotonic() - start
+    if choice is None:
+        return Answer(
+            choice=None, cost=None, peak=None, bound=bound, status=status, seconds=seconds,
+            seed=seed,
+        )  # fmt: skip
+    found = evaluate(instance, choice)
+    if found.cost is None or (instance.limit is not None and found.peak > instance.limit):
+        raise SolverError(
+            f"the solver's answer does not hold: cost {found.cost}, peak {found.peak} bytes of "
+            f"{instance.limit}; please report this problem"
+        )
+    bound = min(bound, found.cost)
+    return Answer(
+        choice=choice,
+        cost=found.cost,
+        peak=found.peak,
+        bound=bound,
+        status="optimal" if bound == found.cost else status,
+        seconds=seconds,
+        seed=seed,
+    )
+
+
+def _run_threads(
+    shared: _Shared, seed: int, start: float, report: Callable[[Progress], None] | None
+) -> None:
+    threads = [
+        threading.Thread(target=_guarded, args=(work, shared, seed), daemon=True)
+        for work in (_raise_bound, _search)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        while not shared.must_stop:
+            shared.news.wait(min(_REPORT_EVERY_S, max(shared.deadline - time.monotonic(), 0.0)))
+            shared.news.clear()
+            if report is not None:
+                report(
+                    Progress(
+                        seconds=time.monotonic() - start,
+                        cost=round(shared.cost) if shared.choice is not None else None,
+                        bound=shared.proven,
+                        num_nodes=shared.num_nodes,
+                    )
+                )
+    except KeyboardInterrupt:
+        # The best so far is the answer.
+        pass
+    shared.finish()
+    threads[1].join()
+    threads[0].join(timeout=0.02 * max(shared.deadline - start, 1.0))
+
+
+def _guarded(work: Callable[[_Shared, int], None], shared: _Shared, seed: int) -> None:
+    try:
+        work(shared, seed)
+    except BaseException as error:  # A thread's error is raised by the caller.
+        shared.error = error
+        shared.finish()
+
+
+def _raise_bound(shared: _Shared, seed: int) -> None:
+    """Bound, reduce again, and solve exactly what has become small."""
+    chain: list[Reduction] = []
+    ascent = Ascent.of(shared.network)
+    while not shared.must_stop:
+        _ascend(ascent, chain, shared)
+        if shared.must_stop:
+            return
+        if num_columns(ascent.network) <= _EXACT_COLUMNS:
+            _solve_rest(ascent, chain, shared, seed)
+            return
+        deeper = _reduced_further(ascent, shared)
+        if deeper is None:
+            ascent.restart()
+            continue
+        chain.append(deeper)
+        if deeper.infeasible or not len(deeper.network.size):
+            _close(chain, shared)
+            return
+        ascent = _warm(ascent, deeper)
+        shared.num_nodes = len(deeper.network.size)
+
+
+def _ascend(ascent: Ascent, chain: list[Reduction], shared: _Shared) -> None:
+    known = ascent.cost
+    while not (shared.must_stop or ascent.is_done):
+        ascent.run(_ROUNDS_A_TURN)
+        if ascent.cost < known:
+            known = ascent.cost
+            shared.offer(_expanded(chain, ascent.choice))
+        ascent.cost = min(ascent.cost, shared.cost)
+        known = min(known, ascent.cost)
+        if not chain:
+            shared.prices = ascent.best_prices.copy()
+        if ascent.bound > shared.bound:
+            shared.bound = ascent.bound
+            _prove(ascent, shared)
+
+
+def _prove(ascent: Ascent, shared: _Shared) -> None:
+    """Make the bound of the present messages exact."""
+    proven = exact_bound(ascent.network, ascent.held, ascent.prices)
+    if proven is not None and math.isinf(shared.cost) and proven > dearest(ascent.network):
+        shared.is_impossible = True
+        shared.finish()
+    elif proven is not None:
+        # What a further reduction took out costs at least as much as the best solution.
+        shared.proven = max(shared.proven, min(proven, _whole(shared.cost)))
+
+
+def _whole(cost: float) -> int:
+    return round(cost) if math.isfinite(cost) else 2**62
+
+
+def _settled_messages(ascent: Ascent, shared: _Shared) -> float:
+    """Converge the messages at the best prices; returns the bound there."""
+    ascent.restart()
+    bound = -math.inf
+    for _ in range(_LAST_SWEEPS):
+        if shared.must_stop:
+            break
+        sweep(True, ascent.network, ascent.held)
+        bound = sweep(False, ascent.network, ascent.held)
+    bound += ascent.network.constant - float(ascent.prices @ ascent.network.capacity)
+    _prove(ascent, shared)
+    return bound
+
+
+def _reduced_further(ascent: Ascent, shared: _Shared) -> Reduction | None:
+    """Take out choices that cannot be better; None if there are too few."""
+    if not np.isfinite(shared.cost):
+        return None
+    bound = _settled_messages(ascent, shared)
+    keep = choices_within(ascent.network, ascent.held, bound, shared.cost)
+    if keep.mean() > 1 - _WORTH_REDUCING:
+        return None
+    return reduce_network(ascent.network, keep)
+
+
+def _warm(ascent: Ascent, deeper: Reduction) -> Ascent:
+    """An ascent on a smaller network that begins with the prices of the larger one."""
+    fresh = Ascent.of(deeper.network)
+    fresh.best_prices[:] = ascent.best_prices[deeper.rows]
+    fresh.restart()
+    fresh.cost = ascent.cost
+    return fresh
+
+
+def _expanded(chain: list[Reduction], choice: NDArray[np.int64]) -> NDArray[np.int64]:
+    for reduction in reversed(chain):
+        choice = reduction.expand(choice)
+    return choice
+
+
+def _close(chain: list[Reduction], shared: _Shared) -> None:
+    """Nothing is left to decide: what remains is a solution, or none is better than the best."""
+    if not chain[-1].infeasible:
+        shared.offer(_expanded(chain, np.zeros(0, np.int64)))
+    shared.proven = _whole(shared.cost)
+    shared.finish()
+
+
+def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: int) -> None:
+    """Reduce once more, then let the exact engine find the best or prove that there is none."""
+    while (deeper := _reduced_further(ascent, shared)) is not None:
+        chain.append(deeper)
+        if deeper.infeasible or not len(deeper.network.size):
+            _close(chain, shared)
+            return
+        ascent = _warm(ascent, deeper)
+        shared.num_nodes = len(deeper.network.size)
+        ascent.cost = shared.cost
+        _ascend(ascent, chain, shared)
+        if shared.must_stop:
+            return
+    priced = np.argsort(-ascent.best_prices)[:200]
+    answer = solve_exactly(
+        ascent.network,
+        cutoff=shared.cost,
+        first_rows=[int(r) for r in priced if ascent.best_prices[r] > 0],
+        deadline=shared.deadline,
+        seed=seed,
+    )
+    if answer.choice is not None:
+        shared.offer(_expanded(chain, answer.choice))
+    # The program's bound is that of a solver in floating point: trusted where it met the cost.
+    if answer.choice is not None or answer.bound >= shared.cost:
+        shared.is_impossible = math.isinf(shared.cost)
+        shared.proven = 0 if shared.is_impossible else _whole(shared.cost)
+        shared.finish()
+
+
+def _search(shared: _Shared, seed: int) -> None:
+    """Improve the best solution until time is over."""
+    net = shared.network
+    rng = np.random.default_rng(seed)
+    work = scratch_for(net)
+    while shared.choice is None and not shared.must_stop:
+        time.sleep(0.01)
+    heat = 0.0
+    tries = 0
+    choice, cost = np.zeros(0, np.int64), math.inf
+    room = room_of(net.capacity)
+    while not shared.must_stop:
+        if shared.cost < cost or tries % _TRIES_A_CYCLE == 0:
+            with shared.lock:
+                assert shared.choice is not None
+                choice, cost = shared.choice.copy(), shared.cost
+            room = room_of(room_left(net, choice))
+        if shared.prices is not None:
+            work.price[1:] = np.cumsum(shared.prices)
+        left = 1.0 - (tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
+        spread = max(cost - shared.bound, 0.0) / max(len(net.size), 1)
+        heat = spread * left**2 if tries >= _TRIES_A_CYCLE else 0.0
+        cost -= improve(_TRIES_A_TURN, _LARGEST_PART, heat, net, choice, room, work, rng)
+        tries += _TRIES_A_TURN
+        if cost < shared.cost:
+            shared.offer(choice)
+            cost = cost_of(net, choice)

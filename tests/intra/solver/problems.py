@@ -1,0 +1,77 @@
+"""Small random problems, and their optimum by trying everything."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from meshwise.intra.solver.instance import INFINITE_COST, Instance, evaluate
+from meshwise.intra.solver.read import parse_instance
+
+Document = dict[str, Any]
+
+
+def random_document(
+    seed: int, *, num_nodes: int = 6, tight: float | None = 0.4, forbid: bool = True
+) -> Document:
+    """A problem in the contest's form.
+
+    Args:
+        seed: Of the random numbers.
+        num_nodes: Nodes of 1 to 4 choices.
+        tight: Where the limit lies between the least and the largest peak; None for no limit.
+        forbid: Whether edges may forbid pairs of choices.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 5, num_nodes)
+    costs = [rng.integers(0, 50, k).tolist() for k in sizes]
+    usages = [rng.integers(0, 20, k).tolist() for k in sizes]
+    intervals = np.sort(rng.integers(0, 8, (num_nodes, 2)), axis=1).tolist()
+    edges, edge_costs = [], []
+    for _ in range(int(rng.integers(0, 2 * num_nodes))):
+        u, v = rng.choice(num_nodes, 2, replace=False).tolist()
+        matrix = rng.integers(0, 40, (sizes[u], sizes[v]))
+        kind = rng.integers(4) if forbid else 3
+        if kind == 0:
+            # Where one follows the other most pairs are forbidden.
+            image = rng.integers(0, sizes[v], sizes[u])
+            matrix[np.arange(sizes[v])[None, :] != image[:, None]] = INFINITE_COST
+        elif kind == 1:
+            matrix[rng.random(matrix.shape) < 0.2] = 3 * INFINITE_COST
+        elif kind == 2:
+            matrix = rng.integers(0, 9, (sizes[u], 1)) + rng.integers(0, 9, (1, sizes[v]))
+        edges.append([u, v])
+        edge_costs.append(matrix.ravel().tolist())
+    document: Document = {
+        "problem": {
+            "name": f"random {seed}",
+            "nodes": {"intervals": intervals, "costs": costs, "usages": usages},
+            "edges": {"nodes": edges, "costs": edge_costs},
+        }
+    }
+    if tight is not None:
+        free = parse_instance(document, "random")
+        least = evaluate(free, [int(np.argmin(u)) for u in usages]).peak
+        most = evaluate(free, [int(np.argmax(u)) for u in usages]).peak
+        document["problem"]["usage_limit"] = int(least + tight * (most - least))
+    return document
+
+
+def random_instance(seed: int, **options: Any) -> Instance:
+    """The same, read."""
+    return parse_instance(random_document(seed, **options), "random")
+
+
+def optimum(instance: Instance) -> int | None:
+    """Least cost within the limit by trying every choice; None if there is none."""
+    sizes = np.diff(instance.first_choice)
+    best: int | None = None
+    for choice in itertools.product(*(range(k) for k in sizes)):
+        found = evaluate(instance, choice)
+        if found.cost is None or (instance.limit is not None and found.peak > instance.limit):
+            continue
+        if best is None or found.cost < best:
+            best = found.cost
+    return best

@@ -1,0 +1,94 @@
+"""The solver against brute force; what comes out is checked, bounded, and within its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from intra.solver.problems import optimum, random_document, random_instance
+from meshwise.intra.solver.instance import INFINITE_COST, evaluate
+from meshwise.intra.solver.read import parse_instance
+from meshwise.intra.solver.solve import solve_instance
+
+
+@pytest.mark.parametrize("tight", [None, 0.05, 0.4])
+def test_small_problems_are_solved_and_proved(tight):
+    for seed in range(100):
+        instance = random_instance(seed, num_nodes=7, tight=tight)
+        want = optimum(instance)
+        answer = solve_instance(instance, time_limit_s=20, seed=seed)
+        if want is None:
+            assert answer.choice is None
+            assert answer.status == "infeasible"
+            continue
+        assert answer.status == "optimal", seed
+        assert answer.cost == want == answer.bound
+        assert answer.choice is not None
+        assert evaluate(instance, answer.choice).cost == want
+
+
+def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
+    instance = random_instance(3, num_nodes=400, tight=0.3, forbid=False)
+    answer = solve_instance(instance, time_limit_s=10)
+    assert answer.choice is not None
+    found = evaluate(instance, answer.choice)
+    assert found.cost == answer.cost
+    assert found.peak == answer.peak
+    assert instance.limit is not None
+    assert found.peak <= instance.limit
+    assert 0 <= answer.bound <= found.cost
+    assert answer.gap <= 0.02
+
+
+def test_no_choice_meets_the_limit():
+    document = random_document(1)
+    nodes = document["problem"]["nodes"]
+    nodes["usages"] = [[k + 5 for k in row] for row in nodes["usages"]]
+    nodes["intervals"] = [[0, 3] for _ in nodes["usages"]]
+    document["problem"]["usage_limit"] = 4
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=5)
+    assert answer.status == "infeasible"
+    assert answer.choice is None
+    assert answer.gap == float("inf")
+
+
+def test_nothing_to_choose():
+    empty = {
+        "nodes": {"intervals": [], "costs": [], "usages": []},
+        "edges": {"nodes": [], "costs": []},
+    }
+    answer = solve_instance(parse_instance({"problem": empty}, "x"), time_limit_s=5)
+    assert answer.choice == ()
+    assert answer.cost == answer.bound == 0
+    assert answer.status == "optimal"
+
+
+def test_a_node_without_choices_has_no_solution():
+    nodes = {"intervals": [[0, 1]], "costs": [[]], "usages": [[]]}
+    document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
+    assert solve_instance(parse_instance(document, "x"), time_limit_s=5).status == "infeasible"
+
+
+def test_large_costs_are_summed_exactly():
+    """Each below infinity, their sum beyond 64 bits."""
+    count, cost = 30, INFINITE_COST - 1
+    nodes = {
+        "intervals": [[0, 1]] * count,
+        "costs": [[cost, INFINITE_COST]] * count,
+        "usages": [[1, 0]] * count,
+    }
+    document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}, "usage_limit": 99}}
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=5)
+    assert answer.cost == count * cost
+
+
+def test_progress_is_reported_in_the_calling_thread():
+    seen = []
+    solve_instance(
+        random_instance(3, num_nodes=300, tight=0.3, forbid=False),
+        time_limit_s=3,
+        report=seen.append,
+    )
+    assert seen
+    assert all(p.cost is None or p.bound <= p.cost for p in seen)
+    assert np.all(np.diff([p.seconds for p in seen]) >= 0)
