@@ -151,7 +151,7 @@ def _structure(net: Network) -> Any:
         first: Any = starts(size)
         rows += [top + first[:-1][edge] + number, top + np.arange(first[-1])]
         which: Any = np.repeat(np.arange(len(own)), size)
-        within: Any = np.arange(first[-1]) - first[:-1][which]
+        within = np.arange(int(first[-1])) - np.asarray(first[:-1][which], np.int64)
         columns += [len(net.cost) + entry, net.first_choice[:-1][own[which]] + within]
         values += [np.ones(len(entry)), -np.ones(first[-1])]
         top += int(first[-1])
