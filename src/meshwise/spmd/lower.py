@@ -160,10 +160,10 @@ def run_local(
                 waits = in_order and communicates(operator, chosen, mesh)
                 if waits:
                     operands = order.before_loop(
-                        operands, decides(node), is_inlined=is_inlined(node)
+                        operands, decides(node, chosen), is_inlined=is_inlined(node)
                     )
                 results = _run_bodies(node, chosen, operator, mesh, operands, in_order)
-                passed = passed_on(node)
+                passed = passed_on(node, chosen)
                 made = [value for j, value in enumerate(results) if j not in passed]
                 order.derive(made, operands)
                 for j, k in passed.items():

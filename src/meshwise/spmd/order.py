@@ -157,7 +157,7 @@ def communicates(operator: Operator, chosen: OperatorDecision, mesh: LogicalMesh
     return any(collectives(graph, decision, mesh) for graph, decision in bodies)
 
 
-def decides(node: Node) -> list[int]:
+def decides(node: Node, chosen: OperatorDecision) -> list[int]:
     """Operands that a structured equation reads in any case."""
     structure = node.structure
     assert structure is not None
@@ -165,7 +165,7 @@ def decides(node: Node) -> list[int]:
         return [0]
     if is_inlined(node):
         return list(range(len(node.inputs)))
-    constant = set(passed_on(node))
+    constant = set(passed_on(node, chosen))
     read = [k for k, j in structure.carries if j not in constant]
     return read or sorted(structure.stacked_operands) or list(range(len(node.inputs)))
 
@@ -177,22 +177,33 @@ def is_inlined(node: Node) -> bool:
     return structure.kind == "scan" and structure.length == 1
 
 
-def passed_on(node: Node) -> dict[int, int]:
-    """Results that every body passes on, with the operand that they are."""
+def passed_on(node: Node, chosen: OperatorDecision) -> dict[int, int]:
+    """Results that every body passes on as they are, with the operand that they are.
+
+    A body that moves what it passes on to another layout makes a value of its own.
+    """
     structure = node.structure
     assert structure is not None
     found: dict[int, int] = {}
     for j in range(len(node.outputs)):
         if j in structure.stacked_results:
             continue
-        sources: set[int | None] = set()
-        for part, body in zip(structure.parts, node.bodies, strict=True):
-            if j in part.results:
-                made = body.outputs[part.results.index(j)]
-                place = body.inputs.index(made) if made in body.inputs else None
-                sources.add(None if place is None else part.operands[place])
+        sources = {_source(node, chosen, part, output) for part, output in structure.makers(j)}
         source = sources.pop() if len(sources) == 1 else None
         # A carry is passed on only where it comes from itself.
         if source is not None and structure.carry_of(j) in (None, source):
             found[j] = source
     return found
+
+
+def _source(node: Node, chosen: OperatorDecision, part: int, output: int) -> int | None:
+    """The operand that an output of a body is, without a move; None if it is made there."""
+    body, decision = node.bodies[part], chosen.bodies[part]
+    made, use = body.outputs[output], decision.outputs[output]
+    if made not in body.inputs:
+        return None
+    place = body.inputs.index(made)
+    if not decision.inputs[place] == use.via == use.layout:
+        return None
+    assert node.structure is not None
+    return node.structure.parts[part].operands[place]
