@@ -65,10 +65,9 @@ def test_more_random_programs_mean_the_same(number: int) -> None:
     _check_many(number, _CHUNK)
 
 
-def _drawn(
-    operations: Any, *, rows: bool = False, mesh: tuple[int, ...] = (8,), seed: int = 0
-) -> Drawn:
-    return Drawn(operations=tuple(operations), rows=rows, num_microbatches=1, mesh=mesh, seed=seed)
+def _drawn(operations: Any, **more: Any) -> Drawn:
+    how = {"rows": False, "num_microbatches": 1, "mesh": (8,), "seed": 0, **more}
+    return Drawn(operations=tuple(operations), **how)
 
 
 # What random programs found, made small.
@@ -76,6 +75,9 @@ _FOUND = {
     "XLA refuses mulhi on several devices": _drawn([("mulhi", 693)], mesh=(2, 4), seed=2),
     "XLA refuses the layout of a transform": _drawn([("fft", 50309)], mesh=(2, 4), seed=2),
     "branches that gather what they pass on": _drawn([("platform", 4075), ("tile", 6282)], seed=2),
+    "rows without elements on the way to a product": _drawn(
+        [("cond", 625), ("scan_of_nothing", 1996), ("select", 159)], rows=True, num_microbatches=2
+    ),
 }
 
 

@@ -7,6 +7,7 @@ which `graph.loops.dim_axes` refuses.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -48,13 +49,13 @@ def common_atoms(
 
     Walks both shapes from the major end; at equal prefixes the greatest common divisor of what
     is left of the two current dims is an atom.  Where it is 1 the dims stay whole until the
-    prefixes meet again.
+    prefixes meet again.  Without elements there is no such place: rows of nothing are followed as
+    far as the prefixes before the first 0 agree, so that they still separate.
 
     Returns:
         Atoms, atoms of each dim before and after, and whether some dim is not fully covered.
     """
-    if math.prod(before) == 0:
-        return (), dims_like(before), dims_like(after), any(s > 1 for s in before)
+    is_empty = 0 in before
     atoms: list[Loop] = []
     maps: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = (
         [() for _ in before],
@@ -62,8 +63,8 @@ def common_atoms(
     )
     place = [0, 0]
     left = [1, 1]
-    shapes = (before, after)
-    stuck = False
+    shapes = tuple(tuple(itertools.takewhile(bool, shape)) for shape in (before, after))
+    stuck = is_empty and any(size > 1 for size in before[len(shapes[0]) :])
 
     def refill(side: int) -> None:
         while left[side] == 1 and place[side] < len(shapes[side]):
@@ -84,6 +85,8 @@ def common_atoms(
             atoms.append(Loop(atom))
             continue
         stuck = True
+        if is_empty:
+            break
         while left[0] != left[1]:
             side = 0 if left[0] < left[1] else 1
             left[side] *= shapes[side][place[side]]
