@@ -78,6 +78,9 @@ _FOUND = {
     "rows without elements on the way to a product": _drawn(
         [("cond", 625), ("scan_of_nothing", 1996), ("select", 159)], rows=True, num_microbatches=2
     ),
+    "rows between the groups and channels of a kernel": _drawn(
+        [("convolution", 300)], rows=True, num_microbatches=4, mesh=(2, 2, 2), seed=7147
+    ),
 }
 
 

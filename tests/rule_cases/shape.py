@@ -12,8 +12,8 @@ from jax import lax
 from rule_cases.case import Case, bools, ints
 
 
-def _reshape(*after: int) -> Any:
-    return lambda x: lax.reshape(x, after)
+def _reshape(*after: int, order: Any = None) -> Any:
+    return lambda x: lax.reshape(x, after, order)
 
 
 _KEYS = jax.random.split(jax.random.key(5), (8, 4))
@@ -40,6 +40,8 @@ CASES = (
     Case("reshape", "heads", _reshape(2, 3, 4, 2), (ints(2, 3, 8),)),
     Case("reshape", "no common factors at the end", _reshape(4, 6, 8), (ints(6, 4, 8),)),
     Case("reshape", "leading common factor", _reshape(8, 9), (ints(12, 6),)),
+    Case("reshape", "dims in another order", _reshape(2, 64, order=(1, 0, 2)), (ints(16, 2, 4),)),
+    Case("reshape", "nothing", _reshape(8, 0, 4), (ints(8, 0),)),
     Case("reshape", "ones", _reshape(1, 8, 1), (ints(8),)),
     Case("reshape", "scalar", _reshape(1, 1), (ints(),)),
     Case("reshape", "size 0", _reshape(8, 0), (ints(0, 4),)),

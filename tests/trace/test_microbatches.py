@@ -13,6 +13,8 @@ import pytest
 from doubles.foreign import scale
 from meshwise.errors import TraceError
 from meshwise.trace.step import StepSignature
+from meshwise.trace.time.emit import join_rows, take_rows
+from meshwise.trace.time.state import Batch, split
 from one_device import descent, heavy_outside_the_loop, run_traced, traced
 from oracle.tolerances import X64
 
@@ -100,6 +102,7 @@ def with_metrics(p, batch):
         "all": jnp.all(h < 0.99),
         "rows": logits,
         "columns": logits.T,
+        "columns in one": logits.T.reshape(-1),
         "root": jnp.sqrt(jnp.mean(each**2)),
         "gram": h.T @ h,
         "sorted": jnp.sort(each),
@@ -141,6 +144,17 @@ def attention_over_features(p, batch):
 def vmapped(p, batch):
     one = lambda x, y: -jax.nn.log_softmax(jnp.tanh(x @ p["w"]) @ p["v"])[y]  # noqa: E731
     return jax.vmap(one)(batch["x"], batch["y"]).mean()
+
+
+def a_kernel_for_each_row(p, batch):
+    """`vmap` puts the rows between the groups and the channels of the kernel."""
+
+    def one(x):
+        kernel = (x @ p["w"]).reshape(4, 2, 2)
+        image = p["v"].reshape(2, 4, 32)
+        return jax.lax.conv_general_dilated(image, kernel, (1,), "SAME", feature_group_count=2)
+
+    return jnp.mean(jnp.tanh(jax.vmap(one)(batch["x"])) ** 2)
 
 
 def transposed(p, batch):
@@ -188,6 +202,7 @@ SEPARABLE = (
     lookup_and_update,
     attention_over_features,
     vmapped,
+    a_kernel_for_each_row,
     transposed,
     per_row_sort,
     scan_over_layers,
@@ -250,6 +265,16 @@ def test_state_that_follows_the_batch():
     }
     cut = traced(step, state, BATCH, b=4)
     assert_close(run_traced(cut, state, BATCH), jax.jit(step)(state, BATCH))
+
+
+@pytest.mark.parametrize("sections", [1, 3])
+def test_rows_taken_in_every_section_of_a_dim_are_joined_again(sections):
+    value = np.arange(2 * sections * 8).reshape(2, -1)
+    state, batch = split(1, sections), Batch(8, 2, 2)
+    taken = jnp.stack([take_rows(jnp.asarray(value), state, batch, t) for t in range(2)])
+    rows = value.reshape(2, sections, 8)[:, :, [0, 1, 4, 5]]
+    np.testing.assert_array_equal(taken[0], rows.reshape(2, -1))
+    np.testing.assert_array_equal(join_rows(taken, state, batch), value)
 
 
 # -- what does not separate -----------------------------------------------------------------------

@@ -98,15 +98,9 @@ def common_atoms(
 def reshape_rule(eqn: Equation) -> LoopRule:
     """Atoms of the two shapes; see `common_atoms`."""
     before, after = eqn.in_avals[0].shape, eqn.out_avals[0].shape
-    if eqn.params.get("dimensions") is not None:
-        return LoopRule(
-            (),
-            (dims_like(before),),
-            (dims_like(after),),
-            linear=_LINEAR,
-            whole="reshape that also permutes dims",
-        )
-    atoms, operand, result, stuck = common_atoms(before, after)
+    order = eqn.params.get("dimensions") or range(len(before))
+    atoms, permuted, result, stuck = common_atoms([before[dim] for dim in order], after)
+    operand = tuple(permuted[list(order).index(dim)] for dim in range(len(before)))
     whole = f"{before} and {after} have no common factors" if stuck else ""
     return LoopRule(atoms, (operand,), (result,), linear=_LINEAR, whole=whole)
 

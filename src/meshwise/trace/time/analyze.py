@@ -13,14 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwise.errors import TraceError
-from meshwise.graph.loops import (
-    NONE,
-    LoopRule,
-    is_feasible,
-    operand_layouts,
-    passing,
-    result_layouts,
-)
+from meshwise.graph.loops import NONE, LoopRule, divides, passing
 from meshwise.jax_compat import source_line
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
@@ -42,8 +35,9 @@ from meshwise.trace.time.state import (
     NodeTime,
     R,
     TimeState,
+    operand_states,
+    result_states,
     split,
-    state_of_layout,
 )
 from meshwise.trace.to_graph import itemsize
 
@@ -264,16 +258,12 @@ class _Analysis:
         else:
             choices = [NONE]
         for choice in choices:
-            if not is_feasible(rule, (choice,), sizes):
+            if not divides(rule, (choice,), sizes):
                 continue
-            operands = operand_layouts(rule, (choice,), sizes)
-            results = result_layouts(rule, (choice,), sizes)
-            assert operands is not None
-            assert results is not None
-            wants = tuple(state_of_layout(layout) for layout in operands)
+            wants = operand_states(rule, choice)
             if not all(fits(s, want) for s, want in zip(states, wants, strict=True)):
                 continue
-            out = tuple(state_of_layout(layout) for layout in results)
+            out = result_states(rule, choice)
             if choice == NONE:
                 out = (L,) * len(out)
             if not has_split and choice != NONE and self.top and not self._shrinks(node, states):

@@ -38,22 +38,24 @@ from meshwise.trace.time.state import (
 )
 
 
-def take_rows(value: Any, dim: int, batch: Batch, index: Any) -> Any:
+def take_rows(value: Any, state: TimeState, batch: Batch, index: Any) -> Any:
     """Rows of one micro-batch; local on every device however the batch is split in space."""
+    dim, parts = state.dim, state.sections * batch.groups
     rows = value.shape[dim]
-    run = rows // (batch.groups * batch.num_microbatches)
+    run = rows // (parts * batch.num_microbatches)
     head, tail = value.shape[:dim], value.shape[dim + 1 :]
-    grid = value.reshape(*head, batch.groups, batch.num_microbatches, run, *tail)
+    grid = value.reshape(*head, parts, batch.num_microbatches, run, *tail)
     taken = take_block(grid, index, 1, dim + 1).squeeze(dim + 1)
     return taken.reshape(*head, rows // batch.num_microbatches, *tail)
 
 
-def join_rows(stacked: Any, dim: int, batch: Batch) -> Any:
+def join_rows(stacked: Any, state: TimeState, batch: Batch) -> Any:
     """Inverse of `take_rows` for rows stacked along a new dim 0."""
+    dim, parts = state.dim, state.sections * batch.groups
     shape = stacked.shape[1:]
-    run = shape[dim] // batch.groups
+    run = shape[dim] // parts
     head, tail = shape[:dim], shape[dim + 1 :]
-    grid = stacked.reshape(batch.num_microbatches, *head, batch.groups, run, *tail)
+    grid = stacked.reshape(batch.num_microbatches, *head, parts, run, *tail)
     moved = jnp.moveaxis(grid, 0, dim + 1)
     return moved.reshape(*head, shape[dim] * batch.num_microbatches, *tail)
 
@@ -110,7 +112,7 @@ class _Block:
 
     def _convert(self, ident: int, state: TimeState, want: TimeState) -> Any:
         if state.kind in (WHOLE, LOCAL) and want.kind == SPLIT:
-            return self._rows(ident, state, want.dim)
+            return self._rows(ident, state, want)
         if state.kind == WHOLE:
             value = self.whole[ident] if ident in self.whole else self._constant(ident)
             if want.kind == PARTIAL:
@@ -126,22 +128,22 @@ class _Block:
     def _constant(self, ident: int) -> Any:
         return self.program.constants[ident]
 
-    def _rows(self, ident: int, state: TimeState, dim: int) -> Any:
+    def _rows(self, ident: int, state: TimeState, want: TimeState) -> Any:
         """Rows of a value that has them all: made for the micro-batch if possible, else sliced.
 
         That goes for dense products too: with the rows split, all micro-batches together do the
         work of the whole once, and nothing is stored at full batch.
         """
         node = self.producer.get(ident)
-        if node is not None and not node.bodies:
-            cloned = self._clone(node, node.outputs.index(ident), dim)
+        if node is not None and not node.bodies and want.sections == 1:
+            cloned = self._clone(node, node.outputs.index(ident), want.dim)
             if cloned is not None:
                 return cloned
         if state.kind == LOCAL:
             value = self.micro[(ident, state)]
         else:
             value = self.whole[ident] if ident in self.whole else self._constant(ident)
-        return take_rows(jnp.asarray(value), dim, self.batch, self.index)
+        return take_rows(jnp.asarray(value), want, self.batch, self.index)
 
     def _clone(self, node: Node, position: int, dim: int) -> Any:
         row = primitive_rule(node.equation)
@@ -272,7 +274,7 @@ def microbatched(
     def step(carry: list[Any], index: Any) -> Any:
         inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
         rows = [
-            (i, state, take_rows(whole[i], state.dim, batch, index))
+            (i, state, take_rows(whole[i], state, batch, index))
             for i, state in zip(program.inputs, block.inputs, strict=True)
             if state.kind == SPLIT
         ]
@@ -291,7 +293,7 @@ def microbatched(
     final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
     whole.update(zip(carried, final, strict=True))
     for i, rows in zip((*stacked, *equal), ys, strict=True):
-        whole[i] = rows[-1] if i in equal else join_rows(rows, block.states[i].dim, batch)
+        whole[i] = rows[-1] if i in equal else join_rows(rows, block.states[i], batch)
     _run_region(program, block, AFTER_LOOP, whole)
     return [whole[i] if i in whole else program.constants[i] for i in program.outputs]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwise.graph.layout import Layout
+from meshwise.graph.layout import SUM
+from meshwise.graph.loops import NONE, PARALLEL, DimMap, LoopRule
 
 WHOLE = "whole"  # equal for all micro-batches
 SPLIT = "split"  # a dim holds the rows of the micro-batch
@@ -20,11 +22,21 @@ AFTER_LOOP = "after"
 
 @dataclass(frozen=True, slots=True)
 class TimeState:
-    """State of one value: its kind, the split dim, the monoid of a partial value."""
+    """State of one value.
+
+    Attributes:
+        kind: One of the five above.
+        dim: The split dim.
+        monoid: Of a partial value.
+        sections: How many equal parts of the split dim each hold rows of every micro-batch: what
+            is major to the batch in that dim.  `vmap` of a grouped convolution over its kernel
+            makes output channels of (group, row, channel).
+    """
 
     kind: str
     dim: int = -1
     monoid: str = ""
+    sections: int = 1
 
 
 R = TimeState(WHOLE)
@@ -32,9 +44,9 @@ A = TimeState(AFTER)
 L = TimeState(LOCAL)
 
 
-def split(dim: int) -> TimeState:
+def split(dim: int, sections: int = 1) -> TimeState:
     """Rows of the micro-batch along `dim`."""
-    return TimeState(SPLIT, dim)
+    return TimeState(SPLIT, dim, sections=sections)
 
 
 def partial(monoid: str) -> TimeState:
@@ -42,13 +54,28 @@ def partial(monoid: str) -> TimeState:
     return TimeState(PARTIAL, monoid=monoid)
 
 
-def state_of_layout(layout: Layout) -> TimeState:
-    """State that a layout on the one-axis time mesh means."""
-    if layout.partial:
-        return partial(layout.monoid)
-    for dim, axes in enumerate(layout.dims):
-        if axes:
-            return split(dim)
+def operand_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
+    """States in which operands enter where a loop or linear group follows the micro-batches."""
+    terms = rule.linear[-2 - choice] if choice <= -2 else ()
+    return tuple(
+        partial(SUM) if index in terms else _along(rule, choice, dims)
+        for index, dims in enumerate(rule.operands)
+    )
+
+
+def result_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
+    """States in which results leave, as `operand_states`."""
+    kind = SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
+    if kind != PARALLEL:
+        return (partial(kind),) * len(rule.results)
+    return tuple(_along(rule, choice, dims) for dims in rule.results)
+
+
+def _along(rule: LoopRule, choice: int, dims: DimMap) -> TimeState:
+    for dim, loops in enumerate(dims):
+        if choice in loops:
+            major = loops[: loops.index(choice)]
+            return split(dim, math.prod(rule.loops[loop].size for loop in major))
     return R
 
 
