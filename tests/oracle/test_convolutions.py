@@ -158,7 +158,7 @@ def smoothing() -> Problem:
         return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
 
     state = {"a": jnp.asarray(rng.normal(size=(3, 3, 1, 1))), "b": jnp.ones((5, 5, 1, 1)) / 25}
-    calls = tuple(({"x": rng.normal(size=(1, 128, 64, 1))},) for _ in range(NUM_STEPS))
+    calls = tuple(({"x": rng.normal(size=(1, 256, 64, 1))},) for _ in range(NUM_STEPS))
     return Problem(step=step, state=state, calls=calls)
 
 
