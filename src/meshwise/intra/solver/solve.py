@@ -233,23 +233,23 @@ def _raise_bound(shared: _Shared, seed: int) -> None:
     """Bound, reduce again, and solve exactly what has become small."""
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network)
-    while not shared.must_stop:
+    while True:
         _ascend(ascent, chain, shared)
         if shared.must_stop:
             return
-        if num_columns(ascent.network) <= _EXACT_COLUMNS:
+        deeper = _reduced_further(ascent, shared)
+        if deeper is not None:
+            chain.append(deeper)
+            if deeper.infeasible or not len(deeper.network.size):
+                _close(chain, shared)
+                return
+            ascent = _warm(ascent, deeper)
+            shared.num_nodes = len(deeper.network.size)
+        elif num_columns(ascent.network) <= _EXACT_COLUMNS:
             _solve_rest(ascent, chain, shared, seed)
             return
-        deeper = _reduced_further(ascent, shared)
-        if deeper is None:
+        else:
             ascent.restart()
-            continue
-        chain.append(deeper)
-        if deeper.infeasible or not len(deeper.network.size):
-            _close(chain, shared)
-            return
-        ascent = _warm(ascent, deeper)
-        shared.num_nodes = len(deeper.network.size)
 
 
 def _ascend(ascent: Ascent, chain: list[Reduction], shared: _Shared) -> None:
@@ -332,18 +332,7 @@ def _close(chain: list[Reduction], shared: _Shared) -> None:
 
 
 def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: int) -> None:
-    """Reduce once more, then let the exact engine find the best or prove that there is none."""
-    while (deeper := _reduced_further(ascent, shared)) is not None:
-        chain.append(deeper)
-        if deeper.infeasible or not len(deeper.network.size):
-            _close(chain, shared)
-            return
-        ascent = _warm(ascent, deeper)
-        shared.num_nodes = len(deeper.network.size)
-        ascent.cost = shared.cost
-        _ascend(ascent, chain, shared)
-        if shared.must_stop:
-            return
+    """Let the exact engine find the best, or prove that there is none better."""
     priced = np.argsort(-ascent.best_prices)[:200]
     answer = solve_exactly(
         ascent.network,
