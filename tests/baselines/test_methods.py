@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import meshwise as mw
 from graph_builders import DEVICE, mesh, perceptron
 from meshwise.baselines.methods import BASELINES, plan_baseline, plan_intra_op
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
+from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
@@ -201,3 +206,16 @@ def test_equal_inputs_give_equal_plans():
         )
         one, two = (plan_baseline("Zero3", graph, on, batch, IntraOptions()) for _ in range(2))
         assert one.decision == two.decision
+
+
+def test_a_mean_with_several_users_is_reduced_once():
+    """As late as may be it would be reduced at each of its users."""
+
+    def step(scale: Any, x: Any) -> Any:
+        mean = x.mean(0)
+        squares = jnp.square(x).mean(0)
+        return scale * mean, (x - mean) * jax.lax.rsqrt(squares - jnp.square(mean) + 1.0)
+
+    scale, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256,), (512, 256)))
+    plan = mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(8)).plan(scale, x)
+    assert [(c.kind, c.num_bytes) for c in plan.collectives] == [("all-reduce", 1024)] * 2

@@ -233,14 +233,12 @@ class Evaluator:
             (NONE,) if size == 1 else (NONE, *range(shape.block.num_classes)) for size in self.sizes
         ]
         for choice in itertools.product(*options):
-            run = self.walk(shape, choice, numbers)
-            if run is None:
-                continue
-            runs.append(run)
-            for x, layouts in wants.items():
-                layouts.append(tuple(run.wants.get(x, ())))
-            for x, layouts in leaves.items():
-                layouts.append(run.reduced.get(x, run.made[x]))
+            for run in self._ways(shape, choice, numbers):
+                runs.append(run)
+                for x, layouts in wants.items():
+                    layouts.append(tuple(run.wants.get(x, ())))
+                for x, layouts in leaves.items():
+                    layouts.append(run.reduced.get(x, run.made[x]))
         return Table(
             strategies=tuple(run.strategies for run in runs),
             cost_s=np.array([run.cost_s for run in runs]),
@@ -249,12 +247,32 @@ class Evaluator:
             moves=tuple(tuple(run.moves) for run in runs),
         )
 
-    def walk(self, shape: Shape, choice: tuple[int, ...], numbers: list[int]) -> Walk | None:
-        """Derive the strategies of all members from one choice of a cluster."""
+    def _ways(self, shape: Shape, choice: tuple[int, ...], numbers: list[int]) -> list[Walk]:
+        """A choice with partial sums reduced as late as may be, and as early.
+
+        The mean of a batch norm has several users: passed on to each, it is reduced for each.
+        """
+        late = self.walk(shape, choice, numbers)
+        if late is None or all(c > -2 for strategy in late.strategies for c in strategy):
+            return [] if late is None else [late]
+        early = self.walk(shape, choice, numbers, may_pass=False)
+        return [late] if early is None else [late, early]
+
+    def walk(
+        self, shape: Shape, choice: tuple[int, ...], numbers: list[int], *, may_pass: bool = True
+    ) -> Walk | None:
+        """Derive the strategies of all members from one choice of a cluster.
+
+        Args:
+            shape: The cluster.
+            choice: For each axis a class of loops, or NONE.
+            numbers: Of the members' operators.
+            may_pass: Whether linear members let partial sums pass.
+        """
         made: dict[int, Layout] = {}
         chosen: list[Strategy] = []
         for place, member in enumerate(shape.members):
-            strategy = self._member_strategy(shape, place, choice, made)
+            strategy = self._member_strategy(shape, place, choice, made if may_pass else {})
             found = self.layouts(numbers[place], member.op, strategy)
             if found is None:
                 return None
