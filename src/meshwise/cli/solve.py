@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,8 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
     Progress goes to the standard error; the last line on the standard output is the list of
     strategies, or [] if no solution was found.
     """
+    if not math.isfinite(time_limit):
+        raise click.BadParameter(f"{time_limit} is no number of seconds", param_hint="--time-limit")
     start = time.monotonic()
     view = _View()
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from intra.solver.problems import optimum, random_document, random_instance
+from meshwise.errors import SolverError
 from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.read import parse_instance
 from meshwise.intra.solver.solve import solve_instance
@@ -92,3 +95,51 @@ def test_progress_is_reported_in_the_calling_thread():
     assert seen
     assert all(p.cost is None or p.bound <= p.cost for p in seen)
     assert np.all(np.diff([p.seconds for p in seen]) >= 0)
+
+
+def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from():
+    """Forbidden pairs and a tight limit: the exact engine begins with no cost to compare with."""
+    for seed in range(60):
+        instance = random_instance(seed, num_nodes=9, tight=0.15)
+        answer = solve_instance(instance, time_limit_s=20, seed=seed)
+        assert answer.cost == optimum(instance), seed
+
+
+@pytest.mark.parametrize("added", [10**9, 10**12, 10**14])
+def test_a_constant_on_every_choice_only_adds_to_the_cost(added):
+    for seed in range(20):
+        document = random_document(seed, num_nodes=8, tight=0.3)
+        want = optimum(parse_instance(document, "x"))
+        nodes = document["problem"]["nodes"]
+        nodes["costs"] = [[c + added for c in row] for row in nodes["costs"]]
+        answer = solve_instance(parse_instance(document, "x"), time_limit_s=20)
+        if want is None:
+            assert answer.status == "infeasible"
+            continue
+        shifted = want + 8 * added
+        assert answer.bound <= shifted
+        assert answer.status != "optimal" or answer.cost == shifted
+
+
+def test_sums_beyond_floating_point_are_not_called_optimal():
+    nodes = {"intervals": [[0, 0]], "costs": [[10**18 - 1, 10**18 - 3]], "usages": [[0, 0]]}
+    document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=5)
+    assert answer.bound <= 10**18 - 3
+    assert answer.status != "optimal" or answer.cost == 10**18 - 3
+
+
+def test_a_limit_that_is_no_number_is_refused():
+    with pytest.raises(SolverError, match="time_limit_s=nan"):
+        solve_instance(random_instance(1), time_limit_s=float("nan"))
+
+
+def test_an_error_of_the_listener_stops_the_threads():
+    def fail(_):
+        raise KeyError("listener")
+
+    before = threading.active_count()
+    instance = random_instance(3, num_nodes=300, tight=0.3, forbid=False)
+    with pytest.raises(KeyError):
+        solve_instance(instance, time_limit_s=60, report=fail)
+    assert threading.active_count() <= before + 1

@@ -25,14 +25,17 @@ from numpy.typing import NDArray
 from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from meshwise.errors import SolverError
+from meshwise.intra.solver.bound import dearest
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.network import Network, starts
 
 # Without type stubs.
 sparse: Any = scipy_sparse
 
-# Costs are whole numbers; the program's are scaled to this size of the gap.
-_SCALE = 1e4
+# The costs that are left to decide are scaled to this size.
+_SCALE = 1e6
+# What HiGHS says of costs is exact to about 1e-6; one unit must be far larger.
+_LEAST_UNIT = 1e-4
 _ROWS_A_TURN = 50
 
 
@@ -41,12 +44,12 @@ class ExactAnswer:
     """What the program says.
 
     Attributes:
-        choice: The best choice found; None if there is none below the cutoff.
-        bound: No choice costs less.
+        choice: The best choice found; None if there is none.
+        is_proved: Whether no other choice is better; without a choice, whether there is none.
     """
 
     choice: NDArray[np.int64] | None
-    bound: float
+    is_proved: bool
 
 
 def num_columns(network: Network) -> int:
@@ -57,10 +60,13 @@ def num_columns(network: Network) -> int:
 class _Program:
     def __init__(self, network: Network, cutoff: float) -> None:
         self.network = network
-        self.cost = np.concatenate([network.cost, network.matrices])
-        finite = np.isfinite(self.cost) & (self.cost + network.constant <= cutoff)
+        cost, self.constant = _above_minima(network)
+        finite = np.isfinite(cost) & (cost + self.constant <= cutoff)
         self.upper = finite.astype(np.float64)
-        self.cost = np.where(finite, self.cost, 0.0)
+        self.cost = np.where(finite, cost, 0.0)
+        # What the choices can add to the minima: up to the cutoff, or all that they cost at most.
+        size = min(cutoff, dearest(network)) - self.constant
+        self.scale = _SCALE / max(size, 1.0)
         self.matrix = _structure(network)
         count = len(network.size)
         self.row_lower = np.concatenate([np.ones(count), np.zeros(self.matrix.shape[0] - count)])
@@ -92,14 +98,11 @@ class _Program:
         self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -highspy.kHighsInf)])
         self.row_upper = np.concatenate([self.row_upper, limits])
 
-    def solve(
-        self, time_limit_s: float, seed: int, size: float
-    ) -> tuple[str, float, NDArray[np.float64]]:
+    def solve(self, time_limit_s: float, seed: int) -> tuple[str, float, NDArray[np.float64]]:
         net = self.network
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self.cost), self.matrix.shape[0]
-        scale = _SCALE / max(abs(size - net.constant), 1.0)
-        lp.col_cost_ = self.cost * scale
+        lp.col_cost_ = self.cost * self.scale
         lp.col_lower_, lp.col_upper_ = np.zeros(len(self.cost)), self.upper
         lp.row_lower_, lp.row_upper_ = self.row_lower, self.row_upper
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -123,7 +126,7 @@ class _Program:
         solver.passModel(lp)
         solver.run()
         status = solver.getModelStatus()
-        bound = float(solver.getInfo().mip_dual_bound) / scale + net.constant
+        bound = float(solver.getInfo().mip_dual_bound) / self.scale + self.constant
         names = {
             highspy.HighsModelStatus.kOptimal: "optimal",
             highspy.HighsModelStatus.kInfeasible: "infeasible",
@@ -182,15 +185,13 @@ def solve_exactly(
         SolverError: HiGHS failed.
     """
     program = _Program(network, cutoff)
+    trusted = program.scale >= _LEAST_UNIT
     if first_rows:
         program.add_rows(first_rows)
-    bound = -np.inf
     while (left := deadline - time.monotonic()) > 0:
-        reference = cutoff if np.isfinite(cutoff) else network.constant + 1e12
-        status, found, values = program.solve(left, seed, reference)
+        status, bound, values = program.solve(left, seed)
         if status == "infeasible":
-            return ExactAnswer(choice=None, bound=cutoff)
-        bound = max(bound, found)
+            return ExactAnswer(choice=None, is_proved=trusted)
         if status != "optimal" or not len(values):
             break
         choice = np.array(
@@ -203,14 +204,30 @@ def solve_exactly(
             np.int64,
         )
         room = room_left(network, choice)
-        broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]
         if not len(room) or room.min() >= 0:
             cost = cost_of(network, choice)
-            return ExactAnswer(choice=choice, bound=min(bound, cost))
+            if not np.isfinite(cost):
+                break
+            # Whole costs: a better choice would be cheaper by one.
+            return ExactAnswer(choice=choice, is_proved=trusted and bound > cost - 0.5)
+        broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]
         if not broken:
             break
         program.add_rows(_spread(broken))
-    return ExactAnswer(choice=None, bound=bound)
+    return ExactAnswer(choice=None, is_proved=False)
+
+
+def _above_minima(net: Network) -> tuple[NDArray[np.float64], float]:
+    """Costs less the least one of their node or edge, and the sum of what was taken."""
+    parts: list[NDArray[np.float64]] = []
+    constant = net.constant
+    for values, first in ((net.cost, net.first_choice), (net.matrices, net.first_entry)):
+        if len(first) < 2:
+            continue
+        least = np.minimum.reduceat(values, first[:-1])
+        constant += float(least.sum())
+        parts.append(values - np.repeat(least, np.diff(first)))
+    return np.concatenate(parts), constant
 
 
 def _spread(broken: list[int]) -> list[int]:

@@ -21,6 +21,7 @@ from meshwise.intra.solver.reducing import (
     Items,
     Nodes,
     Work,
+    degree,
     grown,
     link,
     neighbour,
@@ -31,6 +32,8 @@ from meshwise.intra.solver.reducing import (
 
 # Records of the log: (kind, node, neighbours..., choices).
 ALONE, OF_ONE, OF_TWO = range(3)
+# The log has an entry for each pair of choices of a node's two neighbours.
+_MOST_PAIRS = 1 << 16
 
 
 @kernel
@@ -320,6 +323,22 @@ def _fold_two(
     push(u, work)
     push(w, work)
     return buffers
+
+
+@kernel
+def may_eliminate(i: int, nodes: Nodes, edges: Edges) -> bool:
+    """Whether a node without usage has few edges, and few pairs of choices to note."""
+    count = degree(i, nodes, edges)
+    if count < 2:
+        return True
+    pairs = 1
+    half = nodes.first_half[i]
+    while half >= 0:
+        pairs *= nodes.original_size[neighbour(half, edges)]
+        half = edges.next_half[half]
+        if pairs > _MOST_PAIRS:
+            return False
+    return count == 2
 
 
 @kernel

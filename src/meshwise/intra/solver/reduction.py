@@ -18,6 +18,7 @@ from meshwise.intra.solver.folding import (
     eliminate,
     fold_separable,
     follows,
+    may_eliminate,
     merge_parallel,
 )
 from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
@@ -123,7 +124,7 @@ def _run(nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work)
         if absorbed:
             if nodes.alive[i]:
                 push(i, work)
-        elif nodes.first_item[i] < 0 and degree(i, nodes, edges) <= 2:
+        elif nodes.first_item[i] < 0 and may_eliminate(i, nodes, edges):
             buffers = eliminate(i, nodes, edges, buffers, work)
         elif nodes.size[i] > 1 and _dominance_cells(i, nodes, edges) <= _DOMINANCE_CELLS:
             dropped = drop_dominated(i, nodes, edges, items, buffers)

@@ -29,6 +29,10 @@ from meshwise.intra.solver.search import improve, scratch_for
 
 _ROUNDS_A_TURN = 20
 _TRIES_A_TURN = 200
+# A turn is cut short if it takes longer.
+_TURN_S = 0.1
+# Whole numbers below this are exact in floating point, and so are their sums.
+_EXACT_FLOATS = 2**53
 _TRIES_A_CYCLE = 20_000
 _LARGEST_PART = 200
 _EXACT_COLUMNS = 120_000
@@ -85,6 +89,24 @@ class Answer:
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
 
 
+class _Turn:
+    """How much to do before the clock is looked at again: from 1 up to `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.count = 1
+        self.start = 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        if time.monotonic() - self.start > _TURN_S:
+            self.count = max(1, self.count // 2)
+        else:
+            self.count = min(self.most, 2 * self.count)
+
+
 @dataclass(slots=True)
 class _Shared:
     """What both threads know; changed under the lock only."""
@@ -137,8 +159,10 @@ def solve_instance(
         report: Is told of progress now and then, in the calling thread.
 
     Raises:
-        SolverError: an engine failed, or its answer did not pass the check.
+        SolverError: the time limit is no number, or the answer did not pass the check.
     """
+    if not math.isfinite(time_limit_s):
+        raise SolverError(f"time_limit_s={time_limit_s}: a finite number of seconds is needed")
     start = time.monotonic()
     reduction = reduce_instance(instance)
     if reduction.infeasible:
@@ -179,6 +203,9 @@ def _answer(
             f"the solver's answer does not hold: cost {found.cost}, peak {found.peak} bytes of "
             f"{instance.limit}; please report this problem"
         )
+    if found.cost >= _EXACT_FLOATS:
+        # Sums of this size were rounded on the way: only the minima prove something.
+        bound = _sum_of_minima(instance)
     bound = min(bound, found.cost)
     return Answer(
         choice=choice,
@@ -189,6 +216,18 @@ def _answer(
         seconds=seconds,
         seed=seed,
     )
+
+
+def _sum_of_minima(instance: Instance) -> int:
+    """The least cost of each node and edge, summed exactly."""
+    total = 0
+    for values, first in (
+        (instance.costs, instance.first_choice),
+        (instance.edge_costs, instance.first_entry),
+    ):
+        if len(first) > 1:
+            total += sum(np.minimum.reduceat(values, first[:-1]).tolist())
+    return total
 
 
 def _run_threads(
@@ -216,9 +255,10 @@ def _run_threads(
     except KeyboardInterrupt:
         # The best so far is the answer.
         pass
-    shared.finish()
-    threads[1].join()
-    threads[0].join(timeout=0.02 * max(shared.deadline - start, 1.0))
+    finally:
+        shared.finish()
+        threads[1].join()
+        threads[0].join(timeout=0.02 * max(shared.deadline - start, 1.0))
 
 
 def _guarded(work: Callable[[_Shared, int], None], shared: _Shared, seed: int) -> None:
@@ -254,8 +294,10 @@ def _raise_bound(shared: _Shared, seed: int) -> None:
 
 def _ascend(ascent: Ascent, chain: list[Reduction], shared: _Shared) -> None:
     known = ascent.cost
+    turn = _Turn(_ROUNDS_A_TURN)
     while not (shared.must_stop or ascent.is_done):
-        ascent.run(_ROUNDS_A_TURN)
+        with turn:
+            ascent.run(turn.count)
         if ascent.cost < known:
             known = ascent.cost
             shared.offer(_expanded(chain, ascent.choice))
@@ -334,17 +376,21 @@ def _close(chain: list[Reduction], shared: _Shared) -> None:
 def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: int) -> None:
     """Let the exact engine find the best, or prove that there is none better."""
     priced = np.argsort(-ascent.best_prices)[:200]
-    answer = solve_exactly(
-        ascent.network,
-        cutoff=shared.cost,
-        first_rows=[int(r) for r in priced if ascent.best_prices[r] > 0],
-        deadline=shared.deadline,
-        seed=seed,
-    )
+    cutoff = shared.cost
+    try:
+        answer = solve_exactly(
+            ascent.network,
+            cutoff=cutoff,
+            first_rows=[int(r) for r in priced if ascent.best_prices[r] > 0],
+            deadline=shared.deadline,
+            seed=seed,
+        )
+    except SolverError:
+        # Without a proof; what was found stays found.
+        return
     if answer.choice is not None:
         shared.offer(_expanded(chain, answer.choice))
-    # The program's bound is that of a solver in floating point: trusted where it met the cost.
-    if answer.choice is not None or answer.bound >= shared.cost:
+    if answer.is_proved:
         shared.is_impossible = math.isinf(shared.cost)
         shared.proven = 0 if shared.is_impossible else _whole(shared.cost)
         shared.finish()
@@ -357,12 +403,14 @@ def _search(shared: _Shared, seed: int) -> None:
     work = scratch_for(net)
     while shared.choice is None and not shared.must_stop:
         time.sleep(0.01)
-    heat = 0.0
     tries = 0
+    turn = _Turn(_TRIES_A_TURN)
+    cycle = 0
     choice, cost = np.zeros(0, np.int64), math.inf
     room = room_of(net.capacity)
     while not shared.must_stop:
-        if shared.cost < cost or tries % _TRIES_A_CYCLE == 0:
+        if shared.cost < cost or tries // _TRIES_A_CYCLE > cycle:
+            cycle = tries // _TRIES_A_CYCLE
             with shared.lock:
                 assert shared.choice is not None
                 choice, cost = shared.choice.copy(), shared.cost
@@ -372,8 +420,9 @@ def _search(shared: _Shared, seed: int) -> None:
         left = 1.0 - (tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
         spread = max(cost - shared.bound, 0.0) / max(len(net.size), 1)
         heat = spread * left**2 if tries >= _TRIES_A_CYCLE else 0.0
-        cost -= improve(_TRIES_A_TURN, _LARGEST_PART, heat, net, choice, room, work, rng)
-        tries += _TRIES_A_TURN
+        with turn:
+            cost -= improve(turn.count, _LARGEST_PART, heat, net, choice, room, work, rng)
+        tries += turn.count
         if cost < shared.cost:
             shared.offer(choice)
             cost = cost_of(net, choice)
