@@ -96,7 +96,7 @@ def test_bounds_never_exceed_the_optimum(tight):
         bound = sweep(False, net, ascent.held) + net.constant
         bound -= float(ascent.prices @ net.capacity)
         for known in (want + 1, want + 10):
-            keep = choices_within(net, ascent.held, bound, known)
+            keep = choices_within(net, ascent.held, ascent.prices, bound, known)
             deeper = reduce_network(net, keep)
             found = best_of(deeper)
             assert found is not None

@@ -32,20 +32,22 @@ def _raise_bounds(net: Network, held: Messages, above: np.ndarray) -> None:
 
 
 def choices_within(
-    network: Network, held: Messages, bound: float, cost: float
+    network: Network, held: Messages, prices: NDArray[np.float64], bound: float, cost: float
 ) -> NDArray[np.bool_]:
     """Choices that could be part of a cheaper solution than one known.
 
     Args:
         network: The problem.
-        held: Messages after a backward sweep at the prices of `bound`.
+        held: Messages after a backward sweep at these prices.
+        prices: Of a byte in each row.
         bound: Lower bound that they prove.
         cost: Cost of the solution known.
     """
     above = np.zeros(len(network.cost))
     _raise_bounds(network, held, above)
-    # Whole costs: a better solution is cheaper by one at least.
-    slack = 1e-9 * abs(cost)
+    # Whole costs: a better solution is cheaper by one at least.  The bound is a difference of sums
+    # of this size, each rounded.
+    slack = 1e-9 * (abs(cost) + float(prices @ network.capacity))
     return bound + above <= cost - 1 + slack
 
 

@@ -21,6 +21,23 @@ from meshwise.intra.solver.reducing import (
 
 
 @kernel
+def _has_partner(at: int, step: int, other: int, nodes: Nodes, matrix: np.ndarray) -> bool:
+    """Whether a row (or column) of an edge allows any choice of the other node."""
+    for t in range(nodes.size[other]):
+        if matrix[at + t * step] < INF and nodes.cost[nodes.start[other] + t] < INF:
+            return True
+    return False
+
+
+@kernel
+def _forbid(i: int, s: int, nodes: Nodes) -> int:
+    """Price a choice at infinity; 1 if it was not there before."""
+    was_left = nodes.cost[nodes.start[i] + s] < INF
+    nodes.cost[nodes.start[i] + s] = INF
+    return 1 if was_left else 0
+
+
+@kernel
 def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
     """Price choices that the edge forbids with every choice of the other node at infinity.
 
@@ -28,30 +45,14 @@ def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int
         Bit 0 if the node u lost a choice, bit 1 if v did.
     """
     u, v, start = edges.u[e], edges.v[e], edges.start[e]
-    matrix = buffers.matrices
-    first_u, first_v = nodes.start[u], nodes.start[v]
-    width = nodes.size[v]
+    rows, width, matrix = nodes.size[u], nodes.size[v], buffers.matrices
     lost = 0
-    for s in range(nodes.size[u]):
-        if nodes.cost[first_u + s] < INF:
-            found = False
-            for t in range(width):
-                if matrix[start + s * width + t] < INF and nodes.cost[first_v + t] < INF:
-                    found = True
-                    break
-            if not found:
-                nodes.cost[first_u + s] = INF
-                lost |= 1
+    for s in range(rows):
+        if not _has_partner(start + s * width, 1, v, nodes, matrix):
+            lost |= _forbid(u, s, nodes)
     for t in range(width):
-        if nodes.cost[first_v + t] < INF:
-            found = False
-            for s in range(nodes.size[u]):
-                if matrix[start + s * width + t] < INF and nodes.cost[first_u + s] < INF:
-                    found = True
-                    break
-            if not found:
-                nodes.cost[first_v + t] = INF
-                lost |= 2
+        if not _has_partner(start + t, width, u, nodes, matrix):
+            lost |= 2 * _forbid(v, t, nodes)
     return lost
 
 

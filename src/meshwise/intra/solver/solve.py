@@ -344,7 +344,7 @@ def _reduced_further(ascent: Ascent, shared: _Shared) -> Reduction | None:
     if not np.isfinite(shared.cost):
         return None
     bound = _settled_messages(ascent, shared)
-    keep = choices_within(ascent.network, ascent.held, bound, shared.cost)
+    keep = choices_within(ascent.network, ascent.held, ascent.prices, bound, shared.cost)
     if keep.mean() > 1 - _WORTH_REDUCING:
         return None
     return reduce_network(ascent.network, keep)
