@@ -11,7 +11,7 @@ from intra.solver.problems import optimum, random_document, random_instance
 from meshwise.errors import SolverError
 from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.read import parse_instance
-from meshwise.intra.solver.solve import solve_instance
+from meshwise.intra.solver.solve import Progress, solve_instance
 
 
 @pytest.mark.parametrize("tight", [None, 0.05, 0.4])
@@ -40,6 +40,14 @@ def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
     assert instance.limit is not None
     assert found.peak <= instance.limit
     assert 0 <= answer.bound <= found.cost
+    assert answer.gap <= 0.02
+
+
+def test_a_larger_problem_without_a_limit():
+    instance = random_instance(3, num_nodes=200, tight=None, forbid=False)
+    answer = solve_instance(instance, time_limit_s=60)
+    assert answer.choice is not None
+    assert evaluate(instance, answer.choice).cost == answer.cost
     assert answer.gap <= 0.02
 
 
@@ -141,3 +149,25 @@ def test_an_error_of_the_listener_stops_the_threads():
     with pytest.raises(KeyError):
         solve_instance(instance, time_limit_s=60, report=fail)
     assert threading.active_count() <= before + 1
+
+
+def test_a_bound_that_meets_the_cost_ends_the_search():
+    """A grid whose neighbours would rather agree: messages prove it, and nothing is left to do."""
+    rng = np.random.default_rng(0)
+    rows, size = 60, 8
+    number = np.arange(rows * rows).reshape(rows, rows)
+    ends = [(number[:, :-1], number[:, 1:]), (number[:-1], number[1:])]
+    edges = np.concatenate([np.stack([u.ravel(), v.ravel()], 1) for u, v in ends]).tolist()
+    apart = np.abs(np.arange(size)[:, None] - np.arange(size)[None, :])
+    nodes = {
+        "intervals": [[0, 0]] * rows**2,
+        "costs": rng.integers(0, 1000, (rows**2, size)).tolist(),
+        "usages": [[0] * size] * rows**2,
+    }
+    matrices = [(100 * apart).ravel().tolist()] * len(edges)
+    problem = {"nodes": nodes, "edges": {"nodes": edges, "costs": matrices}}
+    instance = parse_instance({"problem": problem}, "x")
+    seen: list[Progress] = []
+    answer = solve_instance(instance, time_limit_s=600, report=seen.append)
+    assert answer.status == "optimal"
+    assert sum(p.bound == p.cost for p in seen) <= 2

@@ -91,7 +91,8 @@ def _try(net: Network, held: Messages, relaxed: bool, trial: np.ndarray) -> floa
     """Cost of a choice that the messages suggest; infinite if it does not fit."""
     if relaxed:
         follow(net, held, trial)
-        if room_left(net, trial).min() < 0:
+        room = room_left(net, trial)
+        if room.size > 0 and room.min() < 0:
             return INF
     elif not follow_within(net, held, trial):
         return INF

@@ -319,6 +319,8 @@ def _prove(ascent: Ascent, shared: _Shared) -> None:
     elif proven is not None:
         # What a further reduction took out costs at least as much as the best solution.
         shared.proven = max(shared.proven, min(proven, _whole(shared.cost)))
+        if shared.proven >= shared.cost:
+            shared.finish()
 
 
 def _whole(cost: float) -> int:
