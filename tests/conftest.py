@@ -17,6 +17,14 @@ if "JAX_PLATFORMS" not in os.environ:
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """The solver's kernels are there, so that no test's time limit depends on compilation."""
+    from meshwise.intra.solver.warm import compile_kernels
+
+    compile_kernels()
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """Float64, in which parallel and single-device results agree to rounding."""

@@ -9,12 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from intra.solver.problems import optimum, random_document, random_instance
 from meshwise.cli import main
 from meshwise.intra.solver.instance import is_solution
 from meshwise.intra.solver.read import read_instance
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 def _written(tmp_path: Path, document: object) -> Path:
@@ -25,7 +28,7 @@ def _written(tmp_path: Path, document: object) -> Path:
 
 def test_the_last_line_is_the_choice(tmp_path: Path) -> None:
     path = _written(tmp_path, random_document(2, forbid=False))
-    found = CliRunner().invoke(main, ["solve", str(path), "--time-limit", "20"])
+    found = CliRunner().invoke(main, ["solve", str(path), "--time-limit", "600"])
     assert found.exit_code == 0
     choice = json.loads(found.stdout.splitlines()[-1])
     assert is_solution(read_instance(path), choice)
@@ -34,7 +37,9 @@ def test_the_last_line_is_the_choice(tmp_path: Path) -> None:
 
 def test_json_says_what_was_proved(tmp_path: Path) -> None:
     path = _written(tmp_path, random_document(2, forbid=False))
-    found = CliRunner().invoke(main, ["solve", str(path), "--json", "--seed", "3"])
+    found = CliRunner().invoke(
+        main, ["solve", str(path), "--json", "--seed", "3", "--time-limit", "600"]
+    )
     data = json.loads(found.stdout)
     assert data["status"] == "optimal"
     assert data["cost"] == data["bound"] == optimum(random_instance(2, forbid=False))
@@ -48,7 +53,7 @@ def test_no_solution_is_an_empty_list(tmp_path: Path) -> None:
     nodes["intervals"] = [[0, 1] for _ in nodes["intervals"]]
     document["problem"]["usage_limit"] = 8
     path = _written(tmp_path, document)
-    found = CliRunner().invoke(main, ["solve", str(path), "--time-limit", "5"])
+    found = CliRunner().invoke(main, ["solve", str(path), "--time-limit", "600"])
     assert found.exit_code == 0
     assert found.stdout.splitlines()[-1] == "[]"
     assert "infeasible: no solution" in found.stderr
@@ -76,6 +81,6 @@ def test_an_interrupt_gives_the_best_so_far(tmp_path: Path) -> None:
             break
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     assert is_solution(read_instance(path), json.loads(out.splitlines()[-1]))

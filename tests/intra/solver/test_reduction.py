@@ -14,6 +14,8 @@ from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 LIMITS = (None, 0.05, 0.4)
 
 

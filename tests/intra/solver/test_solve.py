@@ -13,13 +13,15 @@ from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.read import parse_instance
 from meshwise.intra.solver.solve import Progress, solve_instance
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 
 @pytest.mark.parametrize("tight", [None, 0.05, 0.4])
 def test_small_problems_are_solved_and_proved(tight):
     for seed in range(100):
         instance = random_instance(seed, num_nodes=7, tight=tight)
         want = optimum(instance)
-        answer = solve_instance(instance, time_limit_s=20, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, seed=seed)
         if want is None:
             assert answer.choice is None
             assert answer.status == "infeasible"
@@ -57,7 +59,7 @@ def test_no_choice_meets_the_limit():
     nodes["usages"] = [[k + 5 for k in row] for row in nodes["usages"]]
     nodes["intervals"] = [[0, 3] for _ in nodes["usages"]]
     document["problem"]["usage_limit"] = 4
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=5)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
     assert answer.status == "infeasible"
     assert answer.choice is None
     assert answer.gap == float("inf")
@@ -68,7 +70,7 @@ def test_nothing_to_choose():
         "nodes": {"intervals": [], "costs": [], "usages": []},
         "edges": {"nodes": [], "costs": []},
     }
-    answer = solve_instance(parse_instance({"problem": empty}, "x"), time_limit_s=5)
+    answer = solve_instance(parse_instance({"problem": empty}, "x"), time_limit_s=600)
     assert answer.choice == ()
     assert answer.cost == answer.bound == 0
     assert answer.status == "optimal"
@@ -77,7 +79,7 @@ def test_nothing_to_choose():
 def test_a_node_without_choices_has_no_solution():
     nodes = {"intervals": [[0, 1]], "costs": [[]], "usages": [[]]}
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
-    assert solve_instance(parse_instance(document, "x"), time_limit_s=5).status == "infeasible"
+    assert solve_instance(parse_instance(document, "x"), time_limit_s=600).status == "infeasible"
 
 
 def test_large_costs_are_summed_exactly():
@@ -89,7 +91,7 @@ def test_large_costs_are_summed_exactly():
         "usages": [[1, 0]] * count,
     }
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}, "usage_limit": 99}}
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=5)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
     assert answer.cost == count * cost
 
 
@@ -109,7 +111,7 @@ def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from():
     """Forbidden pairs and a tight limit: the exact engine begins with no cost to compare with."""
     for seed in range(60):
         instance = random_instance(seed, num_nodes=9, tight=0.15)
-        answer = solve_instance(instance, time_limit_s=20, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, seed=seed)
         assert answer.cost == optimum(instance), seed
 
 
@@ -120,7 +122,7 @@ def test_a_constant_on_every_choice_only_adds_to_the_cost(added):
         want = optimum(parse_instance(document, "x"))
         nodes = document["problem"]["nodes"]
         nodes["costs"] = [[c + added for c in row] for row in nodes["costs"]]
-        answer = solve_instance(parse_instance(document, "x"), time_limit_s=20)
+        answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
         if want is None:
             assert answer.status == "infeasible"
             continue
@@ -130,7 +132,7 @@ def test_a_constant_on_every_choice_only_adds_to_the_cost(added):
 def test_sums_beyond_floating_point_are_not_called_optimal():
     nodes = {"intervals": [[0, 0]], "costs": [[10**18 - 1, 10**18 - 3]], "usages": [[0, 0]]}
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=5)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
     assert answer.bound <= 10**18 - 3
     assert answer.status != "optimal" or answer.cost == 10**18 - 3
 

@@ -1,0 +1,64 @@
+"""Compiles every kernel ahead of time, by running the passes on a small made-up problem."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwise.intra.solver.ascent import Ascent
+from meshwise.intra.solver.bound import choices_within, exact_bound
+from meshwise.intra.solver.instance import Instance
+from meshwise.intra.solver.messages import cost_of, room_left, sweep
+from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
+from meshwise.intra.solver.room import room_of
+from meshwise.intra.solver.search import improve, scratch_for
+
+_NODES = 6
+_CHOICES = 3
+
+
+def compile_kernels() -> None:
+    """Compile what is not yet kept: the kernels of the reductions, the bound and the search."""
+    reduction = compile_reductions()
+    compile_search(reduction.network)
+
+
+def compile_reductions() -> Reduction:
+    """Compile the reductions; returns what they leave of the made-up problem."""
+    reduction = reduce_instance(_made_up())
+    network = reduction.network
+    reduce_network(network, np.ones(len(network.cost), np.bool_))
+    reduction.expand(np.zeros(len(network.size), np.int64))
+    return reduction
+
+
+def compile_search(network: Network) -> None:
+    """Compile the bound and the search, on a network that was reduced."""
+    ascent = Ascent.of(network)
+    ascent.run(1)
+    ascent.restart()
+    sweep(True, network, ascent.held)
+    bound = sweep(False, network, ascent.held)
+    exact_bound(network, ascent.held, ascent.prices)
+    choices_within(network, ascent.held, ascent.prices, bound, 0.0)
+    choice = np.zeros(len(network.size), np.int64)
+    cost_of(network, choice)
+    room = room_of(room_left(network, choice))
+    improve(1, _NODES, 0.0, network, choice, room, scratch_for(network), np.random.default_rng(0))
+
+
+def _made_up() -> Instance:
+    """All nodes are neighbours and the limit binds: the reductions leave some of it."""
+    pairs = [[u, v] for u in range(_NODES) for v in range(u)]
+    entries = np.arange(len(pairs) * _CHOICES**2)
+    return Instance(
+        name="made up",
+        first_choice=np.arange(_NODES + 1) * _CHOICES,
+        costs=np.zeros(_NODES * _CHOICES, np.int64),
+        usages=np.tile(np.arange(_CHOICES)[::-1], _NODES),
+        intervals=np.tile(np.array([0, 1]), (_NODES, 1)),
+        edges=np.array(pairs),
+        first_entry=np.arange(len(pairs) + 1) * _CHOICES**2,
+        edge_costs=entries * entries % 101,
+        limit=_NODES,
+    )

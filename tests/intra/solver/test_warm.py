@@ -1,0 +1,51 @@
+"""After `compile_kernels` no problem needs another specialisation of a kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+# In a process of its own: kernels that other tests have called would count as compiled.
+SCRIPT = """
+import importlib, pkgutil
+import meshwise.intra.solver as solver
+from intra.solver.problems import random_instance
+from meshwise.intra.solver.solve import solve_instance
+from meshwise.intra.solver.warm import compile_kernels
+
+modules = [importlib.import_module(f"{solver.__name__}.{m.name}")
+           for m in pkgutil.iter_modules(solver.__path__)]
+kernels = {f"{m.__name__}.{name}": value for m in modules for name, value in vars(m).items()
+           if hasattr(value, "nopython_signatures")}
+
+def known():
+    return {(name, str(s)) for name, kernel in kernels.items() for s in kernel.nopython_signatures}
+
+# FIRST
+before = known()
+for seed in range(30):
+    solve_instance(random_instance(seed, tight=None if seed % 3 else 0.2), time_limit_s=600)
+solve_instance(random_instance(3, num_nodes=60, tight=0.3, forbid=False), time_limit_s=2)
+for added in sorted(known() - before):
+    print(added)
+"""
+
+
+def _specialisations_added(first: str) -> list[str]:
+    script = f"import sys; sys.path[:0] = {sys.path!r}\n" + SCRIPT.replace("# FIRST", first)
+    found = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return found.stdout.splitlines()
+
+
+def test_solving_adds_no_specialisation() -> None:
+    assert _specialisations_added("compile_kernels()") == []
+
+
+def test_specialisations_are_seen() -> None:
+    assert any("improve" in line for line in _specialisations_added("pass"))
