@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from typing import Any, Literal
 
 from meshwise.arguments import (
     DEFAULT_BATCH_ARGNUMS,
     argument_options,
+    check_folder,
     check_num_microbatches,
     check_options,
     step_name,
@@ -37,6 +39,7 @@ def parallelize(
     pins: Mapping[str, Any] | None = None,
     memory_bytes: int | None = None,
     rules: Mapping[str, ForeignRule] | None = None,
+    dump_ilp: str | PathLike[str] | None = None,
 ) -> Any:
     """Parallelise a training step; decorator or call.
 
@@ -67,6 +70,7 @@ def parallelize(
         rules: Loops of primitives that Meshwise does not know, by name: a `KernelLoops`, or a
             function of the parameters and operands of an equation that gives one, or None.  For
             code of your own `sharded_kernel` says the same where the code is.
+        dump_ilp: A folder that gets every ILP of the planner, as files for `meshwise solve`.
 
     Numbers of arguments count as in `jax.jit`: static arguments too, negative ones from the end
     of the call, and arguments that have a position but are passed by keyword.  Those of a method
@@ -94,6 +98,7 @@ def parallelize(
             pins=pins,
             memory_bytes=memory_bytes,
             rules=rules,
+            dump_ilp=dump_ilp,
         )
     _check_fun(fun)
     num_microbatches = check_num_microbatches(num_microbatches)
@@ -107,6 +112,7 @@ def parallelize(
         pins=dict(pins or {}),
         memory_bytes=memory_bytes,
         rules=check_rules(rules),
+        dump_ilp=None if dump_ilp is None else check_folder(dump_ilp),
     )
     options = argument_options(
         fun,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from meshwise.errors import PinError, TraceError
@@ -357,6 +359,20 @@ def _index_or_zero(value: Any) -> int:
         return 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return 0
+
+
+def check_folder(folder: Any) -> Path:
+    """The path of a folder, which need not exist.
+
+    Raises:
+        TraceError: it is no path, or a file.
+    """
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        raise TraceError(f"dump_ilp must be the path of a folder, got {folder!r}")
+    path = Path(os.fsdecode(folder))
+    if path.exists() and not path.is_dir():
+        raise TraceError(f"dump_ilp must be a folder, and {str(path)!r} is a file")
+    return path
 
 
 def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from meshwise.baselines.methods import plan_baseline, plan_intra_op
@@ -58,6 +59,7 @@ class PlanRequest:
     pins: Mapping[str, Any] = field(default_factory=dict[str, Any])
     memory_bytes: int | None = None
     rules: Mapping[str, ForeignRule] = field(default_factory=dict[str, ForeignRule])
+    dump_ilp: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +243,7 @@ def plan_on(
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
         layouts={**followed, **pins.layouts, **forced.layouts},
         strategies={**pins.strategies, **forced.strategies},
+        dump_ilp=request.dump_ilp,
     )
     if isinstance(method, (IntraOp, Auto, Follow)):
         result = plan_intra_op(graph, mesh, step.batch_dims, options, parts)

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from doubles.jit_step import PLAN, JitStep
 from meshwise.cli import COMMANDS, main
+from meshwise.train.options import TrainOptions
 
 # The package attribute of that name is the command, not its module.
 train_module = importlib.import_module("meshwise.cli.train")
@@ -42,6 +43,24 @@ def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
     )  # fmt: skip
     for part in parts:
         assert part in result.output
+
+
+def test_the_folder_for_the_planners_problems_reaches_the_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[TrainOptions] = []
+
+    def builder(options: TrainOptions) -> Any:
+        seen.append(options)
+        return JitStep
+
+    monkeypatch.setattr(train_module, "step_builder", builder)
+    text = tmp_path / "text.txt"
+    text.write_text("the same line again and again\n" * 100)
+    small = ["--model", "tiny", "--seq", "16", "--batch", "8", "--steps", "1"]
+    folders = ["--text", str(text), "--out", str(tmp_path / "run"), "--dump-ilp", str(tmp_path)]
+    assert CliRunner().invoke(main, ["train", *small, *folders]).exit_code == 0
+    assert seen[0].dump_ilp == tmp_path
 
 
 def test_json_is_alone_on_standard_output(run: Any) -> None:

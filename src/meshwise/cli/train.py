@@ -43,6 +43,9 @@ Examples:
 \b
   meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
       As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
+\b
+  meshwise train --fresh --steps 1 --dump-ilp ilp && meshwise solve ilp/001-intra-8.json.gz
+      What the planner solved, as files in the form of the ASPLOS 2025 contest.
 """
 
 
@@ -113,6 +116,12 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Continue from the newest checkpoint in --out, or remove those there and start anew.",
 )
 @click.option("--dump-plan", is_flag=True, help="Print the plan as JSON before training.")
+@_option(
+    "--dump-ilp",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write every ILP of the planner to DIR, as files for `meshwise solve`.",
+)
 @click.option(
     "--json",
     "as_json",

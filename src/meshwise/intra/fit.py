@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,7 @@ class _Search:
     limit: int
     deadline: float
     seed: int
+    record: Callable[[Problem], object] | None = None
 
     def judge(self, choice: Sequence[int]) -> tuple[GraphDecision, Peak]:
         decision = expand(self.network, self.ties.spread(tuple(choice)))
@@ -79,7 +80,7 @@ class _Search:
     def solve(self, rows: Sequence[Row]) -> Solution:
         full = dataclasses.replace(self.problem, rows=tuple(rows))
         left = self.deadline - time.monotonic()
-        return solve(full, time_limit_s=left, seed=self.seed, exact=False)
+        return solve(full, time_limit_s=left, seed=self.seed, exact=False, record=self.record)
 
 
 def fit(
@@ -91,6 +92,7 @@ def fit(
     limit: int,
     deadline: float,
     seed: int,
+    record: Callable[[Problem], object] | None = None,
 ) -> Answer:
     """A cheap plan that fits.
 
@@ -102,12 +104,19 @@ def fit(
         limit: Bytes of one device.
         deadline: Of `time.monotonic`.
         seed: Of the solver.
+        record: Is given each problem that is solved.
 
     Raises:
         InfeasibleError: no plan was found that fits.
     """
     search = _Search(
-        network=network, ties=ties, problem=problem, limit=limit, deadline=deadline, seed=seed
+        network=network,
+        ties=ties,
+        problem=problem,
+        limit=limit,
+        deadline=deadline,
+        seed=seed,
+        record=record,
     )
     if sum(float(held.min()) for held in _held(search)) > limit:
         # Not even the inputs fit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
@@ -56,6 +57,7 @@ class IntraOptions:
             an input none of them, these win.
         strategies: Strategies that operators which decide alone may have; they win likewise.
         restriction: The method's own restrictions.
+        dump_ilp: Folder that gets every problem, as a file for `meshwise solve`.
         tie: Plan equal layers equally: always, never, or None: only when the problem is large.
     """
 
@@ -69,6 +71,7 @@ class IntraOptions:
     )
     restriction: Restriction = Restriction()
     tie: bool | None = None
+    dump_ilp: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

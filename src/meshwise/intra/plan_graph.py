@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
 from meshwise.intra.check import check_solution
+from meshwise.intra.dump import dump_problem
 from meshwise.intra.expand import expand
 from meshwise.intra.fit import Answer, fit, infeasible
 from meshwise.intra.memory import peak
@@ -30,7 +33,8 @@ def _solved(
 ) -> Answer:
     """The cheapest plan; one that fits if there is a limit."""
     left = deadline - time.monotonic()
-    found = solve(problem, time_limit_s=left, seed=options.seed)
+    record = _recorder(network.mesh, options)
+    found = solve(problem, time_limit_s=left, seed=options.seed, record=record)
     if not found.choice and network.nodes:
         raise infeasible(None, None, proved=found.status == "infeasible")
     check_solution(problem, found)
@@ -40,9 +44,27 @@ def _solved(
     limit = options.memory_bytes
     if limit is None or high.num_bytes <= limit:
         return free
-    answer = fit(network, ties, problem, free, limit=limit, deadline=deadline, seed=options.seed)
+    answer = fit(
+        network,
+        ties,
+        problem,
+        free,
+        limit=limit,
+        deadline=deadline,
+        seed=options.seed,
+        record=record,
+    )
     check_solution(problem, answer.solution)
     return answer
+
+
+def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Callable[[Problem], object] | None:
+    """What keeps each problem, if that is asked for."""
+    if options.dump_ilp is None:
+        return None
+    name = re.sub(r"[^A-Za-z0-9]+", "-", options.restriction.name).strip("-") or "intra"
+    what = f"{name}-{'x'.join(map(str, mesh.sizes))}"
+    return partial(dump_problem, folder=options.dump_ilp, what=what)
 
 
 def _propagated(network: Network, options: IntraOptions) -> Answer:

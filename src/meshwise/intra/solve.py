@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ def solve(
     time_limit_s: float = 60.0,
     seed: int = 0,
     exact: bool = True,
+    record: Callable[[Problem], object] | None = None,
 ) -> Solution:
     """Solve a problem; the answer is never worse than the best feasible incumbent.
 
@@ -39,11 +40,14 @@ def solve(
         time_limit_s: For the exact engine.
         seed: Of the exact engine.
         exact: Whether to run the exact engine if bound and cost have not met before.
+        record: Is given the problem before it is solved.
 
     Raises:
         SolverError: the exact engine failed.
     """
     start = time.monotonic()
+    if record is not None:
+        record(problem)
     good = [c for c in incumbents if is_feasible(problem, c)]
     best = min(good, key=lambda c: objective(problem, c), default=None)
     chain: list[Reduction] = []

@@ -44,6 +44,7 @@ def step_builder(options: TrainOptions) -> StepBuilder:
             method=method_of(options),
             num_microbatches=options.microbatches,
             memory_bytes=options.memory_bytes,
+            dump_ilp=options.dump_ilp,
         )
 
     return build

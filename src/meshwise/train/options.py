@@ -32,6 +32,7 @@ class TrainOptions:
         mesh: Shape of the device mesh; None lets the planner choose.
         microbatches: Parts of the batch that run one after the other, or `auto`.
         memory_bytes: Limit of one device; None for what the cluster says.
+        dump_ilp: Folder for every ILP of the planner; None for none.
     """
 
     out: Path
@@ -51,6 +52,7 @@ class TrainOptions:
     mesh: tuple[int, ...] | None = None
     microbatches: int | Literal["auto"] = 1
     memory_bytes: int | None = None
+    dump_ilp: Path | None = None
 
     def gpt(self) -> GptConfig:
         """The model: the named size, on bytes, with as many positions as `seq`."""

@@ -1,0 +1,259 @@
+"""A planner's problem in the contest's form: whole numbers, one interval a node, one limit.
+
+Costs become multiples of a unit, rounded down, so that a bound of the instance bounds the problem.
+Rows become times.  A node whose weights change from row to row, and a pair that has weights, get
+nodes of their own that follow them: edges of cost zero where choices agree, infinite elsewhere.
+Rows with less room than the largest one carry a node that uses the difference.
+
+Source: the form is that of the ASPLOS 2025 contest on intra-operator parallelism.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwise.intra.problem import Array, Problem, objective
+from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
+
+# Units in the cost that choices may add: far more than rounding of all terms adds up to, and few
+# enough for the proofs of floating-point engines.
+_RESOLUTION = 2.0**32
+# The sum of the dearest choices stays where floating point counts exactly.
+_MOST_UNITS = 2.0**52
+_MOST_BYTES = 2.0**61
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """An instance and what its numbers mean.
+
+    Attributes:
+        instance: Its first nodes are those of the problem, the others follow them.
+        num_nodes: Nodes of the problem.
+        followed: For each other node the one or two nodes that it follows; none for a node of one
+            choice.
+        unit: Cost of one unit, in the problem's own (seconds for the planner).
+        constant: Cost that every choice has besides, in the problem's own.
+    """
+
+    instance: Instance
+    num_nodes: int
+    followed: tuple[tuple[int, ...], ...]
+    unit: float
+    constant: float
+
+    def cost(self, units: int) -> float:
+        """What a cost of the instance, or a bound, is in the problem's own unit."""
+        return units * self.unit + self.constant
+
+    def extended(self, choice: Sequence[int]) -> list[int]:
+        """The choice of the instance's nodes that a choice of the problem's nodes means."""
+        full = list(choice)
+        sizes = np.diff(self.instance.first_choice).tolist()
+        for nodes in self.followed:
+            number = 0
+            for u in nodes:
+                number = number * sizes[u] + full[u]
+            full.append(number)
+        return full
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Nodes and edges while they are written."""
+
+    costs: list[Ints] = field(default_factory=list[Ints])
+    usages: list[Ints] = field(default_factory=list[Ints])
+    intervals: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    edges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    edge_costs: list[Ints] = field(default_factory=list[Ints])
+    followed: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+
+    def follower(self, of: tuple[int, ...], usages: Ints, low: int, high: int) -> int:
+        self.followed.append(of)
+        return self.node(np.zeros(len(usages), np.int64), usages, low, high)
+
+    def node(self, costs: Ints, usages: Ints, low: int, high: int) -> int:
+        self.costs.append(costs)
+        self.usages.append(usages)
+        self.intervals.append((low, high))
+        return len(self.costs) - 1
+
+    def use(self, u: int, usages: Ints, low: int, high: int) -> None:
+        """Let a node use memory: itself if it uses none yet, else through one that follows it."""
+        if self.intervals[u][0] < self.intervals[u][1]:
+            count = len(usages)
+            same = np.where(np.eye(count, dtype=bool), 0, INFINITE_COST).astype(np.int64)
+            self.edge(u, self.follower((u,), usages, low, high), same)
+        else:
+            self.usages[u], self.intervals[u] = usages, (low, high)
+
+    def edge(self, u: int, v: int, matrix: Ints) -> None:
+        self.edges.append((u, v))
+        self.edge_costs.append(matrix)
+
+    def both(self, u: int, v: int) -> int:
+        """A node whose choices are the pairs of choices of two nodes, row-major."""
+        size_u, size_v = len(self.costs[u]), len(self.costs[v])
+        number = np.arange(size_u * size_v)
+        both = self.follower((u, v), np.zeros(len(number), np.int64), 0, 0)
+        for end, of in ((u, number // size_v), (v, number % size_v)):
+            size = len(self.costs[end])
+            agree = of[None, :] == np.arange(size)[:, None]
+            self.edge(end, both, np.where(agree, 0, INFINITE_COST).astype(np.int64))
+        return both
+
+
+def encode(problem: Problem, *, reference: float | None = None, name: str = "") -> Encoded:
+    """Write a problem as an instance.
+
+    Args:
+        problem: Costs may be infinite; weights of rows may be negative.
+        reference: A cost that some answer does not exceed, which sets the unit; by default the cost
+            of the cheapest choice of each node.
+        name: Of the instance.
+    """
+    shift = [_least(c) for c in problem.costs]
+    shift_pairs = [_least(p.cost) for p in problem.pairs]
+    constant = math.fsum(shift) + math.fsum(shift_pairs)
+    unit = _unit(problem, constant, reference)
+    writer = _Writer()
+    for costs, least in zip(problem.costs, shift, strict=True):
+        zeros = np.zeros(len(costs), np.int64)
+        writer.node(_units(costs - least, unit), zeros, 0, 0)
+    for pair, least in zip(problem.pairs, shift_pairs, strict=True):
+        writer.edge(pair.u, pair.v, _units(pair.cost - least, unit))
+    limit = _write_rows(problem, writer)
+    return Encoded(
+        instance=_instance(writer, limit, name),
+        num_nodes=len(problem.costs),
+        followed=tuple(writer.followed),
+        unit=unit,
+        constant=constant,
+    )
+
+
+def _least(costs: Array) -> float:
+    finite = costs[np.isfinite(costs)]
+    return float(finite.min()) if finite.size else 0.0
+
+
+def _unit(problem: Problem, constant: float, reference: float | None) -> float:
+    tables = [*problem.costs, *(p.cost for p in problem.pairs)]
+    spans: list[float] = []
+    for table in tables:
+        finite = table[np.isfinite(table)]
+        spans.append(float(finite.max() - finite.min()) if finite.size else 0.0)
+    most = math.fsum(spans)
+    if reference is None:
+        cheapest = [int(np.argmin(c)) for c in problem.costs if c.size]
+        reference = (
+            objective(problem, cheapest) if len(cheapest) == len(problem.costs) else math.inf
+        )
+    span = min(reference - constant, most)
+    return max((span if span > 0 else most) / _RESOLUTION, most / _MOST_UNITS) or 1.0
+
+
+def _units(costs: Array, unit: float) -> Ints:
+    finite = np.isfinite(costs)
+    whole = np.floor(np.where(finite, costs, 0.0) / unit)
+    return np.where(finite, whole, INFINITE_COST).astype(np.int64)
+
+
+def _write_rows(problem: Problem, writer: _Writer) -> int | None:
+    """Write usage of nodes and pairs at the times of the rows; returns the limit."""
+    if not problem.rows:
+        return None
+    of_node, of_pair = _by_time(problem)
+    everything = [*of_node.values(), *of_pair.values()]
+    room = [row.limit for row in problem.rows]
+    for weights in everything:
+        for time, found in weights.items():
+            room[time] -= float(found.min())
+    if min(room) < 0:
+        # Not even the least weights fit, which one node that does not fit says as well.
+        writer.follower((), np.ones(1, np.int64), 0, 1)
+        return 0
+    scale = _byte_scale(everything, room)
+    for u, weights in of_node.items():
+        for low, high, usages in _runs(weights, scale):
+            writer.use(u, usages, low, high)
+    for (u, v), weights in of_pair.items():
+        runs = list(_runs(weights, scale))
+        both = writer.both(u, v) if runs else -1
+        for low, high, usages in runs:
+            writer.use(both, usages, low, high)
+    whole = [math.floor(r * scale) for r in room]
+    limit = max(whole)
+    for time, left in enumerate(whole):
+        if left < limit:
+            writer.follower((), np.array([limit - left], np.int64), time, time + 1)
+    return limit
+
+
+def _by_time(
+    problem: Problem,
+) -> tuple[dict[int, dict[int, Array]], dict[tuple[int, int], dict[int, Array]]]:
+    """Weights of nodes and of pairs at each time."""
+    of_node: dict[int, dict[int, Array]] = {}
+    of_pair: dict[tuple[int, int], dict[int, Array]] = {}
+    for time, row in enumerate(problem.rows):
+        for u, weights in row.nodes:
+            at = of_node.setdefault(u, {})
+            at[time] = at[time] + weights if time in at else weights
+        for u, v, weights in row.pairs:
+            at = of_pair.setdefault((u, v), {})
+            at[time] = at[time] + weights.ravel() if time in at else weights.ravel()
+    return of_node, of_pair
+
+
+def _byte_scale(everything: Sequence[dict[int, Array]], room: Sequence[float]) -> float:
+    """1 for bytes; a power of two where weights are fractions, or too many bytes for 64 bits."""
+    tables = [w - w.min() for at in everything for w in at.values()]
+    most = math.fsum(float(w.max(initial=0.0)) for w in tables) + max(room)
+    if most >= _MOST_BYTES:
+        return 2.0 ** math.floor(math.log2(_MOST_BYTES / most))
+    if all(np.all(w == np.floor(w)) for w in tables):
+        return 1.0
+    return 2.0 ** math.floor(math.log2(2.0**52 / most))
+
+
+def _runs(at: dict[int, Array], scale: float) -> Iterable[tuple[int, int, Ints]]:
+    """Usages above the least one, and the runs of times at which they are the same."""
+    run: tuple[int, int, Ints] | None = None
+    for time in sorted(at):
+        usages = np.ceil((at[time] - at[time].min()) * scale).astype(np.int64)
+        if run is not None and run[1] == time and np.array_equal(run[2], usages):
+            run = (run[0], time + 1, usages)
+            continue
+        if run is not None and run[2].any():
+            yield run
+        run = (time, time + 1, usages)
+    if run is not None and run[2].any():
+        yield run
+
+
+def _instance(writer: _Writer, limit: int | None, name: str) -> Instance:
+    return Instance(
+        name=name,
+        first_choice=_first(writer.costs),
+        costs=_joined(writer.costs),
+        usages=_joined(writer.usages),
+        intervals=np.array(writer.intervals, np.int64).reshape(-1, 2),
+        edges=np.array(writer.edges, np.int64).reshape(-1, 2),
+        first_entry=_first(writer.edge_costs),
+        edge_costs=_joined([m.ravel() for m in writer.edge_costs]),
+        limit=limit,
+    )
+
+
+def _first(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([[0], np.cumsum([p.size for p in parts])]).astype(np.int64)
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
