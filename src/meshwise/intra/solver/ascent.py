@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import BACKWARD, FORWARD, ONE, kernel, part
 from meshwise.intra.solver.messages import (
     Messages,
     add_prices,
@@ -35,7 +35,7 @@ from meshwise.intra.solver.messages import (
     sweep,
 )
 from meshwise.intra.solver.network import Network
-from meshwise.intra.solver.reducing import INF
+from meshwise.intra.solver.reducing import INF, least_in
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -55,7 +55,7 @@ _LEAST_WIDTH = 1e-9
 _TRY_EVERY = 4
 
 
-@kernel
+@part
 def _expected_usage(net: Network, held: Messages, width: float, load: np.ndarray) -> float:
     """A backward sweep that also sums the usage to expect in each row; returns its bound.
 
@@ -65,34 +65,51 @@ def _expected_usage(net: Network, held: Messages, width: float, load: np.ndarray
         width: Cost above the least one at which the weight of a choice falls by e.
         load: Result, in bytes, one entry more than rows.
     """
-    bound = 0.0
+    bound, most = 0.0, ONE
+    for i in range(net.size.size):
+        most = net.size[i] if net.size[i] > most else most
+    weights = np.zeros(most)
     load[:] = 0.0
     for i in range(net.size.size - 1, -1, -1):
-        bound += collect(False, i, net, held)
+        bound += collect(BACKWARD, i, net, held)
         low, high = net.first_choice[i], net.first_choice[i + 1]
         if net.first_item[i] < net.first_item[i + 1]:
-            values = held.node[low:high]
-            weights = np.exp(np.maximum((values.min() - values) / width, -50.0))
-            weights /= weights.sum()
+            least, total = least_in(held.node, low, high), 0.0
+            for s in range(high - low):
+                above = (held.node[low + s] - least) / width
+                weights[s] = np.exp(-above if above < 50.0 else -50.0)
+                total += weights[s]
             for k in range(net.first_item[i], net.first_item[i + 1]):
                 used = 0.0
                 for s in range(high - low):
-                    used += weights[s] * net.usage[net.first_usage[k] + s]
+                    used += weights[s] / total * net.usage[net.first_usage[k] + s]
                 load[net.item_low[k]] += used
                 load[net.item_high[k]] -= used
-        pass_on(False, i, net, held)
+        pass_on(BACKWARD, i, net, held)
     for row in range(load.size - 1):
         load[row + 1] += load[row]
     return bound
 
 
-@kernel
+@part
+def _at_least(value: float, least: float) -> float:
+    return value if value > least else least
+
+
+@part
+def _copy(values: np.ndarray, to: np.ndarray) -> None:
+    """As `to[:] = values`, which takes longer to compile."""
+    for k in range(values.size):
+        to[k] = values[k]
+
+
+@part
 def _try(net: Network, held: Messages, relaxed: bool, trial: np.ndarray) -> float:
     """Cost of a choice that the messages suggest; infinite if it does not fit."""
     if relaxed:
         follow(net, held, trial)
         room = room_left(net, trial)
-        if room.size > 0 and room.min() < 0:
+        if room.size and least_in(room, 0 * ONE, room.size) < 0:
             return INF
     elif not follow_within(net, held, trial):
         return INF
@@ -117,14 +134,15 @@ def _rounds(
     for turn in range(count):
         _, best, cost, _, before = numbers
         target = cost if cost < INF else 2 * abs(best) if best > -INF else INF
-        gap = max(target - best, _LEAST_GAP * abs(target)) if best > -INF else 0.0
-        sweep(True, net, held)
-        width = max(_WIDTH * gap / net.size.size, _LEAST_WIDTH)
+        gap = _at_least(target - best, _LEAST_GAP * abs(target)) if best > -INF else 0.0
+        sweep(FORWARD, net, held)
+        width = _at_least(_WIDTH * gap / net.size.size, _LEAST_WIDTH)
         bound = _expected_usage(net, held, width, load) + net.constant
-        bound -= (prices * net.capacity).sum()
+        for row in range(prices.size):
+            bound -= prices[row] * net.capacity[row]
         if bound > best:
             numbers[1] = bound
-            best_prices[:] = prices
+            _copy(prices, best_prices)
         numbers[3] += 1
         if numbers[3] >= _WINDOW:
             if numbers[1] - before < _PROGRESS * gap:
@@ -133,7 +151,7 @@ def _rounds(
         found = _try(net, held, turn % _TRY_EVERY > 0, trial)
         if found < numbers[2]:
             numbers[2] = found
-            best_choice[:] = trial
+            _copy(trial, best_choice)
         length = 0.0
         for row in range(prices.size):
             average[row] = _MEMORY * average[row] + (1 - _MEMORY) * (load[row] - net.capacity[row])
@@ -142,9 +160,9 @@ def _rounds(
         if length == 0.0:
             continue
         aim = numbers[2] if numbers[2] < INF else numbers[1] + abs(numbers[1])
-        reach = numbers[0] * max(aim - bound, _LEAST_GAP * abs(aim)) / length
+        reach = numbers[0] * _at_least(aim - bound, _LEAST_GAP * abs(aim)) / length
         for row in range(prices.size):
-            change[row] = max(0.0, prices[row] + reach * average[row]) - prices[row]
+            change[row] = _at_least(prices[row] + reach * average[row], 0.0) - prices[row]
             prices[row] += change[row]
         add_prices(change, net, held)
 

@@ -9,10 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import FORWARD, kernel
 from meshwise.intra.solver.messages import Messages, collect, pass_on
 from meshwise.intra.solver.network import Network
-from meshwise.intra.solver.reducing import INF
+from meshwise.intra.solver.reducing import INF, least_in
 
 # Integers of this size leave room for a sum of some terms.
 _BITS = 58
@@ -23,12 +23,13 @@ _FINEST = 2.0**20
 def _raise_bounds(net: Network, held: Messages, above: np.ndarray) -> None:
     """Note, in a forward sweep, by how much each choice raises the bound at least."""
     for i in range(net.size.size):
-        collect(True, i, net, held)
+        collect(FORWARD, i, net, held)
         low, high = net.first_choice[i], net.first_choice[i + 1]
-        least = held.node[low:high].min()
+        least = least_in(held.node, low, high)
         for s in range(low, high):
-            above[s] = max(above[s], held.node[s] - least)
-        pass_on(True, i, net, held)
+            rise = held.node[s] - least
+            above[s] = rise if rise > above[s] else above[s]
+        pass_on(FORWARD, i, net, held)
 
 
 def choices_within(
@@ -70,7 +71,7 @@ def _integer_minima(
     nodes: np.ndarray, edges: np.ndarray,
 ) -> None:  # fmt: skip
     for i in range(net.size.size):
-        nodes[i] = node[net.first_choice[i] : net.first_choice[i + 1]].min()
+        nodes[i] = least_in(node, net.first_choice[i], net.first_choice[i + 1])
     for e in range(net.u.size):
         width = net.size[net.v[e]]
         least = np.int64(2**62)
@@ -83,7 +84,7 @@ def _integer_minima(
                         + at_u[net.first_u[e] + s]
                         + at_v[net.first_v[e] + t]
                     )
-                    least = min(least, value)
+                    least = value if value < least else least
         edges[e] = least
 
 

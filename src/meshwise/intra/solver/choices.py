@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import ONE, part
 from meshwise.intra.solver.reducing import (
     INF,
     INFEASIBLE,
@@ -20,7 +20,7 @@ from meshwise.intra.solver.reducing import (
 )
 
 
-@kernel
+@part
 def _has_partner(at: int, step: int, other: int, nodes: Nodes, matrix: np.ndarray) -> bool:
     """Whether a row (or column) of an edge allows any choice of the other node."""
     for t in range(nodes.size[other]):
@@ -29,7 +29,7 @@ def _has_partner(at: int, step: int, other: int, nodes: Nodes, matrix: np.ndarra
     return False
 
 
-@kernel
+@part
 def _forbid(i: int, s: int, nodes: Nodes) -> int:
     """Price a choice at infinity; 1 if it was not there before."""
     was_left = nodes.cost[nodes.start[i] + s] < INF
@@ -37,7 +37,7 @@ def _forbid(i: int, s: int, nodes: Nodes) -> int:
     return 1 if was_left else 0
 
 
-@kernel
+@part
 def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
     """Price choices that the edge forbids with every choice of the other node at infinity.
 
@@ -48,7 +48,7 @@ def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int
     rows, width, matrix = nodes.size[u], nodes.size[v], buffers.matrices
     lost = 0
     for s in range(rows):
-        if not _has_partner(start + s * width, 1, v, nodes, matrix):
+        if not _has_partner(start + s * width, ONE, v, nodes, matrix):
             lost |= _forbid(u, s, nodes)
     for t in range(width):
         if not _has_partner(start + t, width, u, nodes, matrix):
@@ -56,7 +56,7 @@ def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int
     return lost
 
 
-@kernel
+@part
 def _compact_edges(
     i: int, kept: np.ndarray, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work
 ) -> None:
@@ -81,7 +81,7 @@ def _compact_edges(
         half = edges.next_half[half]
 
 
-@kernel
+@part
 def compact(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work) -> None:
     """Take the choices of infinite cost out of a node, its edges and its items."""
     size, start = nodes.size[i], nodes.start[i]
@@ -109,7 +109,7 @@ def compact(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, 
     push(i, work)
 
 
-@kernel
+@part
 def _uses_no_more(a: int, b: int, i: int, nodes: Nodes, items: Items, buffers: Buffers) -> bool:
     item = nodes.first_item[i]
     while item >= 0:
@@ -120,7 +120,7 @@ def _uses_no_more(a: int, b: int, i: int, nodes: Nodes, items: Items, buffers: B
     return True
 
 
-@kernel
+@part
 def _beats(
     a: int, b: int, i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers
 ) -> bool:
@@ -139,7 +139,8 @@ def _beats(
             for t in range(width):
                 y = matrix[first + b * row + t * step]
                 if y < INF:
-                    worst = max(worst, matrix[first + a * row + t * step] - y)
+                    more = matrix[first + a * row + t * step] - y
+                    worst = more if more > worst else worst
                     if worst == INF:
                         return False
             dearer += worst
@@ -147,7 +148,7 @@ def _beats(
     return dearer <= 0
 
 
-@kernel
+@part
 def drop_dominated(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers) -> bool:
     """Price choices that another one of the node beats at infinity; whether there were any."""
     start = nodes.start[i]
@@ -162,7 +163,7 @@ def drop_dominated(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Bu
     return dropped
 
 
-@kernel
+@part
 def settle_items(i: int, nodes: Nodes, items: Items, buffers: Buffers, work: Work) -> None:
     """What every choice uses becomes base load; items that are left empty go."""
     before = -1
@@ -172,8 +173,9 @@ def settle_items(i: int, nodes: Nodes, items: Items, buffers: Buffers, work: Wor
         first, low, high = items.start[item], items.low[item], items.high[item]
         least = most = buffers.usages[first]
         for s in range(1, nodes.size[i]):
-            least = min(least, buffers.usages[first + s])
-            most = max(most, buffers.usages[first + s])
+            used = buffers.usages[first + s]
+            least = used if used < least else least
+            most = used if used > most else most
         if least != 0:
             work.base[low] += least
             work.base[high] -= least

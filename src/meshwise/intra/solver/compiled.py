@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from numba.core import config as numba_config
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# As arguments and first values of variables: for each literal Numba compiles what is called anew.
+NONE, ONE = np.int64(-1), np.int64(1)
+FORWARD, BACKWARD = np.bool_(True), np.bool_(False)
 
 
 @cache
@@ -44,7 +49,15 @@ def kernel(function: _Function) -> _Function:
     config.CACHE_DIR = _folder()
     try:
         # Without a writable folder Numba would refuse to keep anything: compile each time.
-        compiled: Any = numba.njit(cache=bool(config.CACHE_DIR), nogil=True)(function)
+        compiled: Any = numba.njit(cache=bool(config.CACHE_DIR), nogil=True, no_cfunc_wrapper=True)(
+            function
+        )
         return compiled
     finally:
         config.CACHE_DIR = before
+
+
+def part(function: _Function) -> _Function:
+    """As `kernel`, for what only kernels call: it is kept as a part of them."""
+    compiled: Any = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return compiled

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
 from meshwise.intra.solver.reducing import (
     INF,
     LOG_USED,
@@ -36,7 +36,7 @@ ALONE, OF_ONE, OF_TWO = range(3)
 _MOST_PAIRS = 1 << 16
 
 
-@kernel
+@part
 def _entry(half: int, s: int, t: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> float:
     """Cost of (choice s of the half-edge's node, choice t of the other node)."""
     e = half >> 1
@@ -74,7 +74,7 @@ def merge_parallel(nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> 
             half = edges.next_half[half]
 
 
-@kernel
+@part
 def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> bool:
     """An edge whose cost is a sum of its ends' own costs goes into them; whether it did."""
     u, v, start = edges.u[e], edges.v[e], edges.start[e]
@@ -84,7 +84,7 @@ def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> bool
     for t in range(width):
         if matrix[start + t] == INF:
             return False
-        least = min(least, matrix[start + t])
+        least = matrix[start + t] if matrix[start + t] < least else least
     for s in range(1, nodes.size[u]):
         step = matrix[start + s * width] - matrix[start]
         if step == INF:
@@ -100,7 +100,7 @@ def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> bool
     return True
 
 
-@kernel
+@part
 def follows(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
     """Bit 0: the node v of an edge follows u; bit 1: u follows v."""
     start, width = edges.start[e], nodes.size[edges.v[e]]
@@ -122,7 +122,7 @@ def follows(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
     return result
 
 
-@kernel
+@part
 def _log_one(
     node: int, leader: int, choice: np.ndarray, nodes: Nodes, buffers: Buffers, work: Work
 ):
@@ -139,7 +139,7 @@ def _log_one(
     return buffers
 
 
-@kernel
+@part
 def _move_edge(
     half: int, leader: int, image: np.ndarray, nodes: Nodes, edges: Edges,
     buffers: Buffers, work: Work,
@@ -178,7 +178,7 @@ def _move_edge(
     return buffers
 
 
-@kernel
+@part
 def absorb(
     leader_half: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
 ) -> Buffers:
@@ -230,13 +230,13 @@ def absorb(
     return buffers
 
 
-@kernel
+@part
 def _fold_alone(i: int, nodes: Nodes, buffers: Buffers, work: Work) -> Buffers:
     best = nodes.start[i]
     for s in range(nodes.start[i], nodes.start[i] + nodes.size[i]):
         if nodes.cost[s] < nodes.cost[best]:
             best = s
-    buffers = with_log(3, buffers, work)
+    buffers = with_log(3 * ONE, buffers, work)
     top = work.counters[LOG_USED]
     buffers.log[top], buffers.log[top + 1] = ALONE, i
     buffers.log[top + 2] = nodes.original[best]
@@ -246,7 +246,7 @@ def _fold_alone(i: int, nodes: Nodes, buffers: Buffers, work: Work) -> Buffers:
     return buffers
 
 
-@kernel
+@part
 def _fold_one(half: int, i: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work):
     other = neighbour(half, edges)
     image = np.zeros(nodes.size[other], np.int64)
@@ -264,7 +264,7 @@ def _fold_one(half: int, i: int, nodes: Nodes, edges: Edges, buffers: Buffers, w
     return buffers
 
 
-@kernel
+@part
 def _fold_two(
     one: int, two: int, i: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work
 ) -> Buffers:
@@ -325,7 +325,7 @@ def _fold_two(
     return buffers
 
 
-@kernel
+@part
 def may_eliminate(i: int, nodes: Nodes, edges: Edges) -> bool:
     """Whether a node without usage has few edges, and few pairs of choices to note."""
     count = degree(i, nodes, edges)
@@ -341,10 +341,10 @@ def may_eliminate(i: int, nodes: Nodes, edges: Edges) -> bool:
     return count == 2
 
 
-@kernel
+@part
 def eliminate(i: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> Buffers:
     """Take out a node without usage that has at most two edges."""
-    one = two = -1
+    one = two = NONE
     half = nodes.first_half[i]
     while half >= 0:
         if edges.alive[half >> 1]:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
 from meshwise.intra.solver.network import Network
-from meshwise.intra.solver.reducing import INF
+from meshwise.intra.solver.reducing import INF, least_in
 from meshwise.intra.solver.room import is_allowed, room_of, take
 
 Array = Any
@@ -47,7 +47,7 @@ def no_messages(network: Network) -> Messages:
     )
 
 
-@kernel
+@part
 def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its later node to that node."""
     u, v = net.u[e], net.v[e]
@@ -58,13 +58,14 @@ def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
         value = held.at_u[net.first_u[e] + s]
         row = first + s * width
         for t in range(width):
-            least[t] = min(least[t], net.matrices[row + t] + value)
+            value_at = net.matrices[row + t] + value
+            least[t] = value_at if value_at < least[t] else least[t]
     for t in range(width):
         held.node[own + t] += least[t] + held.at_v[place + t]
         held.at_v[place + t] = -least[t]
 
 
-@kernel
+@part
 def collect_from_later(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its earlier node to that node."""
     u, v = net.u[e], net.v[e]
@@ -74,24 +75,25 @@ def collect_from_later(e: int, net: Network, held: Messages) -> None:
         least = INF
         row = first + s * width
         for t in range(width):
-            least = min(least, net.matrices[row + t] + held.at_v[net.first_v[e] + t])
+            value = net.matrices[row + t] + held.at_v[net.first_v[e] + t]
+            least = value if value < least else least
         held.node[own + s] += least + held.at_u[place + s]
         held.at_u[place + s] = -least
 
 
-@kernel
+@part
 def _rest(forward: bool, i: int, net: Network) -> float:
     """Share of a node's value that stays when the others are passed on."""
     num_later = net.first_later[i + 1] - net.first_later[i]
     num_earlier = net.first_earlier[i + 1] - net.first_earlier[i]
     onward = num_later if forward else num_earlier
-    largest = max(num_later, num_earlier)
+    largest = num_later if num_later > num_earlier else num_earlier
     if largest == 0:
         return 1.0
     return 0.0 if onward == largest else 1.0 - onward / largest
 
 
-@kernel
+@part
 def collect(forward: bool, i: int, net: Network, held: Messages) -> float:
     """Bring value to a node from the edges behind it; returns what it adds to the bound."""
     if forward:
@@ -100,11 +102,11 @@ def collect(forward: bool, i: int, net: Network, held: Messages) -> float:
     else:
         for k in range(net.first_later[i], net.first_later[i + 1]):
             collect_from_later(net.later[k], net, held)
-    least = held.node[net.first_choice[i] : net.first_choice[i + 1]].min()
+    least = least_in(held.node, net.first_choice[i], net.first_choice[i + 1])
     return least * _rest(forward, i, net)
 
 
-@kernel
+@part
 def pass_on(forward: bool, i: int, net: Network, held: Messages) -> None:
     """Share the value of a node among the edges before it."""
     num_later = net.first_later[i + 1] - net.first_later[i]
@@ -112,7 +114,7 @@ def pass_on(forward: bool, i: int, net: Network, held: Messages) -> None:
     if (num_later if forward else num_earlier) == 0:
         return
     low, high = net.first_choice[i], net.first_choice[i + 1]
-    share = 1.0 / max(num_later, num_earlier)
+    share = 1.0 / (num_later if num_later > num_earlier else num_earlier)
     if forward:
         for k in range(net.first_later[i], net.first_later[i + 1]):
             place = net.first_u[net.later[k]]
@@ -154,7 +156,7 @@ def add_prices(change: np.ndarray, net: Network, held: Messages) -> None:
                     held.node[net.first_choice[i] + s] += price * net.usage[net.first_usage[k] + s]
 
 
-@kernel
+@part
 def value_beside(e: int, before: int, s: int, net: Network, held: Messages) -> float:
     """What an edge holds for choice `s` of its later node if the earlier one takes `before`."""
     return (
@@ -164,7 +166,7 @@ def value_beside(e: int, before: int, s: int, net: Network, held: Messages) -> f
     )
 
 
-@kernel
+@part
 def _value_after(i: int, s: int, net: Network, held: Messages, choice: Array) -> float:
     """Value of choice `s` of a node given the choices of the earlier ones."""
     value = held.node[net.first_choice[i] + s]
@@ -174,7 +176,7 @@ def _value_after(i: int, s: int, net: Network, held: Messages, choice: Array) ->
     return value
 
 
-@kernel
+@part
 def follow(net: Network, held: Messages, choice: Array) -> None:
     """Choose node by node what is best given the earlier choices; after a backward sweep."""
     for i in range(net.size.size):
@@ -186,12 +188,12 @@ def follow(net: Network, held: Messages, choice: Array) -> None:
         choice[i] = best
 
 
-@kernel
+@part
 def follow_within(net: Network, held: Messages, choice: Array) -> bool:
     """As `follow`, but no choice may exceed a row; whether it found a way."""
     room = room_of(net.capacity)
     for i in range(net.size.size):
-        least, best = INF, -1
+        least, best = INF, NONE
         for s in range(net.size[i]):
             value = _value_after(i, s, net, held, choice)
             if value < least and is_allowed(i, s, net, room):
@@ -199,7 +201,7 @@ def follow_within(net: Network, held: Messages, choice: Array) -> bool:
         if best < 0:
             return False
         choice[i] = best
-        take(i, best, 1, net, room)
+        take(i, best, ONE, net, room)
     return True
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
-from meshwise.intra.solver.reducing import Buffers, Edges, Items, Nodes
+from meshwise.intra.solver.compiled import NONE, kernel, part
+from meshwise.intra.solver.reducing import Buffers, Edges, Items, Nodes, least_in
 
 Array = Any
 
@@ -83,6 +83,37 @@ def _copy_matrices(
                 out[first[k] + place] = buffers.matrices[edges.start[e] + s * width + t]
 
 
+@part
+def _place(row: int, cuts: np.ndarray, count: int) -> int:
+    """How many of the first cuts, which ascend, lie before a row."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if cuts[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@part
+def _cuts(i: int, row_of: np.ndarray, nodes: Nodes, items: Items, cuts: np.ndarray) -> int:
+    """Write the rows at which items of a node begin or end, ascending; returns their number."""
+    count = NONE + 1
+    item = nodes.first_item[i]
+    while item >= 0:
+        for row in (row_of[items.low[item]], row_of[items.high[item]]):
+            at = _place(row, cuts, count)
+            if at < count and cuts[at] == row:
+                continue
+            for k in range(count, at, -1):
+                cuts[k] = cuts[k - 1]
+            cuts[at] = row
+            count += 1
+        item = items.next_item[item]
+    return count
+
+
 @kernel
 def _pieces(
     alive: Array, row_of: Array, nodes: Nodes, items: Items, buffers: Buffers,
@@ -97,41 +128,39 @@ def _pieces(
     counts = np.zeros(alive.size, np.int64)
     lows, highs, widths = [np.int64(0)], [np.int64(0)], [np.int64(0)]
     bytes_of = [np.int64(0)]
+    cuts = np.empty(row_of.size, np.int64)
     for position in range(alive.size):
         i = alive[position]
         size = nodes.size[i]
-        cuts = [np.int64(0)]
-        item = nodes.first_item[i]
-        while item >= 0:
-            cuts.append(row_of[items.low[item]])
-            cuts.append(row_of[items.high[item]])
-            item = items.next_item[item]
-        edges: Array = np.unique(np.array(cuts[1:], dtype=np.int64))
-        if edges.size == 0:
+        num_cuts = _cuts(i, row_of, nodes, items, cuts)
+        if num_cuts == 0:
             continue
-        change = np.zeros((edges.size, size), np.int64)
+        change = np.zeros(num_cuts * size, np.int64)
         item = nodes.first_item[i]
         while item >= 0:
             first = items.start[item]
-            low = np.searchsorted(edges, row_of[items.low[item]])
-            high = np.searchsorted(edges, row_of[items.high[item]])
+            low = _place(row_of[items.low[item]], cuts, num_cuts)
+            high = _place(row_of[items.high[item]], cuts, num_cuts)
             for s in range(size):
-                change[low, s] += buffers.usages[first + s]
-                change[high, s] -= buffers.usages[first + s]
+                change[low * size + s] += buffers.usages[first + s]
+                change[high * size + s] -= buffers.usages[first + s]
             item = items.next_item[item]
-        for k in range(edges.size - 1):
+        for k in range(num_cuts - 1):
             if k:
-                change[k] += change[k - 1]
-            least, most = change[k].min(), change[k].max()
-            for row in range(edges[k], edges[k + 1]):
+                for s in range(size):
+                    change[k * size + s] += change[(k - 1) * size + s]
+            least, differs = least_in(change, k * size, (k + 1) * size), False
+            for s in range(size):
+                differs |= change[k * size + s] != least
+            for row in range(cuts[k], cuts[k + 1]):
                 capacity[row] -= least
-            if least == most:
+            if not differs:
                 continue
             counts[position] += 1
-            lows.append(edges[k])
-            highs.append(edges[k + 1])
+            lows.append(cuts[k])
+            highs.append(cuts[k + 1])
             widths.append(size)
-            bytes_of.extend(change[k] - least)
+            bytes_of.extend([change[k * size + s] - least for s in range(size)])
     return (
         counts,
         np.array(lows[1:], dtype=np.int64),

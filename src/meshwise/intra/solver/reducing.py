@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import NONE, kernel, part
 
 INF = np.inf
 Array = Any
@@ -114,7 +114,17 @@ class Work(NamedTuple):
     base: Array
 
 
-@kernel
+@part
+def least_in(values: np.ndarray, low: int, high: int) -> Any:
+    """The least of the values from `low` to `high - 1`, of which there is at least one."""
+    least = values[low]
+    for k in range(low + 1, high):
+        if values[k] < least:
+            least = values[k]
+    return least
+
+
+@part
 def push(i: int, work: Work) -> None:
     """Let node `i` be looked at again."""
     if not work.queued[i]:
@@ -123,17 +133,17 @@ def push(i: int, work: Work) -> None:
         work.counters[NUM_QUEUED] += 1
 
 
-@kernel
+@part
 def neighbour(half: int, edges: Edges) -> int:
     """The node at the other end of a half-edge."""
     return edges.v[half >> 1] if half & 1 == 0 else edges.u[half >> 1]
 
 
-@kernel
+@part
 def degree(i: int, nodes: Nodes, edges: Edges) -> int:
     """Edges of a node; half-edges of dead ones are unlinked."""
     count = 0
-    before = -1
+    before = NONE
     half = nodes.first_half[i]
     while half >= 0:
         after = edges.next_half[half]
@@ -148,7 +158,7 @@ def degree(i: int, nodes: Nodes, edges: Edges) -> int:
     return count
 
 
-@kernel
+@part
 def link(half: int, i: int, nodes: Nodes, edges: Edges) -> None:
     """Hang a half-edge on a node."""
     edges.next_half[half] = nodes.first_half[i]
@@ -163,17 +173,18 @@ def link_all(nodes: Nodes, edges: Edges) -> None:
         link(2 * e + 1, edges.v[e], nodes, edges)
 
 
-@kernel
+@part
 def grown(array: Array, need: int) -> Array:
     """The array, or a longer copy if it has less than `need` entries."""
     if need <= array.size:
         return array
-    longer = np.empty(max(need, array.size * 2), array.dtype)
-    longer[: array.size] = array
+    longer = np.empty(need if need > array.size * 2 else array.size * 2, array.dtype)
+    for k in range(array.size):
+        longer[k] = array[k]
     return longer
 
 
-@kernel
+@part
 def with_room(need: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> Buffers:
     """Buffers with space for `need` more matrix entries; live matrices may move together."""
     used = work.counters[MATRICES_USED]
@@ -183,13 +194,15 @@ def with_room(need: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Wor
     for e in range(edges.u.size):
         if edges.alive[e]:
             live += nodes.size[edges.u[e]] * nodes.size[edges.v[e]]
-    moved = np.empty(max(buffers.matrices.size, 4 * live + need), np.float64)
+    size = 4 * live + need
+    moved = np.empty(size if size > buffers.matrices.size else buffers.matrices.size, np.float64)
     top = 0
     for e in range(edges.u.size):
         if edges.alive[e]:
             count = nodes.size[edges.u[e]] * nodes.size[edges.v[e]]
             start = edges.start[e]
-            moved[top : top + count] = buffers.matrices[start : start + count]
+            for k in range(count):
+                moved[top + k] = buffers.matrices[start + k]
             edges.start[e] = top
             edges.room[e] = count
             top += count
@@ -197,7 +210,7 @@ def with_room(need: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Wor
     return Buffers(moved, buffers.usages, buffers.log)
 
 
-@kernel
+@part
 def with_log(need: int, buffers: Buffers, work: Work) -> Buffers:
     """Buffers with space for `need` more entries of the log."""
     log = grown(buffers.log, work.counters[LOG_USED] + need)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.intra.solver.choices import compact, drop_dominated, make_consistent, settle_items
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import kernel, part
 from meshwise.intra.solver.folding import (
     ALONE,
     OF_ONE,
@@ -46,7 +46,7 @@ _DOMINANCE_CELLS = 1 << 27
 _ROUNDS = 20
 
 
-@kernel
+@part
 def _look_at_edges(
     i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
 ) -> tuple[bool, Buffers]:
@@ -77,7 +77,7 @@ def _look_at_edges(
     return False, buffers
 
 
-@kernel
+@part
 def _drop_impossible(
     i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
 ) -> None:
@@ -94,7 +94,7 @@ def _drop_impossible(
     compact(i, nodes, edges, items, buffers, work)
 
 
-@kernel
+@part
 def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
     """Comparisons that a test of dominance takes."""
     count = 0

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import kernel, part
 from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.reducing import least_in
 
 Array = Any
 
@@ -34,11 +35,17 @@ def room_of(rows: np.ndarray) -> Room:
     """Room with its blocks, from bytes left in each row."""
     room = Room(rows.copy(), np.empty((rows.size + _BLOCK - 1) // _BLOCK, np.int64))
     for block in range(room.block.size):
-        room.block[block] = room.row[block * _BLOCK : (block + 1) * _BLOCK].min()
+        room.block[block] = _least_of_block(block, room)
     return room
 
 
-@kernel
+@part
+def _least_of_block(block: int, room: Room) -> int:
+    high = (block + 1) * _BLOCK
+    return least_in(room.row, block * _BLOCK, high if high < room.row.size else room.row.size)
+
+
+@part
 def _fits(low: int, high: int, used: int, room: Room) -> bool:
     row = low
     while row < high:
@@ -53,7 +60,7 @@ def _fits(low: int, high: int, used: int, room: Room) -> bool:
     return True
 
 
-@kernel
+@part
 def take(i: int, s: int, sign: int, net: Network, room: Room) -> None:
     """Take (sign 1) or give back (sign -1) what choice `s` of a node uses."""
     for k in range(net.first_item[i], net.first_item[i + 1]):
@@ -67,10 +74,10 @@ def take(i: int, s: int, sign: int, net: Network, room: Room) -> None:
             if low <= block * _BLOCK and (block + 1) * _BLOCK <= high:
                 room.block[block] -= used
             else:
-                room.block[block] = room.row[block * _BLOCK : (block + 1) * _BLOCK].min()
+                room.block[block] = _least_of_block(block, room)
 
 
-@kernel
+@part
 def is_allowed(i: int, s: int, net: Network, room: Room) -> bool:
     """Whether every row has the bytes that choice `s` of a node uses."""
     for k in range(net.first_item[i], net.first_item[i + 1]):

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import kernel, part
 from meshwise.intra.solver.reducing import INFEASIBLE, Buffers, Items, Nodes, Work
 
 
-@kernel
+@part
 def _loads(nodes: Nodes, items: Items, buffers: Buffers, num_times: int):
     """Most usage, beginning items and ending items at each time, the first as differences."""
     most = np.zeros(num_times + 1, np.int64)
@@ -21,7 +21,10 @@ def _loads(nodes: Nodes, items: Items, buffers: Buffers, num_times: int):
             item = nodes.first_item[i]
             while item >= 0:
                 first = items.start[item]
-                peak = buffers.usages[first : first + nodes.size[i]].max()
+                peak = buffers.usages[first]
+                for s in range(1, nodes.size[i]):
+                    used = buffers.usages[first + s]
+                    peak = used if used > peak else peak
                 most[items.low[item]] += peak
                 most[items.high[item]] -= peak
                 begin[items.low[item]] += 1
@@ -38,12 +41,16 @@ def binding_times(
     num_times = work.base.size - 1
     most, begin, end = _loads(nodes, items, buffers, num_times)
     binding = np.zeros(num_times, np.bool_)
-    base = np.cumsum(work.base)
-    above = base + np.cumsum(most)
+    base = work.base.copy()
+    above = most
+    for t in range(num_times):
+        if t:
+            base[t] += base[t - 1]
+            above[t] += above[t - 1]
     for t in range(num_times):
         if base[t] > limit:
             work.counters[INFEASIBLE] = 1
-        binding[t] = above[t] > limit
+        binding[t] = base[t] + above[t] > limit
     for t in range(num_times - 1):
         if end[t + 1] == 0 and base[t + 1] >= base[t]:
             binding[t] = False

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.intra.solver.compiled import BACKWARD, FORWARD, NONE, ONE, kernel, part
 from meshwise.intra.solver.messages import (
     Messages,
     collect_from_earlier,
@@ -56,24 +56,46 @@ def scratch_for(network: Network) -> Scratch:
     )
 
 
-@kernel
+@part
+def _below(count: int, rng: np.random.Generator) -> int:
+    """A random number from 0 to `count - 1`."""
+    return int(rng.random() * count)
+
+
+@part
+def _sort(values: Array, count: int) -> None:
+    """Shell's sort of the first values: of some hundreds at most."""
+    step = 1
+    while 3 * step < count:
+        step = 3 * step + 1
+    while step > 0:
+        for k in range(step, count):
+            value, at = values[k], k
+            while at >= step and values[at - step] > value:
+                values[at] = values[at - step]
+                at -= step
+            values[at] = value
+        step //= 3
+
+
+@part
 def _pick_part(
     start: int, count: int, net: Network, work: Scratch, rng: np.random.Generator
 ) -> int:
     """Mark a connected part around a node; returns its size, the nodes ascending."""
     work.part[0] = start
     work.inside[start] = True
-    size, head = 1, 0
+    size, head = ONE, 0 * ONE
     while head < size and size < count:
         # Swap a random waiting node to the front, so that parts differ in shape.
-        other = head + rng.integers(0, size - head)
+        other = head + _below(size - head, rng)
         i = work.part[other]
         work.part[other], work.part[head] = work.part[head], i
         head += 1
         degree = net.first_later[i + 1] - net.first_later[i]
         total = degree + net.first_earlier[i + 1] - net.first_earlier[i]
-        begin = rng.integers(0, max(total, 1))
-        for turn in range(min(total, 16)):
+        begin = _below(total if total > 1 else ONE, rng)
+        for turn in range(total if total < 16 else 16):
             k = (begin + turn) % total
             if k < degree:
                 j = net.v[net.later[net.first_later[i] + k]]
@@ -83,11 +105,11 @@ def _pick_part(
                 work.inside[j] = True
                 work.part[size] = j
                 size += 1
-    work.part[:size].sort()
+    _sort(work.part, size)
     return size
 
 
-@kernel
+@part
 def _prepare(part: Array, weight: float, net: Network, choice: Array, work: Scratch) -> float:
     """Write the values of the part's nodes; returns what the part costs now."""
     now = 0.0
@@ -123,7 +145,7 @@ def _prepare(part: Array, weight: float, net: Network, choice: Array, work: Scra
     return now
 
 
-@kernel
+@part
 def _collect_inside(forward: bool, i: int, net: Network, work: Scratch) -> tuple[int, int]:
     """Bring value to a node from the edges behind it; returns its edges before and behind."""
     num_later = num_earlier = 0
@@ -142,7 +164,7 @@ def _collect_inside(forward: bool, i: int, net: Network, work: Scratch) -> tuple
     return (num_later, num_earlier) if forward else (num_earlier, num_later)
 
 
-@kernel
+@part
 def _sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None:
     """As `messages.sweep`, along the edges inside a part."""
     held = work.held
@@ -152,7 +174,7 @@ def _sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None
         onward, behind = _collect_inside(forward, i, net, work)
         if onward == 0:
             continue
-        largest = max(onward, behind)
+        largest = onward if onward > behind else behind
         if forward:
             for k in range(net.first_later[i], net.first_later[i + 1]):
                 e = net.later[k]
@@ -170,12 +192,12 @@ def _sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None
             held.node[first + s] *= rest
 
 
-@kernel
+@part
 def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scratch) -> int:
     """Choose the part's nodes in order within the room; returns how many found a choice."""
     for position in range(part.size):
         i = part[position]
-        least, best = INF, -1
+        least, best = INF, NONE
         for s in range(net.size[i]):
             value = work.held.node[net.first_choice[i] + s]
             for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
@@ -187,11 +209,11 @@ def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scr
         if best < 0:
             return position
         choice[i] = best
-        take(i, best, 1, net, room)
+        take(i, best, ONE, net, room)
     return part.size
 
 
-@kernel
+@part
 def _cost_of_part(part: Array, net: Network, choice: Array, work: Scratch) -> float:
     total = 0.0
     for i in part:
@@ -229,15 +251,15 @@ def improve(
     before: Array = np.empty(net.size.size, np.int64)
     for _ in range(tries):
         count = int(np.exp(rng.random() * np.log(largest))) + 1
-        size = _pick_part(rng.integers(0, net.size.size), count, net, work, rng)
+        size = _pick_part(_below(net.size.size, rng), count, net, work, rng)
         part = work.part[:size]
         now = _prepare(part, 1.5 * rng.random(), net, choice, work)
         for _ in range(_SWEEPS):
-            _sweep_part(True, part, net, work)
-            _sweep_part(False, part, net, work)
+            _sweep_part(FORWARD, part, net, work)
+            _sweep_part(BACKWARD, part, net, work)
         for i in part:
             before[i] = choice[i]
-            take(i, choice[i], -1, net, room)
+            take(i, choice[i], NONE, net, room)
         done = _choose_part(part, net, choice, room, work)
         new = _cost_of_part(part, net, choice, work) if done == size else INF
         # Kept by Metropolis' rule.
@@ -246,10 +268,10 @@ def improve(
         else:
             for k in range(size):
                 if k < done:
-                    take(part[k], choice[part[k]], -1, net, room)
+                    take(part[k], choice[part[k]], NONE, net, room)
                 choice[part[k]] = before[part[k]]
             for i in part:
-                take(i, choice[i], 1, net, room)
+                take(i, choice[i], ONE, net, room)
         for i in part:
             work.inside[i] = False
     return gain
