@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,18 +11,25 @@ import pytest
 from intra.solver.problems import optimum, random_document, random_instance
 from meshwise.errors import SolverError
 from meshwise.intra.solver.instance import INFINITE_COST, evaluate
+from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.read import parse_instance
+from meshwise.intra.solver.small import SMALL_COLUMNS, network_of, solve_small
 from meshwise.intra.solver.solve import Progress, solve_instance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
+# With the small ones given to the exact engine at once, and without.
+BOTH = pytest.mark.parametrize("small", [SMALL_COLUMNS, 0])
+
+
+@BOTH
 @pytest.mark.parametrize("tight", [None, 0.05, 0.4])
-def test_small_problems_are_solved_and_proved(tight):
+def test_small_problems_are_solved_and_proved(tight, small):
     for seed in range(100):
         instance = random_instance(seed, num_nodes=7, tight=tight)
         want = optimum(instance)
-        answer = solve_instance(instance, time_limit_s=600, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, small_columns=small, seed=seed)
         if want is None:
             assert answer.choice is None
             assert answer.status == "infeasible"
@@ -34,7 +42,7 @@ def test_small_problems_are_solved_and_proved(tight):
 
 def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
     instance = random_instance(3, num_nodes=400, tight=0.3, forbid=False)
-    answer = solve_instance(instance, time_limit_s=10)
+    answer = solve_instance(instance, time_limit_s=10, small_columns=0)
     assert answer.choice is not None
     found = evaluate(instance, answer.choice)
     assert found.cost == answer.cost
@@ -53,36 +61,45 @@ def test_a_larger_problem_without_a_limit():
     assert answer.gap <= 0.02
 
 
-def test_no_choice_meets_the_limit():
+@BOTH
+def test_no_choice_meets_the_limit(small):
     document = random_document(1)
     nodes = document["problem"]["nodes"]
     nodes["usages"] = [[k + 5 for k in row] for row in nodes["usages"]]
     nodes["intervals"] = [[0, 3] for _ in nodes["usages"]]
     document["problem"]["usage_limit"] = 4
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small)
     assert answer.status == "infeasible"
     assert answer.choice is None
     assert answer.gap == float("inf")
 
 
-def test_nothing_to_choose():
+@BOTH
+def test_nothing_to_choose(small):
     empty = {
         "nodes": {"intervals": [], "costs": [], "usages": []},
         "edges": {"nodes": [], "costs": []},
     }
-    answer = solve_instance(parse_instance({"problem": empty}, "x"), time_limit_s=600)
+    answer = solve_instance(
+        parse_instance({"problem": empty}, "x"), time_limit_s=600, small_columns=small
+    )
     assert answer.choice == ()
     assert answer.cost == answer.bound == 0
     assert answer.status == "optimal"
 
 
-def test_a_node_without_choices_has_no_solution():
+@BOTH
+def test_a_node_without_choices_has_no_solution(small):
     nodes = {"intervals": [[0, 1]], "costs": [[]], "usages": [[]]}
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
-    assert solve_instance(parse_instance(document, "x"), time_limit_s=600).status == "infeasible"
+    assert (
+        solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small).status
+        == "infeasible"
+    )
 
 
-def test_large_costs_are_summed_exactly():
+@BOTH
+def test_large_costs_are_summed_exactly(small):
     """Each below infinity, their sum beyond 64 bits."""
     count, cost = 30, INFINITE_COST - 1
     nodes = {
@@ -91,7 +108,7 @@ def test_large_costs_are_summed_exactly():
         "usages": [[1, 0]] * count,
     }
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}, "usage_limit": 99}}
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small)
     assert answer.cost == count * cost
 
 
@@ -100,6 +117,7 @@ def test_progress_is_reported_in_the_calling_thread():
     solve_instance(
         random_instance(3, num_nodes=300, tight=0.3, forbid=False),
         time_limit_s=3,
+        small_columns=0,
         report=seen.append,
     )
     assert seen
@@ -107,32 +125,37 @@ def test_progress_is_reported_in_the_calling_thread():
     assert np.all(np.diff([p.seconds for p in seen]) >= 0)
 
 
-def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from():
+@BOTH
+def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from(small):
     """Forbidden pairs and a tight limit: the exact engine begins with no cost to compare with."""
     for seed in range(60):
         instance = random_instance(seed, num_nodes=9, tight=0.15)
-        answer = solve_instance(instance, time_limit_s=600, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, small_columns=small, seed=seed)
         assert answer.cost == optimum(instance), seed
 
 
+@BOTH
 @pytest.mark.parametrize("added", [10**9, 10**12, 10**14])
-def test_a_constant_on_every_choice_only_adds_to_the_cost(added):
+def test_a_constant_on_every_choice_only_adds_to_the_cost(added, small):
     for seed in range(20):
         document = random_document(seed, num_nodes=8, tight=0.3)
         want = optimum(parse_instance(document, "x"))
         nodes = document["problem"]["nodes"]
         nodes["costs"] = [[c + added for c in row] for row in nodes["costs"]]
-        answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
+        answer = solve_instance(
+            parse_instance(document, "x"), time_limit_s=600, small_columns=small
+        )
         if want is None:
             assert answer.status == "infeasible"
             continue
         assert answer.cost == answer.bound == want + 8 * added
 
 
-def test_sums_beyond_floating_point_are_not_called_optimal():
+@BOTH
+def test_sums_beyond_floating_point_are_not_called_optimal(small):
     nodes = {"intervals": [[0, 0]], "costs": [[10**18 - 1, 10**18 - 3]], "usages": [[0, 0]]}
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small)
     assert answer.bound <= 10**18 - 3
     assert answer.status != "optimal" or answer.cost == 10**18 - 3
 
@@ -149,7 +172,7 @@ def test_an_error_of_the_listener_stops_the_threads():
     before = threading.active_count()
     instance = random_instance(3, num_nodes=300, tight=0.3, forbid=False)
     with pytest.raises(KeyError):
-        solve_instance(instance, time_limit_s=60, report=fail)
+        solve_instance(instance, time_limit_s=60, small_columns=0, report=fail)
     assert threading.active_count() <= before + 1
 
 
@@ -173,3 +196,39 @@ def test_a_bound_that_meets_the_cost_ends_the_search():
     answer = solve_instance(instance, time_limit_s=600, report=seen.append)
     assert answer.status == "optimal"
     assert sum(p.bound == p.cost for p in seen) <= 2
+
+
+def test_the_unreduced_network_costs_and_uses_what_the_problem_does():
+    for seed in range(60):
+        instance = random_instance(seed, num_nodes=9, tight=0.3)
+        net, rng = network_of(instance), np.random.default_rng(seed)
+        choice = np.array([rng.integers(k) for k in net.size], np.int64)
+        found = evaluate(instance, choice.tolist())
+        cost = cost_of(net, choice)
+        assert (found.cost is None) == (not np.isfinite(cost))
+        assert found.cost is None or found.cost == round(cost)
+        assert instance.limit is not None
+        assert found.peak == instance.limit - room_left(net, choice).min(initial=instance.limit)
+
+
+def test_without_time_the_exact_engine_proves_nothing():
+    answer = solve_small(random_instance(3, num_nodes=7), deadline=0.0, seed=0)
+    assert answer.choice is None
+    assert not answer.is_proved
+
+
+def test_a_small_problem_that_the_exact_engine_cannot_prove_is_proved_by_the_reductions():
+    """Its units would be too small for costs that differ by so much."""
+    for seed in range(10):
+        document = random_document(seed, tight=None, forbid=False)
+        nodes = document["problem"]["nodes"]
+        nodes["costs"] = [[c * 10**12 for c in row] + [10**15] for row in nodes["costs"]]
+        nodes["usages"] = [[0, *row] for row in nodes["usages"]]
+        edges = document["problem"]["edges"]
+        edges["nodes"], edges["costs"] = [], []
+        instance = parse_instance(document, "x")
+        small = solve_small(instance, deadline=time.monotonic() + 600, seed=seed)
+        assert not small.is_proved
+        answer = solve_instance(instance, time_limit_s=600)
+        assert answer.status == "optimal"
+        assert answer.cost == optimum(instance)

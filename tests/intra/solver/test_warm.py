@@ -28,8 +28,10 @@ def known():
 # FIRST
 before = known()
 for seed in range(30):
-    solve_instance(random_instance(seed, tight=None if seed % 3 else 0.2), time_limit_s=600)
-solve_instance(random_instance(3, num_nodes=60, tight=0.3, forbid=False), time_limit_s=2)
+    instance = random_instance(seed, tight=None if seed % 3 else 0.2)
+    solve_instance(instance, time_limit_s=600, small_columns=0)
+instance = random_instance(3, num_nodes=60, tight=0.3, forbid=False)
+solve_instance(instance, time_limit_s=2, small_columns=0)
 for added in sorted(known() - before):
     print(added)
 """

@@ -21,8 +21,10 @@ from numba.core import config as numba_config
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # As arguments and first values of variables: for each literal Numba compiles what is called anew.
-NONE, ONE = np.int64(-1), np.int64(1)
-FORWARD, BACKWARD = np.bool_(True), np.bool_(False)
+NONE: Any = np.int64(-1)
+ONE: Any = np.int64(1)
+FORWARD: Any = np.bool_(True)
+BACKWARD: Any = np.bool_(False)
 
 
 @cache
@@ -59,5 +61,6 @@ def kernel(function: _Function) -> _Function:
 
 def part(function: _Function) -> _Function:
     """As `kernel`, for what only kernels call: it is kept as a part of them."""
-    compiled: Any = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: Any = numba.njit(**options)(function)
     return compiled

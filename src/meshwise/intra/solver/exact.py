@@ -26,7 +26,6 @@ from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStu
 
 from meshwise.errors import SolverError
 from meshwise.intra.solver.bound import dearest
-from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.network import Network, starts
 
 # Without type stubs.
@@ -192,7 +191,7 @@ def solve_exactly(
         status, bound, values = program.solve(left, seed)
         if status == "infeasible":
             return ExactAnswer(choice=None, is_proved=trusted)
-        if status != "optimal" or not len(values):
+        if not len(values):
             break
         choice = np.array(
             [
@@ -203,13 +202,16 @@ def solve_exactly(
             ],
             np.int64,
         )
-        room = room_left(network, choice)
+        room = _room_left(network, choice)
         if not len(room) or room.min() >= 0:
-            cost = cost_of(network, choice)
+            cost = _cost_of(network, choice)
             if not np.isfinite(cost):
                 break
             # Whole costs: a better choice would be cheaper by one.
-            return ExactAnswer(choice=choice, is_proved=trusted and bound > cost - 0.5)
+            proved = trusted and status == "optimal" and bound > cost - 0.5
+            return ExactAnswer(choice=choice, is_proved=proved)
+        if status != "optimal":
+            break
         broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]
         if not broken:
             break
@@ -228,6 +230,23 @@ def _above_minima(net: Network) -> tuple[NDArray[np.float64], float]:
         constant += float(least.sum())
         parts.append(values - np.repeat(least, np.diff(first)))
     return np.concatenate(parts), constant
+
+
+def _cost_of(net: Network, choice: NDArray[np.int64]) -> float:
+    """As the kernel of `messages`, which a small problem need not wait for."""
+    entry = net.first_entry[:-1] + choice[net.u] * net.size[net.v] + choice[net.v]
+    own = net.cost[net.first_choice[:-1] + choice]
+    return net.constant + float(own.sum()) + float(net.matrices[entry].sum())
+
+
+def _room_left(net: Network, choice: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As the kernel of `messages`."""
+    owner = np.repeat(np.arange(len(net.size)), np.diff(net.first_item))
+    used = net.usage[net.first_usage + choice[owner]]
+    change = np.zeros(len(net.capacity) + 1, np.int64)
+    np.add.at(change, net.item_low, used)
+    np.subtract.at(change, net.item_high, used)
+    return net.capacity - np.cumsum(change)[:-1]
 
 
 def _spread(broken: list[int]) -> list[int]:

@@ -84,7 +84,7 @@ def _copy_matrices(
 
 
 @part
-def _place(row: int, cuts: np.ndarray, count: int) -> int:
+def _place(row: Any, cuts: np.ndarray, count: int) -> int:
     """How many of the first cuts, which ascend, lie before a row."""
     low, high = 0, count
     while low < high:

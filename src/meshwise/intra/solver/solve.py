@@ -26,6 +26,7 @@ from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 from meshwise.intra.solver.room import room_of
 from meshwise.intra.solver.search import improve, scratch_for
+from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
 
 _ROUNDS_A_TURN = 20
 _TRIES_A_TURN = 200
@@ -40,6 +41,8 @@ _EXACT_COLUMNS = 120_000
 _WORTH_REDUCING = 0.1
 _LAST_SWEEPS = 50
 _REPORT_EVERY_S = 0.5
+# The exact engine may take so long for a small problem before anything else is tried.
+_SMALL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +152,7 @@ def solve_instance(
     time_limit_s: float = 60.0,
     seed: int = 0,
     report: Callable[[Progress], None] | None = None,
+    small_columns: int = SMALL_COLUMNS,
 ) -> Answer:
     """Find the cheapest choice within the limit on usage, or the best in the time given.
 
@@ -157,6 +161,7 @@ def solve_instance(
         time_limit_s: Wall time, in seconds.
         seed: Of the random numbers; which thread comes first is not under its control.
         report: Is told of progress now and then, in the calling thread.
+        small_columns: A problem of at most so many costs is given to the exact engine first.
 
     Raises:
         SolverError: the time limit is no number, or the answer did not pass the check.
@@ -164,6 +169,14 @@ def solve_instance(
     if not math.isfinite(time_limit_s):
         raise SolverError(f"time_limit_s={time_limit_s}: a finite number of seconds is needed")
     start = time.monotonic()
+    known: tuple[int, ...] | None = None
+    if is_small(instance, small_columns):
+        small = solve_small(instance, deadline=start + min(_SMALL_S, time_limit_s / 4), seed=seed)
+        if small.choice is not None:
+            known = tuple(small.choice.tolist())
+        if small.is_proved:
+            bound = 0 if known is None else _whole(math.inf)
+            return _answer(instance, known, bound, "infeasible", start, seed)
     reduction = reduce_instance(instance)
     if reduction.infeasible:
         return _answer(instance, None, 0, "infeasible", start, seed)
@@ -178,8 +191,11 @@ def solve_instance(
         raise SolverError(f"the solver failed: {shared.error}") from shared.error
     if shared.choice is None:
         status = "infeasible" if shared.is_impossible else "unknown"
-        return _answer(instance, None, shared.proven, status, start, seed)
+        status = status if known is None else "feasible"
+        return _answer(instance, known, shared.proven, status, start, seed)
     full = tuple(reduction.expand(shared.choice).tolist())
+    if known is not None and (evaluate(instance, known).cost or 0) < round(shared.cost):
+        full = known
     return _answer(instance, full, shared.proven, "feasible", start, seed)
 
 

@@ -1,0 +1,97 @@
+"""Small problems whole, without kernels: to compile those takes longer than to do without them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.errors import SolverError
+from meshwise.intra.solver.exact import ExactAnswer, solve_exactly
+from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
+from meshwise.intra.solver.network import Network, starts
+
+# Costs of choices and of pairs of choices that a small problem has at most.
+SMALL_COLUMNS = 4000
+_FIRST_ROWS = 20
+
+
+def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
+    """Whether the integer program of a problem has at most so many columns."""
+    return len(instance.costs) + len(instance.edge_costs) <= columns
+
+
+def solve_small(instance: Instance, *, deadline: float, seed: int) -> ExactAnswer:
+    """Give a problem to the exact engine as it is.
+
+    Args:
+        instance: A small one.
+        deadline: Of `time.monotonic`, in seconds.
+        seed: Of the engine.
+    """
+    if not instance.num_nodes:
+        return ExactAnswer(choice=np.zeros(0, np.int64), is_proved=True)
+    for values, first in (
+        (instance.costs, instance.first_choice),
+        (instance.edge_costs, instance.first_entry),
+    ):
+        if len(first) > 1 and (
+            np.diff(first).min() == 0
+            or np.minimum.reduceat(values, first[:-1]).max() >= INFINITE_COST
+        ):
+            return ExactAnswer(choice=None, is_proved=True)
+    network = network_of(instance)
+    full = np.argsort(-_most_usage(network), kind="stable")[:_FIRST_ROWS]
+    try:
+        return solve_exactly(
+            network, cutoff=np.inf, first_rows=full.tolist(), deadline=deadline, seed=seed
+        )
+    except SolverError:
+        return ExactAnswer(choice=None, is_proved=False)
+
+
+def network_of(instance: Instance) -> Network:
+    """The network of a problem that nothing was taken out of."""
+    size = np.diff(instance.first_choice)
+    u, v = instance.edges[:, 0], instance.edges[:, 1]
+    times, ranks = np.unique(instance.intervals, return_inverse=True)
+    ranks = ranks.reshape(-1, 2)
+    has_item = (ranks[:, 0] < ranks[:, 1]) & (instance.limit is not None)
+    num_rows = max(len(times) - 1, 0) if instance.limit is not None else 0
+    owner = np.flatnonzero(has_item)
+    return Network(
+        size=size,
+        first_choice=instance.first_choice,
+        cost=_floats(instance.costs),
+        u=u,
+        v=v,
+        first_entry=instance.first_entry,
+        matrices=_floats(instance.edge_costs),
+        first_u=starts(size[u])[:-1],
+        first_v=starts(size[v])[:-1],
+        first_later=starts(np.bincount(u, minlength=len(size))),
+        later=np.argsort(u, kind="stable"),
+        first_earlier=starts(np.bincount(v, minlength=len(size))),
+        earlier=np.argsort(v, kind="stable"),
+        item_low=ranks[owner, 0],
+        item_high=ranks[owner, 1],
+        first_item=starts(has_item),
+        first_usage=instance.first_choice[:-1][owner],
+        usage=instance.usages,
+        capacity=np.full(num_rows, instance.limit or 0, np.int64),
+        constant=0.0,
+    )
+
+
+def _most_usage(network: Network) -> Ints:
+    """Bytes that the choices use at most in each row."""
+    change = np.zeros(len(network.capacity) + 1, np.int64)
+    if len(network.item_low):
+        most = np.maximum.reduceat(network.usage, network.first_choice[:-1])
+        used = most[np.diff(network.first_item) > 0]
+        np.add.at(change, network.item_low, used)
+        np.subtract.at(change, network.item_high, used)
+    return np.cumsum(change)[:-1]
+
+
+def _floats(costs: Ints) -> NDArray[np.float64]:
+    return np.where(costs >= INFINITE_COST, np.inf, costs.astype(np.float64))
