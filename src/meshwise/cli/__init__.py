@@ -6,8 +6,11 @@ To add one, write `cli/<name>.py` with a click command of that name and list it 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
+
+from meshwise.cli.clock import process_start
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
 COMMANDS = ("train", "explain", "solve")
@@ -15,6 +18,12 @@ COMMANDS = ("train", "explain", "solve")
 
 class _LazyGroup(click.Group):
     """Imports a subcommand only when it is asked for, so that `--help` does not load JAX."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command of this process; its clock is the context's object."""
+        if not args and not kwargs:
+            kwargs["obj"] = process_start()
+        return super().__call__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of `COMMANDS`."""

@@ -11,7 +11,9 @@ from pathlib import Path
 import click
 
 from meshwise.errors import SolverError
+from meshwise.intra.solver.helper import kernels
 from meshwise.intra.solver.read import read_instance
+from meshwise.intra.solver.small import is_small
 from meshwise.intra.solver.solve import Answer, Progress, solve_instance
 
 # Kept back for the check of the answer and for writing it.
@@ -30,7 +32,7 @@ _SHOW_EVERY_S = 1.0
     default=60.0,
     show_default=True,
     metavar="S",
-    help="Wall time in seconds, reading included.",
+    help="Wall time in seconds from the start of the process.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Cost, bound, gap and peak too, as JSON.")
@@ -44,14 +46,18 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
     """
     if not math.isfinite(time_limit):
         raise click.BadParameter(f"{time_limit} is no number of seconds", param_hint="--time-limit")
-    start = time.monotonic()
+    # Of the process where this is its command, and not called by another program.
+    start: float = click.get_current_context().obj or time.monotonic()
     view = _View()
     try:
-        instance = read_instance(file)
-        left = time_limit - (time.monotonic() - start) - _RESERVE_S
-        answer = solve_instance(
-            instance, time_limit_s=max(left, 0.01), seed=seed, report=view.progress
-        )
+        with kernels(view.line) as wait_for_kernels:
+            instance = read_instance(file)
+            if not is_small(instance):
+                wait_for_kernels()
+            left = time_limit - (time.monotonic() - start) - _RESERVE_S
+            answer = solve_instance(
+                instance, time_limit_s=max(left, 0.01), seed=seed, report=view.progress
+            )
     except SolverError as error:
         raise click.ClickException(str(error)) from error
     view.end(answer)
@@ -87,7 +93,7 @@ class _View:
         self.shown = now.seconds
         gap = f"{(now.cost - now.bound) / now.cost:.3%}" if now.cost else "-"
         cost = "none yet" if now.cost is None else str(now.cost)
-        self._line(
+        self.line(
             f"{now.seconds:7.1f} s  cost {cost}  bound {now.bound}  gap {gap}  "
             f"{now.num_nodes} nodes left"
         )
@@ -95,12 +101,13 @@ class _View:
     def end(self, answer: Answer) -> None:
         """The result."""
         if answer.cost is None:
-            self._line(f"{answer.status}: no solution after {answer.seconds:.1f} s")
+            self.line(f"{answer.status}: no solution after {answer.seconds:.1f} s")
             return
-        self._line(
+        self.line(
             f"{answer.status}: cost {answer.cost}, bound {answer.bound}, gap {answer.gap:.4%}, "
             f"peak {answer.peak} bytes, {answer.seconds:.1f} s"
         )
 
-    def _line(self, text: str) -> None:
+    def line(self, text: str) -> None:
+        """Any line."""
         click.echo(text, file=sys.stderr)

@@ -52,7 +52,7 @@ def solve_small(instance: Instance, *, deadline: float, seed: int) -> ExactAnswe
 def network_of(instance: Instance) -> Network:
     """The network of a problem that nothing was taken out of."""
     size = np.diff(instance.first_choice)
-    u, v = instance.edges[:, 0], instance.edges[:, 1]
+    u, v = instance.edges[:, 0].copy(), instance.edges[:, 1].copy()
     times, ranks = np.unique(instance.intervals, return_inverse=True)
     ranks = ranks.reshape(-1, 2)
     has_item = (ranks[:, 0] < ranks[:, 1]) & (instance.limit is not None)

@@ -7,11 +7,12 @@ import numpy as np
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.instance import Instance
+from meshwise.intra.solver.kept import note_all_kernels
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
-from meshwise.intra.solver.network import Network
-from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
+from meshwise.intra.solver.reduction import reduce_instance, reduce_network
 from meshwise.intra.solver.room import room_of
 from meshwise.intra.solver.search import improve, scratch_for
+from meshwise.intra.solver.small import network_of
 
 _NODES = 6
 _CHOICES = 3
@@ -19,21 +20,22 @@ _CHOICES = 3
 
 def compile_kernels() -> None:
     """Compile what is not yet kept: the kernels of the reductions, the bound and the search."""
-    reduction = compile_reductions()
-    compile_search(reduction.network)
+    compile_reductions()
+    compile_search()
+    note_all_kernels()
 
 
-def compile_reductions() -> Reduction:
-    """Compile the reductions; returns what they leave of the made-up problem."""
+def compile_reductions() -> None:
+    """Compile the reductions."""
     reduction = reduce_instance(_made_up())
     network = reduction.network
     reduce_network(network, np.ones(len(network.cost), np.bool_))
     reduction.expand(np.zeros(len(network.size), np.int64))
-    return reduction
 
 
-def compile_search(network: Network) -> None:
-    """Compile the bound and the search, on a network that was reduced."""
+def compile_search() -> None:
+    """Compile the bound and the search."""
+    network = network_of(_made_up())
     ascent = Ascent.of(network)
     ascent.run(1)
     ascent.restart()

@@ -1,0 +1,79 @@
+"""The folder in which compiled kernels are kept, and the removal of folders that nobody uses.
+
+Numba notices a change in a function's own file only, not in what it calls, so that a kept kernel
+could be an old one; here the folder depends on all sources of the solver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import numba
+
+_UNUSED_S = 30 * 24 * 3600.0
+_NAME = "kernels-"
+# An empty file that says that all kernels are in the folder.
+_COMPLETE = "complete"
+
+
+@cache
+def kernel_folder() -> Path | None:
+    """Where kernels are kept; None if no folder can be written."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for parent in (Path(home), Path(tempfile.gettempdir())):
+        folder = parent / "meshwise" / f"{_NAME}{digest.hexdigest()[:16]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            remove_unused(folder, time.time())
+            return folder
+    return None
+
+
+def remove_unused(present: Path, now: float) -> None:
+    """Note that a folder is in use, and remove those beside it that were not for 30 days.
+
+    Args:
+        present: The folder of this version.
+        now: Seconds since the epoch.
+    """
+    try:
+        os.utime(present, (now, now))
+        others = [path for path in present.parent.glob(f"{_NAME}*") if path != present]
+    except OSError:
+        return
+    for path in others:
+        try:
+            is_unused = now - path.stat().st_mtime > _UNUSED_S
+        except OSError:
+            # Another process was quicker.
+            continue
+        if is_unused:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def has_all_kernels() -> bool:
+    """Whether every kernel is kept, so that none needs to be compiled."""
+    folder = kernel_folder()
+    return folder is not None and (folder / _COMPLETE).exists()
+
+
+def note_all_kernels() -> None:
+    """Note that every kernel is kept."""
+    folder = kernel_folder()
+    if folder is not None:
+        try:
+            (folder / _COMPLETE).touch()
+        except OSError:
+            return
