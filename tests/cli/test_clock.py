@@ -37,7 +37,7 @@ def test_a_command_has_the_clock_only_where_the_process_is_its_own(monkeypatch) 
     def show() -> None:
         seen.append(click.get_current_context().obj)
 
-    group.get_command = lambda ctx, name: show
+    group.get_command = lambda ctx, cmd_name: show
     monkeypatch.setattr(sys, "argv", ["meshwise", "show"])
     for call in (group, lambda: group(["show"])):
         with pytest.raises(SystemExit, match="^0$"):
