@@ -11,6 +11,8 @@ from numba.core import config as numba_config
 
 from meshwise.intra.solver.kept import kernel_folder
 
+# Its stubs do not know all of its options.
+_njit: Any = numba.njit
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # As arguments and first values of variables: for each literal Numba compiles what is called anew.
