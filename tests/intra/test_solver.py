@@ -8,10 +8,10 @@ import itertools
 import numpy as np
 import pytest
 
+from intra.full_formulation import solve_ilp
 from meshwise.errors import SolverError
 from meshwise.intra.check import check_solution, objective_fs
 from meshwise.intra.dual import ascend
-from meshwise.intra.ilp import solve_ilp
 from meshwise.intra.limits import price_rows
 from meshwise.intra.problem import PairCost, Problem, Row, is_feasible, objective
 from meshwise.intra.reduce import reduce_problem

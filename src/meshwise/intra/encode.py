@@ -19,9 +19,9 @@ import numpy as np
 from meshwise.intra.problem import Array, Problem, objective
 from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
 
-# Units in the cost that choices may add: far more than rounding of all terms adds up to, and few
-# enough for the proofs of floating-point engines.
-_RESOLUTION = 2.0**32
+# Units, for each term, in the cost that choices may add: far more than rounding adds up to, and few
+# enough for the proofs of floating-point engines where there are few terms.
+_UNITS_A_TERM = 1e8
 # The sum of the dearest choices stays where floating point counts exactly.
 _MOST_UNITS = 2.0**52
 _MOST_BYTES = 2.0**61
@@ -155,7 +155,8 @@ def _unit(problem: Problem, constant: float, reference: float | None) -> float:
             objective(problem, cheapest) if len(cheapest) == len(problem.costs) else math.inf
         )
     span = min(reference - constant, most)
-    return max((span if span > 0 else most) / _RESOLUTION, most / _MOST_UNITS) or 1.0
+    finest = (span if span > 0 else most) / (_UNITS_A_TERM * max(len(tables), 1))
+    return max(finest, most / _MOST_UNITS) or 1.0
 
 
 def _units(costs: Array, unit: float) -> Ints:

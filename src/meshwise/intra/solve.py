@@ -1,4 +1,8 @@
-"""Solves a problem: exact reductions and dual ascent in turn, then the ILP on what is left."""
+"""Solves a problem: exact reductions and dual ascent in turn, then `intra.solver` on what is left.
+
+Large problems go there at once: its reductions are compiled and reach further.  What is small does
+without its kernels, which take a while to compile on a machine that does not keep them yet.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.intra.dual import ascend
-from meshwise.intra.ilp import solve_ilp
+from meshwise.intra.engine import solve_encoded
 from meshwise.intra.limits import price_rows
 from meshwise.intra.problem import Problem, Solution, is_feasible, objective
 from meshwise.intra.reduce import Reduction, reduce_problem
@@ -19,6 +23,8 @@ from meshwise.intra.reduce import Reduction, reduce_problem
 _ROUNDS = 8
 _PASSES = 60
 _SHRINK = 0.9
+# Costs of pairs from which on a problem is large.
+_LARGE = 4_000_000
 # A bound this close to the cost proves it, up to the rounding of sums.
 _EXACT = 1e-9
 
@@ -37,19 +43,28 @@ def solve(
     Args:
         problem: The problem.
         incumbents: Choices to start from.
-        time_limit_s: For the exact engine.
-        seed: Of the exact engine.
-        exact: Whether to run the exact engine if bound and cost have not met before.
+        time_limit_s: Wall time, in seconds.
+        seed: Of the solver.
+        exact: Whether to go on if bound and cost have not met after that.
         record: Is given the problem before it is solved.
 
     Raises:
-        SolverError: the exact engine failed.
+        SolverError: the solver failed.
     """
-    start = time.monotonic()
+    deadline = time.monotonic() + time_limit_s
     if record is not None:
         record(problem)
     good = [c for c in incumbents if is_feasible(problem, c)]
     best = min(good, key=lambda c: objective(problem, c), default=None)
+    if exact and _num_entries(problem) > _LARGE:
+        return solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
+    return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
+
+
+def _in_turns(
+    problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int, exact: bool
+) -> Solution:
+    """Reductions and bounds in turn, then the solver."""
     chain: list[Reduction] = []
     small, first, constant, bound = problem, best, 0.0, 0.0
     for _ in range(_ROUNDS):
@@ -87,8 +102,8 @@ def solve(
             num_left=len(small.costs),
             bound=bound + constant,
         )
-    left = time_limit_s - (time.monotonic() - start)
-    found = solve_ilp(small, incumbent=first, time_limit_s=left, seed=seed)
+    left = deadline - time.monotonic()
+    found = solve_encoded(small, incumbent=first, time_limit_s=left, seed=seed)
     if not found.choice:
         if best is None:
             return found
@@ -108,6 +123,10 @@ def solve(
         num_left=len(small.costs),
         bound=max(found.bound, bound) + constant,
     )
+
+
+def _num_entries(problem: Problem) -> int:
+    return sum(pair.cost.size for pair in problem.pairs)
 
 
 def _none(nearest: tuple[int, ...]) -> Solution:

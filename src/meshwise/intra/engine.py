@@ -1,0 +1,50 @@
+"""A planner's problem through the solver of `intra.solver`."""
+
+from __future__ import annotations
+
+import math
+
+from meshwise.intra.encode import encode
+from meshwise.intra.problem import Problem, Solution, is_feasible, objective
+from meshwise.intra.solver.solve import solve_instance
+
+# A bound this close to the cost proves it, up to the rounding of costs to whole units (`encode`).
+_EXACT = 5e-8
+
+
+def solve_encoded(
+    problem: Problem, *, incumbent: tuple[int, ...] | None, time_limit_s: float, seed: int
+) -> Solution:
+    """Solve a problem; the answer is never worse than the incumbent.
+
+    Args:
+        problem: Each pair of nodes at most once.
+        incumbent: A feasible choice, or None.
+        time_limit_s: Wall time, in seconds.
+        seed: Of the solver.
+
+    Raises:
+        SolverError: the solver failed.
+    """
+    known = objective(problem, incumbent) if incumbent is not None else None
+    encoded = encode(problem, reference=known)
+    answer = solve_instance(encoded.instance, time_limit_s=max(time_limit_s, 0.1), seed=seed)
+    if answer.status == "infeasible" and incumbent is None:
+        return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
+    choice, bound = incumbent, encoded.cost(answer.bound)
+    if answer.choice is not None:
+        found = answer.choice[: encoded.num_nodes]
+        # Rows of fractions are rounded, so that what fits here may not fit there.
+        if is_feasible(problem, found) and (known is None or objective(problem, found) < known):
+            choice = found
+    if choice is None:
+        return Solution(choice=(), cost=math.inf, bound=bound, status="time limit", num_left=0)
+    cost = objective(problem, choice)
+    exact = bound >= cost * (1 - _EXACT)
+    return Solution(
+        choice=choice,
+        cost=cost,
+        bound=cost if exact else min(bound, cost),
+        status="optimal" if exact else "time limit",
+        num_left=len(problem.costs),
+    )
