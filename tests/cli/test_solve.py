@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -66,6 +67,32 @@ def test_a_wrong_file_names_its_field(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["solve", str(path)])
     assert found.exit_code == 1
     assert found.stderr == f"Error: {path}: problem.nodes.usages is missing\n"
+
+
+@pytest.mark.parametrize("all_read", [False, True])
+def test_an_early_interrupt_gives_a_list(tmp_path: Path, all_read: bool) -> None:
+    """While the file is read nothing is known yet; more interrupts change nothing."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from meshwise.cli import main; main()", "solve", str(path),
+         "--time-limit", "300"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    # Opens when the command does.
+    with path.open("w") as pipe:
+        if all_read:
+            json.dump(random_document(1, num_nodes=3000, tight=0.3, forbid=False), pipe)
+        else:
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+    if all_read:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert isinstance(json.loads(out.splitlines()[-1]), list)
 
 
 def test_an_interrupt_gives_the_best_so_far(tmp_path: Path) -> None:

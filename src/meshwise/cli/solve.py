@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -49,22 +54,62 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
     # Of the process where this is its command, and not called by another program.
     start: float = click.get_current_context().obj or time.monotonic()
     view = _View()
+    answer = Answer.unknown(seed)
+    with _interrupts() as interrupt:
+        try:
+            with kernels(view.line) as wait_for_kernels:
+                instance = read_instance(file)
+                if not is_small(instance):
+                    wait_for_kernels()
+                interrupt.is_raised = False
+                left = time_limit - (time.monotonic() - start) - _RESERVE_S
+                answer = solve_instance(
+                    instance,
+                    time_limit_s=max(left, 0.01),
+                    seed=seed,
+                    report=view.progress,
+                    interrupt=interrupt.event,
+                )
+        except SolverError as error:
+            raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            # While the file was read or kernels were compiled.
+            pass
+        view.end(answer)
+        if as_json:
+            click.echo(json.dumps(_document(answer)))
+        else:
+            click.echo(json.dumps(list(answer.choice or ())))
+
+
+@dataclass(slots=True)
+class _Interrupt:
+    """What Ctrl-C does: an event for the solver, an error while the file is read.
+
+    An error may be lost where Python calls back from elsewhere, and must not spoil the output.
+    """
+
+    event: threading.Event = field(default_factory=threading.Event)
+    is_raised: bool = True
+
+    def __call__(self, number: int, _: object) -> None:
+        self.event.set()
+        if self.is_raised:
+            self.is_raised = False
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[_Interrupt]:
+    interrupt = _Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        with kernels(view.line) as wait_for_kernels:
-            instance = read_instance(file)
-            if not is_small(instance):
-                wait_for_kernels()
-            left = time_limit - (time.monotonic() - start) - _RESERVE_S
-            answer = solve_instance(
-                instance, time_limit_s=max(left, 0.01), seed=seed, report=view.progress
-            )
-    except SolverError as error:
-        raise click.ClickException(str(error)) from error
-    view.end(answer)
-    if as_json:
-        click.echo(json.dumps(_document(answer)))
-    else:
-        click.echo(json.dumps(list(answer.choice or ())))
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _document(answer: Answer) -> dict[str, object]:

@@ -59,6 +59,46 @@ def random_document(
     return document
 
 
+def planted_instance(
+    seed: int, *, num_nodes: int, num_edges: int, forbidden: float, room: float = 1.0
+) -> Instance:
+    """A problem with many forbidden pairs, of which one solution is known to exist.
+
+    Args:
+        seed: Of the random numbers.
+        num_nodes: Nodes of 3 to 6 choices.
+        num_edges: Edges between near nodes.
+        forbidden: Share of pairs that edges forbid.
+        room: Limit in peaks of the hidden solution.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(3, 7, num_nodes)
+    hidden = [int(rng.integers(k)) for k in sizes]
+    costs = [rng.integers(0, 1000, k).tolist() for k in sizes]
+    usages = [rng.integers(0, 1000, k).tolist() for k in sizes]
+    begin = np.arange(num_nodes)
+    intervals = np.stack([begin, begin + rng.integers(1, 40, num_nodes)], axis=1).tolist()
+    edges, edge_costs = [], []
+    for _ in range(num_edges):
+        u = int(rng.integers(num_nodes - 1))
+        v = min(u + int(rng.integers(1, 20)), num_nodes - 1)
+        matrix = rng.integers(0, 1000, (sizes[u], sizes[v]))
+        matrix[rng.random(matrix.shape) < forbidden] = INFINITE_COST
+        matrix[hidden[u], hidden[v]] = rng.integers(0, 1000)
+        edges.append([u, v])
+        edge_costs.append(matrix.ravel().tolist())
+    document: Document = {
+        "problem": {
+            "name": f"planted {seed}",
+            "nodes": {"intervals": intervals, "costs": costs, "usages": usages},
+            "edges": {"nodes": edges, "costs": edge_costs},
+        }
+    }
+    peak = evaluate(parse_instance(document, "planted"), hidden).peak
+    document["problem"]["usage_limit"] = int(room * peak)
+    return parse_instance(document, "planted")
+
+
 def random_instance(seed: int, **options: Any) -> Instance:
     """The same, read."""
     return parse_instance(random_document(seed, **options), "random")

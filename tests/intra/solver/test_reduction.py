@@ -12,6 +12,7 @@ from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
+from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
@@ -69,6 +70,22 @@ def test_every_choice_of_the_network_costs_and_uses_what_it_says():
             assert instance.limit is not None
             fits = room_left(net, choice).min(initial=0) >= 0
             assert fits == (found.peak <= instance.limit)
+
+
+@pytest.mark.parametrize("tight", LIMITS)
+def test_a_reduction_that_is_cut_short_is_valid(tight):
+    for seed in range(80):
+        instance = random_instance(seed, tight=tight)
+        check(instance, reduce_instance(instance, np.array([CUT], np.int8)))
+
+
+def test_what_no_time_was_left_for_is_left():
+    whole, cut = 0, 0
+    for seed in range(30):
+        instance = random_instance(seed, forbid=False)
+        whole += len(reduce_instance(instance).network.size)
+        cut += len(reduce_instance(instance, np.array([CUT], np.int8)).network.size)
+    assert whole < cut
 
 
 def test_something_is_reduced():

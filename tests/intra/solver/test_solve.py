@@ -42,7 +42,7 @@ def test_small_problems_are_solved_and_proved(tight, small):
 
 def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
     instance = random_instance(3, num_nodes=400, tight=0.3, forbid=False)
-    answer = solve_instance(instance, time_limit_s=10, small_columns=0)
+    answer = solve_instance(instance, time_limit_s=600, small_columns=0)
     assert answer.choice is not None
     found = evaluate(instance, answer.choice)
     assert found.cost == answer.cost
@@ -163,6 +163,30 @@ def test_sums_beyond_floating_point_are_not_called_optimal(small):
 def test_a_limit_that_is_no_number_is_refused():
     with pytest.raises(SolverError, match="time_limit_s=nan"):
         solve_instance(random_instance(1), time_limit_s=float("nan"))
+
+
+def test_an_interrupt_ends_the_search_with_what_is_known():
+    interrupt, seen = threading.Event(), []
+
+    def listen(progress):
+        seen.append(progress)
+        if progress.cost is not None:
+            interrupt.set()
+
+    instance = random_instance(3, num_nodes=300, tight=0.3, forbid=False)
+    answer = solve_instance(instance, time_limit_s=1000, report=listen, interrupt=interrupt)
+    assert answer.cost is not None
+    assert answer.cost <= seen[-1].cost
+    assert seen[-1].cost is not None
+    assert [p.cost for p in seen[:-1]] == [None] * (len(seen) - 1)
+
+
+def test_nothing_is_known_after_an_interrupt_at_once():
+    interrupt = threading.Event()
+    interrupt.set()
+    answer = solve_instance(random_instance(3, num_nodes=3000, tight=0.3), interrupt=interrupt)
+    assert answer.status in ("unknown", "infeasible")
+    assert answer.choice is None
 
 
 def test_an_error_of_the_listener_stops_the_threads():

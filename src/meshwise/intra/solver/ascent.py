@@ -71,6 +71,8 @@ def _expected_usage(net: Network, held: Messages, width: float, load: np.ndarray
     weights = np.zeros(most)
     load[:] = 0.0
     for i in range(net.size.size - 1, -1, -1):
+        if held.stop[0]:
+            return -INF
         bound += collect(BACKWARD, i, net, held)
         low, high = net.first_choice[i], net.first_choice[i + 1]
         if net.first_item[i] < net.first_item[i + 1]:
@@ -140,6 +142,8 @@ def _rounds(
         bound = _expected_usage(net, held, width, load) + net.constant
         for row in range(prices.size):
             bound -= prices[row] * net.capacity[row]
+        if held.stop[0]:
+            break
         if bound > best:
             numbers[1] = bound
             _copy(prices, best_prices)
@@ -195,12 +199,12 @@ class Ascent:
     before: float = -np.inf
 
     @classmethod
-    def of(cls, network: Network) -> Ascent:
-        """Before the first round, all prices zero."""
+    def of(cls, network: Network, stop: NDArray[np.int8] | None = None) -> Ascent:
+        """Before the first round, all prices zero; rounds end early once `stop` is set."""
         rows, count = len(network.capacity), len(network.size)
         return cls(
             network=network,
-            held=no_messages(network),
+            held=no_messages(network, stop),
             prices=np.zeros(rows),
             best_prices=np.zeros(rows),
             choice=np.zeros(count, np.int64),

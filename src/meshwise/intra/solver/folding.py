@@ -50,6 +50,8 @@ def _entry(half: int, s: int, t: int, nodes: Nodes, edges: Edges, buffers: Buffe
 def merge_parallel(nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> None:
     """Add up edges between the same two nodes."""
     for i in range(nodes.size.size):
+        if work.stop[0]:
+            break
         half = nodes.first_half[i]
         while half >= 0:
             if edges.alive[half >> 1]:

@@ -31,19 +31,22 @@ class Messages(NamedTuple):
         node: Value of each choice that lies at its node.
         at_u: Value that each edge holds for the choices of its earlier node.
         at_v: The same for its later node.
+        stop: One flag; once another thread sets it kernels return early, without a result.
     """
 
     node: Array
     at_u: Array
     at_v: Array
+    stop: Array
 
 
-def no_messages(network: Network) -> Messages:
-    """All cost at the nodes."""
+def no_messages(network: Network, stop: Array | None = None) -> Messages:
+    """All cost at the nodes; kernels that work on it heed the flag."""
     return Messages(
         node=network.cost.copy(),
         at_u=np.zeros(int(network.size[network.u].sum())),
         at_v=np.zeros(int(network.size[network.v].sum())),
+        stop=np.zeros(1, np.int8) if stop is None else stop,
     )
 
 
@@ -136,6 +139,8 @@ def sweep(forward: bool, net: Network, held: Messages) -> float:
     bound = 0.0
     count = net.size.size
     for position in range(count):
+        if held.stop[0]:
+            return -INF
         i = position if forward else count - 1 - position
         bound += collect(forward, i, net, held)
         pass_on(forward, i, net, held)
@@ -180,6 +185,9 @@ def _value_after(i: int, s: int, net: Network, held: Messages, choice: Array) ->
 def follow(net: Network, held: Messages, choice: Array) -> None:
     """Choose node by node what is best given the earlier choices; after a backward sweep."""
     for i in range(net.size.size):
+        if held.stop[0]:
+            choice[i:] = 0
+            return
         least, best = INF, 0
         for s in range(net.size[i]):
             value = _value_after(i, s, net, held, choice)
@@ -193,6 +201,8 @@ def follow_within(net: Network, held: Messages, choice: Array) -> bool:
     """As `follow`, but no choice may exceed a row; whether it found a way."""
     room = room_of(net.capacity)
     for i in range(net.size.size):
+        if held.stop[0]:
+            return False
         least, best = INF, NONE
         for s in range(net.size[i]):
             value = _value_after(i, s, net, held, choice)

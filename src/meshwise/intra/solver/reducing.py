@@ -20,6 +20,8 @@ Array = Any
 
 # Positions in `Work.counters`.
 NUM_QUEUED, MATRICES_USED, USAGES_USED, LOG_USED, INFEASIBLE = range(5)
+# Values of `Work.stop`.
+CUT, END = 1, 2
 
 
 class Nodes(NamedTuple):
@@ -105,6 +107,8 @@ class Work(NamedTuple):
         counters: See the constants above.
         mark: One entry a node, -1 outside of a kernel.
         base: Bytes that are used whatever is chosen, as differences over time.
+        stop: One number that other threads may set: `CUT` leaves the problem as it is but for what
+            is impossible, `END` without any result.
     """
 
     queue: Array
@@ -112,6 +116,7 @@ class Work(NamedTuple):
     counters: Array
     mark: Array
     base: Array
+    stop: Array
 
 
 @part

@@ -24,6 +24,7 @@ from meshwise.intra.solver.folding import (
 from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
 from meshwise.intra.solver.network import Network, build_network
 from meshwise.intra.solver.reducing import (
+    END,
     INFEASIBLE,
     LOG_USED,
     MATRICES_USED,
@@ -117,8 +118,10 @@ def _run(nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work)
         if not nodes.alive[i]:
             continue
         _drop_impossible(i, nodes, edges, items, buffers, work)
-        if work.counters[INFEASIBLE]:
+        if work.counters[INFEASIBLE] or work.stop[0] == END:
             break
+        if work.stop[0]:
+            continue
         settle_items(i, nodes, items, buffers, work)
         absorbed, buffers = _look_at_edges(i, nodes, edges, items, buffers, work)
         if absorbed:
@@ -190,7 +193,9 @@ def _replay(log: np.ndarray, sizes: np.ndarray, full: np.ndarray) -> None:
             full[node] = log[top + 4 + full[u] * sizes[w] + full[w]]
 
 
-def _state(instance: Instance) -> tuple[Nodes, Edges, Items, Buffers, Work]:
+def _state(
+    instance: Instance, stop: NDArray[np.int8] | None
+) -> tuple[Nodes, Edges, Items, Buffers, Work]:
     sizes = np.diff(instance.first_choice)
     count, num_edges = len(sizes), len(instance.edges)
     first = instance.first_choice[:-1].copy()
@@ -229,7 +234,7 @@ def _state(instance: Instance) -> tuple[Nodes, Edges, Items, Buffers, Work]:
         usages=instance.usages.copy(),
         log=np.empty(1 << 16, np.int32),
     )
-    work = _work(count, len(times))
+    work = _work(count, len(times), stop)
     work.counters[MATRICES_USED] = len(buffers.matrices)
     work.counters[USAGES_USED] = len(buffers.usages)
     return nodes, edges, items, buffers, work
@@ -247,23 +252,28 @@ def _queue_all(nodes: Nodes, work: Work) -> None:
             push(i, work)
 
 
-def reduce_instance(instance: Instance) -> Reduction:
+def reduce_instance(instance: Instance, stop: NDArray[np.int8] | None = None) -> Reduction:
     """Shrink a problem without changing its optimum.
+
+    Another thread may set `stop` (one number) to `CUT`: the problem is then shrunk as far as it
+    got, and is as valid; or to `END`, where the result is of no use.
 
     Source: arc consistency, dominance (dead-end elimination), contraction of functional edges and
     elimination of low degrees are the classical reductions of cost function networks; usage joins
     dominance as a second criterion.
     """
-    return _reduced(_state(instance), instance.limit, 0.0)
+    return _reduced(_state(instance, stop), instance.limit, 0.0)
 
 
-def reduce_network(network: Network, keep: NDArray[np.bool_]) -> Reduction:
-    """Shrink what was reduced before, without the choices outside of `keep`.
+def reduce_network(
+    network: Network, keep: NDArray[np.bool_], stop: NDArray[np.int8] | None = None
+) -> Reduction:
+    """Shrink what was reduced before, without the choices outside of `keep`; `stop` as above.
 
     Every optimum of the network within `keep` stays one.
     """
     limit = int(network.capacity.max(initial=0))
-    return _reduced(_state_of_network(network, keep, limit), limit, network.constant)
+    return _reduced(_state_of_network(network, keep, limit, stop), limit, network.constant)
 
 
 def _reduced(
@@ -279,7 +289,7 @@ def _reduced(
         if limit is None or work.counters[INFEASIBLE]:
             break
         binding = binding_times(nodes, items, buffers, work, limit)
-        if work.counters[INFEASIBLE] or not trim_items(nodes, items, binding):
+        if work.counters[INFEASIBLE] or not trim_items(nodes, items, binding) or work.stop[0]:
             break
     infeasible = bool(work.counters[INFEASIBLE])
     if infeasible:
@@ -312,7 +322,7 @@ def _reduced(
 
 
 def _state_of_network(
-    network: Network, keep: NDArray[np.bool_], limit: int
+    network: Network, keep: NDArray[np.bool_], limit: int, stop: NDArray[np.int8] | None
 ) -> tuple[Nodes, Edges, Items, Buffers, Work]:
     count, num_edges, num_items = len(network.size), len(network.u), len(network.item_low)
     first = network.first_choice[:-1].copy()
@@ -350,18 +360,19 @@ def _state_of_network(
         usages=network.usage.copy(),
         log=np.empty(1 << 16, np.int32),
     )
-    work = _work(count, len(network.capacity))
+    work = _work(count, len(network.capacity), stop)
     work.counters[MATRICES_USED] = len(buffers.matrices)
     work.counters[USAGES_USED] = len(buffers.usages)
     work.base[:-1] = np.diff(limit - network.capacity, prepend=0)
     return nodes, edges, items, buffers, work
 
 
-def _work(num_nodes: int, num_times: int) -> Work:
+def _work(num_nodes: int, num_times: int, stop: NDArray[np.int8] | None) -> Work:
     return Work(
         queue=np.zeros(num_nodes + 1, np.int64),
         queued=np.zeros(num_nodes, np.bool_),
         counters=np.zeros(8, np.int64),
         mark=np.full(num_nodes, -1, np.int64),
         base=np.zeros(num_times + 1, np.int64),
+        stop=np.zeros(1, np.int8) if stop is None else stop,
     )

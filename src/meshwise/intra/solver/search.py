@@ -9,187 +9,27 @@ not dearer is kept.
 # Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from meshwise.intra.solver.compiled import BACKWARD, FORWARD, NONE, ONE, kernel, part
-from meshwise.intra.solver.messages import (
-    Messages,
-    collect_from_earlier,
-    collect_from_later,
-    no_messages,
-    value_beside,
-)
 from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.part import (
+    Scratch,
+    below,
+    cost_of_part,
+    pick_part,
+    prepare,
+    sweep_part,
+    value_within,
+)
 from meshwise.intra.solver.reducing import INF
 from meshwise.intra.solver.room import Room, is_allowed, take
 
 Array = Any
 
 _SWEEPS = 3
-
-
-class Scratch(NamedTuple):
-    """Arrays of a search that no try needs to make anew.
-
-    Attributes:
-        inside: Whether a node is free.
-        part: The free nodes.
-        held: Messages between free nodes.
-        price: Sum of the prices of all rows before each one.
-    """
-
-    inside: Array
-    part: Array
-    held: Messages
-    price: Array
-
-
-def scratch_for(network: Network) -> Scratch:
-    """Fresh scratch, all prices zero."""
-    return Scratch(
-        inside=np.zeros(len(network.size), np.bool_),
-        part=np.zeros(len(network.size), np.int64),
-        held=no_messages(network),
-        price=np.zeros(len(network.capacity) + 1),
-    )
-
-
-@part
-def _below(count: int, rng: np.random.Generator) -> int:
-    """A random number from 0 to `count - 1`."""
-    return int(rng.random() * count)
-
-
-@part
-def _sort(values: Array, count: int) -> None:
-    """Shell's sort of the first values: of some hundreds at most."""
-    step = 1
-    while 3 * step < count:
-        step = 3 * step + 1
-    while step > 0:
-        for k in range(step, count):
-            value, at = values[k], k
-            while at >= step and values[at - step] > value:
-                values[at] = values[at - step]
-                at -= step
-            values[at] = value
-        step //= 3
-
-
-@part
-def _pick_part(
-    start: int, count: int, net: Network, work: Scratch, rng: np.random.Generator
-) -> int:
-    """Mark a connected part around a node; returns its size, the nodes ascending."""
-    work.part[0] = start
-    work.inside[start] = True
-    size, head = ONE, 0 * ONE
-    while head < size and size < count:
-        # Swap a random waiting node to the front, so that parts differ in shape.
-        other = head + _below(size - head, rng)
-        i = work.part[other]
-        work.part[other], work.part[head] = work.part[head], i
-        head += 1
-        degree = net.first_later[i + 1] - net.first_later[i]
-        total = degree + net.first_earlier[i + 1] - net.first_earlier[i]
-        begin = _below(total if total > 1 else ONE, rng)
-        for turn in range(total if total < 16 else 16):
-            k = (begin + turn) % total
-            if k < degree:
-                j = net.v[net.later[net.first_later[i] + k]]
-            else:
-                j = net.u[net.earlier[net.first_earlier[i] + k - degree]]
-            if not work.inside[j] and size < count:
-                work.inside[j] = True
-                work.part[size] = j
-                size += 1
-    _sort(work.part, size)
-    return size
-
-
-@part
-def _prepare(part: Array, weight: float, net: Network, choice: Array, work: Scratch) -> float:
-    """Write the values of the part's nodes; returns what the part costs now."""
-    now = 0.0
-    for i in part:
-        first = net.first_choice[i]
-        now += net.cost[first + choice[i]]
-        for s in range(net.size[i]):
-            work.held.node[first + s] = net.cost[first + s]
-        for k in range(net.first_item[i], net.first_item[i + 1]):
-            price = weight * (work.price[net.item_high[k]] - work.price[net.item_low[k]])
-            if price > 0:
-                for s in range(net.size[i]):
-                    work.held.node[first + s] += price * net.usage[net.first_usage[k] + s]
-        for k in range(net.first_later[i], net.first_later[i + 1]):
-            e = net.later[k]
-            j, width = net.v[e], net.size[net.v[e]]
-            at = net.first_entry[e]
-            now += net.matrices[at + choice[i] * width + choice[j]]
-            if work.inside[j]:
-                work.held.at_u[net.first_u[e] : net.first_u[e] + net.size[i]] = 0.0
-                work.held.at_v[net.first_v[e] : net.first_v[e] + width] = 0.0
-            else:
-                for s in range(net.size[i]):
-                    work.held.node[first + s] += net.matrices[at + s * width + choice[j]]
-        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-            e = net.earlier[k]
-            j = net.u[e]
-            if not work.inside[j]:
-                at = net.first_entry[e] + choice[j] * net.size[i]
-                now += net.matrices[at + choice[i]]
-                for s in range(net.size[i]):
-                    work.held.node[first + s] += net.matrices[at + s]
-    return now
-
-
-@part
-def _collect_inside(forward: bool, i: int, net: Network, work: Scratch) -> tuple[int, int]:
-    """Bring value to a node from the edges behind it; returns its edges before and behind."""
-    num_later = num_earlier = 0
-    for k in range(net.first_later[i], net.first_later[i + 1]):
-        e = net.later[k]
-        if work.inside[net.v[e]]:
-            num_later += 1
-            if not forward:
-                collect_from_later(e, net, work.held)
-    for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-        e = net.earlier[k]
-        if work.inside[net.u[e]]:
-            num_earlier += 1
-            if forward:
-                collect_from_earlier(e, net, work.held)
-    return (num_later, num_earlier) if forward else (num_earlier, num_later)
-
-
-@part
-def _sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None:
-    """As `messages.sweep`, along the edges inside a part."""
-    held = work.held
-    for position in range(part.size):
-        i = part[position] if forward else part[part.size - 1 - position]
-        first, size = net.first_choice[i], net.size[i]
-        onward, behind = _collect_inside(forward, i, net, work)
-        if onward == 0:
-            continue
-        largest = onward if onward > behind else behind
-        if forward:
-            for k in range(net.first_later[i], net.first_later[i + 1]):
-                e = net.later[k]
-                if work.inside[net.v[e]]:
-                    for s in range(size):
-                        held.at_u[net.first_u[e] + s] += held.node[first + s] / largest
-        else:
-            for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-                e = net.earlier[k]
-                if work.inside[net.u[e]]:
-                    for s in range(size):
-                        held.at_v[net.first_v[e] + s] += held.node[first + s] / largest
-        rest = 0.0 if onward == largest else 1.0 - onward / largest
-        for s in range(size):
-            held.node[first + s] *= rest
 
 
 @part
@@ -199,11 +39,7 @@ def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scr
         i = part[position]
         least, best = INF, NONE
         for s in range(net.size[i]):
-            value = work.held.node[net.first_choice[i] + s]
-            for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-                e = net.earlier[k]
-                if work.inside[net.u[e]]:
-                    value += value_beside(e, choice[net.u[e]], s, net, work.held)
+            value = value_within(i, s, net, choice, work)
             if value < least and is_allowed(i, s, net, room):
                 least, best = value, s
         if best < 0:
@@ -211,23 +47,6 @@ def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scr
         choice[i] = best
         take(i, best, ONE, net, room)
     return part.size
-
-
-@part
-def _cost_of_part(part: Array, net: Network, choice: Array, work: Scratch) -> float:
-    total = 0.0
-    for i in part:
-        total += net.cost[net.first_choice[i] + choice[i]]
-        for k in range(net.first_later[i], net.first_later[i + 1]):
-            e = net.later[k]
-            at = net.first_entry[e] + choice[i] * net.size[net.v[e]]
-            total += net.matrices[at + choice[net.v[e]]]
-        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-            e = net.earlier[k]
-            if not work.inside[net.u[e]]:
-                at = net.first_entry[e] + choice[net.u[e]] * net.size[i]
-                total += net.matrices[at + choice[i]]
-    return total
 
 
 @kernel
@@ -250,18 +69,20 @@ def improve(
     gain = 0.0
     before: Array = np.empty(net.size.size, np.int64)
     for _ in range(tries):
+        if work.held.stop[0]:
+            break
         count = int(np.exp(rng.random() * np.log(largest))) + 1
-        size = _pick_part(_below(net.size.size, rng), count, net, work, rng)
+        size = pick_part(below(net.size.size, rng), count, net, work, rng)
         part = work.part[:size]
-        now = _prepare(part, 1.5 * rng.random(), net, choice, work)
+        now = prepare(part, 1.5 * rng.random(), net, choice, work)
         for _ in range(_SWEEPS):
-            _sweep_part(FORWARD, part, net, work)
-            _sweep_part(BACKWARD, part, net, work)
+            sweep_part(FORWARD, part, net, work)
+            sweep_part(BACKWARD, part, net, work)
         for i in part:
             before[i] = choice[i]
             take(i, choice[i], NONE, net, room)
         done = _choose_part(part, net, choice, room, work)
-        new = _cost_of_part(part, net, choice, work) if done == size else INF
+        new = cost_of_part(part, net, choice, work) if done == size else INF
         # Kept by Metropolis' rule.
         if new <= now or (heat > 0 and rng.random() < np.exp((now - new) / heat)):
             gain += now - new

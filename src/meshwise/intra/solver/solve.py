@@ -1,12 +1,14 @@
 """Solves a problem within a time limit: reductions, then a bound and a search beside each other.
 
-One thread raises the bound, takes out choices that cannot be better than the best solution known,
-and gives what is left to an exact engine once it is small.  The other one searches around the best
-solution.  Compiled kernels do not hold Python's lock, so both cores work.
+One thread reduces the problem, raises the bound, takes out choices that cannot be better than the
+best solution known, and gives what is left to an exact engine once it is small.  The other one
+mends a first solution and searches around the best one.  The calling thread only waits, so that it
+is on time and can be interrupted.  Compiled kernels do not hold Python's lock, so both cores work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -23,9 +25,12 @@ from meshwise.intra.solver.exact import num_columns, solve_exactly
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
 from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.part import scratch_for
+from meshwise.intra.solver.reducing import CUT, END
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
+from meshwise.intra.solver.repair import Repair
 from meshwise.intra.solver.room import room_of
-from meshwise.intra.solver.search import improve, scratch_for
+from meshwise.intra.solver.search import improve
 from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
 
 _ROUNDS_A_TURN = 20
@@ -40,9 +45,16 @@ _EXACT_COLUMNS = 120_000
 # Another reduction pays if it takes out this part of the choices.
 _WORTH_REDUCING = 0.1
 _LAST_SWEEPS = 50
-_REPORT_EVERY_S = 0.5
 # The exact engine may take so long for a small problem before anything else is tried.
 _SMALL_S = 3.0
+# Share of the time limit after which the first reduction is cut short.
+_REDUCTION_SHARE = 0.3
+_LARGEST_MENDED = 60
+# Kept back for the check of the answer, for each node and edge.
+_CHECK_S = 1.5e-6
+# Share of the time limit, and seconds, that threads are waited for at the end.
+_GRACE, _LEAST_GRACE_S = 0.01, 0.03
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +96,13 @@ class Answer:
     seconds: float
     seed: int
 
+    @classmethod
+    def unknown(cls, seed: int) -> Answer:
+        """Of a problem that nothing was done about."""
+        return cls(
+            choice=None, cost=None, peak=None, bound=0, status="unknown", seconds=0.0, seed=seed
+        )
+
     @property
     def gap(self) -> float:
         """(cost - bound) / cost; infinite without a solution, 0 where both vanish."""
@@ -112,10 +131,30 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Shared:
-    """What both threads know; changed under the lock only."""
+    """What the threads know; changed under the lock only.
 
-    network: Network
+    Attributes:
+        instance: The problem.
+        deadline: Of `time.monotonic`.
+        reduction: Of the problem, once `is_reduced` is set.
+        reducing: Tells the first reduction to end, see `reducing.Work`.
+        stop: Set to 1, tells kernels to end.
+        news: Set when the calling thread should look.
+        choice: Best one of the reduced network.
+        cost: Its cost.
+        bound: Of the messages, for the search.
+        proven: In exact arithmetic.
+        prices: Of memory, at the best bound.
+        num_nodes: Nodes that are left to decide.
+        known: A choice of the problem itself, from the exact engine.
+    """
+
+    instance: Instance
     deadline: float
+    reduction: Reduction | None = None
+    is_reduced: threading.Event = field(default_factory=threading.Event)
+    reducing: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, np.int8))
+    stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, np.int8))
     lock: threading.Lock = field(default_factory=threading.Lock)
     news: threading.Event = field(default_factory=threading.Event)
     choice: NDArray[np.int64] | None = None
@@ -124,9 +163,16 @@ class _Shared:
     proven: int = 0
     prices: NDArray[np.float64] | None = None
     num_nodes: int = 0
+    known: tuple[int, ...] | None = None
+    interrupt: threading.Event = field(default_factory=threading.Event)
     is_over: bool = False
     is_impossible: bool = False
     error: BaseException | None = None
+
+    @property
+    def network(self) -> Network:
+        assert self.reduction is not None
+        return self.reduction.network
 
     def offer(self, choice: NDArray[np.int64]) -> None:
         """Take a choice of the network if it is better."""
@@ -139,6 +185,9 @@ class _Shared:
 
     def finish(self) -> None:
         self.is_over = True
+        self.stop[0] = 1
+        self.reducing[0] = END
+        self.is_reduced.set()
         self.news.set()
 
     @property
@@ -153,6 +202,7 @@ def solve_instance(
     seed: int = 0,
     report: Callable[[Progress], None] | None = None,
     small_columns: int = SMALL_COLUMNS,
+    interrupt: threading.Event | None = None,
 ) -> Answer:
     """Find the cheapest choice within the limit on usage, or the best in the time given.
 
@@ -162,6 +212,7 @@ def solve_instance(
         seed: Of the random numbers; which thread comes first is not under its control.
         report: Is told of progress now and then, in the calling thread.
         small_columns: A problem of at most so many costs is given to the exact engine first.
+        interrupt: Ends the search when it is set, as Ctrl-C does: the best so far is the answer.
 
     Raises:
         SolverError: the time limit is no number, or the answer did not pass the check.
@@ -169,34 +220,47 @@ def solve_instance(
     if not math.isfinite(time_limit_s):
         raise SolverError(f"time_limit_s={time_limit_s}: a finite number of seconds is needed")
     start = time.monotonic()
-    known: tuple[int, ...] | None = None
-    if is_small(instance, small_columns):
-        small = solve_small(instance, deadline=start + min(_SMALL_S, time_limit_s / 4), seed=seed)
-        if small.choice is not None:
-            known = tuple(small.choice.tolist())
-        if small.is_proved:
-            bound = 0 if known is None else _whole(math.inf)
-            return _answer(instance, known, bound, "infeasible", start, seed)
-    reduction = reduce_instance(instance)
-    if reduction.infeasible:
-        return _answer(instance, None, 0, "infeasible", start, seed)
-    shared = _Shared(network=reduction.network, deadline=start + time_limit_s)
-    shared.num_nodes = len(reduction.network.size)
-    if not shared.num_nodes:
-        shared.offer(np.zeros(0, np.int64))
-        shared.proven, shared.is_over = round(shared.cost), True
-    else:
-        _run_threads(shared, seed, start, report)
+    check_s = _CHECK_S * (instance.num_nodes + len(instance.edges))
+    deadline = start + max(time_limit_s - check_s, 0.5 * time_limit_s)
+    shared = _Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
+    if interrupt is not None:
+        shared.interrupt = interrupt
+    # Where it is interrupted, the best so far is the answer.
+    with contextlib.suppress(KeyboardInterrupt):
+        if not (is_small(instance, small_columns) and _solve_small(shared, start, seed)):
+            _run_threads(shared, seed, start, report)
+    try:
+        return _result(shared, start, seed)
+    except KeyboardInterrupt:
+        return _result(shared, start, seed)
+
+
+def _solve_small(shared: _Shared, start: float, seed: int) -> bool:
+    """Give the problem to the exact engine as it is; whether nothing is left to do."""
+    until = start + min(_SMALL_S, (shared.deadline - start) / 4)
+    small = solve_small(shared.instance, deadline=until, seed=seed)
+    if small.choice is not None:
+        shared.known = tuple(small.choice.tolist())
+    if small.is_proved:
+        shared.is_impossible = shared.known is None
+        shared.proven = 0 if shared.is_impossible else _whole(math.inf)
+    return small.is_proved
+
+
+def _result(shared: _Shared, start: float, seed: int) -> Answer:
     if shared.error is not None:
         raise SolverError(f"the solver failed: {shared.error}") from shared.error
-    if shared.choice is None:
+    with shared.lock:
+        choice = shared.choice
+    if choice is None or shared.reduction is None:
         status = "infeasible" if shared.is_impossible else "unknown"
-        status = status if known is None else "feasible"
-        return _answer(instance, known, shared.proven, status, start, seed)
-    full = tuple(reduction.expand(shared.choice).tolist())
-    if known is not None and (evaluate(instance, known).cost or 0) < round(shared.cost):
+        status = status if shared.known is None else "feasible"
+        return _answer(shared.instance, shared.known, shared.proven, status, start, seed)
+    full = tuple(shared.reduction.expand(choice).tolist())
+    known = shared.known
+    if known is not None and (evaluate(shared.instance, known).cost or 0) < round(shared.cost):
         full = known
-    return _answer(instance, full, shared.proven, "feasible", start, seed)
+    return _answer(shared.instance, full, shared.proven, "feasible", start, seed)
 
 
 def _answer(
@@ -251,14 +315,19 @@ def _run_threads(
 ) -> None:
     threads = [
         threading.Thread(target=_guarded, args=(work, shared, seed), daemon=True)
-        for work in (_raise_bound, _search)
+        for work in (_reduce_and_bound, _search)
     ]
-    for thread in threads:
-        thread.start()
+    cut = start + _REDUCTION_SHARE * (shared.deadline - start)
     try:
-        while not shared.must_stop:
-            shared.news.wait(min(_REPORT_EVERY_S, max(shared.deadline - time.monotonic(), 0.0)))
+        for thread in threads:
+            thread.start()
+        while not (shared.must_stop or shared.interrupt.is_set()):
+            left = (shared.deadline if shared.is_reduced.is_set() else cut) - time.monotonic()
+            shared.news.wait(min(_LOOK_EVERY_S, max(left, 0.001)))
             shared.news.clear()
+            if not shared.is_reduced.is_set() and time.monotonic() >= cut:
+                shared.reducing[0] = CUT
+                cut = shared.deadline
             if report is not None:
                 report(
                     Progress(
@@ -268,13 +337,13 @@ def _run_threads(
                         num_nodes=shared.num_nodes,
                     )
                 )
-    except KeyboardInterrupt:
-        # The best so far is the answer.
-        pass
     finally:
         shared.finish()
-        threads[1].join()
-        threads[0].join(timeout=0.02 * max(shared.deadline - start, 1.0))
+        # What a kernel or engine is in the middle of is not waited for: its result is of no use.
+        until = time.monotonic() + max(_GRACE * (shared.deadline - start), _LEAST_GRACE_S)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(timeout=max(until - time.monotonic(), 0.0))
 
 
 def _guarded(work: Callable[[_Shared, int], None], shared: _Shared, seed: int) -> None:
@@ -285,21 +354,42 @@ def _guarded(work: Callable[[_Shared, int], None], shared: _Shared, seed: int) -
         shared.finish()
 
 
+def _reduce_and_bound(shared: _Shared, seed: int) -> None:
+    reduction = reduce_instance(shared.instance, shared.reducing)
+    if shared.must_stop:
+        return
+    if reduction.infeasible:
+        shared.is_impossible = True
+        shared.finish()
+        return
+    shared.reduction = reduction
+    shared.num_nodes = len(reduction.network.size)
+    if not shared.num_nodes:
+        shared.offer(np.zeros(0, np.int64))
+        shared.proven = _whole(shared.cost)
+        shared.finish()
+        return
+    shared.is_reduced.set()
+    _raise_bound(shared, seed)
+
+
 def _raise_bound(shared: _Shared, seed: int) -> None:
     """Bound, reduce again, and solve exactly what has become small."""
     chain: list[Reduction] = []
-    ascent = Ascent.of(shared.network)
+    ascent = Ascent.of(shared.network, shared.stop)
     while True:
         _ascend(ascent, chain, shared)
         if shared.must_stop:
             return
         deeper = _reduced_further(ascent, shared)
+        if shared.must_stop:
+            return
         if deeper is not None:
             chain.append(deeper)
             if deeper.infeasible or not len(deeper.network.size):
                 _close(chain, shared)
                 return
-            ascent = _warm(ascent, deeper)
+            ascent = _warm(ascent, deeper, shared)
             shared.num_nodes = len(deeper.network.size)
         elif num_columns(ascent.network) <= _EXACT_COLUMNS:
             _solve_rest(ascent, chain, shared, seed)
@@ -365,12 +455,12 @@ def _reduced_further(ascent: Ascent, shared: _Shared) -> Reduction | None:
     keep = choices_within(ascent.network, ascent.held, ascent.prices, bound, shared.cost)
     if keep.mean() > 1 - _WORTH_REDUCING:
         return None
-    return reduce_network(ascent.network, keep)
+    return reduce_network(ascent.network, keep, shared.stop)
 
 
-def _warm(ascent: Ascent, deeper: Reduction) -> Ascent:
+def _warm(ascent: Ascent, deeper: Reduction, shared: _Shared) -> Ascent:
     """An ascent on a smaller network that begins with the prices of the larger one."""
-    fresh = Ascent.of(deeper.network)
+    fresh = Ascent.of(deeper.network, shared.stop)
     fresh.best_prices[:] = ascent.best_prices[deeper.rows]
     fresh.restart()
     fresh.cost = ascent.cost
@@ -414,13 +504,30 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: i
         shared.finish()
 
 
-def _search(shared: _Shared, seed: int) -> None:
-    """Improve the best solution until time is over."""
-    net = shared.network
-    rng = np.random.default_rng(seed)
-    work = scratch_for(net)
+def _find_first(shared: _Shared, rng: np.random.Generator) -> None:
+    """Repair what the costs suggest until some solution is known."""
+    repair = Repair.of(shared.network, shared.stop)
+    turn = _Turn(_TRIES_A_TURN)
+    while shared.choice is None and not shared.must_stop:
+        if shared.prices is not None:
+            repair.work.price[1:] = np.cumsum(shared.prices)
+        with turn:
+            if repair.run(turn.count, _LARGEST_MENDED, rng):
+                shared.offer(repair.choice)
+                break
     while shared.choice is None and not shared.must_stop:
         time.sleep(0.01)
+
+
+def _search(shared: _Shared, seed: int) -> None:
+    """Find a solution, and improve the best one until time is over."""
+    shared.is_reduced.wait()
+    if shared.must_stop:
+        return
+    net = shared.network
+    rng = np.random.default_rng(seed)
+    _find_first(shared, rng)
+    work = scratch_for(net, shared.stop)
     tries = 0
     turn = _Turn(_TRIES_A_TURN)
     cycle = 0

@@ -9,9 +9,11 @@ from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.instance import Instance
 from meshwise.intra.solver.kept import note_all_kernels
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
+from meshwise.intra.solver.part import scratch_for
 from meshwise.intra.solver.reduction import reduce_instance, reduce_network
+from meshwise.intra.solver.repair import Repair
 from meshwise.intra.solver.room import room_of
-from meshwise.intra.solver.search import improve, scratch_for
+from meshwise.intra.solver.search import improve
 from meshwise.intra.solver.small import network_of
 
 _NODES = 6
@@ -46,7 +48,9 @@ def compile_search() -> None:
     choice = np.zeros(len(network.size), np.int64)
     cost_of(network, choice)
     room = room_of(room_left(network, choice))
-    improve(1, _NODES, 0.0, network, choice, room, scratch_for(network), np.random.default_rng(0))
+    rng = np.random.default_rng(0)
+    Repair.of(network).run(1, _NODES, rng)
+    improve(1, _NODES, 0.0, network, choice, room, scratch_for(network), rng)
 
 
 def _made_up() -> Instance:
