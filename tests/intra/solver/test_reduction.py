@@ -72,6 +72,12 @@ def test_every_choice_of_the_network_costs_and_uses_what_it_says():
             assert fits == (found.peak <= instance.limit)
 
 
+def test_what_every_choice_exceeds_is_infeasible():
+    for seed in range(200):
+        reduction = reduce_instance(random_instance(seed, tight=0.0))
+        assert reduction.infeasible or reduction.network.capacity.min(initial=0) >= 0, seed
+
+
 @pytest.mark.parametrize("tight", LIMITS)
 def test_a_reduction_that_is_cut_short_is_valid(tight):
     for seed in range(80):

@@ -23,7 +23,7 @@ class Instance:
         first_choice: Where the choices of each node begin in `costs` and `usages`; one entry more
             than nodes.
         costs: Cost of each choice; `INFINITE_COST` forbids it.
-        usages: Bytes that each choice uses during the interval of its node.
+        usages: Bytes that each choice uses during the interval of its node; 64 bits hold their sum.
         intervals: Shape (nodes, 2): first time, and first time after it; empty if not ascending.
         edges: Shape (edges, 2): the two nodes.
         first_entry: Where the matrix of each edge begins in `edge_costs`; one entry more.
@@ -61,7 +61,7 @@ class Evaluation:
 
 
 def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
-    """Check a choice in integers of any size, apart from everything that the solver does.
+    """Check a choice in integers, costs of any size, apart from everything that the solver does.
 
     Args:
         instance: The problem.
@@ -81,18 +81,14 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
         costs += instance.edge_costs[
             instance.first_entry[:-1] + taken[u] * sizes[v] + taken[v]
         ].tolist()
-    changes: dict[int, int] = {}
-    for (low, high), used in zip(
-        instance.intervals.tolist(), instance.usages[at].tolist(), strict=True
-    ):
-        if low < high:
-            changes[low] = changes.get(low, 0) + used
-            changes[high] = changes.get(high, 0) - used
-    peak = load = 0
-    for time in sorted(changes):
-        load += changes[time]
-        peak = max(peak, load)
-    finite = all(c < INFINITE_COST for c in costs)
+    live = instance.intervals[:, 0] < instance.intervals[:, 1]
+    times, ranks = np.unique(instance.intervals[live], return_inverse=True)
+    ranks, used = ranks.reshape(-1, 2), instance.usages[at][live]
+    changes = np.zeros(len(times), np.int64)
+    np.add.at(changes, ranks[:, 0], used)
+    np.subtract.at(changes, ranks[:, 1], used)
+    peak = int(np.cumsum(changes).max(initial=0))
+    finite = max(costs, default=0) < INFINITE_COST
     return Evaluation(cost=sum(costs) if finite else None, peak=peak)
 
 

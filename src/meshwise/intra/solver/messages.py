@@ -172,7 +172,7 @@ def value_beside(e: int, before: int, s: int, net: Network, held: Messages) -> f
 
 
 @part
-def _value_after(i: int, s: int, net: Network, held: Messages, choice: Array) -> float:
+def value_after(i: int, s: int, net: Network, held: Messages, choice: Array) -> float:
     """Value of choice `s` of a node given the choices of the earlier ones."""
     value = held.node[net.first_choice[i] + s]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
@@ -181,7 +181,7 @@ def _value_after(i: int, s: int, net: Network, held: Messages, choice: Array) ->
     return value
 
 
-@part
+@kernel
 def follow(net: Network, held: Messages, choice: Array) -> None:
     """Choose node by node what is best given the earlier choices; after a backward sweep."""
     for i in range(net.size.size):
@@ -190,13 +190,13 @@ def follow(net: Network, held: Messages, choice: Array) -> None:
             return
         least, best = INF, 0
         for s in range(net.size[i]):
-            value = _value_after(i, s, net, held, choice)
+            value = value_after(i, s, net, held, choice)
             if value < least:
                 least, best = value, s
         choice[i] = best
 
 
-@part
+@kernel
 def follow_within(net: Network, held: Messages, choice: Array) -> bool:
     """As `follow`, but no choice may exceed a row; whether it found a way."""
     room = room_of(net.capacity)
@@ -205,7 +205,7 @@ def follow_within(net: Network, held: Messages, choice: Array) -> bool:
             return False
         least, best = INF, NONE
         for s in range(net.size[i]):
-            value = _value_after(i, s, net, held, choice)
+            value = value_after(i, s, net, held, choice)
             if value < least and is_allowed(i, s, net, room):
                 least, best = value, s
         if best < 0:

@@ -30,6 +30,8 @@ def read_instance(path: Path) -> Instance:
         if data[:2] == _GZIP_MAGIC:
             data = gzip.decompress(data)
         document = json.loads(data)
+        # Large files: their text is not needed beside their numbers.
+        del data
     except OSError as error:
         raise SolverError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
@@ -119,22 +121,23 @@ class _Reader:
             if not isinstance(row, list):
                 raise self.wrong(f"{field}[{k}]", f"must be a list, is {_described(row)}")
         first = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-        return self.integers(rows, list(itertools.chain.from_iterable(rows)), field), first
+        return self.integers(rows, field), first
 
     def pairs(self, parent: Any, where: str, name: str) -> Ints:
         rows, field = self.list_member(parent, where, name), f"{where}.{name}"
         for k, row in enumerate(rows):
             if not isinstance(row, list) or len(row) != 2:  # pyright: ignore[reportUnknownArgumentType]
                 raise self.wrong(f"{field}[{k}]", f"must be two numbers, is {_described(row)}")
-        flat = self.integers(rows, list(itertools.chain.from_iterable(rows)), field)
-        return flat.reshape(-1, 2)
+        return self.integers(rows, field).reshape(-1, 2)
 
-    def integers(self, rows: list[Any], flat: list[Any], field: str) -> Ints:
-        """The numbers; `rows` only serve to name a wrong one."""
+    def integers(self, rows: list[Any], field: str) -> Ints:
+        """The numbers, joined."""
+        each = itertools.chain.from_iterable
+        count = sum(map(len, rows))
         # A sum of bools is an int, but type() tells them apart; checking kinds at once is fast.
-        if set(map(type, flat)) <= {int}:
+        if set(map(type, each(rows))) <= {int}:
             try:
-                return np.array(flat, dtype=np.int64)
+                return np.fromiter(each(rows), np.int64, count)
             except OverflowError:
                 pass
         for k, row in enumerate(rows):
@@ -146,7 +149,7 @@ class _Reader:
                 if value < -(2**63):
                     raise self.wrong(f"{field}[{k}][{j}]", f"is out of range: {value}")
         # Larger than 64 bits is infinite anyway.
-        return np.array([min(int(value), 2**63 - 1) for value in flat], dtype=np.int64)
+        return np.fromiter((min(int(v), 2**63 - 1) for v in each(rows)), np.int64, count)
 
     def match(self, want: Ints, found: Ints, field: str, what: str, of: str) -> None:
         wrong = np.flatnonzero(want != found)

@@ -312,7 +312,8 @@ def _reduced(
     )
     return Reduction(
         network=network,
-        infeasible=infeasible,
+        # Each item of a node may have another least choice: together they say more than alone.
+        infeasible=infeasible or bool((network.capacity < 0).any()),
         nodes=alive,
         original=chosen.astype(np.int64),
         rows=np.flatnonzero(binding),

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from meshwise.errors import SolverError
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, dearest, exact_bound
-from meshwise.intra.solver.exact import num_columns, solve_exactly
+from meshwise.intra.solver.enumeration import enumerate_choices
+from meshwise.intra.solver.exact import ExactAnswer, num_columns, solve_exactly
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
 from meshwise.intra.solver.network import Network
@@ -494,10 +495,17 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: i
             seed=seed,
         )
     except SolverError:
-        # Without a proof; what was found stays found.
-        return
+        answer = ExactAnswer(choice=None, is_proved=False)
     if answer.choice is not None:
         shared.offer(_expanded(chain, answer.choice))
+    if not answer.is_proved and not shared.must_stop:
+        # Rows that bind to the byte, or costs that HiGHS cannot tell apart.
+        choice, is_proved = enumerate_choices(
+            ascent.network, ascent.held, ascent.prices, shared.cost
+        )
+        answer = ExactAnswer(choice=choice, is_proved=is_proved)
+        if choice is not None:
+            shared.offer(_expanded(chain, choice))
     if answer.is_proved:
         shared.is_impossible = math.isinf(shared.cost)
         shared.proven = 0 if shared.is_impossible else _whole(shared.cost)

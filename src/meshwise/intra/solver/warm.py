@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
+from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.instance import Instance
 from meshwise.intra.solver.kept import note_all_kernels
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
@@ -45,6 +46,7 @@ def compile_search() -> None:
     bound = sweep(False, network, ascent.held)
     exact_bound(network, ascent.held, ascent.prices)
     choices_within(network, ascent.held, ascent.prices, bound, 0.0)
+    enumerate_choices(network, ascent.held, ascent.prices, 0.0)
     choice = np.zeros(len(network.size), np.int64)
     cost_of(network, choice)
     room = room_of(room_left(network, choice))
