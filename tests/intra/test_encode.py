@@ -46,7 +46,7 @@ def every_choice(problem: Problem) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("fractions", [False, True])
-@pytest.mark.parametrize("seed", range(35))
+@pytest.mark.parametrize("seed", range(40))
 def test_the_optimum_is_the_same(seed: int, fractions: bool) -> None:
     problem = random_problem(seed, fractions=fractions)
     fitting = [c for c in every_choice(problem) if is_feasible(problem, c)]

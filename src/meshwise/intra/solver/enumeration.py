@@ -74,8 +74,9 @@ def _search(
         if held.stop[0]:
             return known, False
         if choice[i] >= 0:
-            take(i, choice[i], NONE, net, room)
-        most = known - 1 + slack - least[i + 1] - spent[i]
+            last: Any = choice[i]
+            take(i, last, NONE, net, room)
+        most: Any = known - 1 + slack - least[i + 1] - spent[i]
         most = most if most < _LARGEST else _LARGEST
         s = _next(i, net, values, most)
         while s >= 0 and not is_allowed(i, s, net, room):

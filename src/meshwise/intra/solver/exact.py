@@ -45,10 +45,12 @@ class ExactAnswer:
     Attributes:
         choice: The best choice found; None if there is none.
         is_proved: Whether no other choice is better; without a choice, whether there is none.
+        cost: Of the choice; infinite without one.
     """
 
     choice: NDArray[np.int64] | None
     is_proved: bool
+    cost: float = np.inf
 
 
 def num_columns(network: Network) -> int:
@@ -190,7 +192,8 @@ def solve_exactly(
     while (left := deadline - time.monotonic()) > 0:
         status, bound, values = program.solve(left, seed)
         if status == "infeasible":
-            return ExactAnswer(choice=None, is_proved=trusted)
+            # Without a cutoff nothing depends on costs and their scale.
+            return ExactAnswer(choice=None, is_proved=trusted or np.isinf(cutoff))
         if not len(values):
             break
         choice = np.array(
@@ -209,7 +212,7 @@ def solve_exactly(
                 break
             # Whole costs: a better choice would be cheaper by one.
             proved = trusted and status == "optimal" and bound > cost - 0.5
-            return ExactAnswer(choice=choice, is_proved=proved)
+            return ExactAnswer(choice=choice, is_proved=proved, cost=cost)
         if status != "optimal":
             break
         broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]

@@ -13,6 +13,7 @@ from meshwise.intra.solver.network import Network, starts
 # Costs of choices and of pairs of choices that a small problem has at most.
 SMALL_COLUMNS = 4000
 _FIRST_ROWS = 20
+_TRIES = 3
 
 
 def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
@@ -40,13 +41,23 @@ def solve_small(instance: Instance, *, deadline: float, seed: int) -> ExactAnswe
         ):
             return ExactAnswer(choice=None, is_proved=True)
     network = network_of(instance)
-    full = np.argsort(-_most_usage(network), kind="stable")[:_FIRST_ROWS]
-    try:
-        return solve_exactly(
-            network, cutoff=np.inf, first_rows=full.tolist(), deadline=deadline, seed=seed
-        )
-    except SolverError:
-        return ExactAnswer(choice=None, is_proved=False)
+    rows = np.argsort(-_most_usage(network), kind="stable")[:_FIRST_ROWS].tolist()
+    answer = ExactAnswer(choice=None, is_proved=False)
+    cutoff = np.inf
+    for _ in range(_TRIES):
+        try:
+            found = solve_exactly(
+                network, cutoff=cutoff, first_rows=rows, deadline=deadline, seed=seed
+            )
+        except SolverError:
+            break
+        choice = found.choice if found.choice is not None else answer.choice
+        answer = ExactAnswer(choice=choice, is_proved=found.is_proved)
+        if found.is_proved or found.choice is None:
+            break
+        # Fewer costs are left to scale: the engine may prove now what it found.
+        cutoff = found.cost
+    return answer
 
 
 def network_of(instance: Instance) -> Network:
