@@ -27,11 +27,12 @@ def close_usages(seed: int, num_nodes: int):
     return parse_instance(document, "x")
 
 
-def test_rows_that_bind_to_the_byte_are_decided():
+@pytest.mark.parametrize("small_columns", [0, 4000])
+def test_rows_that_bind_to_the_byte_are_decided(small_columns):
     for seed in range(12):
         instance = close_usages(seed, 8)
         want = optimum(instance)
-        answer = solve_instance(instance, time_limit_s=600, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, seed=seed, small_columns=small_columns)
         assert answer.status == ("infeasible" if want is None else "optimal"), seed
         assert answer.cost == want
 

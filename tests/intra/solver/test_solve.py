@@ -173,7 +173,7 @@ def test_an_interrupt_ends_the_search_with_what_is_known():
         if progress.cost is not None:
             interrupt.set()
 
-    instance = random_instance(3, num_nodes=300, tight=0.3, forbid=False)
+    instance = random_instance(1, num_nodes=3000, tight=0.3, forbid=False)
     answer = solve_instance(
         instance, time_limit_s=1000, report=listen, interrupt=interrupt, small_columns=0
     )

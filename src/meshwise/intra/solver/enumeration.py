@@ -28,7 +28,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 @part
 def _least_after(net: Network, held: Messages) -> np.ndarray:
     """What all nodes from each one on cost at least, with their edges to earlier nodes."""
-    least = np.zeros(net.size.size + 1)
+    least: Array = np.zeros(net.size.size + 1)
     for i in range(net.size.size - 1, -1, -1):
         least[i] = least[i + 1] + least_in(held.node, net.first_choice[i], net.first_choice[i + 1])
         for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
@@ -61,11 +61,11 @@ def _search(
     net: Network, held: Messages, base: float, known: float, slack: float, best: np.ndarray
 ) -> tuple[float, bool]:
     """Cost of the best choice, written to `best` if it is better than what is known; if proved."""
-    least = _least_after(net, held)
+    least: Array = _least_after(net, held)
     room = room_of(net.capacity)
-    values = np.full(net.cost.size, INF)
-    choice = np.full(net.size.size, NONE)
-    spent = np.zeros(net.size.size + 1)
+    values: Array = np.full(net.cost.size, INF)
+    choice: Array = np.full(net.size.size, NONE)
+    spent: Array = np.zeros(net.size.size + 1)
     spent[0] = base
     i, count = 0 * ONE, net.size.size
     for s in range(net.size[0]):
