@@ -16,10 +16,11 @@ from pathlib import Path
 import click
 
 from meshwise.errors import SolverError
+from meshwise.intra.solver.answer import Answer, Progress
 from meshwise.intra.solver.helper import kernels
 from meshwise.intra.solver.read import read_instance
 from meshwise.intra.solver.small import is_small
-from meshwise.intra.solver.solve import Answer, Progress, solve_instance
+from meshwise.intra.solver.solve import solve_instance
 
 # Kept back for the check of the answer and for writing it.
 _RESERVE_S = 0.5

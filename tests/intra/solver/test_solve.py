@@ -10,11 +10,12 @@ import pytest
 
 from intra.solver.problems import optimum, random_document, random_instance
 from meshwise.errors import SolverError
+from meshwise.intra.solver.answer import Progress
 from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.read import parse_instance
 from meshwise.intra.solver.small import SMALL_COLUMNS, network_of, solve_small
-from meshwise.intra.solver.solve import Progress, solve_instance
+from meshwise.intra.solver.solve import solve_instance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

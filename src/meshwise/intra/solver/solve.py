@@ -13,33 +13,29 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.errors import SolverError
+from meshwise.intra.solver.answer import Answer, Progress, checked_answer
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, dearest, exact_bound
 from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.exact import ExactAnswer, num_columns, solve_exactly
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
-from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.part import scratch_for
-from meshwise.intra.solver.reducing import CUT, END
+from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 from meshwise.intra.solver.repair import Repair
 from meshwise.intra.solver.room import room_of
 from meshwise.intra.solver.search import improve
+from meshwise.intra.solver.shared import Shared, Turn
 from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
 
 _ROUNDS_A_TURN = 20
 _TRIES_A_TURN = 200
-# A turn is cut short if it takes longer.
-_TURN_S = 0.1
-# Whole numbers below this are exact in floating point, and so are their sums.
-_EXACT_FLOATS = 2**53
 _TRIES_A_CYCLE = 20_000
 _LARGEST_PART = 200
 _EXACT_COLUMNS = 120_000
@@ -56,144 +52,6 @@ _CHECK_S = 1.5e-6
 # Share of the time limit, and seconds, that threads are waited for at the end.
 _GRACE, _LEAST_GRACE_S = 0.01, 0.03
 _LOOK_EVERY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What is known while a problem is being solved.
-
-    Attributes:
-        seconds: Since the solver began.
-        cost: Of the best solution; None if none was found yet.
-        bound: No solution costs less.
-        num_nodes: Nodes that the bound still decides about.
-    """
-
-    seconds: float
-    cost: int | None
-    bound: int
-    num_nodes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What became of a problem.
-
-    Attributes:
-        choice: One choice a node; None if no solution was found.
-        cost: Of the choice, exactly; None if there is none.
-        peak: Most bytes that it uses at any time; None if there is none.
-        bound: No solution costs less, in exact arithmetic.
-        status: "optimal", "feasible", "infeasible", or "unknown" if none was found in time.
-        seconds: That it took.
-        seed: Of the random numbers.
-    """
-
-    choice: tuple[int, ...] | None
-    cost: int | None
-    peak: int | None
-    bound: int
-    status: str
-    seconds: float
-    seed: int
-
-    @classmethod
-    def unknown(cls, seed: int) -> Answer:
-        """Of a problem that nothing was done about."""
-        return cls(
-            choice=None, cost=None, peak=None, bound=0, status="unknown", seconds=0.0, seed=seed
-        )
-
-    @property
-    def gap(self) -> float:
-        """(cost - bound) / cost; infinite without a solution, 0 where both vanish."""
-        if self.cost is None:
-            return math.inf
-        return (self.cost - self.bound) / self.cost if self.cost else 0.0
-
-
-class _Turn:
-    """How much to do before the clock is looked at again: from 1 up to `most`."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.count = 1
-        self.start = 0.0
-
-    def __enter__(self) -> None:
-        self.start = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        if time.monotonic() - self.start > _TURN_S:
-            self.count = max(1, self.count // 2)
-        else:
-            self.count = min(self.most, 2 * self.count)
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What the threads know; changed under the lock only.
-
-    Attributes:
-        instance: The problem.
-        deadline: Of `time.monotonic`.
-        reduction: Of the problem, once `is_reduced` is set.
-        reducing: Tells the first reduction to end, see `reducing.Work`.
-        stop: Set to 1, tells kernels to end.
-        news: Set when the calling thread should look.
-        choice: Best one of the reduced network.
-        cost: Its cost.
-        bound: Of the messages, for the search.
-        proven: In exact arithmetic.
-        prices: Of memory, at the best bound.
-        num_nodes: Nodes that are left to decide.
-        known: A choice of the problem itself, from the exact engine.
-    """
-
-    instance: Instance
-    deadline: float
-    reduction: Reduction | None = None
-    is_reduced: threading.Event = field(default_factory=threading.Event)
-    reducing: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, np.int8))
-    stop: NDArray[np.int8] = field(default_factory=lambda: np.zeros(1, np.int8))
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    news: threading.Event = field(default_factory=threading.Event)
-    choice: NDArray[np.int64] | None = None
-    cost: float = math.inf
-    bound: float = 0.0
-    proven: int = 0
-    prices: NDArray[np.float64] | None = None
-    num_nodes: int = 0
-    known: tuple[int, ...] | None = None
-    interrupt: threading.Event = field(default_factory=threading.Event)
-    is_over: bool = False
-    is_impossible: bool = False
-    error: BaseException | None = None
-
-    @property
-    def network(self) -> Network:
-        assert self.reduction is not None
-        return self.reduction.network
-
-    def offer(self, choice: NDArray[np.int64]) -> None:
-        """Take a choice of the network if it is better."""
-        cost = cost_of(self.network, choice)
-        room = room_left(self.network, choice)
-        with self.lock:
-            if cost < self.cost and (not len(room) or room.min() >= 0):
-                self.cost, self.choice = cost, choice.copy()
-                self.news.set()
-
-    def finish(self) -> None:
-        self.is_over = True
-        self.stop[0] = 1
-        self.reducing[0] = END
-        self.is_reduced.set()
-        self.news.set()
-
-    @property
-    def must_stop(self) -> bool:
-        return self.is_over or time.monotonic() >= self.deadline
 
 
 def solve_instance(
@@ -223,7 +81,7 @@ def solve_instance(
     start = time.monotonic()
     check_s = _CHECK_S * (instance.num_nodes + len(instance.edges))
     deadline = start + max(time_limit_s - check_s, 0.5 * time_limit_s)
-    shared = _Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
+    shared = Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
     if interrupt is not None:
         shared.interrupt = interrupt
     # Where it is interrupted, the best so far is the answer.
@@ -236,7 +94,7 @@ def solve_instance(
         return _result(shared, start, seed)
 
 
-def _solve_small(shared: _Shared, start: float, seed: int) -> bool:
+def _solve_small(shared: Shared, start: float, seed: int) -> bool:
     """Give the problem to the exact engine as it is; whether nothing is left to do."""
     until = start + min(_SMALL_S, (shared.deadline - start) / 4)
     small = solve_small(shared.instance, deadline=until, seed=seed)
@@ -248,7 +106,7 @@ def _solve_small(shared: _Shared, start: float, seed: int) -> bool:
     return small.is_proved
 
 
-def _result(shared: _Shared, start: float, seed: int) -> Answer:
+def _result(shared: Shared, start: float, seed: int) -> Answer:
     if shared.error is not None:
         raise SolverError(f"the solver failed: {shared.error}") from shared.error
     with shared.lock:
@@ -256,63 +114,16 @@ def _result(shared: _Shared, start: float, seed: int) -> Answer:
     if choice is None or shared.reduction is None:
         status = "infeasible" if shared.is_impossible else "unknown"
         status = status if shared.known is None else "feasible"
-        return _answer(shared.instance, shared.known, shared.proven, status, start, seed)
+        return checked_answer(shared.instance, shared.known, shared.proven, status, start, seed)
     full = tuple(shared.reduction.expand(choice).tolist())
     known = shared.known
     if known is not None and (evaluate(shared.instance, known).cost or 0) < round(shared.cost):
         full = known
-    return _answer(shared.instance, full, shared.proven, "feasible", start, seed)
-
-
-def _answer(
-    instance: Instance,
-    choice: tuple[int, ...] | None,
-    bound: int,
-    status: str,
-    start: float,
-    seed: int,
-) -> Answer:
-    seconds = time.monotonic() - start
-    if choice is None:
-        return Answer(
-            choice=None, cost=None, peak=None, bound=bound, status=status, seconds=seconds,
-            seed=seed,
-        )  # fmt: skip
-    found = evaluate(instance, choice)
-    if found.cost is None or (instance.limit is not None and found.peak > instance.limit):
-        raise SolverError(
-            f"the solver's answer does not hold: cost {found.cost}, peak {found.peak} bytes of "
-            f"{instance.limit}; please report this problem"
-        )
-    if found.cost >= _EXACT_FLOATS:
-        # Sums of this size were rounded on the way: only the minima prove something.
-        bound = _sum_of_minima(instance)
-    bound = min(bound, found.cost)
-    return Answer(
-        choice=choice,
-        cost=found.cost,
-        peak=found.peak,
-        bound=bound,
-        status="optimal" if bound == found.cost else status,
-        seconds=seconds,
-        seed=seed,
-    )
-
-
-def _sum_of_minima(instance: Instance) -> int:
-    """The least cost of each node and edge, summed exactly."""
-    total = 0
-    for values, first in (
-        (instance.costs, instance.first_choice),
-        (instance.edge_costs, instance.first_entry),
-    ):
-        if len(first) > 1:
-            total += sum(np.minimum.reduceat(values, first[:-1]).tolist())
-    return total
+    return checked_answer(shared.instance, full, shared.proven, "feasible", start, seed)
 
 
 def _run_threads(
-    shared: _Shared, seed: int, start: float, report: Callable[[Progress], None] | None
+    shared: Shared, seed: int, start: float, report: Callable[[Progress], None] | None
 ) -> None:
     threads = [
         threading.Thread(target=_guarded, args=(work, shared, seed), daemon=True)
@@ -347,7 +158,7 @@ def _run_threads(
                 thread.join(timeout=max(until - time.monotonic(), 0.0))
 
 
-def _guarded(work: Callable[[_Shared, int], None], shared: _Shared, seed: int) -> None:
+def _guarded(work: Callable[[Shared, int], None], shared: Shared, seed: int) -> None:
     try:
         work(shared, seed)
     except BaseException as error:  # A thread's error is raised by the caller.
@@ -355,7 +166,7 @@ def _guarded(work: Callable[[_Shared, int], None], shared: _Shared, seed: int) -
         shared.finish()
 
 
-def _reduce_and_bound(shared: _Shared, seed: int) -> None:
+def _reduce_and_bound(shared: Shared, seed: int) -> None:
     reduction = reduce_instance(shared.instance, shared.reducing)
     if shared.must_stop:
         return
@@ -374,7 +185,7 @@ def _reduce_and_bound(shared: _Shared, seed: int) -> None:
     _raise_bound(shared, seed)
 
 
-def _raise_bound(shared: _Shared, seed: int) -> None:
+def _raise_bound(shared: Shared, seed: int) -> None:
     """Bound, reduce again, and solve exactly what has become small."""
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network, shared.stop)
@@ -399,9 +210,9 @@ def _raise_bound(shared: _Shared, seed: int) -> None:
             ascent.restart()
 
 
-def _ascend(ascent: Ascent, chain: list[Reduction], shared: _Shared) -> None:
+def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared) -> None:
     known = ascent.cost
-    turn = _Turn(_ROUNDS_A_TURN)
+    turn = Turn(_ROUNDS_A_TURN)
     while not (shared.must_stop or ascent.is_done):
         with turn:
             ascent.run(turn.count)
@@ -417,7 +228,7 @@ def _ascend(ascent: Ascent, chain: list[Reduction], shared: _Shared) -> None:
             _prove(ascent, shared)
 
 
-def _prove(ascent: Ascent, shared: _Shared) -> None:
+def _prove(ascent: Ascent, shared: Shared) -> None:
     """Make the bound of the present messages exact."""
     proven = exact_bound(ascent.network, ascent.held, ascent.prices)
     if proven is not None and math.isinf(shared.cost) and proven > dearest(ascent.network):
@@ -434,7 +245,7 @@ def _whole(cost: float) -> int:
     return round(cost) if math.isfinite(cost) else 2**62
 
 
-def _settled_messages(ascent: Ascent, shared: _Shared) -> float:
+def _settled_messages(ascent: Ascent, shared: Shared) -> float:
     """Converge the messages at the best prices; returns the bound there."""
     ascent.restart()
     bound = -math.inf
@@ -448,7 +259,7 @@ def _settled_messages(ascent: Ascent, shared: _Shared) -> float:
     return bound
 
 
-def _reduced_further(ascent: Ascent, shared: _Shared) -> Reduction | None:
+def _reduced_further(ascent: Ascent, shared: Shared) -> Reduction | None:
     """Take out choices that cannot be better; None if there are too few."""
     if not np.isfinite(shared.cost):
         return None
@@ -459,7 +270,7 @@ def _reduced_further(ascent: Ascent, shared: _Shared) -> Reduction | None:
     return reduce_network(ascent.network, keep, shared.stop)
 
 
-def _warm(ascent: Ascent, deeper: Reduction, shared: _Shared) -> Ascent:
+def _warm(ascent: Ascent, deeper: Reduction, shared: Shared) -> Ascent:
     """An ascent on a smaller network that begins with the prices of the larger one."""
     fresh = Ascent.of(deeper.network, shared.stop)
     fresh.best_prices[:] = ascent.best_prices[deeper.rows]
@@ -474,7 +285,7 @@ def _expanded(chain: list[Reduction], choice: NDArray[np.int64]) -> NDArray[np.i
     return choice
 
 
-def _close(chain: list[Reduction], shared: _Shared) -> None:
+def _close(chain: list[Reduction], shared: Shared) -> None:
     """Nothing is left to decide: what remains is a solution, or none is better than the best."""
     if not chain[-1].infeasible:
         shared.offer(_expanded(chain, np.zeros(0, np.int64)))
@@ -482,7 +293,7 @@ def _close(chain: list[Reduction], shared: _Shared) -> None:
     shared.finish()
 
 
-def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: int) -> None:
+def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: int) -> None:
     """Let the exact engine find the best, or prove that there is none better."""
     priced = np.argsort(-ascent.best_prices)[:200]
     cutoff = shared.cost
@@ -512,10 +323,10 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: _Shared, seed: i
         shared.finish()
 
 
-def _find_first(shared: _Shared, rng: np.random.Generator) -> None:
+def _find_first(shared: Shared, rng: np.random.Generator) -> None:
     """Repair what the costs suggest until some solution is known."""
     repair = Repair.of(shared.network, shared.stop)
-    turn = _Turn(_TRIES_A_TURN)
+    turn = Turn(_TRIES_A_TURN)
     while shared.choice is None and not shared.must_stop:
         if shared.prices is not None:
             repair.work.price[1:] = np.cumsum(shared.prices)
@@ -527,7 +338,7 @@ def _find_first(shared: _Shared, rng: np.random.Generator) -> None:
         time.sleep(0.01)
 
 
-def _search(shared: _Shared, seed: int) -> None:
+def _search(shared: Shared, seed: int) -> None:
     """Find a solution, and improve the best one until time is over."""
     shared.is_reduced.wait()
     if shared.must_stop:
@@ -537,7 +348,7 @@ def _search(shared: _Shared, seed: int) -> None:
     _find_first(shared, rng)
     work = scratch_for(net, shared.stop)
     tries = 0
-    turn = _Turn(_TRIES_A_TURN)
+    turn = Turn(_TRIES_A_TURN)
     cycle = 0
     choice, cost = np.zeros(0, np.int64), math.inf
     room = room_of(net.capacity)
