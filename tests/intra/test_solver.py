@@ -126,3 +126,25 @@ def test_an_incumbent_is_never_made_worse():
     best = solve(problem)
     again = solve(problem, incumbents=(best.choice,))
     assert again.cost == best.cost
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_a_large_problem_finds_the_optimum():
+    """A ring of nodes of many choices: its optimum is the cheapest closed walk."""
+    rng = np.random.default_rng(0)
+    count, size = 18, 500
+    costs = tuple(rng.random(size) for _ in range(count))
+    matrices = [rng.random((size, size)) for _ in range(count)]
+    pairs = [PairCost(u=u, v=u + 1, cost=matrices[u]) for u in range(count - 1)]
+    pairs.append(PairCost(u=0, v=count - 1, cost=matrices[-1]))
+    problem = Problem(costs=costs, pairs=tuple(pairs))
+    # walk[i, j]: the cheapest way from choice i of the first node to choice j of the present one.
+    walk = np.where(np.eye(size, dtype=bool), costs[0][:, None], np.inf)
+    for v in range(1, count):
+        step = matrices[v - 1] + costs[v]
+        walk = np.stack([(row[:, None] + step).min(axis=0) for row in walk])
+    wanted = (walk + matrices[-1]).min()
+    found = solve(problem, time_limit_s=600)
+    assert found.status == "optimal"
+    assert found.cost == pytest.approx(wanted, abs=1e-9)
+    assert found.bound <= found.cost

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
 
 from meshwise.intra.encode import encode
 from meshwise.intra.problem import Problem, Solution, is_feasible, objective
@@ -10,6 +12,9 @@ from meshwise.intra.solver.solve import solve_instance
 
 # A bound this close to the cost proves it, up to the rounding of costs to whole units (`encode`).
 _EXACT = 5e-8
+_FINER = 2
+_LEAST_S = 0.1
+_ROUNDED = "rounded"
 
 
 def solve_encoded(
@@ -26,9 +31,24 @@ def solve_encoded(
     Raises:
         SolverError: the solver failed.
     """
+    deadline = time.monotonic() + time_limit_s
+    found = _solved(problem, incumbent, deadline, seed)
+    for _ in range(_FINER):
+        if found.status != _ROUNDED or time.monotonic() >= deadline:
+            break
+        # The best in units that were too coarse: its cost gives finer ones.
+        found = _solved(problem, found.choice, deadline, seed)
+    return found if found.status != _ROUNDED else dataclasses.replace(found, status="time limit")
+
+
+def _solved(
+    problem: Problem, incumbent: tuple[int, ...] | None, deadline: float, seed: int
+) -> Solution:
+    """One run; its status is `_ROUNDED` if units were too coarse to call the best one optimal."""
     known = objective(problem, incumbent) if incumbent is not None else None
     encoded = encode(problem, reference=known)
-    answer = solve_instance(encoded.instance, time_limit_s=max(time_limit_s, 0.1), seed=seed)
+    left = max(deadline - time.monotonic(), _LEAST_S)
+    answer = solve_instance(encoded.instance, time_limit_s=left, seed=seed)
     if answer.status == "infeasible" and incumbent is None:
         return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
     choice, bound = incumbent, encoded.cost(answer.bound)
@@ -41,10 +61,11 @@ def solve_encoded(
         return Solution(choice=(), cost=math.inf, bound=bound, status="time limit", num_left=0)
     cost = objective(problem, choice)
     exact = bound >= cost * (1 - _EXACT)
+    rounded = _ROUNDED if answer.status == "optimal" else "time limit"
     return Solution(
         choice=choice,
         cost=cost,
         bound=cost if exact else min(bound, cost),
-        status="optimal" if exact else "time limit",
+        status="optimal" if exact else rounded,
         num_left=len(problem.costs),
     )

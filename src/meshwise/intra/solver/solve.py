@@ -42,6 +42,10 @@ _EXACT_COLUMNS = 120_000
 # Another reduction pays if it takes out this part of the choices.
 _WORTH_REDUCING = 0.1
 _LAST_SWEEPS = 50
+# Messages have converged when a sweep closes less than this part of the gap.
+_SETTLED = 1e-4
+# Without rows a reduction is tried each time the gap has become this part of what it was.
+_CLOSER = 0.25
 # The exact engine may take so long for a small problem before anything else is tried.
 _SMALL_S = 3.0
 # Share of the time limit after which the first reduction is cut short.
@@ -193,6 +197,7 @@ def _raise_bound(shared: Shared, seed: int) -> None:
         _ascend(ascent, chain, shared)
         if shared.must_stop:
             return
+        is_done = ascent.is_done
         deeper = _reduced_further(ascent, shared)
         if shared.must_stop:
             return
@@ -203,7 +208,7 @@ def _raise_bound(shared: Shared, seed: int) -> None:
                 return
             ascent = _warm(ascent, deeper, shared)
             shared.num_nodes = len(deeper.network.size)
-        elif num_columns(ascent.network) <= _EXACT_COLUMNS:
+        elif is_done and num_columns(ascent.network) <= _EXACT_COLUMNS:
             _solve_rest(ascent, chain, shared, seed)
             return
         else:
@@ -213,7 +218,8 @@ def _raise_bound(shared: Shared, seed: int) -> None:
 def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared) -> None:
     known = ascent.cost
     turn = Turn(_ROUNDS_A_TURN)
-    while not (shared.must_stop or ascent.is_done):
+    near = _near(ascent, shared)
+    while not (shared.must_stop or ascent.is_done or shared.cost - ascent.bound <= near):
         with turn:
             ascent.run(turn.count)
         if ascent.cost < known:
@@ -226,6 +232,17 @@ def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared) -> None:
         if ascent.bound > shared.bound:
             shared.bound = ascent.bound
             _prove(ascent, shared)
+        if math.isinf(near):
+            near = _near(ascent, shared)
+
+
+def _near(ascent: Ascent, shared: Shared) -> float:
+    """The gap at which a reduction is tried early; -inf for never.
+
+    Prices of rows would begin anew after one that does not pay.
+    """
+    gap = shared.cost - ascent.bound
+    return _CLOSER * gap if math.isfinite(gap) and not len(ascent.prices) else -math.inf
 
 
 def _prove(ascent: Ascent, shared: Shared) -> None:
@@ -248,13 +265,16 @@ def _whole(cost: float) -> int:
 def _settled_messages(ascent: Ascent, shared: Shared) -> float:
     """Converge the messages at the best prices; returns the bound there."""
     ascent.restart()
-    bound = -math.inf
+    bound = before = -math.inf
+    besides = ascent.network.constant - float(ascent.prices @ ascent.network.capacity)
     for _ in range(_LAST_SWEEPS):
         if shared.must_stop:
             break
         sweep(True, ascent.network, ascent.held)
-        bound = sweep(False, ascent.network, ascent.held)
-    bound += ascent.network.constant - float(ascent.prices @ ascent.network.capacity)
+        bound = sweep(False, ascent.network, ascent.held) + besides
+        if bound - before <= _SETTLED * (shared.cost - bound):
+            break
+        before = bound
     _prove(ascent, shared)
     return bound
 
