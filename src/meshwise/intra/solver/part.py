@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import ONE, part
+from meshwise.intra.solver.compiled import NONE, ONE, part
 from meshwise.intra.solver.messages import (
     Messages,
     collect_from_earlier,
@@ -22,6 +22,8 @@ Array = Any
 
 # A part has at most so many entries of matrices between its nodes, or one edge.
 _MOST_ENTRIES = 1 << 19
+# Usage items that are looked at to find one in a certain row.
+_SAMPLES = 50
 
 
 class Scratch(NamedTuple):
@@ -32,12 +34,14 @@ class Scratch(NamedTuple):
         part: The free nodes.
         held: Messages between free nodes.
         price: Sum of the prices of all rows before each one.
+        owner: Node of each usage item.
     """
 
     inside: Array
     part: Array
     held: Messages
     price: Array
+    owner: Array
 
 
 def scratch_for(network: Network, stop: Array | None = None) -> Scratch:
@@ -47,6 +51,7 @@ def scratch_for(network: Network, stop: Array | None = None) -> Scratch:
         part=np.zeros(len(network.size), np.int64),
         held=no_messages(network, stop),
         price=np.zeros(len(network.capacity) + 1),
+        owner=np.repeat(np.arange(len(network.size)), np.diff(network.first_item)),
     )
 
 
@@ -88,11 +93,18 @@ def _entries_inside(i: int, net: Network, work: Scratch) -> int:
 
 
 @part
-def pick_part(start: int, count: int, net: Network, work: Scratch, rng: np.random.Generator) -> int:
-    """Mark a connected part around a node; returns its size, the nodes ascending."""
-    work.part[0] = start
+def pick_part(
+    start: int, size: int, count: int, net: Network, work: Scratch, rng: np.random.Generator
+) -> int:
+    """Mark a connected part around a node, besides `size` nodes that are marked already.
+
+    Returns:
+        The number of all nodes, which are ascending.
+    """
+    head, entries = size, 0 * ONE
+    work.part[size] = start
     work.inside[start] = True
-    size, head, entries = ONE, 0 * ONE, 0 * ONE
+    size += 1
     while head < size and size < count and entries < _MOST_ENTRIES:
         # Swap a random waiting node to the front, so that parts differ in shape.
         other = head + below(size - head, rng)
@@ -115,6 +127,26 @@ def pick_part(start: int, count: int, net: Network, work: Scratch, rng: np.rando
                 size += 1
     _sort(work.part, size)
     return size
+
+
+@part
+def rival(size: int, net: Network, work: Scratch, room: Array, rng: np.random.Generator) -> int:
+    """A random node outside that uses the fullest row of some node of the part; -1 for none."""
+    i = work.part[below(size, rng)]
+    items = net.first_item[i + 1] - net.first_item[i]
+    if items == 0:
+        return NONE
+    k = net.first_item[i] + below(items, rng)
+    row = net.item_low[k]
+    for other in range(net.item_low[k], net.item_high[k]):
+        if room[other] < room[row]:
+            row = other
+    for _ in range(_SAMPLES):
+        k = below(work.owner.size, rng)
+        j = work.owner[k]
+        if net.item_low[k] <= row < net.item_high[k] and not work.inside[j]:
+            return j
+    return NONE
 
 
 @part

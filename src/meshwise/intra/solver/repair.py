@@ -197,7 +197,7 @@ def _mend(
         if start < 0:
             break
         count = int(np.exp(rng.random() * np.log(largest))) + 1
-        size = pick_part(start, count, net, work, rng)
+        size = pick_part(start, 0 * ONE, count, net, work, rng)
         part = work.part[:size]
         now = prepare(part, 1.5 * rng.random(), net, choice, work)
         for _ in range(_SWEEPS):

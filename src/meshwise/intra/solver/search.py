@@ -21,6 +21,7 @@ from meshwise.intra.solver.part import (
     cost_of_part,
     pick_part,
     prepare,
+    rival,
     sweep_part,
     value_within,
 )
@@ -30,6 +31,8 @@ from meshwise.intra.solver.room import Room, is_allowed, take
 Array = Any
 
 _SWEEPS = 3
+# Share of the tries that free two parts which compete for memory.
+_RIVALS = 0.5
 
 
 @part
@@ -72,7 +75,13 @@ def improve(
         if work.held.stop[0]:
             break
         count = int(np.exp(rng.random() * np.log(largest))) + 1
-        size = pick_part(below(net.size.size, rng), count, net, work, rng)
+        size = 0 * ONE
+        start = below(net.size.size, rng)
+        if rng.random() < _RIVALS:
+            size = pick_part(start, size, (count + 1) // 2, net, work, rng)
+            start = rival(size, net, work, room.row, rng)
+        if start >= 0:
+            size = pick_part(start, size, count, net, work, rng)
         part = work.part[:size]
         now = prepare(part, 1.5 * rng.random(), net, choice, work)
         for _ in range(_SWEEPS):
