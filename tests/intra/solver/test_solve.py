@@ -15,7 +15,7 @@ from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.read import parse_instance
 from meshwise.intra.solver.small import SMALL_COLUMNS, network_of, solve_small
-from meshwise.intra.solver.solve import solve_instance
+from meshwise.intra.solver.solve import INGREDIENTS, solve_instance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -192,13 +192,14 @@ def test_nothing_is_known_after_an_interrupt_at_once():
     assert answer.choice is None
 
 
-def test_an_error_of_the_listener_stops_the_threads():
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])
+def test_an_error_of_the_listener_stops_the_threads(kind):
     def fail(_):
-        raise KeyError("listener")
+        raise kind("listener")
 
     before = threading.active_count()
     instance = random_instance(3, num_nodes=300, tight=0.3, forbid=False)
-    with pytest.raises(KeyError):
+    with pytest.raises(kind):
         solve_instance(instance, time_limit_s=60, small_columns=0, report=fail)
     assert threading.active_count() <= before + 1
 
@@ -259,3 +260,18 @@ def test_a_small_problem_that_the_exact_engine_cannot_prove_is_proved_by_the_red
         assert answer.status == "optimal"
         assert answer.cost == optimum(instance)
     assert unproved > 0
+
+
+@pytest.mark.parametrize("ingredient", INGREDIENTS)
+def test_without_an_ingredient_the_answer_still_holds(ingredient):
+    instance = random_instance(3, num_nodes=60, tight=0.3, forbid=False)
+    best = solve_instance(instance, time_limit_s=600)
+    assert best.status == "optimal"
+    answer = solve_instance(instance, time_limit_s=3, small_columns=0, without=[ingredient])
+    assert answer.cost is not None
+    assert answer.bound <= best.cost <= answer.cost
+
+
+def test_an_unknown_ingredient_is_refused():
+    with pytest.raises(SolverError, match="there is no ingredient 'salt'; there are reduction,"):
+        solve_instance(random_instance(1), without=["salt"])

@@ -31,8 +31,6 @@ from meshwise.intra.solver.room import Room, is_allowed, take
 Array = Any
 
 _SWEEPS = 3
-# Share of the tries that free two parts which compete for memory.
-_RIVALS = 0.5
 
 
 @part
@@ -54,7 +52,7 @@ def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scr
 
 @kernel
 def improve(
-    tries: int, largest: int, heat: float, net: Network, choice: Array, room: Room,
+    tries: int, largest: int, heat: float, rivals: float, net: Network, choice: Array, room: Room,
     work: Scratch, rng: np.random.Generator,
 ) -> float:  # fmt: skip
     """Try new choices for parts of the network; returns by how much the cost fell.
@@ -63,6 +61,7 @@ def improve(
         tries: Number of parts.
         largest: Most nodes of a part.
         heat: A part that is dearer by this is kept with probability 1/e; 0 keeps none.
+        rivals: Share of the tries that free two parts which compete for memory.
         net: The network.
         choice: Within all rows; made better in place.
         room: What it leaves; kept up to date.
@@ -77,7 +76,7 @@ def improve(
         count = int(np.exp(rng.random() * np.log(largest))) + 1
         size = 0 * ONE
         start = below(net.size.size, rng)
-        if rng.random() < _RIVALS:
+        if rng.random() < rivals:
             size = pick_part(start, size, (count + 1) // 2, net, work, rng)
             start = rival(size, net, work, room.row, rng)
         if start >= 0:

@@ -56,6 +56,7 @@ class Shared:
         prices: Of memory, at the best bound.
         num_nodes: Nodes that are left to decide.
         known: A choice of the problem itself, from the exact engine.
+        without: Ingredients that are left out.
     """
 
     instance: Instance
@@ -73,6 +74,7 @@ class Shared:
     prices: NDArray[np.float64] | None = None
     num_nodes: int = 0
     known: tuple[int, ...] | None = None
+    without: frozenset[str] = frozenset()
     interrupt: threading.Event = field(default_factory=threading.Event)
     is_over: bool = False
     is_impossible: bool = False

@@ -8,11 +8,10 @@ is on time and can be interrupted.  Compiled kernels do not hold Python's lock, 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +37,8 @@ _ROUNDS_A_TURN = 20
 _TRIES_A_TURN = 200
 _TRIES_A_CYCLE = 20_000
 _LARGEST_PART = 200
+# Share of the tries that free two parts which compete for memory.
+_RIVALS = 0.5
 _EXACT_COLUMNS = 120_000
 # Another reduction pays if it takes out this part of the choices.
 _WORTH_REDUCING = 0.1
@@ -58,6 +59,20 @@ _GRACE, _LEAST_GRACE_S = 0.01, 0.03
 _LOOK_EVERY_S = 0.1
 
 
+# What an ablation may leave out: the first reduction, those with a bound and a cost, HiGHS and
+# enumeration of what is left, improvement of solutions, and in it the prices of memory, the parts
+# that compete for it, and worse choices that are taken for a while.
+INGREDIENTS = (
+    "reduction",
+    "further reductions",
+    "exact engines",
+    "search",
+    "prices",
+    "rivals",
+    "heat",
+)
+
+
 def solve_instance(
     instance: Instance,
     *,
@@ -66,6 +81,7 @@ def solve_instance(
     report: Callable[[Progress], None] | None = None,
     small_columns: int = SMALL_COLUMNS,
     interrupt: threading.Event | None = None,
+    without: Collection[str] = (),
 ) -> Answer:
     """Find the cheapest choice within the limit on usage, or the best in the time given.
 
@@ -75,27 +91,30 @@ def solve_instance(
         seed: Of the random numbers; which thread comes first is not under its control.
         report: Is told of progress now and then, in the calling thread.
         small_columns: A problem of at most so many costs is given to the exact engine first.
-        interrupt: Ends the search when it is set, as Ctrl-C does: the best so far is the answer.
+        interrupt: Ends the search when it is set: the best so far is the answer.
+        without: Ingredients to leave out, to measure what they are worth.
 
     Raises:
-        SolverError: the time limit is no number, or the answer did not pass the check.
+        SolverError: the time limit is no number, an ingredient is unknown, or the answer did not
+            pass the check.
     """
     if not math.isfinite(time_limit_s):
         raise SolverError(f"time_limit_s={time_limit_s}: a finite number of seconds is needed")
+    if unknown := set(without) - set(INGREDIENTS):
+        known = ", ".join(INGREDIENTS)
+        raise SolverError(f"there is no ingredient {min(unknown)!r}; there are {known}")
     start = time.monotonic()
     check_s = _CHECK_S * (instance.num_nodes + len(instance.edges))
     deadline = start + max(time_limit_s - check_s, 0.5 * time_limit_s)
     shared = Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
+    shared.without = frozenset(without)
+    if "reduction" in without:
+        shared.reducing[0] = CUT
     if interrupt is not None:
         shared.interrupt = interrupt
-    # Where it is interrupted, the best so far is the answer.
-    with contextlib.suppress(KeyboardInterrupt):
-        if not (is_small(instance, small_columns) and _solve_small(shared, start, seed)):
-            _run_threads(shared, seed, start, report)
-    try:
-        return _result(shared, start, seed)
-    except KeyboardInterrupt:
-        return _result(shared, start, seed)
+    if not (is_small(instance, small_columns) and _solve_small(shared, start, seed)):
+        _run_threads(shared, seed, start, report)
+    return _result(shared, start, seed)
 
 
 def _solve_small(shared: Shared, start: float, seed: int) -> bool:
@@ -208,7 +227,11 @@ def _raise_bound(shared: Shared, seed: int) -> None:
                 return
             ascent = _warm(ascent, deeper, shared)
             shared.num_nodes = len(deeper.network.size)
-        elif is_done and num_columns(ascent.network) <= _EXACT_COLUMNS:
+        elif (
+            is_done
+            and num_columns(ascent.network) <= _EXACT_COLUMNS
+            and "exact engines" not in shared.without
+        ):
             _solve_rest(ascent, chain, shared, seed)
             return
         else:
@@ -281,7 +304,7 @@ def _settled_messages(ascent: Ascent, shared: Shared) -> float:
 
 def _reduced_further(ascent: Ascent, shared: Shared) -> Reduction | None:
     """Take out choices that cannot be better; None if there are too few."""
-    if not np.isfinite(shared.cost):
+    if not np.isfinite(shared.cost) or "further reductions" in shared.without:
         return None
     bound = _settled_messages(ascent, shared)
     keep = choices_within(ascent.network, ascent.held, ascent.prices, bound, shared.cost)
@@ -366,7 +389,10 @@ def _search(shared: Shared, seed: int) -> None:
     net = shared.network
     rng = np.random.default_rng(seed)
     _find_first(shared, rng)
+    if "search" in shared.without:
+        return
     work = scratch_for(net, shared.stop)
+    rivals = 0.0 if "rivals" in shared.without else _RIVALS
     tries = 0
     turn = Turn(_TRIES_A_TURN)
     cycle = 0
@@ -379,13 +405,14 @@ def _search(shared: Shared, seed: int) -> None:
                 assert shared.choice is not None
                 choice, cost = shared.choice.copy(), shared.cost
             room = room_of(room_left(net, choice))
-        if shared.prices is not None:
+        if shared.prices is not None and "prices" not in shared.without:
             work.price[1:] = np.cumsum(shared.prices)
         left = 1.0 - (tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
         spread = max(cost - shared.bound, 0.0) / max(len(net.size), 1)
-        heat = spread * left**2 if tries >= _TRIES_A_CYCLE else 0.0
+        is_hot = tries >= _TRIES_A_CYCLE and "heat" not in shared.without
+        heat = spread * left**2 if is_hot else 0.0
         with turn:
-            cost -= improve(turn.count, _LARGEST_PART, heat, net, choice, room, work, rng)
+            cost -= improve(turn.count, _LARGEST_PART, heat, rivals, net, choice, room, work, rng)
         tries += turn.count
         if cost < shared.cost:
             shared.offer(choice)
