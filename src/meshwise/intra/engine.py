@@ -48,7 +48,7 @@ def _solved(
     known = objective(problem, incumbent) if incumbent is not None else None
     encoded = encode(problem, reference=known)
     left = max(deadline - time.monotonic(), _LEAST_S)
-    answer = solve_instance(encoded.instance, time_limit_s=left, seed=seed)
+    answer = solve_instance(encoded.instance, time_limit_s=left, seed=seed, deterministic=True)
     if answer.status == "infeasible" and incumbent is None:
         return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
     choice, bound = incumbent, encoded.cost(answer.bound)

@@ -275,3 +275,21 @@ def test_without_an_ingredient_the_answer_still_holds(ingredient):
 def test_an_unknown_ingredient_is_refused():
     with pytest.raises(SolverError, match="there is no ingredient 'salt'; there are reduction,"):
         solve_instance(random_instance(1), without=["salt"])
+
+
+@pytest.mark.parametrize("tight", [None, 0.3])
+def test_a_deterministic_run_repeats_itself(tight):
+    """Choices of equal cost abound, of which threads that race would take this or that one."""
+    document = random_document(5, num_nodes=120, tight=tight, forbid=False)
+    for part in ("nodes", "edges"):
+        costs = document["problem"][part]["costs"]
+        document["problem"][part]["costs"] = [[c // 12 for c in row] for row in costs]
+    instance = parse_instance(document, "x")
+    answers = [
+        solve_instance(instance, time_limit_s=600, small_columns=0, deterministic=True)
+        for _ in range(3)
+    ]
+    assert answers[0].status == "optimal"
+    assert len({a.choice for a in answers}) == 1
+    other = solve_instance(instance, time_limit_s=600, small_columns=0)
+    assert other.cost == answers[0].cost

@@ -21,17 +21,23 @@ _TURN_S = 0.1
 
 
 class Turn:
-    """How much to do before the clock is looked at again: from 1 up to `most`."""
+    """How much to do before the clock is looked at again: from 1 up to `most`.
 
-    def __init__(self, most: int) -> None:
+    Fixed turns are a quarter of it, however long they take.
+    """
+
+    def __init__(self, most: int, *, is_fixed: bool = False) -> None:
         self.most = most
-        self.count = 1
+        self.is_fixed = is_fixed
+        self.count = max(1, most // 4) if is_fixed else 1
         self.start = 0.0
 
     def __enter__(self) -> None:
         self.start = time.monotonic()
 
     def __exit__(self, *error: object) -> None:
+        if self.is_fixed:
+            return
         if time.monotonic() - self.start > _TURN_S:
             self.count = max(1, self.count // 2)
         else:
@@ -57,6 +63,7 @@ class Shared:
         num_nodes: Nodes that are left to decide.
         known: A choice of the problem itself, from the exact engine.
         without: Ingredients that are left out.
+        deterministic: Whether one thread does everything, in fixed turns.
     """
 
     instance: Instance
@@ -75,6 +82,7 @@ class Shared:
     num_nodes: int = 0
     known: tuple[int, ...] | None = None
     without: frozenset[str] = frozenset()
+    deterministic: bool = False
     interrupt: threading.Event = field(default_factory=threading.Event)
     is_over: bool = False
     is_impossible: bool = False

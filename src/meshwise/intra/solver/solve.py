@@ -23,22 +23,14 @@ from meshwise.intra.solver.bound import choices_within, dearest, exact_bound
 from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.exact import ExactAnswer, num_columns, solve_exactly
 from meshwise.intra.solver.instance import Instance, evaluate
-from meshwise.intra.solver.messages import cost_of, room_left, sweep
-from meshwise.intra.solver.part import scratch_for
+from meshwise.intra.solver.messages import sweep
+from meshwise.intra.solver.primal import Primal
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
-from meshwise.intra.solver.repair import Repair
-from meshwise.intra.solver.room import room_of
-from meshwise.intra.solver.search import improve
 from meshwise.intra.solver.shared import Shared, Turn
 from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
 
 _ROUNDS_A_TURN = 20
-_TRIES_A_TURN = 200
-_TRIES_A_CYCLE = 20_000
-_LARGEST_PART = 200
-# Share of the tries that free two parts which compete for memory.
-_RIVALS = 0.5
 _EXACT_COLUMNS = 120_000
 # Another reduction pays if it takes out this part of the choices.
 _WORTH_REDUCING = 0.1
@@ -51,7 +43,6 @@ _CLOSER = 0.25
 _SMALL_S = 3.0
 # Share of the time limit after which the first reduction is cut short.
 _REDUCTION_SHARE = 0.3
-_LARGEST_MENDED = 60
 # Kept back for the check of the answer, for each node and edge.
 _CHECK_S = 1.5e-6
 # Share of the time limit, and seconds, that threads are waited for at the end.
@@ -82,17 +73,20 @@ def solve_instance(
     small_columns: int = SMALL_COLUMNS,
     interrupt: threading.Event | None = None,
     without: Collection[str] = (),
+    deterministic: bool = False,
 ) -> Answer:
     """Find the cheapest choice within the limit on usage, or the best in the time given.
 
     Args:
         instance: The problem.
         time_limit_s: Wall time, in seconds.
-        seed: Of the random numbers; which thread comes first is not under its control.
+        seed: Of the random numbers; which thread comes first is under no control.
         report: Is told of progress now and then, in the calling thread.
         small_columns: A problem of at most so many costs is given to the exact engine first.
         interrupt: Ends the search when it is set: the best so far is the answer.
         without: Ingredients to leave out, to measure what they are worth.
+        deterministic: One thread in turns of fixed length: the same answer each time, unless the
+            limit ends the search.
 
     Raises:
         SolverError: the time limit is no number, an ingredient is unknown, or the answer did not
@@ -107,7 +101,7 @@ def solve_instance(
     check_s = _CHECK_S * (instance.num_nodes + len(instance.edges))
     deadline = start + max(time_limit_s - check_s, 0.5 * time_limit_s)
     shared = Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
-    shared.without = frozenset(without)
+    shared.without, shared.deterministic = frozenset(without), deterministic
     if "reduction" in without:
         shared.reducing[0] = CUT
     if interrupt is not None:
@@ -119,7 +113,8 @@ def solve_instance(
 
 def _solve_small(shared: Shared, start: float, seed: int) -> bool:
     """Give the problem to the exact engine as it is; whether nothing is left to do."""
-    until = start + min(_SMALL_S, (shared.deadline - start) / 4)
+    share = (shared.deadline - start) / 4
+    until = start + (share if shared.deterministic else min(_SMALL_S, share))
     small = solve_small(shared.instance, deadline=until, seed=seed)
     if small.choice is not None:
         shared.known = tuple(small.choice.tolist())
@@ -150,7 +145,7 @@ def _run_threads(
 ) -> None:
     threads = [
         threading.Thread(target=_guarded, args=(work, shared, seed), daemon=True)
-        for work in (_reduce_and_bound, _search)
+        for work in (_reduce_and_bound, *(() if shared.deterministic else (_search,)))
     ]
     cut = start + _REDUCTION_SHARE * (shared.deadline - start)
     try:
@@ -212,8 +207,9 @@ def _raise_bound(shared: Shared, seed: int) -> None:
     """Bound, reduce again, and solve exactly what has become small."""
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network, shared.stop)
+    primal = Primal(shared, seed) if shared.deterministic else None
     while True:
-        _ascend(ascent, chain, shared)
+        _ascend(ascent, chain, shared, primal)
         if shared.must_stop:
             return
         is_done = ascent.is_done
@@ -238,9 +234,9 @@ def _raise_bound(shared: Shared, seed: int) -> None:
             ascent.restart()
 
 
-def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared) -> None:
+def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared, primal: Primal | None) -> None:
     known = ascent.cost
-    turn = Turn(_ROUNDS_A_TURN)
+    turn = Turn(_ROUNDS_A_TURN, is_fixed=shared.deterministic)
     near = _near(ascent, shared)
     while not (shared.must_stop or ascent.is_done or shared.cost - ascent.bound <= near):
         with turn:
@@ -248,6 +244,8 @@ def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared) -> None:
         if ascent.cost < known:
             known = ascent.cost
             shared.offer(_expanded(chain, ascent.choice))
+        if primal is not None:
+            primal.turn()
         ascent.cost = min(ascent.cost, shared.cost)
         known = min(known, ascent.cost)
         if not chain:
@@ -366,54 +364,11 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: in
         shared.finish()
 
 
-def _find_first(shared: Shared, rng: np.random.Generator) -> None:
-    """Repair what the costs suggest until some solution is known."""
-    repair = Repair.of(shared.network, shared.stop)
-    turn = Turn(_TRIES_A_TURN)
-    while shared.choice is None and not shared.must_stop:
-        if shared.prices is not None:
-            repair.work.price[1:] = np.cumsum(shared.prices)
-        with turn:
-            if repair.run(turn.count, _LARGEST_MENDED, rng):
-                shared.offer(repair.choice)
-                break
-    while shared.choice is None and not shared.must_stop:
-        time.sleep(0.01)
-
-
 def _search(shared: Shared, seed: int) -> None:
     """Find a solution, and improve the best one until time is over."""
     shared.is_reduced.wait()
     if shared.must_stop:
         return
-    net = shared.network
-    rng = np.random.default_rng(seed)
-    _find_first(shared, rng)
-    if "search" in shared.without:
-        return
-    work = scratch_for(net, shared.stop)
-    rivals = 0.0 if "rivals" in shared.without else _RIVALS
-    tries = 0
-    turn = Turn(_TRIES_A_TURN)
-    cycle = 0
-    choice, cost = np.zeros(0, np.int64), math.inf
-    room = room_of(net.capacity)
+    primal = Primal(shared, seed)
     while not shared.must_stop:
-        if shared.cost < cost or tries // _TRIES_A_CYCLE > cycle:
-            cycle = tries // _TRIES_A_CYCLE
-            with shared.lock:
-                assert shared.choice is not None
-                choice, cost = shared.choice.copy(), shared.cost
-            room = room_of(room_left(net, choice))
-        if shared.prices is not None and "prices" not in shared.without:
-            work.price[1:] = np.cumsum(shared.prices)
-        left = 1.0 - (tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
-        spread = max(cost - shared.bound, 0.0) / max(len(net.size), 1)
-        is_hot = tries >= _TRIES_A_CYCLE and "heat" not in shared.without
-        heat = spread * left**2 if is_hot else 0.0
-        with turn:
-            cost -= improve(turn.count, _LARGEST_PART, heat, rivals, net, choice, room, work, rng)
-        tries += turn.count
-        if cost < shared.cost:
-            shared.offer(choice)
-            cost = cost_of(net, choice)
+        primal.turn()
