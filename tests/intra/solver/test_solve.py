@@ -11,6 +11,7 @@ import pytest
 from intra.solver.problems import optimum, random_document, random_instance
 from meshwise.errors import SolverError
 from meshwise.intra.solver.answer import Progress
+from meshwise.intra.solver.exact import solve_exactly
 from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.read import parse_instance
@@ -293,3 +294,38 @@ def test_a_deterministic_run_repeats_itself(tight):
     assert len({a.choice for a in answers}) == 1
     other = solve_instance(instance, time_limit_s=600, small_columns=0)
     assert other.cost == answers[0].cost
+
+
+@BOTH
+def test_prices_of_memory_that_grow_without_end_are_no_failure(small):
+    """Nothing fits: every price that the bound tries proves more than the one before."""
+    costs = [[691703799189], [720396419448, 436145396386, 212666139451]]
+    costs += [[137087064991, 314603555178, 227574776223]]
+    usages = [[9425482932], [692409819880, 17046528106, 120527529152]]
+    usages += [[197076003213, 1050758019110, 617318175749]]
+    no = INFINITE_COST
+    first = [0, no, 0, 0, 0, no, no, 0, 0]
+    second = [no, 342129204948, 603898293057, 206160063403, 911577371561, no, no]
+    second += [288221571294, 936699582150]
+    intervals = [[-2, -1], [-3, 0], [-3, 2]]
+    nodes = {"intervals": intervals, "costs": costs, "usages": usages}
+    edges = {"nodes": [[2, 1], [2, 1]], "costs": [first, second]}
+    document = {"nodes": nodes, "edges": edges, "usage_limit": 327029015295}
+    instance = parse_instance({"problem": document}, "x")
+    assert optimum(instance) is None
+    assert solve_instance(instance, time_limit_s=600, small_columns=small).status == "infeasible"
+
+
+def test_the_exact_engine_ends_when_it_is_told_to():
+    network = network_of(random_instance(0, num_nodes=40, tight=0.6))
+    start = time.monotonic()
+    for stop in (1, 0):
+        answer = solve_exactly(
+            network,
+            cutoff=np.inf,
+            first_rows=[0],
+            deadline=start + 600,
+            seed=0,
+            stop=np.array([stop], np.int8),
+        )
+        assert answer.is_proved == (stop == 0)

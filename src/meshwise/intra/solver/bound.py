@@ -133,6 +133,8 @@ def exact_bound(network: Network, held: Messages, prices: NDArray[np.float64]) -
         np.bincount(np.concatenate([network.u, network.v]), minlength=1).max(initial=0)
     )
     most = max(largest * degree, worth * 4, 1.0)
+    if not math.isfinite(most):
+        return None
     scale = min(_FINEST, 2.0 ** math.floor(_BITS - math.log2(most)))
     if scale < 1.0:
         return None

@@ -99,7 +99,9 @@ class _Program:
         self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -highspy.kHighsInf)])
         self.row_upper = np.concatenate([self.row_upper, limits])
 
-    def solve(self, time_limit_s: float, seed: int) -> tuple[str, float, NDArray[np.float64]]:
+    def solve(
+        self, time_limit_s: float, seed: int, stop: NDArray[np.int8] | None
+    ) -> tuple[str, float, NDArray[np.float64]]:
         net = self.network
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self.cost), self.matrix.shape[0]
@@ -125,6 +127,8 @@ class _Program:
         ):
             solver.setOptionValue(name, value)
         solver.passModel(lp)
+        if stop is not None:
+            _heed(solver, stop)
         solver.run()
         status = solver.getModelStatus()
         bound = float(solver.getInfo().mip_dual_bound) / self.scale + self.constant
@@ -132,10 +136,23 @@ class _Program:
             highspy.HighsModelStatus.kOptimal: "optimal",
             highspy.HighsModelStatus.kInfeasible: "infeasible",
             highspy.HighsModelStatus.kTimeLimit: "time limit",
+            highspy.HighsModelStatus.kInterrupt: "time limit",
         }
         if status not in names:
             raise SolverError(f"HiGHS stopped with {solver.modelStatusToString(status)}")
         return names[status], bound, np.array(solver.getSolution().col_value, np.float64)
+
+
+def _heed(solver: Any, stop: NDArray[np.int8]) -> None:
+    """Let HiGHS look at a flag now and then, and end when it is set."""
+
+    def look(_kind: Any, _message: str, _said: Any, reply: Any, _data: Any) -> None:
+        if stop[0]:
+            reply.user_interrupt = True
+
+    solver.setCallback(look, None)
+    for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
+        solver.startCallback(getattr(highspy.cb.HighsCallbackType, kind))
 
 
 def _structure(net: Network) -> Any:
@@ -172,6 +189,7 @@ def solve_exactly(
     first_rows: list[int],
     deadline: float,
     seed: int,
+    stop: NDArray[np.int8] | None = None,
 ) -> ExactAnswer:
     """Find the best choice, or prove that none costs less than the cutoff.
 
@@ -181,6 +199,7 @@ def solve_exactly(
         first_rows: Memory rows to begin with, such as those that have a price.
         deadline: Of `time.monotonic`, in seconds.
         seed: Of HiGHS.
+        stop: Ends the search when another thread sets it to 1.
 
     Raises:
         SolverError: HiGHS failed.
@@ -190,7 +209,7 @@ def solve_exactly(
     if first_rows:
         program.add_rows(first_rows)
     while (left := deadline - time.monotonic()) > 0:
-        status, bound, values = program.solve(left, seed)
+        status, bound, values = program.solve(left, seed, stop)
         if status == "infeasible":
             # Without a cutoff nothing depends on costs and their scale.
             return ExactAnswer(choice=None, is_proved=trusted or np.isinf(cutoff))

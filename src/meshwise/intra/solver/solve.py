@@ -345,6 +345,7 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: in
             first_rows=[int(r) for r in priced if ascent.best_prices[r] > 0],
             deadline=shared.deadline,
             seed=seed,
+            stop=shared.stop,
         )
     except SolverError:
         answer = ExactAnswer(choice=None, is_proved=False)
