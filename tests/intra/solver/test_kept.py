@@ -80,3 +80,23 @@ def test_nothing_is_compiled_or_said_when_all_kernels_are_kept(compiled_kernels:
     with kernels(said.append) as wait:
         wait()
     assert said == []
+
+
+def test_kernels_for_another_processor_are_in_another_folder(tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from meshwise.intra.solver.kept import kernel_folder
+print(kernel_folder())
+"""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), **other},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for other in ({}, {}, {"NUMBA_CPU_NAME": "generic"})
+    }
+    assert len(found) == 2

@@ -1,7 +1,8 @@
 """The folder in which compiled kernels are kept, and the removal of folders that nobody uses.
 
 Numba notices a change in a function's own file only, not in what it calls, so that a kept kernel
-could be an old one; here the folder depends on all sources of the solver.
+could be an old one; here the folder depends on all sources of the solver, and on what it was
+compiled for: it holds every kernel that is needed, or is not yet complete.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import llvmlite.binding as llvm  # pyright: ignore[reportMissingTypeStubs]
 import numba
+from numba.core import config as numba_config
 
 _UNUSED_S = 30 * 24 * 3600.0
 _NAME = "kernels-"
@@ -25,7 +30,7 @@ _COMPLETE = "complete"
 @cache
 def kernel_folder() -> Path | None:
     """Where kernels are kept; None if no folder can be written."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    digest = hashlib.sha256(repr(_compiled_for()).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -39,6 +44,19 @@ def kernel_folder() -> Path | None:
             remove_unused(folder, time.time())
             return folder
     return None
+
+
+def _compiled_for() -> tuple[object, ...]:
+    """What else Numba tells kernels apart by; a home may be shared by different machines."""
+    config: Any = numba_config
+    return (
+        numba.__version__,
+        sys.implementation.cache_tag,
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+        config.CPU_NAME,
+        config.CPU_FEATURES,
+    )
 
 
 def remove_unused(present: Path, now: float) -> None:
