@@ -98,3 +98,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         mw.parallelize(step, dump_ilp=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(SolverError, match="cannot be written to: Not a directory"):
         dump_problem(random_problem(1), tmp_path / "file" / "below", "a")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(SolverError, match=f"{name}: cannot be written to: File exists"):
+            dump_problem(random_problem(1), tmp_path / name, "a")

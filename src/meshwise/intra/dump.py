@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from pathlib import Path
 
 from meshwise.errors import SolverError
@@ -28,16 +28,7 @@ def dump_problem(problem: Problem, folder: Path, what: str) -> Path:
     encoded = encode(problem, name=what)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            path = folder / f"{number:03}-{what}.json.gz"
-            if any(folder.glob(f"{number:03}-*")):
-                continue
-            path.touch(exist_ok=False)
-            break
-        else:
-            raise AssertionError
-    except FileExistsError:
-        return dump_problem(problem, folder, what)
+        path = _new_file(folder, what)
     except OSError as error:
         raise SolverError(f"{folder}: cannot be written to: {error.strerror or error}") from error
     write_instance(
@@ -48,3 +39,20 @@ def dump_problem(problem: Problem, folder: Path, what: str) -> Path:
         planner_nodes=encoded.num_nodes,
     )
     return path
+
+
+def _new_file(folder: Path, what: str) -> Path:
+    """An empty file with a number that no file has yet."""
+    used = {int(m[0]) for f in folder.iterdir() if (m := re.match("[0-9]+(?=-)", f.name))}
+    number = 0
+    while True:
+        number += 1
+        path = folder / f"{number:03}-{what}.json.gz"
+        if number in used:
+            continue
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            # Another writer was quicker.
+            continue
+        return path
