@@ -102,3 +102,18 @@ def test_costs_are_whole_units_that_add_up_exactly() -> None:
     assert encoded.instance.costs.max() < 2**53
     assert encoded.cost(0) == pytest.approx(3.0 + 1e-9)
     assert encoded.cost(int(encoded.instance.costs[3])) == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize("limit", [np.inf, 1e300, 2.0**63])
+def test_a_row_that_never_binds_takes_nothing_from_the_others(limit: float) -> None:
+    weights = np.array([0.0, 5.0])
+    rows = (Row(nodes=((0, weights),), limit=limit), Row(nodes=((0, weights),), limit=10.0))
+    problem = Problem(costs=(np.array([1.0, 0.0]),), pairs=(), rows=rows)
+    encoded = encode(problem)
+    assert is_solution(encoded.instance, encoded.extended((1,)))
+    tight = Problem(
+        costs=problem.costs, pairs=(), rows=(rows[0], Row(nodes=rows[1].nodes, limit=4.0))
+    )
+    encoded = encode(tight)
+    assert not is_solution(encoded.instance, encoded.extended((1,)))
+    assert is_solution(encoded.instance, encoded.extended((0,)))

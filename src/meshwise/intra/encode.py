@@ -179,6 +179,7 @@ def _write_rows(problem: Problem, writer: _Writer) -> int | None:
         # Not even the least weights fit, which one node that does not fit says as well.
         writer.follower((), np.ones(1, np.int64), 0, 1)
         return 0
+    room = _enough(everything, room)
     scale = _byte_scale(everything, room)
     for u, weights in of_node.items():
         for low, high, usages in _runs(weights, scale):
@@ -210,6 +211,15 @@ def _by_time(
             at = of_pair.setdefault((u, v), {})
             at[time] = at[time] + weights.ravel() if time in at else weights.ravel()
     return of_node, of_pair
+
+
+def _enough(everything: Sequence[dict[int, Array]], room: Sequence[float]) -> list[float]:
+    """No more room than twice what the weights of any row can use: limits may be infinite."""
+    most = [0.0] * len(room)
+    for weights in everything:
+        for time, found in weights.items():
+            most[time] += float(found.max() - found.min())
+    return [min(r, 2 * max(most)) for r in room]
 
 
 def _byte_scale(everything: Sequence[dict[int, Array]], room: Sequence[float]) -> float:
