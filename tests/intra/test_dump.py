@@ -76,7 +76,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, seed: int, name: str) -> N
 
 def test_files_are_numbered_and_never_overwritten(tmp_path: Path) -> None:
     problem = random_problem(3)
-    names = [dump_problem(problem, tmp_path, what).name for what in ("a", "b", "a")]
+    names = [dump_problem(problem, None, tmp_path, what).name for what in ("a", "b", "a")]
     assert names == ["001-a.json.gz", "002-b.json.gz", "003-a.json.gz"]
     found = read_instance(tmp_path / names[0])
     assert found.costs.tolist() == encode(problem).instance.costs.tolist()
@@ -97,8 +97,8 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="dump_ilp must be the path of a folder, got 3"):
         mw.parallelize(step, dump_ilp=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(SolverError, match="cannot be written to: Not a directory"):
-        dump_problem(random_problem(1), tmp_path / "file" / "below", "a")
+        dump_problem(random_problem(1), None, tmp_path / "file" / "below", "a")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
         with pytest.raises(SolverError, match=f"{name}: cannot be written to: File exists"):
-            dump_problem(random_problem(1), tmp_path / name, "a")
+            dump_problem(random_problem(1), None, tmp_path / name, "a")

@@ -73,3 +73,21 @@ def test_an_incumbent_is_never_made_worse() -> None:
     assert again.status == "optimal"
     hurried = solve_encoded(problem, incumbent=best.choice, time_limit_s=0.0, seed=0)
     assert hurried.cost == best.cost
+
+
+def test_rows_of_fractions_prove_nothing() -> None:
+    """In floating point three thirds fit into 1.0; in whole units of usage they do not."""
+    costs = tuple(np.array([1.0, 0.0]) for _ in range(3))
+    row = Row(nodes=tuple((u, np.array([0.0, 1 / 3])) for u in range(3)), limit=1.0)
+    problem = Problem(costs=costs, pairs=(), rows=(row,))
+    assert is_feasible(problem, (1, 1, 1))
+    found = solve_encoded(problem, incumbent=None, time_limit_s=5, seed=0)
+    assert is_feasible(problem, found.choice)
+    assert found.bound <= 0.0
+    assert found.status == "optimal" or found.cost > 0.0
+
+
+def test_a_negative_total_is_proved_too() -> None:
+    problem = Problem(costs=(np.array([-5.0, -4.0]), np.array([-1.0, 0.0])), pairs=())
+    found = solve_encoded(problem, incumbent=None, time_limit_s=5, seed=0)
+    assert (found.choice, found.cost, found.status) == ((0, 0), -6.0, "optimal")

@@ -11,11 +11,12 @@ from meshwise.intra.problem import Problem
 from meshwise.intra.solver.write import write_instance
 
 
-def dump_problem(problem: Problem, folder: Path, what: str) -> Path:
+def dump_problem(problem: Problem, cost: float | None, folder: Path, what: str) -> Path:
     """Write a problem into a folder, which is made if need be; nothing there is overwritten.
 
     Args:
         problem: Costs in seconds, rows in bytes.
+        cost: Of a solution, which makes the unit of costs finer; None if none is known.
         folder: Where.
         what: Part of the file's name and the name of the instance.
 
@@ -25,7 +26,7 @@ def dump_problem(problem: Problem, folder: Path, what: str) -> Path:
     Raises:
         SolverError: it cannot be written.
     """
-    encoded = encode(problem, name=what)
+    encoded = encode(problem, reference=cost, name=what)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = _new_file(folder, what)

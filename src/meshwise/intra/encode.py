@@ -38,6 +38,8 @@ class Encoded:
             choice.
         unit: Cost of one unit, in the problem's own (seconds for the planner).
         constant: Cost that every choice has besides, in the problem's own.
+        is_exact: Whether a choice fits here if and only if it fits there; if not, for weights are
+            fractions or too large, fewer choices fit here.
     """
 
     instance: Instance
@@ -45,6 +47,7 @@ class Encoded:
     followed: tuple[tuple[int, ...], ...]
     unit: float
     constant: float
+    is_exact: bool
 
     def cost(self, units: int) -> float:
         """What a cost of the instance, or a bound, is in the problem's own unit."""
@@ -127,13 +130,14 @@ def encode(problem: Problem, *, reference: float | None = None, name: str = "") 
         writer.node(_units(costs - least, unit), zeros, 0, 0)
     for pair, least in zip(problem.pairs, shift_pairs, strict=True):
         writer.edge(pair.u, pair.v, _units(pair.cost - least, unit))
-    limit = _write_rows(problem, writer)
+    limit, is_exact = _write_rows(problem, writer)
     return Encoded(
         instance=_instance(writer, limit, name),
         num_nodes=len(problem.costs),
         followed=tuple(writer.followed),
         unit=unit,
         constant=constant,
+        is_exact=is_exact,
     )
 
 
@@ -165,10 +169,10 @@ def _units(costs: Array, unit: float) -> Ints:
     return np.where(finite, whole, INFINITE_COST).astype(np.int64)
 
 
-def _write_rows(problem: Problem, writer: _Writer) -> int | None:
-    """Write usage of nodes and pairs at the times of the rows; returns the limit."""
+def _write_rows(problem: Problem, writer: _Writer) -> tuple[int | None, bool]:
+    """Write usage of nodes and pairs at the times of the rows; the limit, whether it is exact."""
     if not problem.rows:
-        return None
+        return None, True
     of_node, of_pair = _by_time(problem)
     everything = [*of_node.values(), *of_pair.values()]
     room = [row.limit for row in problem.rows]
@@ -178,7 +182,7 @@ def _write_rows(problem: Problem, writer: _Writer) -> int | None:
     if min(room) < 0:
         # Not even the least weights fit, which one node that does not fit says as well.
         writer.follower((), np.ones(1, np.int64), 0, 1)
-        return 0
+        return 0, True
     room = _enough(everything, room)
     scale = _byte_scale(everything, room)
     for u, weights in of_node.items():
@@ -194,7 +198,8 @@ def _write_rows(problem: Problem, writer: _Writer) -> int | None:
     for time, left in enumerate(whole):
         if left < limit:
             writer.follower((), np.array([limit - left], np.int64), time, time + 1)
-    return limit
+    is_whole = all(np.all(w == np.floor(w)) for at in everything for w in at.values())
+    return limit, is_whole and scale == 1.0
 
 
 def _by_time(

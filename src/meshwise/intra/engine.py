@@ -49,9 +49,10 @@ def _solved(
     encoded = encode(problem, reference=known)
     left = max(deadline - time.monotonic(), _LEAST_S)
     answer = solve_instance(encoded.instance, time_limit_s=left, seed=seed, deterministic=True)
-    if answer.status == "infeasible" and incumbent is None:
+    if answer.status == "infeasible" and incumbent is None and encoded.is_exact:
         return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
-    choice, bound = incumbent, encoded.cost(answer.bound)
+    # Where fewer choices fit, a bound on those bounds no others.
+    choice, bound = incumbent, encoded.cost(answer.bound if encoded.is_exact else 0)
     if answer.choice is not None:
         found = answer.choice[: encoded.num_nodes]
         # Rows of fractions are rounded, so that what fits here may not fit there.
@@ -60,12 +61,12 @@ def _solved(
     if choice is None:
         return Solution(choice=(), cost=math.inf, bound=bound, status="time limit", num_left=0)
     cost = objective(problem, choice)
-    exact = bound >= cost * (1 - _EXACT)
-    rounded = _ROUNDED if answer.status == "optimal" else "time limit"
+    exact = cost - bound <= _EXACT * abs(cost)
+    is_best = answer.status == "optimal" and encoded.is_exact
     return Solution(
         choice=choice,
         cost=cost,
         bound=cost if exact else min(bound, cost),
-        status="optimal" if exact else rounded,
+        status="optimal" if exact else _ROUNDED if is_best else "time limit",
         num_left=len(problem.costs),
     )

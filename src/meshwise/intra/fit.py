@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from meshwise.intra.network import Network
 from meshwise.intra.problem import Array, Problem, Row, Solution, objective, row_weight
 from meshwise.intra.profile import profile_peak
 from meshwise.intra.shapes import local_bytes
-from meshwise.intra.solve import solve
+from meshwise.intra.solve import Recorder, solve
 from meshwise.intra.ties import Ties, tied_row
 from meshwise.plan.decision import GraphDecision
 from meshwise.units import bytes_text
@@ -71,7 +71,7 @@ class _Search:
     limit: int
     deadline: float
     seed: int
-    record: Callable[[Problem], object] | None = None
+    record: Recorder | None = None
 
     def judge(self, choice: Sequence[int]) -> tuple[GraphDecision, Peak]:
         decision = expand(self.network, self.ties.spread(tuple(choice)))
@@ -92,7 +92,7 @@ def fit(
     limit: int,
     deadline: float,
     seed: int,
-    record: Callable[[Problem], object] | None = None,
+    record: Recorder | None = None,
 ) -> Answer:
     """A cheap plan that fits.
 

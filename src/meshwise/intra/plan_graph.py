@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -21,7 +21,7 @@ from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.problem import Problem, Solution
 from meshwise.intra.propagate import propagate
 from meshwise.intra.regions import Region
-from meshwise.intra.solve import solve
+from meshwise.intra.solve import Recorder, solve
 from meshwise.intra.ties import Ties, find_ties, tied_problem, untied
 
 # Above this many nodes equal layers are planned equally.
@@ -58,7 +58,7 @@ def _solved(
     return answer
 
 
-def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Callable[[Problem], object] | None:
+def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Recorder | None:
     """What keeps each problem, if that is asked for."""
     if options.dump_ilp is None:
         return None

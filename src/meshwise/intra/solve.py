@@ -13,11 +13,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.errors import SolverError
 from meshwise.intra.dual import ascend
 from meshwise.intra.engine import solve_encoded
 from meshwise.intra.limits import price_rows
 from meshwise.intra.problem import Problem, Solution, is_feasible, objective
 from meshwise.intra.reduce import Reduction, reduce_problem
+
+# Is given a problem and the cost of its solution, None without one.
+Recorder = Callable[[Problem, float | None], object]
 
 # Reductions and dual ascent take turns while each turn removes a good part of the choices.
 _ROUNDS = 8
@@ -36,7 +40,7 @@ def solve(
     time_limit_s: float = 60.0,
     seed: int = 0,
     exact: bool = True,
-    record: Callable[[Problem], object] | None = None,
+    record: Recorder | None = None,
 ) -> Solution:
     """Solve a problem; the answer is never worse than the best feasible incumbent.
 
@@ -46,16 +50,28 @@ def solve(
         time_limit_s: Wall time, in seconds.
         seed: Of the solver.
         exact: Whether to go on if bound and cost have not met after that.
-        record: Is given the problem before it is solved.
+        record: Is given the problem afterwards, and what its solution costs, if there is one.
 
     Raises:
         SolverError: the solver failed.
     """
-    deadline = time.monotonic() + time_limit_s
-    if record is not None:
-        record(problem)
     good = [c for c in incumbents if is_feasible(problem, c)]
     best = min(good, key=lambda c: objective(problem, c), default=None)
+    try:
+        found = _solved(problem, best, time_limit_s, seed, exact=exact)
+    except SolverError:
+        if record is not None:
+            record(problem, None)
+        raise
+    if record is not None:
+        record(problem, found.cost if found.choice else None)
+    return found
+
+
+def _solved(
+    problem: Problem, best: tuple[int, ...] | None, time_limit_s: float, seed: int, *, exact: bool
+) -> Solution:
+    deadline = time.monotonic() + time_limit_s
     if exact and _num_entries(problem) > _LARGE:
         return solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
     return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
