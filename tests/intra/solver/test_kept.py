@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshwise.intra.solver.helper import _second_process, kernels
-from meshwise.intra.solver.kept import remove_unused
+from meshwise.intra.solver.kept import own_folder, remove_unused
 
 NOW, DAY = 1_800_000_000.0, 24 * 3600.0
 
@@ -39,6 +39,16 @@ def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     old = _folder(tmp_path, "kernels-1", 31)
     remove_unused(tmp_path / "kernels-0", NOW)
     assert old.exists()
+
+
+def test_kernels_are_kept_where_nobody_else_can_write(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (tmp_path / "file").touch()
+    assert own_folder((tmp_path / "file", shared, own), "kernels-0") == own / "kernels-0"
+    (own / "kernels-0").chmod(0o775)
+    assert own_folder((own,), "kernels-0") is None
 
 
 def test_the_second_process_ends_with_the_first(

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,39 @@ def kernel_folder() -> Path | None:
     digest = hashlib.sha256(repr(_compiled_for()).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    for parent in (Path(home), Path(tempfile.gettempdir())):
-        folder = parent / "meshwise" / f"{_NAME}{digest.hexdigest()[:16]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    # A name of its own: others may write where temporary files are.
+    temporary = Path(tempfile.gettempdir()) / f"meshwise-{_user()}"
+    folder = own_folder((home / "meshwise", temporary), f"{_NAME}{digest.hexdigest()[:16]}")
+    if folder is not None:
+        remove_unused(folder, time.time())
+    return folder
+
+
+def own_folder(parents: Iterable[Path], name: str) -> Path | None:
+    """The first folder that can be made and written, and that nobody else can write.
+
+    What is kept there is code that will be run.
+    """
+    for parent in parents:
+        folder = parent / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if os.access(folder, os.W_OK) and _is_ours(parent) and _is_ours(folder):
+                return folder
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
-            remove_unused(folder, time.time())
-            return folder
     return None
+
+
+def _is_ours(folder: Path) -> bool:
+    found = folder.stat()
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
 
 
 def _compiled_for() -> tuple[object, ...]:
