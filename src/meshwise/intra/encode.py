@@ -34,8 +34,6 @@ class Encoded:
     Attributes:
         instance: Its first nodes are those of the problem, the others follow them.
         num_nodes: Nodes of the problem.
-        followed: For each other node the one or two nodes that it follows; none for a node of one
-            choice.
         unit: Cost of one unit, in the problem's own (seconds for the planner).
         constant: Cost that every choice has besides, in the problem's own.
         is_exact: Whether a choice fits here if and only if it fits there; if not, for weights are
@@ -44,7 +42,6 @@ class Encoded:
 
     instance: Instance
     num_nodes: int
-    followed: tuple[tuple[int, ...], ...]
     unit: float
     constant: float
     is_exact: bool
@@ -52,17 +49,6 @@ class Encoded:
     def cost(self, units: int) -> float:
         """What a cost of the instance, or a bound, is in the problem's own unit."""
         return units * self.unit + self.constant
-
-    def extended(self, choice: Sequence[int]) -> list[int]:
-        """The choice of the instance's nodes that a choice of the problem's nodes means."""
-        full = list(choice)
-        sizes = np.diff(self.instance.first_choice).tolist()
-        for nodes in self.followed:
-            number = 0
-            for u in nodes:
-                number = number * sizes[u] + full[u]
-            full.append(number)
-        return full
 
 
 @dataclass(slots=True)
@@ -74,10 +60,9 @@ class _Writer:
     intervals: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     edges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     edge_costs: list[Ints] = field(default_factory=list[Ints])
-    followed: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
-    def follower(self, of: tuple[int, ...], usages: Ints, low: int, high: int) -> int:
-        self.followed.append(of)
+    def free(self, usages: Ints, low: int, high: int) -> int:
+        """A node whose choices cost nothing."""
         return self.node(np.zeros(len(usages), np.int64), usages, low, high)
 
     def node(self, costs: Ints, usages: Ints, low: int, high: int) -> int:
@@ -91,7 +76,7 @@ class _Writer:
         if self.intervals[u][0] < self.intervals[u][1]:
             count = len(usages)
             same = np.where(np.eye(count, dtype=bool), 0, INFINITE_COST).astype(np.int64)
-            self.edge(u, self.follower((u,), usages, low, high), same)
+            self.edge(u, self.free(usages, low, high), same)
         else:
             self.usages[u], self.intervals[u] = usages, (low, high)
 
@@ -103,7 +88,7 @@ class _Writer:
         """A node whose choices are the pairs of choices of two nodes, row-major."""
         size_u, size_v = len(self.costs[u]), len(self.costs[v])
         number = np.arange(size_u * size_v)
-        both = self.follower((u, v), np.zeros(len(number), np.int64), 0, 0)
+        both = self.free(np.zeros(len(number), np.int64), 0, 0)
         for end, of in ((u, number // size_v), (v, number % size_v)):
             size = len(self.costs[end])
             agree = of[None, :] == np.arange(size)[:, None]
@@ -134,7 +119,6 @@ def encode(problem: Problem, *, reference: float | None = None, name: str = "") 
     return Encoded(
         instance=_instance(writer, limit, name),
         num_nodes=len(problem.costs),
-        followed=tuple(writer.followed),
         unit=unit,
         constant=constant,
         is_exact=is_exact,
@@ -181,7 +165,7 @@ def _write_rows(problem: Problem, writer: _Writer) -> tuple[int | None, bool]:
             room[time] -= float(found.min())
     if min(room) < 0:
         # Not even the least weights fit, which one node that does not fit says as well.
-        writer.follower((), np.ones(1, np.int64), 0, 1)
+        writer.free(np.ones(1, np.int64), 0, 1)
         return 0, True
     room = _enough(everything, room)
     scale = _byte_scale(everything, room)
@@ -197,7 +181,7 @@ def _write_rows(problem: Problem, writer: _Writer) -> tuple[int | None, bool]:
     limit = max(whole)
     for time, left in enumerate(whole):
         if left < limit:
-            writer.follower((), np.array([limit - left], np.int64), time, time + 1)
+            writer.free(np.array([limit - left], np.int64), time, time + 1)
     is_whole = all(np.all(w == np.floor(w)) for at in everything for w in at.values())
     return limit, is_whole and scale == 1.0
 

@@ -6,6 +6,7 @@ without its kernels, which take a while to compile on a machine that does not ke
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def solve(
         incumbents: Choices to start from.
         time_limit_s: Wall time, in seconds.
         seed: Of the solver.
-        exact: Whether to go on if bound and cost have not met after that.
+        exact: Whether to prove the answer; if not, reductions and prices of rows must do.
         record: Is given the problem afterwards, and what its solution costs, if there is one.
 
     Raises:
@@ -122,7 +123,7 @@ def _in_turns(
     found = solve_encoded(small, incumbent=first, time_limit_s=left, seed=seed)
     if not found.choice:
         if best is None:
-            return found
+            return dataclasses.replace(found, bound=max(found.bound, bound) + constant)
         return Solution(
             choice=best,
             cost=objective(problem, best),

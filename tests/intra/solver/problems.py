@@ -44,19 +44,18 @@ def random_document(
             matrix = rng.integers(0, 9, (sizes[u], 1)) + rng.integers(0, 9, (1, sizes[v]))
         edges.append([u, v])
         edge_costs.append(matrix.ravel().tolist())
-    document: Document = {
-        "problem": {
-            "name": f"random {seed}",
-            "nodes": {"intervals": intervals, "costs": costs, "usages": usages},
-            "edges": {"nodes": edges, "costs": edge_costs},
-        }
-    }
+    nodes = {"intervals": intervals, "costs": costs, "usages": usages}
+    document = _document(f"random {seed}", nodes, {"nodes": edges, "costs": edge_costs})
     if tight is not None:
         free = parse_instance(document, "random")
         least = evaluate(free, [int(np.argmin(u)) for u in usages]).peak
         most = evaluate(free, [int(np.argmax(u)) for u in usages]).peak
         document["problem"]["usage_limit"] = int(least + tight * (most - least))
     return document
+
+
+def _document(name: str, nodes: Document, edges: Document) -> Document:
+    return {"problem": {"name": name, "nodes": nodes, "edges": edges}}
 
 
 def planted_instance(
@@ -87,13 +86,8 @@ def planted_instance(
         matrix[hidden[u], hidden[v]] = rng.integers(0, 1000)
         edges.append([u, v])
         edge_costs.append(matrix.ravel().tolist())
-    document: Document = {
-        "problem": {
-            "name": f"planted {seed}",
-            "nodes": {"intervals": intervals, "costs": costs, "usages": usages},
-            "edges": {"nodes": edges, "costs": edge_costs},
-        }
-    }
+    nodes = {"intervals": intervals, "costs": costs, "usages": usages}
+    document = _document(f"planted {seed}", nodes, {"nodes": edges, "costs": edge_costs})
     peak = evaluate(parse_instance(document, "planted"), hidden).peak
     document["problem"]["usage_limit"] = int(room * peak)
     return parse_instance(document, "planted")

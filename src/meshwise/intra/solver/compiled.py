@@ -11,8 +11,6 @@ from numba.core import config as numba_config
 
 from meshwise.intra.solver.kept import kernel_folder
 
-# Its stubs do not know all of its options.
-_njit: Any = numba.njit
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # As arguments and first values of variables: for each literal Numba compiles what is called anew.
@@ -29,7 +27,8 @@ def kernel(function: _Function) -> _Function:
     folder = kernel_folder()
     config.CACHE_DIR = str(folder or "")
     try:
-        # Without a writable folder Numba would refuse to keep anything: compile each time.
+        # Without a writable folder Numba would refuse to keep anything: compile each time.  As a
+        # mapping, for its stubs do not know all of its options.
         options: Any = {"cache": folder is not None, "nogil": True, "no_cfunc_wrapper": True}
         compiled: Any = numba.njit(**options)(function)
         return compiled

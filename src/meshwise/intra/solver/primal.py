@@ -46,14 +46,13 @@ class Primal:
 
     def turn(self) -> None:
         """Go on for a moment."""
-        if self.shared.choice is not None:
-            if "search" not in self.shared.without:
-                self._improve()
-            elif not self.shared.deterministic:
-                time.sleep(0.01)
-        elif not self.is_mended:
+        is_known = self.shared.choice is not None
+        if is_known and "search" not in self.shared.without:
+            self._improve()
+        elif not is_known and not self.is_mended:
             self._mend()
         elif not self.shared.deterministic:
+            # The other thread goes on.
             time.sleep(0.01)
 
     def _mend(self) -> None:
