@@ -46,7 +46,7 @@ class Encoded:
     constant: float
     is_exact: bool
 
-    def cost(self, units: int) -> float:
+    def cost(self, units: float) -> float:
         """What a cost of the instance, or a bound, is in the problem's own unit."""
         return units * self.unit + self.constant
 

@@ -112,6 +112,69 @@ def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStep:
+    """A step as JAX traces it, with what the caller said about its flat arguments.
+
+    Attributes:
+        closed: Its jaxpr.
+        in_tree: Tree of `(args, kwargs)`.
+        out_tree: Tree of the results.
+        in_avals: Flat arguments.
+        out_leaves: Flat results.
+        batch_dims: Batch dim of each flat argument that is batch data, by position.
+        aliases: Pairs (flat argument, flat result) of the state.
+        unused: Positional arguments that are donated in vain.
+        names: Of the flat arguments.
+    """
+
+    closed: Any
+    in_tree: Any
+    out_tree: Any
+    in_avals: tuple[Any, ...]
+    out_leaves: tuple[Any, ...]
+    batch_dims: Mapping[int, int]
+    aliases: tuple[tuple[int, int], ...]
+    unused: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def open_step(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+) -> OpenStep:
+    """Trace a step at the full batch; the arguments are as for `trace_step`.
+
+    Raises:
+        TraceError: the step cannot be traced, or returns nothing.
+    """
+    specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
+    flat, in_tree = jax.tree.flatten(specs)
+    closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
+    out_leaves, out_tree = jax.tree.flatten(out_shape)
+    if not out_leaves:
+        raise TraceError(
+            f"{base(fun)[1]} returns no array; a step must return its new state and what else is "
+            "wanted, as (state, loss): arrays of JAX are not changed in place"
+        )
+    spans = _argument_spans(specs[0])
+    aliases, unused = _aliases(specs[0], spans, out_shape, signature)
+    paths = jax.tree_util.tree_flatten_with_path(specs)[0]
+    return OpenStep(
+        closed=closed,
+        in_tree=in_tree,
+        out_tree=out_tree,
+        in_avals=tuple(flat),
+        out_leaves=tuple(out_leaves),
+        batch_dims=_batch_dims(specs[0], spans, signature),
+        aliases=aliases,
+        unused=unused,
+        names=tuple(_path_name(path, signature) for path, _ in paths),
+    )
+
+
 def trace_step(
     fun: Callable[..., Any],
     args: tuple[Any, ...],
@@ -142,20 +205,11 @@ def trace_step(
         TraceError: the step cannot be traced, does not separate, or cannot be cut into stages.
         PlanError: it could be cut into stages.
     """
-    specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
-    flat, in_tree = jax.tree.flatten(specs)
-    closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
-    out_leaves, out_tree = jax.tree.flatten(out_shape)
+    opened = open_step(fun, args, kwargs, signature)
+    closed, flat = opened.closed, opened.in_avals
+    batch_dims, aliases = opened.batch_dims, opened.aliases
     if stages:
         refuse_stages(closed, stages)
-    if not out_leaves:
-        raise TraceError(
-            f"{base(fun)[1]} returns no array; a step must return its new state and what else is "
-            "wanted, as (state, loss): arrays of JAX are not changed in place"
-        )
-    spans = _argument_spans(specs[0])
-    batch_dims = _batch_dims(specs[0], spans, signature)
-    aliases, unused = _aliases(specs[0], spans, out_shape, signature)
     if rules:
         _check_rules(flatten(closed), rules)
     is_local = statistics == "local" and num_microbatches > 1
@@ -165,21 +219,16 @@ def trace_step(
         block = analyze(program, batch_dims, batch, local_statistics=is_local)
         whole = program
         closed = jax.make_jaxpr(lambda *leaves: microbatched(whole, block, batch, leaves))(*flat)
-        _check_avals(closed.out_avals, out_leaves)
+        _check_avals(closed.out_avals, opened.out_leaves)
         program = flatten(closed)
     program = with_constants_inside(program)
-    names = {
-        ident: _path_name(path, signature)
-        for ident, (path, _) in zip(
-            program.inputs, jax.tree_util.tree_flatten_with_path(specs)[0], strict=True
-        )
-    }
+    names = dict(zip(program.inputs, opened.names, strict=True))
     return TracedStep(
         program=program,
         graph=to_graph(program, names=names, aliases=aliases),
-        in_tree=in_tree,
-        out_tree=out_tree,
-        in_avals=tuple(flat),
+        in_tree=opened.in_tree,
+        out_tree=opened.out_tree,
+        in_avals=flat,
         batch_dims=batch_dims,
         donated=tuple(position for position, _ in aliases),
         num_microbatches=num_microbatches,
@@ -187,7 +236,7 @@ def trace_step(
             f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
             "the same tree, shapes and dtypes, so its buffers are not reused; return its new "
             "value, or take it out of donate_argnums"
-            for argnum in unused
+            for argnum in opened.unused
         ),
         parameters=signature.parameters or tuple((n, "") for n in range(len(args))),
     )

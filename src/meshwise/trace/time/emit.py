@@ -7,7 +7,7 @@ the loop is the layout of a scan constant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -263,39 +263,97 @@ def microbatched(
     Returns:
         Flat results, equal to those of the step at full batch.
     """
-    whole: dict[int, Any] = dict(zip(program.inputs, args, strict=True))
-    _run_region(program, block, BEFORE_LOOP, whole)
-    needed = _needed_after(program, block)
-    carried = [i for i in needed if block.states[i].kind in (PARTIAL, LOCAL)]
-    stacked = [i for i in needed if block.states[i].kind == SPLIT and i not in whole]
-    # Equal for all micro-batches, but made inside: the last one's will do.
-    equal = [i for i in needed if block.states[i].kind == WHOLE]
+    whole = before_loop(program, block, args)
+    carried, stacked, equal = made_inside(program, block)
+    stacked = [i for i in stacked if i not in whole]
 
     def step(carry: list[Any], index: Any) -> Any:
-        inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
-        rows = [
-            (i, state, take_rows(whole[i], state, batch, index))
+        rows = {
+            i: take_rows(whole[i], state, batch, index)
             for i, state in zip(program.inputs, block.inputs, strict=True)
             if state.kind == SPLIT
-        ]
-        run = _start_block(program, block, batch, index, inner, rows)
-        terms = [run.get(i, block.states[i]) for i in carried]
-        new = [
-            combine(_monoid(block.states[i]), acc, _term(block.states[i], term, batch))
-            for i, acc, term in zip(carried, carry, terms, strict=True)
-        ]
-        return new, [run.get(i, block.states[i]) for i in (*stacked, *equal)]
+        }
+        made = inside_loop(program, block, batch, index, whole, rows)
+        new = accumulated(block, batch, carried, carry, made(carried))
+        return new, made([*stacked, *equal])
 
-    init = []
-    for i in carried:
-        aval = program.avals[i]
-        init.append(jnp.full(aval.shape, identity_of(_monoid(block.states[i]), aval.dtype)))
+    init = empty_sums(program, block, carried)
     final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
     whole.update(zip(carried, final, strict=True))
     for i, rows in zip((*stacked, *equal), ys, strict=True):
+        # What is equal for all micro-batches, but made inside: the last one's will do.
         whole[i] = rows[-1] if i in equal else join_rows(rows, block.states[i], batch)
+    return after_loop(program, block, whole)
+
+
+def before_loop(program: Program, block: BlockTime, args: Sequence[Any]) -> dict[int, Any]:
+    """Arguments and what is made before the loop, by id."""
+    whole: dict[int, Any] = dict(zip(program.inputs, args, strict=True))
+    _run_region(program, block, BEFORE_LOOP, whole)
+    return whole
+
+
+def inside_loop(
+    program: Program,
+    block: BlockTime,
+    batch: Batch,
+    index: Any,
+    whole: dict[int, Any],
+    rows: Mapping[int, Any],
+) -> Callable[[Sequence[int]], list[Any]]:
+    """Run one micro-batch.
+
+    Args:
+        program: The flat step.
+        block: Its analysis.
+        batch: How the batch is cut.
+        index: Number of the micro-batch.
+        whole: What is known before the loop.
+        rows: Of the micro-batch, for the arguments that are batch data.
+
+    Returns:
+        What gives the values of ids in the states of the analysis.
+    """
+    inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
+    micro = [(i, block.states[i], value) for i, value in rows.items()]
+    run = _start_block(program, block, batch, index, inner, micro)
+    return lambda ids: [run.get(i, block.states[i]) for i in ids]
+
+
+def after_loop(program: Program, block: BlockTime, whole: dict[int, Any]) -> list[Any]:
+    """Results of the step, from what the loop left in `whole`."""
     _run_region(program, block, AFTER_LOOP, whole)
     return [whole[i] if i in whole else program.constants[i] for i in program.outputs]
+
+
+def made_inside(program: Program, block: BlockTime) -> tuple[list[int], list[int], list[int]]:
+    """What the loop makes for later: terms that are summed, rows, and what is always equal."""
+    found = _needed_after(program, block)
+    kinds = {i: block.states[i].kind for i in found}
+    return (
+        [i for i in found if kinds[i] in (PARTIAL, LOCAL)],
+        [i for i in found if kinds[i] == SPLIT],
+        [i for i in found if kinds[i] == WHOLE],
+    )
+
+
+def empty_sums(program: Program, block: BlockTime, ids: Sequence[int]) -> list[Any]:
+    """What terms are added to first."""
+    avals = [program.avals[i] for i in ids]
+    return [
+        jnp.full(aval.shape, identity_of(_monoid(block.states[i]), aval.dtype))
+        for i, aval in zip(ids, avals, strict=True)
+    ]
+
+
+def accumulated(
+    block: BlockTime, batch: Batch, ids: Sequence[int], sums: Sequence[Any], terms: Sequence[Any]
+) -> list[Any]:
+    """Sums with the terms of one more micro-batch."""
+    return [
+        combine(_monoid(block.states[i]), acc, _term(block.states[i], term, batch))
+        for i, acc, term in zip(ids, sums, terms, strict=True)
+    ]
 
 
 def _monoid(state: TimeState) -> str:

@@ -1,0 +1,1 @@
+"""Planning across meshes: layers, stages, micro-batches, schedule."""

@@ -1,0 +1,132 @@
+"""What one layer costs on one mesh, given the states of its two cuts.
+
+A state is the layout of the activation at a cut and of its cotangent.  The cost of a layer is a
+matrix over (state that enters, state that leaves), but few entries matter: a bound on every entry
+comes from one run of message passing, and entries are solved exactly when a cheapest chain of
+layers needs them.
+
+Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.boundary import with_boundaries
+from meshwise.inter.bounds import StateBounds
+from meshwise.inter.footprint import Footprint, footprint
+from meshwise.inter.piece import PieceGraph
+from meshwise.intra.expand import expand
+from meshwise.intra.network import BLOCK, Network, build_network
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.solve import solve
+from meshwise.intra.ties import tied_problem
+from meshwise.plan.decision import GraphDecision
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One layer on one mesh with given states, planned.
+
+    Attributes:
+        cost_s: Objective: seconds of a step, memory at its price included.
+        loop_s: Seconds of all micro-batches of a step.
+        once_s: Seconds of what runs once a step.
+        memory: What one device holds.
+        decision: The plan of the layer's graph.
+    """
+
+    cost_s: float
+    loop_s: float
+    once_s: float
+    memory: Footprint
+    decision: GraphDecision
+
+
+class ConditionedLayer:
+    """One layer on one mesh.
+
+    Attributes:
+        entering: Its side of the cut before it.
+        leaving: Its side of the cut after it.
+        bound_s: No plan costs less, (states that enter, states that leave); exact where `is_exact`.
+        is_exact: Which entries were solved.
+    """
+
+    def __init__(self, piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -> None:
+        """Build the network and bound all entries.
+
+        Raises:
+            InfeasibleError: an operator has no strategy on the mesh.
+        """
+        self.piece = piece
+        self.mesh = mesh
+        network = build_network(piece.graph, mesh, options)
+        self.network, self.ties, self.entering, self.leaving = with_boundaries(piece, network)
+        self.problem = tied_problem(self.network, self.ties)
+        self.seed, self.time_limit_s = options.seed, options.time_limit_s
+        self._bounds = StateBounds(self.problem, (self.entering.node, self.leaving.node))
+        self.bound_s = self._bounds.all_states()
+        self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
+        self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
+        self._entries: dict[tuple[int, int], Entry] = {}
+
+    def sharpen(self, enters: int, leaves: int) -> None:
+        """Raise the bound of two states; the second time, plan the layer for them."""
+        if self._is_raised[enters, leaves]:
+            self.entry(enters, leaves)
+            return
+        self._is_raised[enters, leaves] = True
+        raised = self._bounds.of_states((enters, leaves))
+        self.bound_s[enters, leaves] = max(raised, self.bound_s[enters, leaves])
+
+    def entry(self, enters: int, leaves: int) -> Entry | None:
+        """Plan the layer for two states; None if there is no such plan."""
+        if not self.is_exact[enters, leaves]:
+            self.is_exact[enters, leaves] = True
+            found = self._solved(enters, leaves)
+            if found is None:
+                self.bound_s[enters, leaves] = np.inf
+            else:
+                self._entries[enters, leaves] = found
+                self.bound_s[enters, leaves] = found.cost_s
+        return self._entries.get((enters, leaves))
+
+    def _solved(self, enters: int, leaves: int) -> Entry | None:
+        costs = list(self.problem.costs)
+        for side, state in ((self.entering, enters), (self.leaving, leaves)):
+            if side.node >= 0:
+                only = np.full(len(costs[side.node]), np.inf)
+                only[state] = costs[side.node][state]
+                costs[side.node] = only
+        fixed = replace(self.problem, costs=tuple(costs))
+        found = solve(fixed, time_limit_s=self.time_limit_s, seed=self.seed)
+        if not found.choice:
+            return None
+        choice = self.ties.spread(found.choice)
+        loop_s, once_s = _seconds(self.network, choice)
+        decision = expand(self.network, choice)
+        return Entry(
+            cost_s=found.cost,
+            loop_s=loop_s,
+            once_s=once_s,
+            memory=footprint(self.piece, decision, self.mesh),
+            decision=decision,
+        )
+
+
+def _seconds(network: Network, choice: tuple[int, ...]) -> tuple[float, float]:
+    """Seconds inside and outside of loops."""
+    spent = [0.0, 0.0]
+    for node, c in zip(network.nodes, choice, strict=True):
+        if node.kind == BLOCK:
+            spent[node.ref[0] > 0] += float(node.cost_s[c])
+    for edge in network.edges:
+        spent[edge.place[0] > 0] += float(edge.cost_s[choice[edge.source], choice[edge.target]])
+    return spent[1], spent[0]

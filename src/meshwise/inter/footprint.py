@@ -1,0 +1,114 @@
+"""What one device holds for a run of layers in a pipeline.
+
+    resident     parameters, optimizer state, gradients that add up: held all the time
+    microbatch   what the backward pass of a micro-batch needs of its forward pass: held for every
+                 micro-batch in flight
+    temporary    what else is live at the peak
+
+Source: Alpa eq. 5, with what is held once apart from what is held for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.graph.layout import Layout
+from meshwise.inter.piece import PieceGraph
+from meshwise.intra.liveness import liveness
+from meshwise.intra.memory import peak
+from meshwise.intra.shapes import local_bytes
+from meshwise.plan.decision import GraphDecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of one device.
+
+    Attributes:
+        resident_bytes: Held all the time.
+        microbatch_bytes: Held for each micro-batch in flight.
+        temporary_bytes: On top at the peak.
+    """
+
+    resident_bytes: int
+    microbatch_bytes: int
+    temporary_bytes: int
+
+
+def forward_end(piece: PieceGraph) -> int:
+    """Operators of the loop's body before this one are the forward pass."""
+    loop = piece.graph.operators[piece.loop]
+    body = loop.bodies[0]
+    assert loop.structure is not None
+    maker = {t: i for i, op in enumerate(body.operators) for t in op.outputs}
+    leaving = {piece.graph.outputs[c.value] for c in piece.leaving}
+    results = {j for j, t in enumerate(loop.outputs) if t in leaving}
+    made = [
+        maker.get(body.outputs[n], -1)
+        for n, j in enumerate(loop.structure.parts[0].results)
+        if j in results
+    ]
+    return 1 + max(made, default=len(body.operators) - 1)
+
+
+def residuals(body: Graph, end: int) -> list[int]:
+    """Tensors with a buffer that operators before `end` make and later ones read."""
+    live = liveness(body)
+    found: list[int] = []
+    inputs = set(body.inputs)
+    for t in range(len(body.tensors)):
+        if live.root[t] != t or t in live.fused or t in inputs or body.tensors[t].generated:
+            continue
+        if live.start[t] < end <= live.end[t] < len(body.operators):
+            found.append(t)
+    return found
+
+
+def footprint(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> Footprint:
+    """What a device holds under a plan of the piece's graph."""
+    graph, sizes = piece.graph, mesh.sizes
+    crossing = {c.value for c in piece.entering} | {c.cotangent for c in piece.leaving}
+    resident = sum(
+        local_bytes(graph.tensors[t], w, sizes)
+        for i, (t, w) in enumerate(zip(graph.inputs, decision.inputs, strict=True))
+        if i not in crossing
+    )
+    loop, chosen = graph.operators[piece.loop], decision.operators[piece.loop]
+    structure = loop.structure
+    assert structure is not None
+    passing = {graph.outputs[c.value] for c in piece.leaving}
+    passing |= {graph.outputs[c.cotangent] for c in piece.entering if c.cotangent >= 0}
+    for k, j in structure.carries:
+        if loop.outputs[j] not in passing:
+            layout = chosen.uses[k].layout
+            resident += local_bytes(graph.tensors[loop.outputs[j]], layout, sizes)
+    held = _held(piece, decision, mesh)
+    highest = peak(graph, decision, mesh).num_bytes
+    return Footprint(
+        resident_bytes=resident,
+        microbatch_bytes=held,
+        temporary_bytes=max(highest - resident - held, 0),
+    )
+
+
+def _held(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> int:
+    """Bytes of what enters and of the residuals of one micro-batch."""
+    body = piece.graph.operators[piece.loop].bodies[0]
+    inner = decision.operators[piece.loop].bodies[0]
+    layouts: dict[int, Layout] = dict(zip(body.inputs, inner.inputs, strict=True))
+    for op, chosen in zip(body.operators, inner.operators, strict=True):
+        layouts.update(zip(op.outputs, chosen.results, strict=True))
+    total = sum(
+        local_bytes(body.tensors[t], layouts[t], mesh.sizes)
+        for t in residuals(body, forward_end(piece))
+    )
+    loop = decision.operators[piece.loop]
+    inputs = piece.graph.operators[piece.loop].inputs
+    for crossing in piece.entering:
+        tensor = piece.graph.inputs[crossing.value]
+        if tensor in inputs:
+            layout = loop.uses[inputs.index(tensor)].layout
+            total += local_bytes(piece.graph.tensors[tensor], layout, mesh.sizes)
+    return total

@@ -1,0 +1,1 @@
+"""A step cut into layers: each one's forward and backward pass and its share of the update."""

@@ -1,0 +1,114 @@
+"""The forward pass as a chain of operators that can be cut into layers.
+
+Only equations that depend on both parameters and the batch stand in the chain.  All others (masks,
+casts of weights, random bits, what is made of the batch alone) are made again in every layer that
+needs them, so that what crosses a cut is an activation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import jaxprs_in_params
+
+from meshwise.jax_compat import Literal, source_line
+from meshwise.rules.primitive import Equation
+from meshwise.rules.table import RULES
+from meshwise.trace.layers.equations import dependent, variables
+from meshwise.trace.layers.split import SplitStep
+from meshwise.trace.to_graph import RuleCache, itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The forward pass, in program order.
+
+    Attributes:
+        links: Equations that can be cut apart.
+        support: All other equations.
+        flop: Of each link, on whole tensors.
+        is_heavy: Whether a link holds a dense product or a convolution.
+        reads: For each link the links whose results it reads, with the bytes of these results.
+        maker: For each variable made in the chain its link.
+        where: Source line of each link.
+    """
+
+    links: tuple[Any, ...]
+    support: tuple[Any, ...]
+    flop: tuple[float, ...]
+    is_heavy: tuple[bool, ...]
+    reads: tuple[tuple[tuple[int, Any], ...], ...]
+    maker: Mapping[Any, int]
+    where: tuple[str, ...]
+
+
+def num_bytes(aval: Any) -> int:
+    """Bytes of a value."""
+    return math.prod(aval.shape) * itemsize(aval.dtype)
+
+
+def chain_of(split: SplitStep) -> Chain:
+    """The chain of a step's forward pass."""
+    jaxpr = split.forward.jaxpr
+    varied = dependent(jaxpr.eqns, split.roots)
+    batch = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in split.batch_dims])
+    links = [e for e in jaxpr.eqns if any(v in varied and v in batch for v in e.outvars)]
+    chosen = {id(e) for e in links}
+    maker = {v: k for k, e in enumerate(links) for v in e.outvars}
+    work = _Work()
+    counted = [work.of(e) for e in links]
+    return Chain(
+        links=tuple(links),
+        support=tuple(e for e in jaxpr.eqns if id(e) not in chosen),
+        flop=tuple(flop for flop, _ in counted),
+        is_heavy=tuple(heavy for _, heavy in counted),
+        reads=tuple(
+            tuple((maker[v], v) for v in dict.fromkeys(variables(e.invars)) if v in maker)
+            for e in links
+        ),
+        maker=maker,
+        where=tuple(source_line(e.source_info) for e in links),
+    )
+
+
+class _Work:
+    """FLOP of equations; equal ones are counted once."""
+
+    def __init__(self) -> None:
+        self.rules = RuleCache()
+        self.bodies: dict[int, tuple[float, bool, Any]] = {}
+
+    def of(self, eqn: Any) -> tuple[float, bool]:
+        """FLOP, and whether a dense product or convolution is among it."""
+        inner = list(jaxprs_in_params(eqn.params))
+        if eqn.primitive.name in RULES and not inner:
+            equation = Equation(
+                eqn.primitive,
+                eqn.params,
+                tuple(v.aval for v in eqn.invars),
+                tuple(v.aval for v in eqn.outvars),
+                tuple(v.val if isinstance(v, Literal) else None for v in eqn.invars),
+            )
+            row, _, flop, _ = self.rules.lookup(equation)
+            return flop, row.heavy
+        if not inner:
+            return float(sum(math.prod(v.aval.shape) for v in eqn.outvars)), False
+        if eqn.primitive.name.startswith("custom_"):
+            inner = inner[:1]  # the function itself; its derivatives are not run forward
+        parts = [self._body(getattr(body, "jaxpr", body)) for body in inner]
+        trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        if eqn.primitive.name == "cond":
+            return max(flop for flop, _ in parts), any(heavy for _, heavy in parts)
+        return trips * sum(flop for flop, _ in parts), any(heavy for _, heavy in parts)
+
+    def _body(self, jaxpr: Any) -> tuple[float, bool]:
+        if id(jaxpr) not in self.bodies:
+            parts = [self.of(eqn) for eqn in jaxpr.eqns]
+            # The jaxpr is kept, so that its id stays taken.
+            found = (sum(f for f, _ in parts), any(h for _, h in parts), jaxpr)
+            self.bodies[id(jaxpr)] = found
+        flop, heavy, _ = self.bodies[id(jaxpr)]
+        return flop, heavy

@@ -1,0 +1,167 @@
+"""Runs of the forward chain as functions of their own: layers, and stages made of several.
+
+A piece takes arguments of the step, parameters, and the activations that enter; it returns the
+activations that leave.  Composing consecutive pieces is cutting a longer one.
+
+Source: DESIGN decision 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshwise.trace.layers.chain import Chain
+from meshwise.trace.layers.equations import needed, run, variables
+from meshwise.trace.layers.split import SplitStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A run of links.
+
+    Attributes:
+        first: Its first link.
+        last: Its last link.
+        preparation: Equations that make parameters of arguments (a cast before the loss).
+        equations: All others, in order: support and links.
+        arguments: Positions of the step's arguments that it reads, parameters excepted.
+        roots: Numbers of the parameters that it reads.
+        entering: Variables made in earlier pieces.
+        leaving: Variables that later pieces or the results of the loss read.
+    """
+
+    first: int
+    last: int
+    preparation: tuple[Any, ...]
+    equations: tuple[Any, ...]
+    arguments: tuple[int, ...]
+    roots: tuple[int, ...]
+    entering: tuple[Any, ...]
+    leaving: tuple[Any, ...]
+
+
+def is_differentiable(variable: Any) -> bool:
+    """Whether a variable has a cotangent."""
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
+
+
+class Cutter:
+    """Cuts one forward pass; remembers who reads what."""
+
+    def __init__(self, split: SplitStep, chain: Chain) -> None:
+        self.split = split
+        self.chain = chain
+        jaxpr = split.forward.jaxpr
+        self.position = {v: i for i, v in enumerate(jaxpr.invars)}
+        self.root_of = {v: k for k, v in enumerate(split.roots)}
+        self.order = {id(e): i for i, e in enumerate(jaxpr.eqns)}
+        self.makers = {v: e for e in chain.support for v in e.outvars}
+        self.last_reader: dict[Any, int] = {}
+        for k, reads in enumerate(chain.reads):
+            for _, v in reads:
+                self.last_reader[v] = k
+        self.last_link = dict(self.last_reader)
+        end = len(chain.links)
+        results = [
+            *jaxpr.outvars[: 1 + split.num_aux],
+            *jaxpr.outvars[1 + split.num_aux + split.num_roots :],
+        ]
+        for v in variables(results):
+            self.last_reader[v] = end
+        self.known: dict[tuple[int, int], Piece] = {}
+
+    def is_read_after(self, variable: Any, last: int) -> bool:
+        """Whether a link after `last` reads a variable of the chain."""
+        return self.last_link.get(variable, -1) > last
+
+    def name(self, variable: Any) -> str:
+        """What an activation is called: the number of its link, and which result it is."""
+        link = self.chain.maker[variable]
+        return f"{link}.{self.chain.links[link].outvars.index(variable)}"
+
+    def arguments_of_roots(self, piece: Piece) -> set[int]:
+        """Positions of the arguments that a piece makes its parameters of."""
+        read = [v for e in piece.preparation for v in variables(e.invars)]
+        read += [self.split.roots[r] for r in piece.roots]
+        return {self.position[v] for v in read if v in self.position}
+
+    def piece(self, first: int, last: int) -> Piece:
+        """The links `first` to `last`, both included."""
+        if (first, last) not in self.known:
+            self.known[first, last] = self._cut(first, last)
+        return self.known[first, last]
+
+    def _cut(self, first: int, last: int) -> Piece:
+        chain = self.chain
+        links = chain.links[first : last + 1]
+        entering = {v: m for k in range(first, last + 1) for m, v in chain.reads[k] if m < first}
+        support = self._support(links)
+        made = {v for e in (*links, *support) for v in e.outvars}
+        read = [v for e in (*support, *links) for v in variables(e.invars)]
+        roots = sorted({self.root_of[v] for v in read if v in self.root_of})
+        prepared = [self.split.roots[r] for r in roots if self.split.roots[r] in self.makers]
+        preparation = needed(self.split.forward.jaxpr.eqns, prepared) if prepared else []
+        arguments = {
+            self.position[v]
+            for v in (*read, *(v for e in preparation for v in variables(e.invars)))
+            if v in self.position and v not in self.root_of and v not in made
+        }
+        leaving = [v for e in links for v in e.outvars if self.last_reader.get(v, -1) > last]
+        return Piece(
+            first=first,
+            last=last,
+            preparation=tuple(preparation),
+            equations=tuple(sorted((*support, *links), key=lambda e: self.order[id(e)])),
+            arguments=tuple(sorted(arguments)),
+            roots=tuple(roots),
+            entering=tuple(sorted(entering, key=lambda v: (entering[v], str(v)))),
+            leaving=tuple(leaving),
+        )
+
+    def _support(self, links: Sequence[Any]) -> list[Any]:
+        """Support equations that links need, those that make parameters excepted."""
+        found: dict[int, Any] = {}
+        todo = [v for e in links for v in variables(e.invars)]
+        while todo:
+            v = todo.pop()
+            eqn = self.makers.get(v)
+            if eqn is None or v in self.root_of or id(eqn) in found:
+                continue
+            found[id(eqn)] = eqn
+            todo += variables(eqn.invars)
+        return list(found.values())
+
+    def prepare(self, piece: Piece, arguments: Sequence[Any]) -> list[Any]:
+        """Values of the parameters of a piece.
+
+        Args:
+            piece: The piece.
+            arguments: All arguments of the step; those that it does not read may be None.
+        """
+        known = self._known(arguments)
+        run(piece.preparation, known)
+        return [known[self.split.roots[r]] for r in piece.roots]
+
+    def forward(
+        self,
+        piece: Piece,
+        arguments: Sequence[Any],
+        roots: Sequence[Any],
+        entering: Sequence[Any],
+    ) -> list[Any]:
+        """The activations that leave a piece."""
+        known = self._known(arguments)
+        known.update((self.split.roots[r], x) for r, x in zip(piece.roots, roots, strict=True))
+        known.update(zip(piece.entering, entering, strict=True))
+        run(piece.equations, known)
+        return [known[v] for v in piece.leaving]
+
+    def _known(self, arguments: Sequence[Any]) -> dict[Any, Any]:
+        jaxpr = self.split.forward.jaxpr
+        known = dict(zip(jaxpr.constvars, self.split.forward.consts, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+        return known

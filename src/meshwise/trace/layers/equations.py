@@ -1,0 +1,86 @@
+"""Equations of jaxprs: run one by one, calls taken apart, dependences followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from meshwise.jax_compat import Literal, bind_equation, dead_code_eliminated
+
+# Calls that mean no more than their body.  Custom derivatives and rematerialisation stay: what
+# they say counts when the layer is differentiated.
+_TRANSPARENT = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
+
+
+def run(equations: Iterable[Any], known: dict[Any, Any]) -> None:
+    """Run equations in order.
+
+    Args:
+        equations: Of one jaxpr.
+        known: Values by variable; the results are added.
+    """
+    for eqn in equations:
+        known.update(
+            zip(eqn.outvars, bind_equation(eqn, [read(known, v) for v in eqn.invars]), strict=True)
+        )
+
+
+def read(known: Mapping[Any, Any], atom: Any) -> Any:
+    """Value of a variable or literal."""
+    return atom.val if isinstance(atom, Literal) else known[atom]
+
+
+def run_inlined(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """Run a closed jaxpr with the calls in it taken apart."""
+    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(closed.jaxpr.invars, operands, strict=True))
+    for eqn in closed.jaxpr.eqns:
+        inputs = [read(known, v) for v in eqn.invars]
+        body = _TRANSPARENT.get(eqn.primitive.name)
+        made = bind_equation(eqn, inputs) if body is None else run_inlined(eqn.params[body], inputs)
+        known.update(zip(eqn.outvars, made, strict=True))
+    return [read(known, v) for v in closed.jaxpr.outvars]
+
+
+def inlined(closed: Any) -> Any:
+    """A closed jaxpr without calls and without dead equations; its arguments stay."""
+    flat = jax.make_jaxpr(lambda *operands: run_inlined(closed, operands))(*closed.in_avals)
+    return type(flat)(dead_code_eliminated(flat.jaxpr), flat.consts)
+
+
+def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """Closed jaxpr of a function of flat arguments, as `inlined`."""
+    closed = jax.make_jaxpr(fun)(*avals)
+    return type(closed)(dead_code_eliminated(closed.jaxpr), closed.consts)
+
+
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """The atoms that are variables."""
+    return [v for v in atoms if not isinstance(v, Literal)]
+
+
+def dependent(equations: Iterable[Any], roots: Iterable[Any]) -> set[Any]:
+    """The roots and all variables that follow from them."""
+    found = set(roots)
+    for eqn in equations:
+        if any(v in found for v in variables(eqn.invars)):
+            found.update(eqn.outvars)
+    return found
+
+
+def needed(equations: Sequence[Any], wanted: Iterable[Any]) -> list[Any]:
+    """The equations, in order, that make the wanted variables."""
+    want = set(wanted)
+    kept: list[Any] = []
+    for eqn in reversed(equations):
+        if any(v in want for v in eqn.outvars):
+            kept.append(eqn)
+            want.update(variables(eqn.invars))
+    return kept[::-1]

@@ -1,0 +1,141 @@
+"""A piece of the forward pass with its backward pass, as one program.
+
+Source: DESIGN decision 4: cut, then differentiate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwise.inter.piece import Remat
+from meshwise.trace.arange import with_batch_dims
+from meshwise.trace.flatten import flatten
+from meshwise.trace.layers.cut import Cutter, Piece, is_differentiable
+from meshwise.trace.layers.equations import traced
+from meshwise.trace.program import Program
+from meshwise.trace.time.analyze import analyze
+from meshwise.trace.time.state import SPLIT, Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """Forward and backward pass of a piece at full batch.
+
+    Attributes:
+        piece: The piece.
+        program: Inputs: `arguments`, parameters, entering activations, cotangents of the leaving
+            ones.  Results: leaving activations, cotangents of the entering ones, gradients.
+        batch_dims: Batch dim of each input of the program that holds rows, by position.
+        inward: Entering activations that have a cotangent.
+        outward: Leaving activations that have a cotangent: those that later pieces read.
+        rows: Batch dim of each leaving activation that holds rows.
+    """
+
+    piece: Piece
+    program: Program
+    batch_dims: Mapping[int, int]
+    inward: tuple[Any, ...]
+    outward: tuple[Any, ...]
+    rows: Mapping[Any, int]
+
+
+def join(
+    cutter: Cutter, piece: Piece, rows: Mapping[Any, int], batch_size: int, remat: Remat = "none"
+) -> Joint:
+    """Differentiate a piece.
+
+    Args:
+        cutter: Of the step.
+        piece: A run of links.
+        rows: Batch dim of each activation that enters.
+        batch_size: Rows of the whole batch.
+        remat: What the backward pass computes again.
+
+    Raises:
+        TraceError: the piece does not separate into micro-batches.
+    """
+    split = cutter.split
+    loss = split.forward.jaxpr.outvars[0]
+    inward = tuple(v for v in piece.entering if is_differentiable(v))
+    outward = tuple(
+        v for v in piece.leaving if is_differentiable(v) and cutter.is_read_after(v, piece.last)
+    )
+    arguments = [split.in_avals[i] for i in piece.arguments]
+    roots = [split.roots[r].aval for r in piece.roots]
+    entering = [v.aval for v in piece.entering]
+
+    def taken_apart(operands: Sequence[Any]) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+        given: list[Any] = [None] * len(split.in_avals)
+        for i, value in zip(piece.arguments, operands, strict=False):
+            given[i] = value
+        weights = list(operands[len(arguments) :][: len(roots)])
+        values = operands[len(arguments) + len(roots) :]
+        return given, weights, dict(zip(piece.entering, values, strict=False))
+
+    def forward(*operands: Any) -> list[Any]:
+        given, weights, values = taken_apart(operands)
+        return cutter.forward(piece, given, weights, [values[v] for v in piece.entering])
+
+    def both(*operands: Any) -> list[Any]:
+        given, weights, values = taken_apart(operands)
+
+        def ahead(weights: Any, inner: Any) -> Any:
+            now = {**values, **dict(zip(inward, inner, strict=True))}
+            outs = cutter.forward(piece, given, weights, [now[v] for v in piece.entering])
+            named = dict(zip(piece.leaving, outs, strict=True))
+            return [named[v] for v in (*outward, loss) if v in named], outs
+
+        _, back, outs = jax.vjp(
+            rematerialised(ahead, remat), weights, [values[v] for v in inward], has_aux=True
+        )
+        cotangents = list(operands[len(arguments) + len(roots) + len(entering) :])
+        if loss in piece.leaving:
+            cotangents.append(jnp.ones(loss.aval.shape, loss.aval.dtype))
+        gradients, backward = back(cotangents)
+        return [*outs, *backward, *gradients]
+
+    avals = [*arguments, *roots, *entering]
+    dims = {n: split.batch_dims[i] for n, i in enumerate(piece.arguments) if i in split.batch_dims}
+    start = len(arguments) + len(roots)
+    dims |= {start + n: rows[v] for n, v in enumerate(piece.entering)}
+    found = _leaving_rows(flatten(traced(forward, avals)), dims, piece, batch_size)
+    dims |= {len(avals) + n: found[v] for n, v in enumerate(outward)}
+    program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
+    return Joint(
+        piece=piece,
+        program=with_batch_dims(program),
+        batch_dims=dims,
+        inward=inward,
+        outward=outward,
+        rows=found,
+    )
+
+
+def rematerialised(fun: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """A function whose backward pass computes again what it does not keep."""
+    match remat:
+        case "none":
+            return fun
+        case "full":
+            return jax.checkpoint(fun)
+        case "selective":
+            return jax.checkpoint(
+                fun, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            )
+
+
+def _leaving_rows(
+    program: Program, dims: Mapping[int, int], piece: Piece, batch_size: int
+) -> dict[Any, int]:
+    """Batch dim of each activation that leaves a piece."""
+    program = with_batch_dims(program)
+    # Where rows are does not depend on how many parts they are cut into, if it is more than one.
+    batch = Batch(batch_size, batch_size, 1)
+    block = analyze(program, dims, batch, local_statistics=False)
+    states = zip(piece.leaving, block.outputs, strict=True)
+    return {v: s.dim for v, s in states if s.kind == SPLIT and s.sections == 1}

@@ -1,0 +1,86 @@
+"""A step cut into layers at given places: graphs of all runs of layers, equal ones made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwise.inter.piece import PieceGraph, Remat
+from meshwise.trace.layers.chain import Chain
+from meshwise.trace.layers.cut import Cutter, Piece
+from meshwise.trace.layers.equal import signature
+from meshwise.trace.layers.joint import Joint, join
+from meshwise.trace.layers.planned import piece_graph
+from meshwise.trace.layers.split import SplitStep
+from meshwise.trace.layers.update import Update
+
+
+class Layering:
+    """Layers of one step.
+
+    Attributes:
+        ranges: First and last link of each layer.
+        batch_size: Rows of the whole batch.
+        classes: For each layer the first one that is equal to it.
+    """
+
+    def __init__(
+        self, split: SplitStep, chain: Chain, ranges: Sequence[tuple[int, int]], batch_size: int
+    ) -> None:
+        self.split = split
+        self.ranges = tuple(ranges)
+        self.batch_size = batch_size
+        self.cutter = Cutter(split, chain)
+        readers: list[list[int]] = [[] for _ in range(split.num_roots)]
+        for k, (first, last) in enumerate(self.ranges):
+            for r in self.cutter.piece(first, last).roots:
+                readers[r].append(k)
+        self.update = Update(split, readers)
+        self.classes = self._classes()
+        self._rows: dict[Any, int] = {}
+        self._joints: dict[tuple[int, int, Remat], Joint] = {}
+
+    def _classes(self) -> tuple[int, ...]:
+        """For each layer the first one that is equal to it."""
+        first: dict[object, int] = {}
+        return tuple(
+            first.setdefault(
+                signature(self.cutter, self.piece(k, k), self.update, self.update.share(k, k)), k
+            )
+            for k in range(len(self.ranges))
+        )
+
+    def piece(self, first: int, last: int) -> Piece:
+        """The layers `first` to `last`, both included."""
+        return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
+
+    def joint(self, first: int, last: int, remat: Remat = "none") -> Joint:
+        """The same, differentiated."""
+        key = (first, last, remat)
+        if key not in self._joints:
+            piece = self.piece(first, last)
+            for v in piece.entering:
+                if v not in self._rows:
+                    self._find_rows(first - 1)
+            joint = join(self.cutter, piece, self._rows, self.batch_size, remat)
+            self._rows.update(joint.rows)
+            self._joints[key] = joint
+        return self._joints[key]
+
+    def _find_rows(self, last: int) -> None:
+        """Find the batch dims of what leaves the layers up to `last`."""
+        for k in range(last + 1):
+            self.joint(k, k)
+
+    def graph(
+        self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
+    ) -> PieceGraph:
+        """The graph to plan of the layers `first` to `last`."""
+        return piece_graph(
+            self.cutter,
+            self.joint(first, last, remat),
+            self.update,
+            self.update.share(first, last),
+            batch_size=self.batch_size,
+            num_microbatches=num_microbatches,
+        )

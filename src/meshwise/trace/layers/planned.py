@@ -1,0 +1,204 @@
+"""The graph to plan of a piece: its micro-batches in a loop, then its share of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.errors import TraceError
+from meshwise.graph.graph import Graph
+from meshwise.inter.piece import Crossing, PieceGraph
+from meshwise.jax_compat import source_line
+from meshwise.trace.flatten import flatten
+from meshwise.trace.layers.chain import num_bytes
+from meshwise.trace.layers.cut import Cutter
+from meshwise.trace.layers.equations import traced
+from meshwise.trace.layers.joint import Joint
+from meshwise.trace.layers.update import Share, Update
+from meshwise.trace.program import Program
+from meshwise.trace.sink import with_constants_inside
+from meshwise.trace.time.analyze import analyze
+from meshwise.trace.time.emit import (
+    accumulated,
+    after_loop,
+    before_loop,
+    empty_sums,
+    inside_loop,
+    made_inside,
+)
+from meshwise.trace.time.state import AFTER_LOOP, SPLIT, Batch, BlockTime
+from meshwise.trace.to_graph import to_graph
+
+
+def piece_graph(
+    cutter: Cutter,
+    joint: Joint,
+    update: Update,
+    share: Share,
+    *,
+    batch_size: int,
+    num_microbatches: int,
+) -> PieceGraph:
+    """The graph to plan of a piece.
+
+    Args:
+        cutter: Of the step.
+        joint: The piece, differentiated.
+        update: Of the step.
+        share: What the piece does of it.
+        batch_size: Rows of the whole batch.
+        num_microbatches: B; it divides the batch.
+
+    Raises:
+        TraceError: the piece does not separate into micro-batches.
+    """
+    split, piece = cutter.split, joint.piece
+    batch = Batch(batch_size, num_microbatches, 1)
+    block = analyze(joint.program, joint.batch_dims, batch, local_statistics=False)
+    _check(cutter, joint, block)
+    owned = {r for r in piece.roots if r in share.owned}
+    tied = [r for r in piece.roots if r in owned and r in share.tied]
+    of_state = {j: i for i, j in split.aliases}
+    state = [of_state[j] for j in share.results if j in of_state]
+    read = {*piece.arguments, *cutter.arguments_of_roots(piece), *share.arguments}
+    arguments = [*state, *sorted(read.difference(state))]
+
+    def micro(aval: Any, dim: int | None) -> Any:
+        if dim is None:
+            return aval
+        shape = list(aval.shape)
+        shape[dim] //= num_microbatches
+        return aval.update(shape=tuple(shape))
+
+    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
+    crossing = [
+        micro(v.aval, joint.batch_dims[start + n])
+        for n, v in enumerate((*piece.entering, *joint.outward))
+    ]
+    parts = [
+        [micro(split.in_avals[i], split.batch_dims.get(i)) for i in arguments],
+        crossing[: len(piece.entering)],
+        crossing[len(piece.entering) :],
+        [split.roots[r].aval for r in tied],
+        [update.values[k].aval for k in share.values],
+        [v.aval for v in share.shared],
+    ]
+
+    def run(*operands: Any) -> list[Any]:
+        rest = iter(operands)
+        args, entering, cotangents, foreign, values, shared = (
+            [next(rest) for _ in part] for part in parts
+        )
+        given: list[Any] = [None] * len(split.in_avals)
+        for i, value in zip(arguments, args, strict=True):
+            given[i] = value
+        roots = cutter.prepare(piece, given)
+        inputs = [*(given[i] for i in piece.arguments), *roots, *entering, *cotangents]
+        made = iter(_in_time(joint.program, block, batch, joint.batch_dims, inputs))
+        leaving = [next(made) for _ in piece.leaving]
+        backward = [next(made) for _ in joint.inward]
+        gradients = dict(zip(piece.roots, made, strict=True))
+        sent = [gradients[r] for r in piece.roots if r not in owned]
+        total = {r: gradients[r] for r in owned}
+        for r, other in zip(tied, foreign, strict=True):
+            total[r] = total[r] + other
+        known: list[Any] = [None] * len(update.values)
+        for k, value in zip(share.values, values, strict=True):
+            known[k] = value
+        results, sends = update.run(share, given, total, known, shared)
+        new = dict(zip(share.results, results, strict=True))
+        kept = [new.pop(j) for j in share.results if j in of_state]
+        return [*kept, *leaving, *backward, *sent, *new.values(), *sends]
+
+    program = with_constants_inside(flatten(traced(run, [a for part in parts for a in part])))
+    names = dict(zip(program.inputs, [split.names[i] for i in arguments], strict=False))
+    graph = to_graph(program, names=names, aliases=tuple((k, k) for k in range(len(state))))
+    first = len(arguments)
+    after = len(state)
+    back = {v: after + len(piece.leaving) + n for n, v in enumerate(joint.inward)}
+    out = {v: first + len(piece.entering) + n for n, v in enumerate(joint.outward)}
+    sizes = [num_bytes(a) for a in crossing]
+    dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
+    dims |= {first + n: joint.batch_dims[start + n] for n in range(len(crossing))}
+    return PieceGraph(
+        graph=graph,
+        loop=_loop(graph, num_microbatches),
+        entering=tuple(
+            Crossing(value=first + n, cotangent=back.get(v, -1), num_bytes=b)
+            for n, (v, b) in enumerate(zip(piece.entering, sizes, strict=False))
+        ),
+        leaving=tuple(
+            Crossing(
+                value=after + n,
+                cotangent=out.get(v, -1),
+                num_bytes=num_bytes(micro(v.aval, joint.rows.get(v))),
+            )
+            for n, v in enumerate(piece.leaving)
+        ),
+        batch_dims=dims,
+        state=tuple(range(len(state))),
+        num_microbatches=num_microbatches,
+    )
+
+
+def _in_time(
+    program: Program,
+    block: BlockTime,
+    batch: Batch,
+    dims: Mapping[int, int],
+    inputs: Sequence[Any],
+) -> list[Any]:
+    """Results of a program after all micro-batches: sums, and the rows of the last one."""
+    whole = before_loop(program, block, inputs)
+    rows = {program.inputs[n]: inputs[n] for n in dims}
+    sums, stacked, equal = made_inside(program, block)
+    latest = [*stacked, *equal]
+
+    def step(carry: Any, index: Any) -> Any:
+        made = inside_loop(program, block, batch, index, whole, rows)
+        return (accumulated(block, batch, sums, carry[0], made(sums)), made(latest)), None
+
+    init = empty_sums(program, block, sums), [_empty(program, block, batch, i) for i in latest]
+    last, _ = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
+    for ids, values in zip((sums, latest), last, strict=True):
+        whole.update(zip(ids, values, strict=True))
+    return after_loop(program, block, whole)
+
+
+def _empty(program: Program, block: BlockTime, batch: Batch, ident: int) -> Any:
+    aval, state = program.avals[ident], block.states[ident]
+    shape = list(aval.shape)
+    if state.kind == SPLIT:
+        shape[state.dim] //= batch.num_microbatches
+    return jnp.zeros(shape, aval.dtype)
+
+
+def _check(cutter: Cutter, joint: Joint, block: BlockTime) -> None:
+    """Refuse what a stage cannot do micro-batch by micro-batch."""
+    for v in joint.outward:
+        if v not in joint.rows:
+            eqn = cutter.chain.links[cutter.chain.maker[v]]
+            raise TraceError(
+                f"no cut is possible after {eqn.primitive.name} at "
+                f"{source_line(eqn.source_info)}: what crosses it are not the rows of a micro-batch"
+            )
+    for node, decision in zip(joint.program.nodes, block.nodes, strict=True):
+        late = decision.region == AFTER_LOOP
+        if late and any(block.states[i].kind == SPLIT for i in node.inputs):
+            raise TraceError(
+                f"a stage runs micro-batch by micro-batch, but {node.name} at "
+                f"{source_line(node.source)} needs the rows of the whole batch; use one stage"
+            )
+
+
+def _loop(graph: Graph, length: int) -> int:
+    """The operator that runs the micro-batches: the scan with the largest body."""
+    loops = [
+        i
+        for i, op in enumerate(graph.operators)
+        if op.structure is not None and op.kind == "scan" and op.structure.length == length
+    ]
+    return max(loops, key=lambda i: len(graph.operators[i].bodies[0].operators))

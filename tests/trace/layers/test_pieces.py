@@ -1,0 +1,222 @@
+"""A step run piece by piece is the step: the oracle is JAX on one device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwise as mw
+from meshwise.errors import TraceError
+from meshwise.jax_compat import jaxpr_as_fun
+from meshwise.models.gpt import Gpt
+from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.losses import mean_cross_entropy
+from meshwise.trace.evaluate import run_program
+from meshwise.trace.layers.chain import chain_of
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.layers.split import split_step
+from meshwise.trace.step import StepSignature, open_step
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "x64")
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+Step = Callable[..., Any]
+
+
+def layering(step: Step, args: tuple[Any, ...], num_layers: int) -> Layering:
+    opened = open_step(step, args, {}, SIGNATURE)
+    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+    chain = chain_of(split)
+    bounds = np.linspace(0, len(chain.links), num_layers + 1).astype(int).tolist()
+    ranges = [(low, high - 1) for low, high in itertools.pairwise(bounds)]
+    (size,) = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
+    return Layering(split, chain, ranges, size)
+
+
+def run_in_pieces(layers: Layering, flat: list[Any], runs: list[tuple[int, int]]) -> list[Any]:
+    """One step on one device, stage by stage, as a pipeline runs it with one micro-batch."""
+    split, update = layers.split, layers.update
+    known: dict[Any, Any] = {}
+    loss = split.forward.jaxpr.outvars
+    joints = {run: layers.joint(*run) for run in runs}
+    weights = {run: layers.cutter.prepare(joints[run].piece, flat) for run in runs}
+    for run in runs:
+        piece = joints[run].piece
+        outs = layers.cutter.forward(piece, flat, weights[run], [known[v] for v in piece.entering])
+        known.update(zip(piece.leaving, outs, strict=True))
+    cotangents: dict[Any, Any] = {}
+    gradients: dict[int, Any] = {}
+    for run in reversed(runs):
+        joint = joints[run]
+        piece = joint.piece
+        inputs = [flat[i] for i in piece.arguments] + weights[run]
+        inputs += [known[v] for v in piece.entering] + [cotangents[v] for v in joint.outward]
+        outs = run_program(joint.program, inputs)
+        back = outs[len(piece.leaving) :]
+        for v, ct in zip(joint.inward, back, strict=False):
+            cotangents[v] = cotangents[v] + ct if v in cotangents else ct
+        for r, g in zip(piece.roots, back[len(joint.inward) :], strict=True):
+            gradients[r] = gradients[r] + g if r in gradients else g
+    for r, root in enumerate(split.roots):
+        gradients.setdefault(r, jnp.zeros(root.aval.shape, root.aval.dtype))
+    forward = run_flat(split.forward, flat)
+    count = 1 + split.num_aux
+    values = [known.get(v, x) for v, x in zip(loss[:count], forward[:count], strict=True)]
+    values += forward[count + split.num_roots :]
+    shares = [update.share(*run) for run in runs]
+    mine = [{r: gradients[r] for r in share.owned} for share in shares]
+    sent: dict[Any, Any] = {}
+    shared: dict[Any, Any] = {}
+    for phase in range(update.num_phases):
+        for share, owned in zip(shares, mine, strict=True):
+            sent |= update.send(share, phase, flat, owned, values, shared)
+        shared = update.join(phase, flat, values, sent)
+    results = update.common(flat, values, shared)
+    for share, owned in zip(shares, mine, strict=True):
+        made, _ = update.run(share, flat, owned, values, [shared[v] for v in share.shared])
+        results.update(zip(share.results, made, strict=True))
+    return [results[j] for j in range(len(results))]
+
+
+def run_flat(closed: Any, flat: list[Any]) -> list[Any]:
+    return list(jaxpr_as_fun(closed)(*flat))
+
+
+def gpt_step(tx: optax.GradientTransformation, **changes: Any) -> tuple[Step, tuple[Any, ...]]:
+    config = gpt_config(
+        "tiny",
+        **{"num_layers": 2, "seq_len": 8, "dtype": "float64", "param_dtype": "float64", **changes},
+    )
+    model = Gpt(config)
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt, key, count = state
+
+        def loss_fn(params: Any) -> Any:
+            rngs = {"dropout": jax.random.fold_in(key, count)}
+            logits: Any = model.apply(
+                {"params": params}, batch["x"], deterministic=not config.dropout, rngs=rngs
+            )
+            return mean_cross_entropy(logits, batch["y"]), jnp.mean(logits)
+
+        (loss, mean), grads = mw.value_and_grad(loss_fn, has_aux=True)(params)
+        updates, opt = tx.update(grads, opt, params)
+        new = optax.apply_updates(params, updates), opt, key, count + 1
+        return new, loss, {"mean": mean, "norm": optax.tree.norm(updates)}
+
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(config.vocab_size, size=(2, 4, 8)).astype(np.int32)
+    params = model.init(jax.random.key(0), tokens[0])["params"]
+    state = params, tx.init(params), jax.random.key(1), jnp.int32(3)
+    return step, (state, {"x": jnp.asarray(tokens[0]), "y": jnp.asarray(tokens[1])})
+
+
+def unet_step() -> tuple[Step, tuple[Any, ...]]:
+    """Skips over two stages; a parameter of the first layer is read by the last one too."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            shared = self.param("shared", nn.initializers.normal(), (6, 6))
+            first = jnp.tanh(x @ shared)
+            middle = nn.relu(nn.Dense(8)(first))
+            low = jax.nn.softmax(nn.Dense(8)(middle) * 2.0)
+            high = nn.Dense(6)(low) + first
+            return nn.Dense(3)(jnp.tanh(high @ shared.T)) * jnp.max(middle, axis=1, keepdims=True)
+
+    model, tx = Net(), optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-3))
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+        loss, grads = mw.value_and_grad(
+            lambda p: jnp.mean((model.apply({"params": p}, batch["x"]) - batch["y"]) ** 2)  # type: ignore
+        )(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 3))
+    params = model.init(jax.random.key(0), x)["params"]
+    return step, ((params, tx.init(params)), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
+
+
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.05), optax.adam(1e-2, eps=1e-3))
+STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
+    "tied embedding, clipping": lambda: gpt_step(CLIPPED),
+    "dropout, momentum": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), dropout=0.2),
+    "remat": lambda: gpt_step(optax.sgd(0.1), remat=True),
+    "skips": unet_step,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("runs", [[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], [(0, 1), (2, 4)]])
+def test_a_step_in_pieces_is_the_step(name: str, runs: list[tuple[int, int]]) -> None:
+    step, args = STEPS[name]()
+    layers = layering(step, args, 5)
+    flat, _ = jax.tree.flatten((args, {}))
+    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), runs))(*flat)
+    expected = jax.tree.leaves(jax.jit(step)(*args))
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
+            mine, theirs = jax.random.key_data(mine), jax.random.key_data(theirs)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_equal_layers_are_one_class() -> None:
+    step, args = gpt_step(optax.adam(1e-3), num_layers=3)
+    opened = open_step(step, args, {}, SIGNATURE)
+    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+    chain = chain_of(split)
+    adds = [
+        k
+        for k, e in enumerate(chain.links)
+        if e.primitive.name == "add" and e.outvars[0].aval.shape == (4, 8, 32)
+    ]
+    # Each block ends with its second addition to the stream.
+    ends = [k for k in adds if sum(1 for m, _ in chain.reads[k]) == 2]
+    assert len(ends) >= 6
+    bounds = [0, *(k + 1 for k in ends[1::2][:3]), len(chain.links)]
+    ranges = [(low, high - 1) for low, high in itertools.pairwise(bounds)]
+    layers = Layering(split, chain, ranges, 4)
+    assert layers.classes[1] == layers.classes[2]
+    assert layers.classes[0] != layers.classes[1]
+
+
+def test_a_step_without_a_loss_is_refused() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        return jax.tree.map(lambda p: p - jnp.mean(batch), state), jnp.mean(batch)
+
+    opened = open_step(step, (jnp.ones(3), jnp.ones((4, 3))), {}, SIGNATURE)
+    with pytest.raises(TraceError, match="has 0"):
+        split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+
+
+def test_an_optimizer_that_flattens_all_parameters_is_refused() -> None:
+    step, args = unet_step()
+
+    def flattening(state: Any, batch: Any) -> Any:
+        params, opt = state
+        loss, grads = mw.value_and_grad(lambda p: sum(jnp.mean((batch["x"] @ w) ** 2) for w in p))(
+            params
+        )
+        joined = jnp.concatenate([g.ravel() for g in grads]) * 0.1
+        parts = jnp.split(joined, len(params))
+        return (
+            [w - g.reshape(w.shape) for w, g in zip(params, parts, strict=True)],
+            opt,
+        ), loss
+
+    del step
+    weights = [jnp.ones((6, 4096)) * k for k in (1.0, 2.0)]
+    with pytest.raises(TraceError, match="leaf by leaf"):
+        layering(flattening, ((weights, ()), args[1]), 2)
