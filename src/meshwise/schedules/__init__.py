@@ -1,0 +1,1 @@
+"""Which task each mesh runs when: pure tables."""

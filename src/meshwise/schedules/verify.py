@@ -1,0 +1,132 @@
+"""Whether a table is a schedule: every task once, on its mesh, in an order that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from meshwise.errors import ProgramError
+from meshwise.schedules.schedule import Schedule, Task, dependencies
+
+
+class Place(NamedTuple):
+    """Where a task stands in the table."""
+
+    mesh: int
+    position: int
+
+
+def verify_schedule(schedule: Schedule) -> None:
+    """Check a schedule, a user's own table above all.
+
+    Every stage has a mesh and every mesh its list; each task stands there once, on the mesh of
+    its stage; and if each mesh runs its list in order, each task after those that it depends on,
+    all of them run.
+
+    Raises:
+        ProgramError: It breaks one of these rules; the text names the task.
+    """
+    _check_sizes(schedule)
+    _check_each_task_once(schedule)
+    running_order(schedule)
+
+
+def _check_sizes(schedule: Schedule) -> None:
+    name = schedule.name
+    if schedule.forward_only and schedule.splits_backward:
+        raise ProgramError(f"schedule {name} has no backward, so it cannot split it")
+    if len(schedule.tasks) != schedule.num_meshes:
+        raise ProgramError(
+            f"schedule {name} has lists for {len(schedule.tasks)} meshes, not for "
+            f"{schedule.num_meshes}"
+        )
+    if len(schedule.mesh_of_stage) != schedule.num_stages:
+        raise ProgramError(
+            f"schedule {name} names the meshes of {len(schedule.mesh_of_stage)} stages, not of "
+            f"{schedule.num_stages}"
+        )
+    for stage, mesh in enumerate(schedule.mesh_of_stage):
+        if not 0 <= mesh < schedule.num_meshes:
+            raise ProgramError(
+                f"schedule {name} puts stage {stage} on mesh {mesh}; meshes are 0 to "
+                f"{schedule.num_meshes - 1}"
+            )
+
+
+def _all_tasks(schedule: Schedule) -> Iterator[Task]:
+    for stage in range(schedule.num_stages):
+        for microbatch in range(schedule.num_microbatches):
+            for kind in schedule.kinds:
+                yield Task(kind, stage, microbatch)
+
+
+def _check_each_task_once(schedule: Schedule) -> None:
+    name = schedule.name
+    missing = dict.fromkeys(_all_tasks(schedule))
+    seen: dict[Task, int] = {}
+    for mesh, tasks in enumerate(schedule.tasks):
+        for task in tasks:
+            if task in seen:
+                raise ProgramError(
+                    f"schedule {name} runs {task} twice, on mesh {seen[task]} and on mesh {mesh}"
+                )
+            if task not in missing:
+                raise ProgramError(
+                    f"schedule {name} runs {task} on mesh {mesh}, which is no task of "
+                    f"{schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
+                    f"with kinds {', '.join(schedule.kinds)}"
+                )
+            if schedule.mesh_of_stage[task.stage] != mesh:
+                raise ProgramError(
+                    f"schedule {name} runs {task} on mesh {mesh}, but stage {task.stage} is on "
+                    f"mesh {schedule.mesh_of_stage[task.stage]}"
+                )
+            seen[task] = mesh
+            del missing[task]
+    if missing:
+        first = next(iter(missing))
+        more = f" nor {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise ProgramError(f"schedule {name} never runs {first}{more}")
+
+
+def running_order(schedule: Schedule) -> tuple[Place, ...]:
+    """An order of all tasks in which each stands after those that it depends on.
+
+    Raises:
+        ProgramError: There is none; the text says which task waits for which.
+    """
+    done: set[Task] = set()
+    order: list[Place] = []
+    next_of = [0] * len(schedule.tasks)
+    progress = True
+    while progress:
+        progress = False
+        for mesh, tasks in enumerate(schedule.tasks):
+            position = next_of[mesh]
+            while position < len(tasks):
+                if any(other not in done for other in dependencies(tasks[position], schedule)):
+                    break
+                done.add(tasks[position])
+                order.append(Place(mesh, position))
+                position += 1
+            progress |= position > next_of[mesh]
+            next_of[mesh] = position
+    if len(order) < sum(map(len, schedule.tasks)):
+        raise ProgramError(
+            f"schedule {schedule.name} cannot run: {_waits(schedule, next_of, done)}"
+        )
+    return tuple(order)
+
+
+def _waits(schedule: Schedule, next_of: list[int], done: set[Task]) -> str:
+    """Which task each mesh that is stuck waits for."""
+    lines: list[str] = []
+    for mesh, tasks in enumerate(schedule.tasks):
+        if next_of[mesh] == len(tasks):
+            continue
+        task = tasks[next_of[mesh]]
+        other = next(other for other in dependencies(task, schedule) if other not in done)
+        home = schedule.mesh_of_stage[other.stage]
+        where = "later on the same mesh" if home == mesh else f"on mesh {home}"
+        lines.append(f"on mesh {mesh} {task} waits for {other} {where}")
+    return "; ".join(lines)
