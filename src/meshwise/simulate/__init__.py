@@ -1,0 +1,1 @@
+"""A discrete-event simulator: time, shared network cards, memory; no formula of the planner."""

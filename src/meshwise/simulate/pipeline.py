@@ -1,0 +1,249 @@
+"""From a schedule and the costs of its stages to the timeline of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwise.errors import ProgramError
+from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from meshwise.simulate.actions import Action, HostLinks, Transfer
+from meshwise.simulate.engine import Run, run_streams
+from meshwise.simulate.measure import busy_s, exposed_s
+from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.timeline import APPLY, ONCE, SYNC, Event, Timeline, TransferEvent
+
+
+def simulate_pipeline(
+    schedule: Schedule,
+    stages: Sequence[StageCost],
+    boundaries: Sequence[Boundary],
+    hosts: Sequence[HostLinks],
+    *,
+    overlap: bool = True,
+) -> Timeline:
+    """One step.
+
+    A mesh runs its tasks in order; then, for each of its stages, the gradients are reduced and
+    applied.  A task starts when its mesh is free and every transfer to it has arrived.  A stage
+    waits for its neighbour also where no boundary joins them.
+
+    Args:
+        schedule: Who runs what in which order; verified.
+        stages: For each stage its costs.
+        boundaries: What passes between stages; several may join the same two.
+        hosts: Links of the hosts that the flows name.
+        overlap: Whether meshes compute while transfers run; else sender and receiver stop for
+            each transfer, as in plain 1F1B.
+
+    Raises:
+        ProgramError: Costs or boundaries do not fit the schedule, the backward is to be split but
+            a stage has no time for its parts, or the order has a deadlock.
+        ClusterError: A bandwidth is not a finite number above 0.
+    """
+    _check(schedule, stages, boundaries)
+    wires = _wires(schedule, boundaries, overlap)
+    streams = tuple(
+        tuple(_actions(schedule, stages, mesh, wires)) for mesh in range(schedule.num_meshes)
+    )
+    resident = [0] * schedule.num_meshes
+    for mesh, stage in zip(schedule.mesh_of_stage, stages, strict=True):
+        resident[mesh] += stage.resident_bytes
+    run = run_streams(streams, wires.transfers, hosts, resident)
+    busy = busy_s(streams)
+    everything = schedule.num_meshes * run.makespan_s
+    return Timeline(
+        step_time_s=run.makespan_s,
+        bubble_share=1 - sum(busy) / everything if everything else 0.0,
+        busy_s=busy,
+        exposed_s=exposed_s(streams, wires.transfers, run),
+        peak_bytes=tuple(max(step.num_bytes for step in steps) for steps in run.memory),
+        memory=run.memory,
+        events=_events(schedule, run),
+        transfers=_transfer_events(wires, run),
+    )
+
+
+class _Wires(NamedTuple):
+    """All messages of a step.
+
+    Attributes:
+        transfers: For the engine.
+        ends: For each transfer the tasks that make it and that wait for it.
+        into: For each task the transfers that it waits for.
+        out_of: For each task the transfers that it makes.
+        start_bytes: For each task the received bytes that are its own from its start.
+        end_bytes: For each task the bytes to send that it leaves at its end.
+    """
+
+    transfers: list[Transfer]
+    ends: list[tuple[Task, Task]]
+    into: dict[Task, list[int]]
+    out_of: dict[Task, list[int]]
+    start_bytes: dict[Task, int]
+    end_bytes: dict[Task, int]
+
+
+def _wires(schedule: Schedule, boundaries: Sequence[Boundary], overlap: bool) -> _Wires:
+    """Transfers of every boundary and micro-batch."""
+    joined = {(b.source, b.destination) for b in boundaries}
+    steps = [(s, s + 1) for s in range(schedule.num_stages - 1) if (s, s + 1) not in joined]
+    every = [*boundaries, *(Boundary(source=s, destination=d) for s, d in steps)]
+    wires = _Wires([], [], {}, {}, {}, {})
+    for b in every:
+        for m in range(schedule.num_microbatches):
+            tasks = Task(FORWARD, b.source, m), Task(FORWARD, b.destination, m)
+            _add(wires, schedule, b.forward, *tasks, not overlap)
+            if not schedule.forward_only:
+                tasks = Task(BACKWARD, b.destination, m), Task(BACKWARD, b.source, m)
+                _add(wires, schedule, b.backward, *tasks, not overlap)
+    return wires
+
+
+def _add(
+    wires: _Wires, schedule: Schedule, crossing: Crossing, maker: Task, taker: Task, blocking: bool
+) -> None:
+    index = len(wires.transfers)
+    wires.transfers.append(
+        Transfer(
+            f"the result of {maker} for stage {taker.stage}",
+            schedule.mesh_of_stage[maker.stage],
+            schedule.mesh_of_stage[taker.stage],
+            crossing.flows,
+            blocking,
+            -crossing.send_bytes,
+            crossing.receive_bytes,
+        )
+    )
+    wires.ends.append((maker, taker))
+    wires.out_of.setdefault(maker, []).append(index)
+    wires.into.setdefault(taker, []).append(index)
+    if crossing.send_bytes:
+        wires.end_bytes[maker] = wires.end_bytes.get(maker, 0) + crossing.send_bytes
+    if crossing.receive_bytes:
+        wires.start_bytes[taker] = wires.start_bytes.get(taker, 0) - crossing.receive_bytes
+
+
+class _Cost(NamedTuple):
+    """One task's time and memory.
+
+    Attributes:
+        duration_s: Seconds.
+        taken_bytes: Kept when it starts.
+        temporary_bytes: Taken when it starts, freed when it ends.
+        freed_bytes: Freed when it ends.
+    """
+
+    duration_s: float
+    taken_bytes: int
+    temporary_bytes: int
+    freed_bytes: int
+
+
+def _task_costs(stage: StageCost, schedule: Schedule) -> dict[str, _Cost]:
+    """By kind."""
+    held, later = stage.held_bytes, stage.weight_held_bytes
+    freed = held if schedule.forward_only else 0
+    forward = _Cost(stage.forward_s, held, stage.forward_temporary_bytes, freed)
+    temporary = stage.backward_temporary_bytes
+    if not schedule.splits_backward:
+        return {FORWARD: forward, BACKWARD: _Cost(stage.backward_s, 0, temporary, held)}
+    later = held if later is None else later
+    gradient = _Cost(stage.activation_gradient_s or 0.0, 0, temporary, held - later)
+    weight = _Cost(stage.weight_gradient_s or 0.0, 0, stage.weight_temporary_bytes, later)
+    return {FORWARD: forward, BACKWARD: gradient, WEIGHT: weight}
+
+
+def _actions(
+    schedule: Schedule, stages: Sequence[StageCost], mesh: int, wires: _Wires
+) -> list[Action]:
+    """The stream of one mesh."""
+    here = _stages_of(schedule, mesh)
+    costs = {stage: _task_costs(stages[stage], schedule) for stage in here}
+    actions: list[Action] = []
+    for task in schedule.tasks[mesh]:
+        cost = costs[task.stage][task.kind]
+        actions.append(
+            Action(
+                str(task),
+                cost.duration_s,
+                tuple(wires.into.get(task, ())),
+                tuple(wires.out_of.get(task, ())),
+                cost.taken_bytes + cost.temporary_bytes + wires.start_bytes.get(task, 0),
+                wires.end_bytes.get(task, 0) - cost.temporary_bytes - cost.freed_bytes,
+            )
+        )
+    if not schedule.forward_only:
+        for stage in here:
+            cost = stages[stage]
+            temporary = cost.apply_temporary_bytes
+            actions.append(Action(f"sync of stage {stage}", cost.sync_s))
+            actions.append(
+                Action(f"apply of stage {stage}", cost.apply_s, (), (), temporary, -temporary)
+            )
+    return actions
+
+
+def _stages_of(schedule: Schedule, mesh: int) -> list[int]:
+    return [stage for stage, at in enumerate(schedule.mesh_of_stage) if at == mesh]
+
+
+def _events(schedule: Schedule, run: Run) -> tuple[Event, ...]:
+    """What the meshes did; what took no time once a step is left out."""
+    events: list[Event] = []
+    for mesh, tasks in enumerate(schedule.tasks):
+        starts, ends = run.start_s[mesh], run.end_s[mesh]
+        events += [
+            Event(mesh, *task, start, end)
+            for task, start, end in zip(tasks, starts, ends, strict=False)
+        ]
+        once = [(stage, kind) for stage in _stages_of(schedule, mesh) for kind in (SYNC, APPLY)]
+        after = len(tasks)
+        events += [
+            Event(mesh, kind, stage, ONCE, start, end)
+            for (stage, kind), start, end in zip(once, starts[after:], ends[after:], strict=False)
+            if end > start
+        ]
+    return tuple(events)
+
+
+def _transfer_events(wires: _Wires, run: Run) -> tuple[TransferEvent, ...]:
+    """What moved, in order of start."""
+    events: list[TransferEvent] = []
+    for index, (transfer, (maker, taker)) in enumerate(
+        zip(wires.transfers, wires.ends, strict=True)
+    ):
+        if transfer.flows:
+            events.append(
+                TransferEvent(
+                    transfer.source,
+                    transfer.destination,
+                    maker.stage,
+                    taker.stage,
+                    maker.microbatch,
+                    sum(flow.num_bytes for flow in transfer.flows),
+                    run.transfer_start_s[index],
+                    run.transfer_end_s[index],
+                )
+            )
+    return tuple(sorted(events, key=lambda event: event.start_s))
+
+
+def _check(schedule: Schedule, stages: Sequence[StageCost], boundaries: Sequence[Boundary]) -> None:
+    if len(stages) != schedule.num_stages:
+        raise ProgramError(
+            f"costs of {len(stages)} stages for schedule {schedule.name} of {schedule.num_stages}"
+        )
+    for b in boundaries:
+        if not 0 <= b.source < b.destination < schedule.num_stages:
+            raise ProgramError(
+                f"a boundary joins stages {b.source} and {b.destination}; it must join a lower to "
+                f"a higher of {schedule.num_stages}"
+            )
+    if schedule.splits_backward:
+        for stage, cost in enumerate(stages):
+            if cost.activation_gradient_s is None or cost.weight_gradient_s is None:
+                raise ProgramError(
+                    f"schedule {schedule.name} splits the backward, but stage {stage} has no "
+                    "activation_gradient_s and weight_gradient_s"
+                )

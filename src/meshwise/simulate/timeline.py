@@ -1,0 +1,88 @@
+"""What a step did and when, as simulated or as measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshwise.simulate.engine import MemoryStep
+
+FORWARD = "F"
+BACKWARD = "B"
+WEIGHT = "W"
+SYNC = "sync"
+APPLY = "apply"
+
+# Micro-batch of what is done once a step.
+ONCE = -1
+
+
+class Event(NamedTuple):
+    """One thing that a mesh did.
+
+    Attributes:
+        mesh: Which mesh.
+        kind: `F`, `B`, `W`, `sync` (of gradients, once a step) or `apply` (the optimizer).
+        stage: Of which stage.
+        microbatch: Of which micro-batch; `ONCE` for `sync` and `apply`.
+        start_s: From the start of the step.
+        end_s: From the start of the step.
+    """
+
+    mesh: int
+    kind: str
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+class TransferEvent(NamedTuple):
+    """One micro-batch's tensors on their way from one stage to another.
+
+    Attributes:
+        source_mesh: Sender.
+        destination_mesh: Receiver.
+        source_stage: Whose result it is.
+        destination_stage: Who waits for it; the lower stage if it is a gradient.
+        microbatch: Of which micro-batch.
+        num_bytes: Of all flows together.
+        start_s: From the start of the step, latency included.
+        end_s: From the start of the step.
+    """
+
+    source_mesh: int
+    destination_mesh: int
+    source_stage: int
+    destination_stage: int
+    microbatch: int
+    num_bytes: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step.
+
+    Attributes:
+        step_time_s: Until the last mesh is done and the last transfer has arrived.
+        bubble_share: Share of all meshes' time in which they do nothing, 0 to 1; waiting for
+            transfers is nothing.
+        busy_s: For each mesh the seconds in which it works.
+        exposed_s: For each mesh the seconds in which it idles while a transfer runs that it
+            waits for.
+        peak_bytes: For each mesh the most memory of one device.
+        memory: For each mesh the memory of one device over time.
+        events: What the meshes did, mesh by mesh, each in order.
+        transfers: What moved between stages, in order of start; none where nothing had to move.
+    """
+
+    step_time_s: float
+    bubble_share: float
+    busy_s: tuple[float, ...]
+    exposed_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    memory: tuple[tuple[MemoryStep, ...], ...]
+    events: tuple[Event, ...]
+    transfers: tuple[TransferEvent, ...]
