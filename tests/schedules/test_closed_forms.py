@@ -56,7 +56,7 @@ def test_gradients_are_summed_in_the_same_order_under_every_schedule(n):
 @pytest.mark.parametrize("n", NUM_STAGES)
 @pytest.mark.parametrize("v", [1, 2, 3, 4])
 def test_interleaving_divides_the_bubble_by_the_chunks(n, v):
-    for m in range(n, 129, n if n > 4 else 5 * n):
+    for m in sorted({n, 2 * n, 5 * n, 128 // n * n}):
         schedule = make_schedule(
             "interleaved-1f1b", num_stages=n * v, num_microbatches=m, num_meshes=n
         )

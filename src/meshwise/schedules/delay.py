@@ -52,16 +52,15 @@ def _delayed(tasks: tuple[Task, ...], delay: int) -> tuple[Task, ...]:
     placed: list[Task] = []
     seen = done = 0
     for task in tasks:
-        if task.kind == BACKWARD:
-            # What is due directly before this backward.
-            due = max(seen - (delay - 1) // 2, done) if delay % 2 else done
-            placed += weights[done:due]
-            seen, done = seen + 1, due
-        placed.append(task)
-        if task.kind == BACKWARD and delay % 2 == 0:
-            due = max(seen - delay // 2, done)
-            placed += weights[done:due]
-            done = due
+        if task.kind != BACKWARD:
+            placed.append(task)
+            continue
+        before, after = seen, seen + 1
+        # Odd delays are due directly before a backward, even ones directly after it.
+        due = max((before if delay % 2 else after) - delay // 2, done)
+        late = weights[done:due]
+        placed += [*late, task] if delay % 2 else [task, *late]
+        seen, done = after, due
     return tuple(placed + weights[done:])
 
 
