@@ -1,1 +1,1 @@
-"""Planning across meshes: layers, stages, micro-batches, schedule."""
+"""The planner between operators: layers, stages, submeshes, and what the pipeline costs."""

@@ -1,0 +1,129 @@
+"""Why no stages fit, in words: first what no layer can do, then what all together cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from meshwise.errors import InfeasibleError
+from meshwise.inter.stage_problem import Stage, StageProblem, memory_bytes
+from meshwise.units import bytes_text
+
+Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[Stage]]
+
+_ADVICE = "more devices, smaller micro-batches, rematerialisation or sharded optimizer state help"
+# The least sufficient memory is found to a part in 2^7.
+_BISECTIONS = 7
+_MOST_MEMORY = 2.0**20
+
+
+def infeasible(
+    problem: StageProblem, num_stages: int | None, feasible: Feasible
+) -> InfeasibleError:
+    """The error that says what is missing.
+
+    Args:
+        problem: One without a solution.
+        num_stages: The number of stages that was asked for, if any.
+        feasible: Any stages of a problem, none if there are none.
+    """
+    layer = _layer_without_cost(problem)
+    if layer is not None:
+        return InfeasibleError(
+            f"layer {layer} runs on no submesh: no stage that holds it has a finite time"
+        )
+    if not feasible(_with_memory(problem, math.inf), num_stages):
+        return InfeasibleError(_devices_text(problem, num_stages))
+    text = _layer_text(problem)
+    return InfeasibleError(text or _stage_text(problem, num_stages, feasible))
+
+
+def _with_memory(problem: StageProblem, factor: float) -> StageProblem:
+    submeshes = tuple(
+        replace(m, memory_bytes=m.memory_bytes * factor) for m in problem.costs.submeshes
+    )
+    return replace(problem, costs=replace(problem.costs, submeshes=submeshes))
+
+
+def _layer_without_cost(problem: StageProblem) -> int | None:
+    """The first layer that is in no stage at all."""
+    size = np.array([m.num_devices for m in problem.costs.submeshes])
+    fits = (size <= problem.num_devices)[:, None]
+    exists = np.isfinite(problem.costs.microbatch_s) & fits
+    for layer in range(problem.costs.num_layers):
+        if not np.any(exists[: layer + 1, layer:]):
+            return layer
+    return None
+
+
+def _devices_text(problem: StageProblem, num_stages: int | None) -> str:
+    layers, devices = problem.costs.num_layers, problem.num_devices
+    text = f"{layers} layers cannot be cut into "
+    text += "stages" if num_stages is None else f"{num_stages} stages"
+    text += f" that use {'all' if problem.use_all_devices else 'at most'} {devices} devices"
+    shapes = ", ".join(str(m) for m in problem.costs.submeshes)
+    return text + f", on submeshes {shapes}, whatever the memory"
+
+
+def _layer_text(problem: StageProblem) -> str | None:
+    """The layer that lacks most memory even in the last stage, where least is in flight."""
+    costs = problem.costs
+    memory = np.array([m.memory_bytes for m in costs.submeshes])[None, None, :, None]
+    in_flight = problem.schedule.in_flight(1, 1, problem.num_microbatches)
+    need = costs.resident_bytes + in_flight * costs.microbatch_bytes + costs.temporary_bytes
+    size = np.array([m.num_devices for m in costs.submeshes])
+    possible = np.isfinite(costs.microbatch_s) & (size <= problem.num_devices)[:, None]
+    share = np.where(possible, need / memory, np.inf)
+    worst, at = 1.0, None
+    for layer in range(costs.num_layers):
+        part = share[: layer + 1, layer:]
+        least = float(part.min())
+        if least > worst:
+            where = np.unravel_index(int(part.argmin()), part.shape)
+            worst, at = least, (layer, int(where[0]), layer + int(where[1]), *map(int, where[2:]))
+    if at is None:
+        return None
+    layer, first, last, kind, variant = at
+    submesh = costs.submeshes[kind]
+    return (
+        f"layer {layer} does not fit into memory: the least that it needs, in a last stage of "
+        f"layers {first} to {last} on submesh {submesh}, is "
+        f"{bytes_text(float(need[first, last, kind, variant]))} a device of "
+        f"{bytes_text(submesh.memory_bytes)}; {_ADVICE}"
+    )
+
+
+def _stage_text(problem: StageProblem, num_stages: int | None, feasible: Feasible) -> str:
+    """Each layer fits somewhere, but no stages do: what the least sufficient memory would be."""
+    enough = 2.0
+    while enough < _MOST_MEMORY and not feasible(_with_memory(problem, enough), num_stages):
+        enough *= 2.0
+    too_little = enough / 2.0
+    for _ in range(_BISECTIONS):
+        middle = (enough + too_little) / 2.0
+        if feasible(_with_memory(problem, middle), num_stages):
+            enough = middle
+        else:
+            too_little = middle
+    stages = feasible(_with_memory(problem, enough), num_stages)
+    submeshes = problem.costs.submeshes
+    need = [memory_bytes(problem, stages, i) for i in range(len(stages))]
+    shares = [n / submeshes[s.submesh].memory_bytes for n, s in zip(need, stages, strict=True)]
+    i = max(range(len(stages)), key=lambda n: shares[n])
+    stage = stages[i]
+    at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
+    costs, flying = problem.costs, len(stages) - i
+    in_flight = problem.schedule.in_flight(flying, len(stages), problem.num_microbatches)
+    return (
+        f"no stages fit into memory; with {enough:.3g} times the memory {len(stages)} would, and "
+        f"the tightest is then stage {i}, layers {stage.first_layer} to {stage.last_layer} on "
+        f"submesh {submeshes[stage.submesh]}: it needs {bytes_text(need[i])} a device "
+        f"({bytes_text(float(costs.resident_bytes[at]))} resident, {in_flight:g} micro-batches "
+        f"in flight of {bytes_text(float(costs.microbatch_bytes[at]))}, "
+        f"{bytes_text(float(costs.temporary_bytes[at]))} temporary) of "
+        f"{bytes_text(submeshes[stage.submesh].memory_bytes)}; {_ADVICE}"
+    )

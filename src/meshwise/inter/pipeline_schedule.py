@@ -1,0 +1,96 @@
+"""What stage construction needs to know of a schedule: micro-batches in flight, fill, overlap.
+
+With t the time of a micro-batch on a stage and n equal stages, the step takes B t + (n - 1) f,
+where f = `fill_s` is the part of t that shows while the pipeline fills and drains:
+
+- GPipe, 1F1B, eager 1F1B: f = t;
+- interleaved 1F1B with v chunks a device: f = t / v;
+- zero-bubble H1: f = t - 2 w, where w is the time of the weight gradients (W): of T_F + T_B + T_W,
+  T_F + T_B - T_W shows.
+
+Source: FACTS section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble", "alpa"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSchedule:
+    """A schedule as the stage construction sees it.
+
+    Attributes:
+        name: Which; "alpa" is 1F1B with memory as in eq. 5, which does not look at B.
+        chunks: v of the interleaved schedule, else 1.
+        hides_transfers: Whether transfers between stages run beside computation.
+    """
+
+    name: ScheduleName
+    chunks: int = 1
+    hides_transfers: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the number of chunks.
+
+        Raises:
+            ValueError: chunks without interleaving, or interleaving without chunks.
+        """
+        if (self.chunks > 1) != (self.name == "interleaved") or self.chunks < 1:
+            raise ValueError(f"schedule {self.name!r} with {self.chunks} chunks a device")
+
+    @property
+    def depends_on_num_stages(self) -> bool:
+        """Whether `in_flight` needs the number of stages."""
+        return self.name == "interleaved"
+
+    def allows(self, num_stages: int, num_microbatches: int) -> bool:
+        """Whether such a pipeline can run; interleaving needs B divisible by the stages."""
+        return self.name != "interleaved" or num_microbatches % num_stages == 0
+
+    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+        """Micro-batches whose activations a stage holds at once, at most.
+
+        Args:
+            to_end: Stages from this one to the last, both counted: n - i.
+            num_stages: n; only interleaving looks at it.
+            num_microbatches: B.
+        """
+        match self.name:
+            case "gpipe":
+                return num_microbatches
+            case "1f1b" | "zero-bubble":
+                return min(to_end, num_microbatches)
+            case "eager":
+                return min(2 * to_end - 1, num_microbatches)
+            case "alpa":
+                return to_end
+            case "interleaved":
+                # Each chunk holds a v-th of the stage's activations.
+                warm_up = 2 * (to_end - 1) + (self.chunks - 1) * num_stages + 1
+                return min(warm_up / self.chunks, num_microbatches)
+
+    def fill_s(self, microbatch_s: FloatArray, weight_s: FloatArray | None) -> FloatArray:
+        """The part of a micro-batch's time that shows while the pipeline fills and drains."""
+        if self.name == "zero-bubble" and weight_s is not None:
+            return np.maximum(microbatch_s - 2.0 * weight_s, 0.0)
+        return microbatch_s / self.chunks
+
+
+GPIPE = PipelineSchedule(name="gpipe")
+ONE_F_ONE_B = PipelineSchedule(name="1f1b")
+EAGER = PipelineSchedule(name="eager", hides_transfers=True)
+ALPA = PipelineSchedule(name="alpa")
+ZERO_BUBBLE = PipelineSchedule(name="zero-bubble")
+
+
+def interleaved(chunks: int) -> PipelineSchedule:
+    """Interleaved 1F1B with `chunks` chunks a device, at least two."""
+    return PipelineSchedule(name="interleaved", chunks=chunks)

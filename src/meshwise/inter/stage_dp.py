@@ -1,0 +1,214 @@
+"""Stage construction: which layers form a stage, on which submesh, in which variant.
+
+The objective and the memory constraint are in `objective`.  Bottlenecks (the steady state, what is
+done once) become limits, over which `bottleneck_search` goes; within limits, the least sum of
+fills and transfers is a recurrence over (stages to the end, layer, devices):
+
+    F(0, L, D) = 0
+    F(s, k, p) = min over k <= j < L, submesh m, variant v, of
+                 fill(k..j, m, v) + x(j, m, m') + F(s - 1, j + 1, p + |m|)
+
+where m' is the first submesh of the rest, the load and once of (k..j, m, v) are within the limits,
+and memory allows s stages to the end.  (`stage_kernels.cheapest_stages`; s counts from the end as
+in eq. 3, since what is in flight does.)  F without s and m' is a lower bound (`cost_to_end`);
+only states that it does not rule out are visited.
+
+Two modes: "alpa" is the paper's problem (`as_alpa`), "time" the whole objective.
+
+Source: Alpa eqs. 2 to 5; DESIGN decision 10.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from meshwise.inter.bottleneck_search import Found, SearchResult, ascending, search_boxes
+from meshwise.inter.infeasible import infeasible
+from meshwise.inter.objective import StepTime, step_time
+from meshwise.inter.stage_kernels import cheapest_stages, cost_to_end, least_fill_of_groups
+from meshwise.inter.stage_options import StageOptions, devices_of, stage_options
+from meshwise.inter.stage_problem import Stage, StageProblem, as_alpa
+
+Mode: TypeAlias = Literal["alpa", "time"]
+Order: TypeAlias = Literal["boxes", "ascending"]
+
+# Source: Alpa section 5.2.
+EPSILON_S = 1e-6
+# How far above the lower bound solutions are looked for, one step after the other: the nearer, the
+# fewer states are visited.
+_STEPS = (1e-9, 2e-3, 2e-2, 0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """Stages, and what is proved of them.
+
+    Attributes:
+        stages: In the order of the pipeline.
+        time: T and its parts.
+        bound_s: No choice of stages in `space` takes less.
+        num_limits_tried: Limits of the bottlenecks that were tried (t_max of the paper).
+        error_s: What the search may have missed at most, from epsilon; `bound_s` is often closer.
+        space: What was searched, in words.
+    """
+
+    stages: tuple[Stage, ...]
+    time: StepTime
+    bound_s: float
+    num_limits_tried: int
+    error_s: float
+    space: str
+
+    @property
+    def total_s(self) -> float:
+        """T."""
+        return self.time.total_s
+
+
+def build_stages(
+    problem: StageProblem,
+    mode: Mode = "time",
+    *,
+    num_stages: int | None = None,
+    epsilon_s: float = EPSILON_S,
+    order: Order = "boxes",
+) -> StagePlan:
+    """The best stages.
+
+    Args:
+        problem: Layers, submeshes, costs, micro-batches, schedule.
+        mode: "time" for the whole objective, where devices may stay unused unless the problem says
+            otherwise; "alpa" for the paper's problem, in which all are used and the problem's
+            schedule and transfers are not looked at.
+        num_stages: Exactly so many; any number by default.
+        epsilon_s: Limits of a micro-batch's time that are closer than this are one; the result is
+            at most B times this above the optimum.
+        order: "ascending" tries t_max as the paper does, "boxes" goes by bounds; the results are
+            equally good.  "ascending" needs mode "alpa".
+
+    Raises:
+        InfeasibleError: no stages fit; the text names the layers whose memory is too small.
+        ValueError: "ascending" in another mode.
+    """
+    if order == "ascending" and mode != "alpa":
+        raise ValueError('order "ascending" is the paper\'s; it needs mode "alpa"')
+    problem = as_alpa(problem) if mode == "alpa" else problem
+    error_s = problem.num_microbatches * epsilon_s
+    results = [
+        _search(problem, count, error_s, epsilon_s, order)
+        for count in _stage_counts(problem, num_stages)
+    ]
+    best = min(
+        (r.best for r in results if r.best is not None), key=lambda f: f.total_s, default=None
+    )
+    if best is None:
+        raise infeasible(problem, num_stages, feasible_stages)
+    return StagePlan(
+        stages=best.stages,
+        time=step_time(problem, best.stages),
+        bound_s=min(r.bound_s for r in results),
+        num_limits_tried=sum(r.num_tried for r in results),
+        error_s=error_s,
+        space=_space(problem, num_stages),
+    )
+
+
+def feasible_stages(problem: StageProblem, num_stages: int | None = None) -> tuple[Stage, ...]:
+    """Stages of least fill, whatever their bottleneck; none if no stages fit."""
+    for count in _stage_counts(problem, num_stages):
+        found = _evaluate(problem, stage_options(problem, count), math.inf, math.inf, math.inf)
+        if found is not None:
+            return found.stages
+    return ()
+
+
+def _stage_counts(problem: StageProblem, num_stages: int | None) -> list[int]:
+    """Numbers of stages to search one by one; 0 stands for all at once."""
+    schedule, most = problem.schedule, min(problem.costs.num_layers, problem.num_devices)
+    if num_stages is not None:
+        allowed = 1 <= num_stages <= most and schedule.allows(num_stages, problem.num_microbatches)
+        return [num_stages] if allowed else []
+    if not schedule.depends_on_num_stages:
+        return [0]
+    return [n for n in range(1, most + 1) if schedule.allows(n, problem.num_microbatches)]
+
+
+def _search(
+    problem: StageProblem, num_stages: int, error_s: float, epsilon_s: float, order: Order
+) -> SearchResult:
+    options = stage_options(problem, num_stages)
+
+    def evaluate(load: float, once: float, cutoff: float) -> Found | None:
+        return _evaluate(problem, options, load, once, cutoff)
+
+    if not len(options.where):
+        return SearchResult(best=None, bound_s=math.inf, num_tried=0)
+    more = problem.num_microbatches - 1
+    if order == "ascending":
+        loads = [float(x) for x in more * np.unique(options.options.slot)]
+        share = problem.num_microbatches / more if more else math.inf
+        return ascending(evaluate, loads, more * epsilon_s, share)
+    return search_boxes(evaluate, options.box(), error_s)
+
+
+def _evaluate(
+    problem: StageProblem, options: StageOptions, load: float, once: float, cutoff: float
+) -> Found | None:
+    """Stages of least fill within limits, if that is below the cutoff."""
+    table = options.options
+    cost, least_to_end = least_fill_of_groups(table, load, once)
+    if least_to_end[0] > len(least_to_end):
+        return None
+    has_option = np.zeros(len(problem.costs.submeshes), np.bool_)
+    has_option[table.kind[np.isfinite(cost)]] = True
+    devices, unit = devices_of(problem, has_option)
+    to_end = cost_to_end(table, cost, devices)
+    bound = float(to_end[0, 0])
+    if not bound < cutoff:
+        return None
+    for limit in (*(min(cutoff, bound * (1 + step)) for step in _STEPS), cutoff):
+        fill, way = cheapest_stages(
+            table, devices, cost, to_end, load, once, limit, options.num_stages
+        )
+        if math.isfinite(fill):
+            return _found(problem, options, [(int(o), int(p) * unit) for o, p in way])
+        if limit == cutoff:
+            break
+    return None
+
+
+def _found(problem: StageProblem, options: StageOptions, way: list[tuple[int, int]]) -> Found:
+    stages = tuple(
+        Stage(
+            first_layer=int(options.where[o, 0]),
+            last_layer=int(options.where[o, 1]),
+            submesh=int(options.where[o, 2]),
+            variant=int(options.where[o, 3]),
+            first_device=first_device,
+        )
+        for o, first_device in way
+    )
+    time = step_time(problem, stages)
+    return Found(
+        fill_s=time.fill_s + time.transfer_s,
+        load_s=time.steady_s,
+        once_s=time.once_s,
+        total_s=time.total_s,
+        stages=stages,
+    )
+
+
+def _space(problem: StageProblem, num_stages: int | None) -> str:
+    costs = problem.costs
+    shapes = ", ".join(str(m) for m in costs.submeshes)
+    count = "any number of" if num_stages is None else str(num_stages)
+    devices = "all" if problem.use_all_devices else "at most"
+    return (
+        f"{count} stages of whole layers of {costs.num_layers}, in order, on submeshes {shapes}, "
+        f"{devices} {problem.num_devices} devices, up to {costs.microbatch_s.shape[3]} variants "
+        f"each; {problem.num_microbatches} micro-batches, schedule {problem.schedule.name}"
+    )

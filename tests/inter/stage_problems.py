@@ -1,0 +1,170 @@
+"""Small random stage problems, and their best stages by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+
+from meshwise.inter.objective import objective_s
+from meshwise.inter.pipeline_schedule import (
+    EAGER,
+    GPIPE,
+    ONE_F_ONE_B,
+    ZERO_BUBBLE,
+    interleaved,
+)
+from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem, memory_bytes
+from meshwise.inter.submeshes import HostKind, mixed_submeshes, uniform_submeshes
+
+SCHEDULES = (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, interleaved(2))
+
+
+def random_problem(seed, mixed=False, max_layers=6):
+    """Uneven costs that hardly follow the size of the submesh, memory that often binds."""
+    rng = np.random.default_rng(seed)
+    plain = random.Random(seed)
+    devices_per_host = plain.choice([2, 4])
+    num_hosts = plain.choice([1, 2, 8 // devices_per_host])
+    if mixed:
+        hosts = [
+            HostKind(
+                kind=plain.choice("ab"),
+                num_devices=plain.choice([devices_per_host, devices_per_host, 3]),
+                memory_bytes=0.0,
+            )
+            for _ in range(num_hosts)
+        ]
+        hosts = [replace(h, memory_bytes=100.0 if h.kind == "a" else 60.0) for h in hosts]
+        submeshes = mixed_submeshes(hosts, all_shapes=plain.random() < 0.3)
+        num_devices = sum(h.num_devices for h in hosts)
+    else:
+        submeshes = uniform_submeshes(num_hosts, devices_per_host, 100.0)
+        num_devices = num_hosts * devices_per_host
+    num_layers, num_variants = plain.randint(1, max_layers), plain.randint(1, 3)
+    shape = (num_layers, num_layers, len(submeshes), num_variants)
+    work = rng.uniform(0.2, 2.0, num_layers)
+    size = np.array([m.num_devices for m in submeshes])
+    whole = np.zeros((num_layers, num_layers))
+    for i in range(num_layers):
+        for j in range(i, num_layers):
+            whole[i, j] = work[i : j + 1].sum()
+    share = (whole[:, :, None] / size ** rng.uniform(0.3, 1.0))[..., None]
+    tight = plain.choice([20.0, 60.0, 110.0])
+    microbatch = share * rng.uniform(0.7, 1.5, shape)
+    # Equal numbers here and there: ties.
+    if plain.random() < 0.3:
+        microbatch = np.round(microbatch, 1)
+    gone = rng.random(shape) < 0.05
+    later = np.tril(np.ones((num_layers, num_layers), bool), -1)[..., None, None]
+    costs = StageCosts(
+        submeshes=submeshes,
+        microbatch_s=np.where(gone | later, np.inf, microbatch),
+        once_s=share * rng.uniform(0.0, 2.0, shape),
+        resident_bytes=share * tight * rng.uniform(0.2, 0.6, shape),
+        microbatch_bytes=share * tight * rng.uniform(0.0, 0.4, shape),
+        temporary_bytes=rng.uniform(0.0, 10.0, shape),
+        weight_s=microbatch * rng.uniform(0.0, 0.5, shape),
+    )
+    transfer = rng.uniform(0.0, 0.6, (num_layers - 1, len(submeshes), len(submeshes)))
+    if plain.random() < 0.3:
+        # Some kinds of submeshes are alike as right neighbours.
+        transfer[:, :, 1:] = transfer[:, :, -1:]
+    schedule = plain.choice(SCHEDULES)
+    return StageProblem(
+        costs=costs,
+        num_devices=num_devices,
+        num_microbatches=plain.choice([1, 2, 4, 6, 32]),
+        schedule=replace(schedule, hides_transfers=plain.random() < 0.5),
+        transfer_s=None if plain.random() < 0.2 else transfer,
+        use_all_devices=plain.random() < 0.5,
+    )
+
+
+def brute_force(problem, num_stages=None):
+    """The cheapest stages that fit, with their T; (inf, ()) if there are none.
+
+    From the last layer to the first, so that nothing but the sum of fills, which only grows, cuts
+    it short.  Memory and T are those of `memory_bytes` and `objective_s` on whole plans.
+    """
+    best = (math.inf, ())
+
+    def visit(last, behind, stages, fill):
+        """Layers up to `last` are open, and the devices before `behind`."""
+        nonlocal best
+        if fill >= best[0]:
+            return
+        if last >= 0:
+            for stage, shown in _stages_that_end(problem, last, behind):
+                visit(stage.first_layer - 1, stage.first_device, [stage, *stages], fill + shown)
+            return
+        is_wanted = num_stages in (None, len(stages))
+        is_wanted &= behind == 0 or not problem.use_all_devices
+        if is_wanted and _is_allowed(problem, stages):
+            total = objective_s(problem, stages)
+            best = (total, tuple(stages)) if total < best[0] else best
+
+    visit(problem.costs.num_layers - 1, problem.num_devices, [], 0.0)
+    return best
+
+
+def _is_allowed(problem, stages):
+    limits = [problem.costs.submeshes[s.submesh].memory_bytes for s in stages]
+    return problem.schedule.allows(len(stages), problem.num_microbatches) and all(
+        memory_bytes(problem, stages, i) <= limits[i] for i in range(len(stages))
+    )
+
+
+def _stages_that_end(problem, last, behind):
+    """Stages with this last layer on devices before `behind`, each with its fill."""
+    costs, schedule = problem.costs, problem.schedule
+    num_variants = costs.microbatch_s.shape[3]
+    for first, kind, variant in itertools.product(
+        range(last + 2 - schedule.chunks), range(len(costs.submeshes)), range(num_variants)
+    ):
+        at = (first, last, kind, variant)
+        if math.isinf(costs.microbatch_s[at]):
+            continue
+        weight = None if costs.weight_s is None else costs.weight_s[at]
+        shown = schedule.fill_s(costs.microbatch_s[at], weight)
+        for start in _starts(problem, costs.submeshes[kind], behind):
+            yield (
+                Stage(
+                    first_layer=first,
+                    last_layer=last,
+                    submesh=kind,
+                    variant=variant,
+                    first_device=start,
+                ),
+                shown,
+            )
+
+
+def _starts(problem, submesh, behind):
+    """First devices of a submesh that ends where the next one begins, or before it."""
+    end = behind - submesh.num_devices
+    if submesh.starts is None or problem.use_all_devices:
+        fits = end >= 0 and (submesh.starts is None or end in submesh.starts)
+        return [end] if fits else []
+    return [p for p in submesh.starts if p <= end]
+
+
+def check_stages(problem, stages):
+    """Stages hold every layer once, are allowed where they are, and fit."""
+    costs = problem.costs
+    assert [s.first_layer for s in stages] == [0, *(s.last_layer + 1 for s in stages[:-1])]
+    assert stages[-1].last_layer == costs.num_layers - 1
+    used = 0
+    for i, stage in enumerate(stages):
+        submesh = costs.submeshes[stage.submesh]
+        assert stage.first_device >= used
+        assert submesh.starts is None or stage.first_device in submesh.starts
+        used = stage.first_device + submesh.num_devices
+        assert memory_bytes(problem, stages, i) <= submesh.memory_bytes
+    assert used <= problem.num_devices
+    if problem.use_all_devices:
+        sizes = [costs.submeshes[s.submesh].num_devices for s in stages]
+        assert sum(sizes) == problem.num_devices
