@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from meshwise.inter.operator_chain import OperatorChain
 from meshwise.jax_compat import Literal, source_line
 from meshwise.rules.primitive import Equation
 from meshwise.rules.table import RULES
@@ -71,6 +73,19 @@ def chain_of(split: SplitStep) -> Chain:
         ),
         maker=maker,
         where=tuple(source_line(e.source_info) for e in links),
+    )
+
+
+def operator_chain(chain: Chain) -> OperatorChain:
+    """The chain as plain numbers."""
+    values = {v: n for n, v in enumerate(dict.fromkeys(v for r in chain.reads for _, v in r))}
+    return OperatorChain(
+        flop=np.array(chain.flop),
+        is_heavy=np.array(chain.is_heavy),
+        producer=np.array([chain.maker[v] for v in values], np.int64),
+        value_bytes=np.array([num_bytes(v.aval) for v in values], np.int64),
+        read_value=np.array([values[v] for r in chain.reads for _, v in r], np.int64),
+        read_by=np.array([k for k, r in enumerate(chain.reads) for _ in r], np.int64),
     )
 
 
