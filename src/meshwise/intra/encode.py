@@ -18,6 +18,7 @@ import numpy as np
 
 from meshwise.intra.problem import Array, Problem, objective
 from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
+from meshwise.intra.valid import check_problem
 
 # Units, for each term, in the cost that choices may add: far more than rounding adds up to, and few
 # enough for the proofs of floating-point engines where there are few terms.
@@ -25,6 +26,7 @@ _UNITS_A_TERM = 1e8
 # The sum of the dearest choices stays where floating point counts exactly.
 _MOST_UNITS = 2.0**52
 _MOST_BYTES = 2.0**61
+_LARGEST_EXPONENT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,11 @@ def encode(problem: Problem, *, reference: float | None = None, name: str = "") 
         reference: A cost that some answer does not exceed, which sets the unit; by default the cost
             of the cheapest choice of each node.
         name: Of the instance.
+
+    Raises:
+        SolverError: the problem is none (`valid.check_problem`).
     """
+    check_problem(problem)
     shift = [_least(c) for c in problem.costs]
     shift_pairs = [_least(p.cost) for p in problem.pairs]
     constant = math.fsum(shift) + math.fsum(shift_pairs)
@@ -194,9 +200,14 @@ def _by_time(
     of_pair: dict[tuple[int, int], dict[int, Array]] = {}
     for time, row in enumerate(problem.rows):
         for u, weights in row.nodes:
+            if not weights.size:
+                # A node of no choices: nothing is feasible, and its costs say so.
+                continue
             at = of_node.setdefault(u, {})
             at[time] = at[time] + weights if time in at else weights
         for u, v, weights in row.pairs:
+            if not weights.size:
+                continue
             at = of_pair.setdefault((u, v), {})
             at[time] = at[time] + weights.ravel() if time in at else weights.ravel()
     return of_node, of_pair
@@ -219,7 +230,7 @@ def _byte_scale(everything: Sequence[dict[int, Array]], room: Sequence[float]) -
         return 2.0 ** math.floor(math.log2(_MOST_BYTES / most))
     if all(np.all(w == np.floor(w)) for w in tables):
         return 1.0
-    return 2.0 ** math.floor(math.log2(2.0**52 / most))
+    return 2.0 ** min(52 - math.ceil(math.log2(most)), _LARGEST_EXPONENT)
 
 
 def _runs(at: dict[int, Array], scale: float) -> Iterable[tuple[int, int, Ints]]:

@@ -18,8 +18,9 @@ from meshwise.errors import SolverError
 from meshwise.intra.dual import ascend
 from meshwise.intra.engine import solve_encoded
 from meshwise.intra.limits import price_rows
-from meshwise.intra.problem import Problem, Solution, is_feasible, objective
+from meshwise.intra.problem import Problem, Row, Solution, is_feasible, objective
 from meshwise.intra.reduce import Reduction, reduce_problem
+from meshwise.intra.valid import check_problem
 
 # Is given a problem and the cost of its solution, None without one.
 Recorder = Callable[[Problem, float | None], object]
@@ -54,8 +55,9 @@ def solve(
         record: Is given the problem afterwards, and what its solution costs, if there is one.
 
     Raises:
-        SolverError: the solver failed.
+        SolverError: the problem is none (`valid.check_problem`), or the solver failed.
     """
+    check_problem(problem)
     good = [c for c in incumbents if is_feasible(problem, c)]
     best = min(good, key=lambda c: objective(problem, c), default=None)
     try:
@@ -73,6 +75,9 @@ def _solved(
     problem: Problem, best: tuple[int, ...] | None, time_limit_s: float, seed: int, *, exact: bool
 ) -> Solution:
     deadline = time.monotonic() + time_limit_s
+    if any(not _has_weights(row) and row.limit < 0 for row in problem.rows):
+        return _none(())
+    problem = _without_idle_rows(problem)
     if exact and _num_entries(problem) > _LARGE:
         return solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
     return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
@@ -140,6 +145,16 @@ def _in_turns(
         num_left=len(small.costs),
         bound=max(found.bound, bound) + constant,
     )
+
+
+def _has_weights(row: Row) -> bool:
+    return bool(row.nodes or row.pairs)
+
+
+def _without_idle_rows(problem: Problem) -> Problem:
+    """Rows that nothing breaks have no price that could be computed with."""
+    rows = tuple(row for row in problem.rows if row.limit < math.inf and _has_weights(row))
+    return dataclasses.replace(problem, rows=rows) if len(rows) < len(problem.rows) else problem
 
 
 def _num_entries(problem: Problem) -> int:
