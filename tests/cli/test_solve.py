@@ -69,6 +69,14 @@ def test_a_wrong_file_names_its_field(tmp_path: Path) -> None:
     assert found.stderr == f"Error: {path}: problem.nodes.usages is missing\n"
 
 
+def test_a_limit_that_ends_while_the_file_is_read_gives_an_empty_list(tmp_path: Path) -> None:
+    path = _written(tmp_path, random_document(2))
+    found = CliRunner().invoke(main, ["solve", str(path), "--time-limit", "1e-9"])
+    assert found.exit_code == 0
+    assert found.stdout == "[]\n"
+    assert "time was over while the file was read" in found.stderr
+
+
 @pytest.mark.parametrize("all_read", [False, True])
 def test_an_early_interrupt_gives_a_list(tmp_path: Path, all_read: bool) -> None:
     """While the file is read nothing is known yet; more interrupts change nothing."""

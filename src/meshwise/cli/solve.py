@@ -16,14 +16,21 @@ from pathlib import Path
 import click
 
 from meshwise.errors import SolverError
-from meshwise.intra.solver.answer import Answer, Progress
+from meshwise.intra.solver.answer import Answer, Progress, checked_answer
+from meshwise.intra.solver.first import first_solution
 from meshwise.intra.solver.helper import kernels
+from meshwise.intra.solver.instance import Instance
 from meshwise.intra.solver.read import read_instance
 from meshwise.intra.solver.small import is_small
 from meshwise.intra.solver.solve import solve_instance
+from meshwise.intra.solver.stream import OutOfTimeError
 
-# Kept back for the check of the answer and for writing it.
+# Kept back for writing the answer and ending the process: at most so much, and a part of the limit.
 _RESERVE_S = 0.5
+_LEAST_RESERVE_S = 0.1
+_RESERVE_SHARE = 0.05
+# Share of the limit that is left for a first solution where kernels are not there yet.
+_SHARE_WITHOUT_KERNELS = 0.3
 _SHOW_EVERY_S = 1.0
 
 
@@ -54,23 +61,31 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
         raise click.BadParameter(f"{time_limit} is no number of seconds", param_hint="--time-limit")
     # Of the process where this is its command, and not called by another program.
     start: float = click.get_current_context().obj or time.monotonic()
+    reserve_s = min(_RESERVE_S, _LEAST_RESERVE_S + _RESERVE_SHARE * time_limit)
+    deadline = start + time_limit - reserve_s
     view = _View()
     answer = Answer.unknown(seed)
     with _interrupts() as interrupt:
         try:
             with kernels(view.line) as wait_for_kernels:
-                instance = read_instance(file)
-                if not is_small(instance):
-                    wait_for_kernels()
+                instance = read_instance(file, deadline=deadline)
+                until = deadline - _SHARE_WITHOUT_KERNELS * time_limit
+                if not (is_small(instance) or wait_for_kernels(until)):
+                    answer = _first_answer(instance, start, deadline, seed)
+                    view.line(f"no kernels yet: a first solution costs {answer.cost}")
+                    if not wait_for_kernels(deadline):
+                        raise OutOfTimeError
                 interrupt.is_raised = False
-                left = time_limit - (time.monotonic() - start) - _RESERVE_S
-                answer = solve_instance(
+                found = solve_instance(
                     instance,
-                    time_limit_s=max(left, 0.01),
+                    time_limit_s=max(deadline - time.monotonic(), 0.01),
                     seed=seed,
                     report=view.progress,
                     interrupt=interrupt.event,
                 )
+                answer = answer if found.gap > answer.gap else found
+        except OutOfTimeError:
+            view.line("time was over while the file was read or kernels were compiled")
         except SolverError as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
@@ -81,6 +96,12 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
             click.echo(json.dumps(_document(answer)))
         else:
             click.echo(json.dumps(list(answer.choice or ())))
+
+
+def _first_answer(instance: Instance, start: float, deadline: float, seed: int) -> Answer:
+    choice = first_solution(instance, must_stop=lambda: time.monotonic() >= deadline, seed=seed)
+    status = "unknown" if choice is None else "feasible"
+    return checked_answer(instance, choice, 0, status, start, seed)
 
 
 @dataclass(slots=True)

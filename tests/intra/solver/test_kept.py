@@ -1,7 +1,8 @@
-"""Folders of unused kernels go; the second process that compiles never outlives the first."""
+"""Folders of unused kernels go; processes that compile never outlive the first."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.intra.solver.helper import _second_process, kernels
+from intra.solver.problems import random_document
+from meshwise.intra.solver.helper import _process, kernels
+from meshwise.intra.solver.instance import is_solution
 from meshwise.intra.solver.kept import own_folder, remove_unused
+from meshwise.intra.solver.read import read_instance
 
 NOW, DAY = 1_800_000_000.0, 24 * 3600.0
 
@@ -51,18 +55,18 @@ def test_kernels_are_kept_where_nobody_else_can_write(tmp_path: Path) -> None:
     assert own_folder((own,), "kernels-0") is None
 
 
-def test_the_second_process_ends_with_the_first(
+def test_a_process_that_compiles_ends_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    process = _second_process()
+    process = _process("compile_search")
     assert process.stdin is not None
     # As the system does for a process that was killed.
     process.stdin.close()
     assert process.wait(timeout=600) == 1
 
 
-def test_the_second_process_is_gone_after_an_error(tmp_path: Path) -> None:
+def test_processes_that_compile_are_gone_after_an_error(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
@@ -88,8 +92,85 @@ except ChildProcessError:
 def test_nothing_is_compiled_or_said_when_all_kernels_are_kept(compiled_kernels: None) -> None:
     said: list[str] = []
     with kernels(said.append) as wait:
-        wait()
+        assert wait(0.0)
     assert said == []
+
+
+_SOLVE = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from meshwise.cli import main
+main()
+"""
+
+
+def _solve(file: Path, *options: str, cache: Path, **other: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _SOLVE, "solve", str(file), "--json", *options],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), **other},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A problem that needs kernels."""
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(random_document(1, num_nodes=1000, tight=0.3, forbid=False)))
+    return path
+
+
+@pytest.mark.slow
+def test_two_may_compile_kernels_at_once(large: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    both = [_solve(large, "--time-limit", "600", cache=cache) for _ in range(2)]
+    for process in both:
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert json.loads(out)["status"] == "optimal"
+        assert "compiling the solver's kernels, once" in errors
+    (folder,) = (cache / "meshwise").iterdir()
+    assert (folder / "complete").exists()
+    process = _solve(large, "--time-limit", "600", cache=cache)
+    out, errors = process.communicate()
+    assert json.loads(out)["status"] == "optimal"
+    assert "compiling" not in errors
+
+
+@pytest.mark.slow
+def test_without_a_folder_for_kernels_they_are_compiled_each_time(
+    large: Path, tmp_path: Path
+) -> None:
+    """Tests may run as a user who may write everywhere: what is no folder cannot hold one."""
+    (tmp_path / "file").touch()
+    own = tmp_path / "tmp"
+    own.mkdir()
+    (own / f"meshwise-{os.getuid()}").touch()
+    process = _solve(
+        large, "--time-limit", "600", cache=tmp_path / "file", TMPDIR=str(own), HOME=str(own)
+    )
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert json.loads(out)["status"] == "optimal"
+    assert "as no folder for them can be written (XDG_CACHE_HOME), each time" in errors
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_limit_that_ends_before_kernels_are_compiled_leaves_a_first_solution(
+    large: Path, tmp_path: Path, is_kept: bool
+) -> None:
+    cache, own = tmp_path / "cache", tmp_path / "tmp"
+    own.mkdir()
+    if not is_kept:
+        cache.touch()
+        (own / f"meshwise-{os.getuid()}").touch()
+    process = _solve(large, "--time-limit", "5", cache=cache, TMPDIR=str(own))
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    data = json.loads(out)
+    assert data["status"] == "feasible"
+    assert is_solution(read_instance(large), data["choice"])
+    assert "no kernels yet: a first solution costs" in errors
 
 
 def test_kernels_for_another_processor_are_in_another_folder(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import copy
 import gzip
 import json
 
+import numpy as np
 import pytest
 
 from intra.solver.problems import random_document, random_instance
 from meshwise.errors import SolverError
 from meshwise.intra.solver.instance import INFINITE_COST, evaluate
 from meshwise.intra.solver.read import parse_instance, read_instance
+from meshwise.intra.solver.stream import OutOfTimeError
 
 SMALL = {
     "problem": {
@@ -60,6 +62,62 @@ def test_numbers_beyond_64_bits_are_infinite():
     instance = parse_instance(document, "x")
     assert instance.edge_costs[3] == INFINITE_COST
     assert evaluate(instance, [1, 0]).cost is None
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_files_longer_than_a_piece_are_read_whole(tmp_path, suffix):
+    """Lists, numbers and words that go on in the next piece."""
+    rng = np.random.default_rng(0)
+    count = 700
+    rows = [rng.integers(0, 10**9, 100).tolist() for _ in range(count)]
+    matrices = [rng.integers(0, 10**5, 10_000).tolist() for _ in range(100)]
+    nodes = {"intervals": [[0, 1]] * count, "costs": rows, "usages": rows}
+    edges = {"nodes": [[k, k + 1] for k in range(100)], "costs": matrices}
+    document = {"problem": {"note": "x" * 6_000_000, "nodes": nodes, "edges": edges}}
+    document["problem"]["usage_limit"] = 10**15
+    text = json.dumps(document, indent=1).encode()
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(text, 1) if suffix.endswith("gz") else text)
+    found, want = read_instance(path), parse_instance(document, "x")
+    assert found.limit == want.limit
+    for part in ("first_choice", "costs", "usages", "intervals", "edges", "edge_costs"):
+        assert np.array_equal(getattr(found, part), getattr(want, part))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"nodes": {"costs": [1, 2], "usages": [[1]]}', "problem.nodes.costs[0] must be a list"),
+        ('"nodes": {"costs": [["]]"]]}', 'costs[0][0] must be a whole number, is "]]"'),
+        ('"nodes": {"costs": [[[1]]]}', "costs[0][0] must be a whole number, is a list"),
+        ('"nodes": {"costs": [[1], 2]}', "problem.nodes.costs[1] must be a list, is 2"),
+        ('"nodes": {"costs": [[1,]]}', "x.json: is not JSON: "),
+        ('"nodes": {"costs": [[1] [2]]}', "is not JSON: Expecting ',' delimiter (character "),
+        ('"nodes": {"costs": [[1]', "is not JSON: Expecting ',' (character 36)"),
+        ('"nodes": 3, "nodes": []', "problem.nodes must be an object, is a list"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(text, message, tmp_path):
+    path = tmp_path / "x.json"
+    end = "" if text.endswith("[[1]") else ', "edges": {}}}'
+    path.write_text('{"problem": {' + text + end)
+    with pytest.raises(SolverError) as caught:
+        read_instance(path)
+    assert message in str(caught.value)
+
+
+def test_files_that_would_fill_the_memory_are_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(SMALL))
+    with pytest.raises(SolverError, match="too large: more than 20 numbers .* 12 GiB .* leave out"):
+        read_instance(path, most_numbers=20)
+
+
+def test_reading_ends_at_the_deadline(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(SMALL))
+    with pytest.raises(OutOfTimeError):
+        read_instance(path, deadline=0.0)
 
 
 def _at(path, value):

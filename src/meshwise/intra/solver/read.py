@@ -6,41 +6,83 @@ import gzip
 import itertools
 import json
 import zlib
+from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from meshwise.errors import SolverError
 from meshwise.intra.solver.instance import INFINITE_COST, Instance, Ints
+from meshwise.intra.solver.stream import JsonStream, opened
 
-_GZIP_MAGIC = b"\x1f\x8b"
 # Sums of usage must stay within 64 bits.
 _MOST_USAGE = 2**62
+# Numbers of a file, and lists, which take as much memory as several numbers: the solver needs up to
+# 50 bytes a number, so that this many take 10 GiB.
+_MOST_NUMBERS = 200_000_000
+_NUMBERS_A_LIST = 8
+_OBJECTS = ("problem", "problem.nodes", "problem.edges")
+_TABLES = (
+    "problem.nodes.intervals",
+    "problem.nodes.costs",
+    "problem.nodes.usages",
+    "problem.edges.nodes",
+    "problem.edges.costs",
+)
 
 
-def read_instance(path: Path) -> Instance:
+def read_instance(
+    path: Path, *, deadline: float | None = None, most_numbers: int = _MOST_NUMBERS
+) -> Instance:
     """Read a file.
 
+    Args:
+        path: Of the file.
+        deadline: Of `time.monotonic`, in seconds; None to read however long it takes.
+        most_numbers: Larger files are refused before they fill the memory.
+
     Raises:
-        SolverError: it cannot be read, is no JSON, or is no problem; the message names the field.
+        SolverError: it cannot be read, is too large, is no JSON, or is no problem; the message
+            names the field.
+        OutOfTimeError: the deadline passed before all was read.
     """
+    reader = _Reader(str(path), most_numbers)
     try:
-        data = path.read_bytes()
-        if data[:2] == _GZIP_MAGIC:
-            data = gzip.decompress(data)
-        document = json.loads(data)
-        # Large files: their text is not needed beside their numbers.
-        del data
+        with opened(path) as file:
+            document = _document(JsonStream(file, deadline), reader)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SolverError(f"{path}: the compressed file is damaged: {error}") from error
     except OSError as error:
         raise SolverError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise SolverError(f"{path}: the compressed file is damaged: {error}") from error
     except RecursionError as error:
         raise SolverError(f"{path}: JSON nested too deeply to be a problem") from error
     except ValueError as error:
         raise SolverError(f"{path}: is not JSON: {error}") from error
-    return parse_instance(document, str(path))
+    return reader.instance(document)
+
+
+def _document(stream: JsonStream, reader: _Reader) -> Any:
+    """The document, its lists of lists as tables."""
+
+    def value(where: str) -> Any:
+        if where in _TABLES and stream.next() == "[":
+            table = _Table(where)
+            stream.rows(lambda rows: reader.extend(table, rows))
+            return table
+        if where not in ("", *_OBJECTS) or stream.next() != "{":
+            return stream.value()
+        found: dict[str, Any] = {}
+
+        def member(key: str) -> None:
+            found[key] = value(f"{where}.{key}" if where else key)
+
+        stream.members(member)
+        return found
+
+    document = value("")
+    stream.end()
+    return document
 
 
 def parse_instance(document: Any, source: str) -> Instance:
@@ -56,9 +98,26 @@ def parse_instance(document: Any, source: str) -> Instance:
     return _Reader(source).instance(document)
 
 
+class _Table:
+    """A list of lists of whole numbers, joined, and the length of each."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        self.values = array("q")
+        self.lengths = array("q")
+
+    def joined(self) -> tuple[Ints, Ints]:
+        """The numbers, and where each list begins; one entry more."""
+        first = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(np.frombuffer(self.lengths, np.int64), out=first[1:])
+        return np.frombuffer(self.values, np.int64), first
+
+
 class _Reader:
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, most_numbers: int = _MOST_NUMBERS) -> None:
         self.source = source
+        self.most_numbers = most_numbers
+        self.num_numbers = 0
 
     def wrong(self, field: str, what: str) -> SolverError:
         return SolverError(f"{self.source}: {field} {what}")
@@ -67,11 +126,11 @@ class _Reader:
         problem = self.member(document, "", "problem")
         nodes = self.member(problem, "problem", "nodes")
         edges = self.member(problem, "problem", "edges")
-        costs, first_choice = self.ragged(nodes, "problem.nodes", "costs")
-        usages, first_usage = self.ragged(nodes, "problem.nodes", "usages")
-        intervals = self.pairs(nodes, "problem.nodes", "intervals")
-        ends = self.pairs(edges, "problem.edges", "nodes")
-        edge_costs, first_entry = self.ragged(edges, "problem.edges", "costs")
+        costs, first_choice = self.table(nodes, "problem.nodes", "costs")
+        usages, first_usage = self.table(nodes, "problem.nodes", "usages")
+        intervals = self.table(nodes, "problem.nodes", "intervals")[0].reshape(-1, 2)
+        ends = self.table(edges, "problem.edges", "nodes")[0].reshape(-1, 2)
+        edge_costs, first_entry = self.table(edges, "problem.edges", "costs")
         sizes, count = np.diff(first_choice), len(first_choice) - 1
         for name, found in (("usages", len(first_usage) - 1), ("intervals", len(intervals))):
             if found != count:
@@ -108,30 +167,38 @@ class _Reader:
             raise self.wrong(field, "is missing")
         return parent[name]  # pyright: ignore[reportUnknownVariableType]
 
-    def list_member(self, parent: Any, where: str, name: str) -> list[Any]:
-        value = self.member(parent, where, name)
-        if not isinstance(value, list):
-            raise self.wrong(f"{where}.{name}", f"must be a list, is {_described(value)}")
-        return value  # pyright: ignore[reportUnknownVariableType]
-
-    def ragged(self, parent: Any, where: str, name: str) -> tuple[Ints, Ints]:
+    def table(self, parent: Any, where: str, name: str) -> tuple[Ints, Ints]:
         """A list of lists of whole numbers, joined, and where each begins."""
-        rows, field = self.list_member(parent, where, name), f"{where}.{name}"
-        for k, row in enumerate(rows):
-            if not isinstance(row, list):
-                raise self.wrong(f"{field}[{k}]", f"must be a list, is {_described(row)}")
-        first = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-        return self.integers(rows, field), first
+        value, field = self.member(parent, where, name), f"{where}.{name}"
+        if isinstance(value, list):
+            rows, value = cast("list[Any]", value), _Table(field)
+            self.extend(value, rows)
+        if not isinstance(value, _Table):
+            raise self.wrong(field, f"must be a list, is {_described(value)}")
+        return value.joined()
 
-    def pairs(self, parent: Any, where: str, name: str) -> Ints:
-        rows, field = self.list_member(parent, where, name), f"{where}.{name}"
-        for k, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != 2:  # pyright: ignore[reportUnknownArgumentType]
-                raise self.wrong(f"{field}[{k}]", f"must be two numbers, is {_described(row)}")
-        return self.integers(rows, field).reshape(-1, 2)
+    def extend(self, table: _Table, rows: list[Any]) -> None:
+        """Add lists to a table."""
+        count, field = len(table.lengths), table.field
+        is_of_pairs = field.endswith((".nodes", ".intervals"))
+        for k, row in enumerate(rows, count):
+            if not isinstance(row, list) or (is_of_pairs and len(row) != 2):  # pyright: ignore[reportUnknownArgumentType]
+                what = "two numbers" if is_of_pairs else "a list"
+                raise self.wrong(f"{field}[{k}]", f"must be {what}, is {_described(row)}")
+        table.lengths.extend(map(len, rows))
+        values = self.integers(rows, field, count)
+        table.values.frombytes(values.tobytes())
+        self.num_numbers += len(values) + _NUMBERS_A_LIST * len(rows)
+        if self.num_numbers > self.most_numbers:
+            raise SolverError(
+                f"{self.source}: too large: more than {self.most_numbers:,} numbers (a list counts "
+                f"as {_NUMBERS_A_LIST}) would need more than 12 GiB of memory; leave out "
+                f"strategies, or solve parts of the problem; {field} has {len(table.lengths):,} "
+                f"lists so far"
+            )
 
-    def integers(self, rows: list[Any], field: str) -> Ints:
-        """The numbers, joined."""
+    def integers(self, rows: list[Any], field: str, first: int) -> Ints:
+        """The numbers, joined; `first` is the number of the first list."""
         each = itertools.chain.from_iterable
         count = sum(map(len, rows))
         # A sum of bools is an int, but type() tells them apart; checking kinds at once is fast.
@@ -140,7 +207,7 @@ class _Reader:
                 return np.fromiter(each(rows), np.int64, count)
             except OverflowError:
                 pass
-        for k, row in enumerate(rows):
+        for k, row in enumerate(rows, first):
             for j, value in enumerate(row):
                 if type(value) is not int and not (type(value) is float and value.is_integer()):
                     raise self.wrong(

@@ -20,8 +20,10 @@ from meshwise.errors import SolverError
 from meshwise.intra.solver.answer import Answer, Progress, checked_answer
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, dearest, exact_bound
+from meshwise.intra.solver.consistent import find_consistent
 from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.exact import ExactAnswer, num_columns, solve_exactly
+from meshwise.intra.solver.first import first_solution
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import sweep
 from meshwise.intra.solver.primal import Primal
@@ -162,7 +164,7 @@ def _run_threads(
                 report(
                     Progress(
                         seconds=time.monotonic() - start,
-                        cost=round(shared.cost) if shared.choice is not None else None,
+                        cost=_known_cost(shared),
                         bound=shared.proven,
                         num_nodes=shared.num_nodes,
                     )
@@ -174,6 +176,12 @@ def _run_threads(
         for thread in threads:
             if thread.ident is not None:
                 thread.join(timeout=max(until - time.monotonic(), 0.0))
+
+
+def _known_cost(shared: Shared) -> int | None:
+    if shared.choice is not None:
+        return round(shared.cost)
+    return None if shared.known is None else evaluate(shared.instance, shared.known).cost
 
 
 def _guarded(work: Callable[[Shared, int], None], shared: Shared, seed: int) -> None:
@@ -367,9 +375,18 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: in
 
 def _search(shared: Shared, seed: int) -> None:
     """Find a solution, and improve the best one until time is over."""
+    known = first_solution(shared.instance, must_stop=shared.is_reduced.is_set, seed=seed)
+    # The exact engine may have left one.
+    shared.known = shared.known or known
     shared.is_reduced.wait()
     if shared.must_stop:
         return
+    choice, is_impossible = find_consistent(shared.network, shared.stop)
+    if choice is not None:
+        shared.offer(choice)
+    if is_impossible:
+        shared.is_impossible = True
+        shared.finish()
     primal = Primal(shared, seed)
     while not shared.must_stop:
         primal.turn()

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
+from meshwise.intra.solver.consistent import find_consistent
 from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.instance import Instance
 from meshwise.intra.solver.kept import note_all_kernels
@@ -48,6 +49,8 @@ def compile_search() -> None:
     choices_within(network, ascent.held, ascent.prices, bound, 0.0)
     enumerate_choices(network, ascent.held, ascent.prices, 0.0)
     choice = np.zeros(len(network.size), np.int64)
+    forbidden = network._replace(matrices=np.full(len(network.matrices), np.inf))
+    find_consistent(forbidden, np.zeros(1, np.int8))
     cost_of(network, choice)
     room = room_of(room_left(network, choice))
     rng = np.random.default_rng(0)

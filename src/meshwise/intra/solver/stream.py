@@ -1,0 +1,167 @@
+"""Reads JSON of any size a piece at a time, so that text and numbers are never there at once.
+
+Lists of lists of numbers, which large files consist of, become arrays as they are read; all else
+is what `json` makes of it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PIECE = 1 << 22
+# A value that is no list of lists is not read in pieces.
+_LONGEST_VALUE = 1 << 28
+# Where the text ends within a number or a word, the error is at most so far before its end.
+_LONGEST_WORD = 64
+_SPACE = re.compile(r"[ \t\n\r]*")
+_END_OF_ROWS = re.compile(r"\][ \t\n\r]*\]")
+
+
+class OutOfTimeError(Exception):
+    """The deadline passed before all was read."""
+
+
+@contextmanager
+def opened(path: Path) -> Generator[IO[bytes], None, None]:
+    """A file, plain or gzip, whose contents are read once and in order."""
+    # Buffered, so that it can be looked at ahead even if it is a pipe.
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != _GZIP_MAGIC:
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield cast("IO[bytes]", unpacked)
+
+
+class JsonStream:
+    """A JSON document on its way in.
+
+    Args:
+        file: The text, in UTF-8.
+        deadline: Of `time.monotonic`, in seconds; None to read however long it takes.
+    """
+
+    def __init__(self, file: IO[bytes], deadline: float | None = None) -> None:
+        self.file = file
+        self.deadline = deadline
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.json = json.JSONDecoder()
+        self.text = ""
+        self.at = 0
+        # Characters that were dropped before `text`.
+        self.before = 0
+        self.is_all = False
+
+    def next(self) -> str:
+        """The next character that is no space, which stays the next one; empty at the end."""
+        while True:
+            found = _SPACE.match(self.text, self.at)
+            self.at = found.end() if found else self.at
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.is_all:
+                return ""
+            self._read()
+
+    def take(self, *wanted: str) -> str:
+        """Step over one of the characters, spaces before it included."""
+        found = self.next()
+        if found not in wanted or not found:
+            self._fail(f"Expecting {' or '.join(map(repr, wanted))}", self.at)
+        self.at += 1
+        return found
+
+    def value(self) -> Any:
+        """Any value, whole."""
+        if not self.next():
+            self._fail("Expecting value", self.at)
+        while True:
+            try:
+                found, end = self.json.raw_decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                is_cut = error.pos >= len(self.text) - _LONGEST_WORD or "Untermin" in error.msg
+                if self.is_all or not is_cut:
+                    self._fail(error.msg, error.pos)
+            else:
+                # A number at the end of what was read may go on.
+                if end < len(self.text) or self.is_all:
+                    self.at = end
+                    return found
+            if len(self.text) - self.at > _LONGEST_VALUE:
+                self._fail("Value of more than 256 MiB", self.at)
+            self._read(max(_PIECE, len(self.text) - self.at))
+
+    def members(self, member: Callable[[str], None]) -> None:
+        """An object; `member` is called with each key and takes the value."""
+        self.take("{")
+        if self.next() == "}":
+            self.at += 1
+            return
+        while True:
+            if self.next() != '"':
+                self._fail("Expecting property name enclosed in double quotes", self.at)
+            key = self.value()
+            self.take(":")
+            member(key)
+            if self.take(",", "}") == "}":
+                return
+
+    def rows(self, take: Callable[[list[Any]], None]) -> None:
+        """A list; `take` is given its elements, some at a time."""
+        self.take("[")
+        if self.next() == "]":
+            self.at += 1
+            return
+        while True:
+            piece, is_last = self._some_rows()
+            try:
+                rows = self.json.decode(f"[{piece}]")
+            except json.JSONDecodeError:
+                # Not lists of numbers, or no JSON: what it is shows if it is read as any value.
+                self.before += self.at - 1
+                self.text, self.at = "[" + self.text[self.at :], 0
+                take(self.value())
+                return
+            self.at += len(piece)
+            take(rows)
+            if is_last:
+                self.take("]")
+                return
+            self.take(",")
+
+    def end(self) -> None:
+        """Nothing but spaces may follow."""
+        if self.next():
+            self._fail("Extra data", self.at)
+
+    def _some_rows(self) -> tuple[str, bool]:
+        """Text of the next elements, if they are lists without lists, and whether all are there."""
+        while True:
+            found = _END_OF_ROWS.search(self.text, self.at)
+            end = found.start() if found else self.text.rfind("]", self.at)
+            if end >= 0 and not (found is None and self.is_all):
+                return self.text[self.at : end + 1], found is not None
+            if self.is_all or len(self.text) - self.at > _LONGEST_VALUE:
+                return "", False
+            self._read(max(_PIECE, len(self.text) - self.at))
+
+    def _read(self, size: int = _PIECE) -> None:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise OutOfTimeError
+        data = self.file.read(size)
+        self.is_all = not data
+        self.before += self.at
+        self.text = self.text[self.at :] + self.decoder.decode(data, final=self.is_all)
+        self.at = 0
+
+    def _fail(self, what: str, at: int) -> None:
+        raise ValueError(f"{what} (character {self.before + at})")
