@@ -11,6 +11,7 @@ import inspect
 import math
 import operator
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -362,16 +363,24 @@ def _index_or_zero(value: Any) -> int:
 
 
 def check_folder(folder: Any) -> Path:
-    """The path of a folder, which need not exist.
+    """The path of a folder, which is made if need be: what is kept there comes after planning.
 
     Raises:
-        TraceError: it is no path, or a file.
+        TraceError: it is no path, a file, or cannot be written to.
     """
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
         raise TraceError(f"dump_ilp must be the path of a folder, got {folder!r}")
     path = Path(os.fsdecode(folder))
     if path.exists() and not path.is_dir():
         raise TraceError(f"dump_ilp must be a folder, and {str(path)!r} is a file")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise TraceError(
+            f"dump_ilp: {str(path)!r} cannot be written to: {error.strerror or error}"
+        ) from error
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -96,9 +97,56 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         mw.parallelize(step, dump_ilp=tmp_path / "file")
     with pytest.raises(TraceError, match="dump_ilp must be the path of a folder, got 3"):
         mw.parallelize(step, dump_ilp=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TraceError, match="dump_ilp: '.*below' cannot be written to: Not a dir"):
+        mw.parallelize(step, dump_ilp=tmp_path / "file" / "below")
+    # Tests may run as a user who may write everywhere, but not here.
+    with pytest.raises(TraceError, match="dump_ilp: '/proc/self' cannot be written to"):
+        mw.parallelize(step, dump_ilp="/proc/self")
     with pytest.raises(SolverError, match="cannot be written to: Not a directory"):
         dump_problem(random_problem(1), None, tmp_path / "file" / "below", "a")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
         with pytest.raises(SolverError, match=f"{name}: cannot be written to: File exists"):
             dump_problem(random_problem(1), None, tmp_path / name, "a")
+
+
+def test_methods_that_solve_nothing_leave_an_empty_folder(tmp_path: Path) -> None:
+    cluster = mw.Cluster.virtual("1x p3.16xlarge")
+    first = mw.parallelize(step, method=mw.IntraOp(mesh_shape=(2, 4)), cluster=cluster)
+    plan = first.plan(*arguments())
+    folder = tmp_path / "a"
+    again = mw.parallelize(step, method=mw.Replay(plan), cluster=cluster, dump_ilp=folder)
+    assert again.plan(*arguments()).step_time_s == pytest.approx(plan.step_time_s)
+    assert list(folder.iterdir()) == []
+
+
+def evaluated(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+    return loss(params, batch)
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_a_step_that_follows_another_keeps_its_problem(tmp_path: Path) -> None:
+    """What the other step fixes is forbidden here, and the rest is a problem like any other."""
+    cluster = mw.Cluster.virtual("1x p3.16xlarge")
+    first = mw.parallelize(step, method=mw.IntraOp(mesh_shape=(2, 4)), cluster=cluster)
+    first.plan(*arguments())
+    second = mw.parallelize(evaluated, method=mw.Follow(first), cluster=cluster, dump_ilp=tmp_path)
+    plan = second.plan(*arguments())
+    files = sorted(tmp_path.iterdir())
+    assert files
+    answer = solve_instance(read_instance(files[0]), time_limit_s=300)
+    assert answer.status == "optimal"
+    assert answer.cost is not None
+    notes = _notes(files[0])
+    cost_s = answer.cost * notes["cost_unit_s"] + notes["cost_constant_s"]
+    assert cost_s == pytest.approx(plan.step_time_s, rel=1e-6)
+
+
+def test_many_may_write_into_one_folder_at_once(tmp_path: Path) -> None:
+    problem = random_problem(3)
+    with ThreadPoolExecutor(4) as pool:
+        names = list(pool.map(lambda k: dump_problem(problem, None, tmp_path, k).name, "abcd" * 5))
+    assert len(set(names)) == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    for name in names:
+        assert read_instance(tmp_path / name).num_nodes
