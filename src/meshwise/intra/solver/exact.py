@@ -151,7 +151,7 @@ def _heed(solver: Any, stop: NDArray[np.int8]) -> None:
             reply.user_interrupt = True
 
     solver.setCallback(look, None)
-    for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
+    for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt", "kCallbackIpmInterrupt"):
         solver.startCallback(getattr(highspy.cb.HighsCallbackType, kind))
 
 
@@ -208,7 +208,7 @@ def solve_exactly(
     trusted = program.scale >= _LEAST_UNIT
     if first_rows:
         program.add_rows(first_rows)
-    while (left := deadline - time.monotonic()) > 0:
+    while (left := deadline - time.monotonic()) > 0 and not (stop is not None and stop[0]):
         status, bound, values = program.solve(left, seed, stop)
         if status == "infeasible":
             # Without a cutoff nothing depends on costs and their scale.
