@@ -10,6 +10,7 @@ import jax
 
 from meshwise.cluster import spec
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.cluster.host import HostGroup
 from meshwise.errors import ClusterError
 
 # Accelerator name as JAX reports it (in parts) -> catalog host that has such devices.
@@ -50,8 +51,11 @@ def local_cluster() -> spec.Cluster:
             host = Cluster.virtual(f"1x {host_name}").host
             limit = (devices[0].memory_stats() or {}).get("bytes_limit", host.device.memory_bytes)
             device = dataclasses.replace(host.device, memory_bytes=limit)
-            host = dataclasses.replace(host, num_devices=len(devices), device=device)
-            return Cluster(name=f"{len(devices)} x {kind}", num_hosts=1, host=host)
+            # Each device keeps its share of the NICs.
+            nics = max(len(devices) * host.num_nics // host.num_devices, 1)
+            host = dataclasses.replace(host, num_devices=len(devices), device=device, num_nics=nics)
+            group = HostGroup(count=1, host=host)
+            return spec.Cluster(name=f"{len(devices)} x {kind}", groups=(group,))
     raise ClusterError(
         f"no data sheet for device {kind!r}; describe the host in a TOML file and pass "
         "cluster=Cluster.from_file(...)"

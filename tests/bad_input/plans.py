@@ -22,8 +22,8 @@ def described(**changed: Any) -> Cluster:
     rates = {"flop_per_s": {"float32": 8e12}}
     link = {"latency_s": 3e-6, "bytes_per_s": 1e11} | changed.pop("link", {})
     host = {"num_devices": 4, "link": link, "nic": link, "device": device | rates | changed}
-    name, num_hosts, spec = cluster_fields({"num_hosts": 2, "host": host}, "our.toml")
-    return Cluster(name=name, num_hosts=num_hosts, host=spec)
+    name, groups = cluster_fields({"num_hosts": 2, "host": host}, "our.toml")
+    return Cluster(name=name, groups=groups)
 
 
 def edited(**changed: Any) -> mw.Plan:

@@ -1,15 +1,17 @@
 """Hosts and devices by name.
 
 Peak numbers are those of the maker's datasheets.  What is reached of a peak is stated here once,
-by kind of resource, and can be replaced by `meshwise calibrate` on the real device.
+by kind of resource, and can be replaced by `meshwise calibrate` on the real device.  A host is a
+set of devices with fast links between all of them, and may be several machines (`gb200-nvl72`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshwise.cluster.host import HostSpec, Link
+from meshwise.cluster.host import HostSpec, Link, Peak
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.units import GIB, GIGA, MICRO, TERA, gbit_per_s
 
@@ -34,50 +36,67 @@ TCP_LATENCY_S = 30 * MICRO
 ICI_LATENCY_S = 1 * MICRO
 
 
-def _device(
-    name: str,
-    *,
-    memory_bytes: float,
-    memory_bytes_per_s: float,
-    peak_flop_per_s: Mapping[str, float],
-    source: str,
-) -> DeviceSpec:
-    """A device that reaches the stated shares of its peaks."""
-    return DeviceSpec(
-        name=name,
-        memory_bytes=int(memory_bytes * USABLE_MEMORY),
-        memory_bytes_per_s=memory_bytes_per_s * MEMORY_EFFICIENCY,
-        flop_per_s=tuple(
-            sorted((dtype, rate * DENSE_EFFICIENCY) for dtype, rate in peak_flop_per_s.items())
-        ),
-        source=f"{source}; dense products reach {DENSE_EFFICIENCY:.0%} of the peak, memory "
-        f"{MEMORY_EFFICIENCY:.0%} (assumed)",
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chip:
+    """A device as its maker describes it."""
+
+    name: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    peak_flop_per_s: Mapping[str, float]
+    source: str
+
+    @property
+    def device(self) -> DeviceSpec:
+        """What is reached of it."""
+        return DeviceSpec(
+            name=self.name,
+            memory_bytes=int(self.memory_bytes * USABLE_MEMORY),
+            memory_bytes_per_s=self.memory_bytes_per_s * MEMORY_EFFICIENCY,
+            flop_per_s=tuple(
+                sorted(
+                    (dtype, rate * DENSE_EFFICIENCY) for dtype, rate in self.peak_flop_per_s.items()
+                )
+            ),
+            source=f"{self.source}; dense products reach {DENSE_EFFICIENCY:.0%} of the peak, "
+            f"memory {MEMORY_EFFICIENCY:.0%} (assumed)",
+        )
 
 
 def _host(
     name: str,
     num_devices: int,
-    device: DeviceSpec,
+    chip: _Chip,
     *,
     link_peak_bytes_per_s: float,
     link_latency_s: float,
     nic_peak_bytes_per_s: float,
     nic_latency_s: float,
+    num_nics: int,
+    source: str,
 ) -> HostSpec:
-    """A host whose links reach `LINK_EFFICIENCY` of their peaks."""
+    """A host whose links and NICs reach `LINK_EFFICIENCY` of their peaks."""
     return HostSpec(
         name=name,
         num_devices=num_devices,
-        device=device,
+        device=chip.device,
         link=Link(latency_s=link_latency_s, bytes_per_s=link_peak_bytes_per_s * LINK_EFFICIENCY),
         nic=Link(latency_s=nic_latency_s, bytes_per_s=nic_peak_bytes_per_s * LINK_EFFICIENCY),
+        num_nics=num_nics,
+        source=f"{source}; links and NICs reach {LINK_EFFICIENCY:.0%} of the peak (assumed)",
+        peak=Peak(
+            flop_per_s=tuple(sorted(chip.peak_flop_per_s.items())),
+            memory_bytes=int(chip.memory_bytes),
+            memory_bytes_per_s=chip.memory_bytes_per_s,
+            link_bytes_per_s=link_peak_bytes_per_s,
+            nic_bytes_per_s=nic_peak_bytes_per_s,
+        ),
     )
 
 
 # bfloat16 has no tensor cores on Volta and runs at the rate of float32.
-V100 = _device(
-    "V100-SXM2-16GB",
+V100 = _Chip(
+    name="V100-SXM2-16GB",
     memory_bytes=16 * GIB,
     memory_bytes_per_s=900 * GIGA,
     peak_flop_per_s={
@@ -90,21 +109,21 @@ V100 = _device(
 )
 
 # JAX multiplies float32 on Ampere and later in TF32 unless told otherwise.
-_A100_PEAK = {
+_A100_PEAK: Mapping[str, float] = {
     "bfloat16": 312 * TERA,
     "float16": 312 * TERA,
     "float32": 156 * TERA,
     "float64": 19.5 * TERA,
 }
-A100_40GB = _device(
-    "A100-SXM4-40GB",
+A100_40GB = _Chip(
+    name="A100-SXM4-40GB",
     memory_bytes=40 * GIB,
     memory_bytes_per_s=1555 * GIGA,
     peak_flop_per_s=_A100_PEAK,
     source="NVIDIA A100 datasheet",
 )
-A100_80GB = _device(
-    "A100-SXM4-80GB",
+A100_80GB = _Chip(
+    name="A100-SXM4-80GB",
     memory_bytes=80 * GIB,
     memory_bytes_per_s=2039 * GIGA,
     peak_flop_per_s=_A100_PEAK,
@@ -112,25 +131,41 @@ A100_80GB = _device(
 )
 
 # Rates without sparsity; the datasheet's figures with sparsity are twice these.
-_HOPPER_PEAK = {
+_HOPPER_PEAK: Mapping[str, float] = {
     "bfloat16": 989 * TERA,
     "float16": 989 * TERA,
     "float32": 494 * TERA,
     "float64": 67 * TERA,
 }
-H100 = _device(
-    "H100-SXM5-80GB",
+H100 = _Chip(
+    name="H100-SXM5-80GB",
     memory_bytes=80 * GIB,
     memory_bytes_per_s=3350 * GIGA,
     peak_flop_per_s=_HOPPER_PEAK,
     source="NVIDIA H100 datasheet",
 )
-H200 = _device(
-    "H200-SXM-141GB",
+H200 = _Chip(
+    name="H200-SXM-141GB",
     memory_bytes=141 * GIGA,
     memory_bytes_per_s=4800 * GIGA,
     peak_flop_per_s=_HOPPER_PEAK,
     source="NVIDIA H200 datasheet",
+)
+
+
+# The datasheet of the rack, over 72: 13.4 TB and 576 TB/s of HBM3e; 360 PFLOP/s in 16 bits and 180
+# in TF32 with sparsity, half of that without; 2880 TFLOP/s in float64.
+GB200 = _Chip(
+    name="GB200 (one GPU)",
+    memory_bytes=13.4 * TERA / 72,
+    memory_bytes_per_s=576 * TERA / 72,
+    peak_flop_per_s={
+        "bfloat16": 2500 * TERA,
+        "float16": 2500 * TERA,
+        "float32": 1250 * TERA,
+        "float64": 40 * TERA,
+    },
+    source="NVIDIA GB200 NVL72 datasheet",
 )
 
 
@@ -139,22 +174,22 @@ def _tpu_peak(peak: float) -> dict[str, float]:
     return {"bfloat16": peak, "float32": peak}
 
 
-TPU_V4 = _device(
-    "TPU v4",
+TPU_V4 = _Chip(
+    name="TPU v4",
     memory_bytes=32 * GIB,
     memory_bytes_per_s=1228 * GIGA,
     peak_flop_per_s=_tpu_peak(275 * TERA),
     source="Google Cloud TPU v4 system architecture",
 )
-TPU_V5E = _device(
-    "TPU v5e",
+TPU_V5E = _Chip(
+    name="TPU v5e",
     memory_bytes=16 * GIB,
     memory_bytes_per_s=819 * GIGA,
     peak_flop_per_s=_tpu_peak(197 * TERA),
     source="Google Cloud TPU v5e system architecture",
 )
-TPU_V5P = _device(
-    "TPU v5p",
+TPU_V5P = _Chip(
+    name="TPU v5p",
     memory_bytes=95 * GIB,
     memory_bytes_per_s=2765 * GIGA,
     peak_flop_per_s=_tpu_peak(459 * TERA),
@@ -162,7 +197,17 @@ TPU_V5P = _device(
 )
 
 
-def _tpu_host(name: str, num_devices: int, device: DeviceSpec, link: float) -> HostSpec:
+# Source of bandwidth: the page of 2026 says 1600 GB/s, earlier versions 1640.
+TPU_V6E = _Chip(
+    name="TPU v6e",
+    memory_bytes=32 * GIB,
+    memory_bytes_per_s=1600 * GIGA,
+    peak_flop_per_s=_tpu_peak(918 * TERA),
+    source="Google Cloud TPU v6e page",
+)
+
+
+def _tpu_host(name: str, num_devices: int, chip: _Chip, link: float) -> HostSpec:
     """A TPU host: chips of all hosts of a slice meet on one torus, so no NIC is shared.
 
     `link` is one ICI link in one direction: the chip's published ICI bandwidth over its links.
@@ -170,17 +215,18 @@ def _tpu_host(name: str, num_devices: int, device: DeviceSpec, link: float) -> H
     return _host(
         name,
         num_devices,
-        device,
+        chip,
         link_peak_bytes_per_s=link,
         link_latency_s=ICI_LATENCY_S,
-        nic_peak_bytes_per_s=num_devices * link,
+        nic_peak_bytes_per_s=link,
         nic_latency_s=ICI_LATENCY_S,
+        num_nics=num_devices,
+        source=f"{chip.source}: ICI bandwidth of a chip over its links",
     )
 
 
 _HOSTS = (
-    # Source: Amazon EC2 P3 page: NVLink 200 GB/s (4 GPUs) and 300 GB/s (8) both ways together,
-    # network 10 and 25 Gbit/s.
+    # NVLink 200 GB/s (4 GPUs) and 300 GB/s (8) both ways together.
     _host(
         "p3.8xlarge",
         4,
@@ -189,6 +235,8 @@ _HOSTS = (
         link_latency_s=NVLINK_LATENCY_S,
         nic_peak_bytes_per_s=gbit_per_s(10),
         nic_latency_s=TCP_LATENCY_S,
+        num_nics=1,
+        source="Amazon EC2 P3 page: network 10 Gbit/s",
     ),
     _host(
         "p3.16xlarge",
@@ -198,52 +246,73 @@ _HOSTS = (
         link_latency_s=NVLINK_LATENCY_S,
         nic_peak_bytes_per_s=gbit_per_s(25),
         nic_latency_s=TCP_LATENCY_S,
+        num_nics=1,
+        source="Amazon EC2 P3 page: NVLink 300 GB/s both ways, network 25 Gbit/s",
     ),
-    # Source: Amazon EC2 P4 page: NVSwitch 600 GB/s both ways, 400 Gbit/s with EFA.
     _host(
         "p4d.24xlarge",
         8,
         A100_40GB,
         link_peak_bytes_per_s=300 * GIGA,
         link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(400),
+        nic_peak_bytes_per_s=gbit_per_s(100),
         nic_latency_s=TCP_LATENCY_S,
+        num_nics=4,
+        source="Amazon EC2 P4 page: NVSwitch 600 GB/s both ways, 4 x 100 Gbit/s with EFA",
     ),
-    # Source: DGX A100 datasheet: eight compute HDR InfiniBand ports of 200 Gbit/s.
     _host(
         "dgx-a100",
         8,
         A100_80GB,
         link_peak_bytes_per_s=300 * GIGA,
         link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(8 * 200),
+        nic_peak_bytes_per_s=gbit_per_s(200),
         nic_latency_s=RDMA_LATENCY_S,
+        num_nics=8,
+        source="NVIDIA DGX A100 datasheet: NVLink 600 GB/s both ways, 8 HDR ports of 200 Gbit/s "
+        "for compute",
     ),
-    # Source: DGX H100 datasheet: NVLink 900 GB/s both ways, eight NDR ports of 400 Gbit/s.
     _host(
         "dgx-h100",
         8,
         H100,
         link_peak_bytes_per_s=450 * GIGA,
         link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(8 * 400),
+        nic_peak_bytes_per_s=gbit_per_s(400),
         nic_latency_s=RDMA_LATENCY_S,
+        num_nics=8,
+        source="NVIDIA DGX H100 datasheet: NVLink 900 GB/s both ways, 8 NDR ports of 400 Gbit/s",
     ),
-    # Source: DGX H200 datasheet: links and ports as in DGX H100.
     _host(
         "h200",
         8,
         H200,
         link_peak_bytes_per_s=450 * GIGA,
         link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(8 * 400),
+        nic_peak_bytes_per_s=gbit_per_s(400),
         nic_latency_s=RDMA_LATENCY_S,
+        num_nics=8,
+        source="NVIDIA DGX H200 datasheet: links and ports as in DGX H100",
     ),
-    # Source: Google Cloud TPU pages, ICI per chip: v4 2400 Gbit/s over 6 links, v5e 1600 over 4,
-    # v5p 4800 over 6.
+    # A whole rack: NVLink is what makes a host here, and 18 trays with 4 GPUs each share one.
+    _host(
+        "gb200-nvl72",
+        72,
+        GB200,
+        link_peak_bytes_per_s=900 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(400),
+        nic_latency_s=RDMA_LATENCY_S,
+        num_nics=72,
+        source="NVIDIA DGX GB200 datasheet: NVLink 130 TB/s both ways for 72 GPUs, 72 ports of "
+        "400 Gbit/s",
+    ),
+    # ICI per chip in one direction: v4 2400 Gbit/s over 6 links, v5e 1600 over 4, v5p 4800 over 6,
+    # v6e 3200 over 4 (800 GB/s both ways).
     _tpu_host("tpu-v4", 4, TPU_V4, gbit_per_s(2400) / 6),
     _tpu_host("tpu-v5e", 8, TPU_V5E, gbit_per_s(1600) / 4),
     _tpu_host("tpu-v5p", 4, TPU_V5P, gbit_per_s(4800) / 6),
+    _tpu_host("tpu-v6e", 8, TPU_V6E, gbit_per_s(3200) / 4),
 )
 
 HOSTS: Mapping[str, HostSpec] = MappingProxyType({host.name: host for host in _HOSTS})

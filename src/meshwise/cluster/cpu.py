@@ -7,7 +7,7 @@ rates of the host; a device has its share, so that replicated work costs what it
 
 from __future__ import annotations
 
-from meshwise.cluster.host import HostSpec, Link
+from meshwise.cluster.host import HostGroup, HostSpec, Link
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError
@@ -62,5 +62,13 @@ def cpu_cluster(
         source=f"host rate / {num_devices} devices; defaults measured 2026-11-20 (cluster/cpu.py)",
     )
     link = Link(latency_s=hop_latency_s, bytes_per_s=host_link_bytes_per_s / num_devices)
-    host = HostSpec(name="cpu", num_devices=num_devices, device=device, link=link, nic=link)
-    return Cluster(name=f"{num_devices} virtual CPU devices", num_hosts=1, host=host)
+    host = HostSpec(
+        name="cpu",
+        num_devices=num_devices,
+        device=device,
+        link=link,
+        nic=link,
+        source=device.source,
+    )
+    group = HostGroup(count=1, host=host)
+    return Cluster(name=f"{num_devices} virtual CPU devices", groups=(group,))

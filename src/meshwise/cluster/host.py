@@ -1,10 +1,12 @@
-"""One kind of host: its devices, the link between them, and its way out."""
+"""One kind of host: its devices, the link between them, and its ways out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import DeviceSpec
+from meshwise.errors import ClusterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +23,40 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What the makers promise, of which `HostSpec` and `DeviceSpec` say what is reached.
+
+    Attributes:
+        flop_per_s: Peak rate of dense products, pairs (dtype name, FLOP/s).
+        memory_bytes: Memory of one device.
+        memory_bytes_per_s: Its bandwidth.
+        link_bytes_per_s: What one device sends to others of its host.
+        nic_bytes_per_s: What one NIC sends.
+    """
+
+    flop_per_s: tuple[tuple[str, float], ...]
+    memory_bytes: int
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    nic_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
     """One kind of host.
+
+    Devices share the NICs evenly: device d of D is attached to the NICs of which its share is,
+    so with as many NICs as devices each has its own.
 
     Attributes:
         name: As in the catalog.
         num_devices: Devices in the host.
         device: Their kind.
         link: What one device reaches towards the others of its host.
-        nic: The way to other hosts, shared by all devices of the host.
+        nic: One way to other hosts.
+        num_nics: How many of them the host has.
+        source: Where the numbers of links and NICs come from.
+        peak: What the makers promise; None where only what is reached is known.
     """
 
     name: str
@@ -37,3 +64,112 @@ class HostSpec:
     device: DeviceSpec
     link: Link
     nic: Link
+    num_nics: int = 1
+    source: str = ""
+    peak: Peak | None = None
+
+    @property
+    def nics_bytes_per_s(self) -> float:
+        """What all NICs of the host reach together."""
+        return self.num_nics * self.nic.bytes_per_s
+
+    def fair_bytes_per_s(self, num_devices: int) -> float:
+        """What `num_devices` devices reach together towards other hosts while all others send."""
+        if num_devices == self.num_devices:
+            return self.nics_bytes_per_s
+        return self.nics_bytes_per_s * num_devices / self.num_devices
+
+    def alone_bytes_per_s(self, num_devices: int) -> float:
+        """What `num_devices` neighbouring devices reach together while no other device sends.
+
+        They reach the NICs that they are attached to, and no more than their links carry.
+        """
+        attached = -(-num_devices * self.num_nics // self.num_devices)
+        nics = min(max(attached, 1), self.num_nics) * self.nic.bytes_per_s
+        return min(nics, num_devices * self.link.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGroup:
+    """Equal hosts that follow each other in a cluster.
+
+    Attributes:
+        count: How many.
+        host: Their kind.
+    """
+
+    count: int
+    host: HostSpec
+
+
+def slowest(hosts: Sequence[HostSpec]) -> HostSpec:
+    """A kind of host as slow in everything as the slowest of `hosts`.
+
+    Smallest number of devices, least memory, lowest rate for each dtype, lowest bandwidths,
+    highest latencies.  A NIC is a share of the slowest host's NICs, so that neither one device nor
+    a whole host reaches more than it has.
+
+    Raises:
+        ClusterError: there are no hosts.
+    """
+    if not hosts:
+        raise ClusterError("no hosts, so there is no slowest one; name at least one host")
+    kinds = list(dict.fromkeys(hosts))
+    if len(kinds) == 1:
+        return kinds[0]
+    num_devices = min(kind.num_devices for kind in kinds)
+    num_nics = max(kind.num_nics for kind in kinds)
+    fair = min(kind.fair_bytes_per_s(num_devices) for kind in kinds)
+    return HostSpec(
+        name="slowest of " + ", ".join(dict.fromkeys(kind.name for kind in kinds)),
+        num_devices=num_devices,
+        device=_slowest_device([kind.device for kind in kinds]),
+        link=_slower([kind.link for kind in kinds]),
+        nic=Link(
+            latency_s=max(kind.nic.latency_s for kind in kinds),
+            bytes_per_s=fair / num_nics,
+        ),
+        num_nics=num_nics,
+        source="the worst number of each host",
+    )
+
+
+def _slower(links: Sequence[Link]) -> Link:
+    return Link(
+        latency_s=max(link.latency_s for link in links),
+        bytes_per_s=min(link.bytes_per_s for link in links),
+    )
+
+
+def _slowest_device(devices: Sequence[DeviceSpec]) -> DeviceSpec:
+    kinds = list(dict.fromkeys(devices))
+    if len(kinds) == 1:
+        return kinds[0]
+    dtypes = sorted({dtype for kind in kinds for dtype, _ in kind.flop_per_s})
+    return DeviceSpec(
+        name="slowest of " + ", ".join(dict.fromkeys(kind.name for kind in kinds)),
+        memory_bytes=min(kind.memory_bytes for kind in kinds),
+        memory_bytes_per_s=min(kind.memory_bytes_per_s for kind in kinds),
+        flop_per_s=tuple((dtype, min(kind.rate(dtype) for kind in kinds)) for dtype in dtypes),
+        source="the worst number of each device",
+        dense_times=_slowest_times(kinds),
+    )
+
+
+def _slowest_times(
+    kinds: Sequence[DeviceSpec],
+) -> tuple[tuple[str, tuple[tuple[float, float], ...]], ...]:
+    """At each measured size the longest time that any of the kinds takes."""
+    sizes: dict[str, set[float]] = {}
+    for kind in kinds:
+        for dtype, points in kind.dense_times:
+            sizes.setdefault(dtype, set()).update(flop for flop, _ in points)
+    return tuple(
+        (
+            dtype,
+            tuple(
+                (flop, max(kind.dense_s(flop, dtype) for kind in kinds)) for flop in sorted(all_)
+            ),
+        )
+        for dtype, all_ in sorted(sizes.items())
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ class DeviceSpec:
         memory_bytes_per_s: Reached memory bandwidth.
         flop_per_s: Reached rate of dense products, pairs (dtype name, FLOP/s).
         source: Where the numbers come from: datasheet with efficiency, or measured.
+        dense_times: Measured times of dense products by dtype name: points (FLOP, seconds) in
+            ascending order of both.  A dtype without points has its rate at any size.
     """
 
     name: str
@@ -23,11 +26,33 @@ class DeviceSpec:
     memory_bytes_per_s: float
     flop_per_s: tuple[tuple[str, float], ...]
     source: str
+    dense_times: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
 
     def rate(self, dtype: str) -> float:
         """FLOP/s for a dtype; an unknown dtype runs at the slowest known rate."""
         rates = dict(self.flop_per_s)
         return rates[dtype] if dtype in rates else min(rates.values())
+
+    def dense_s(self, flop: float, dtype: str, count: int = 1) -> float:
+        """Seconds of `count` equal dense products that take `flop` together.
+
+        With measured points the time of one is linear between them, and in proportion to the FLOP
+        below the first and above the last.
+        """
+        points = dict(self.dense_times).get(dtype) if self.dense_times else None
+        if not points or not flop:
+            return flop / self.rate(dtype)
+        return count * _at(points, flop / count)
+
+
+def _at(points: tuple[tuple[float, float], ...], flop: float) -> float:
+    """The piecewise-linear time of a product."""
+    right = bisect.bisect_left(points, (flop, 0.0))
+    if right == 0 or right == len(points):
+        end_flop, end_s = points[min(right, len(points) - 1)]
+        return flop * end_s / end_flop
+    (left_flop, left_s), (right_flop, right_s) = points[right - 1], points[right]
+    return left_s + (right_s - left_s) * (flop - left_flop) / (right_flop - left_flop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,10 @@
     [host]
     name = "workstation"      # optional
     num_devices = 4
-    link = { latency_s = 3e-6, bytes_per_s = 1e11 }
-    nic = { latency_s = 3e-5, bytes_per_s = 1.25e9 }
+    link = { latency_s = 3e-6, bytes_per_s = 1e11 }    # of one device, inside the host
+    nic = { latency_s = 3e-5, bytes_per_s = 1.25e9 }   # one NIC, the way to other hosts
+    num_nics = 1              # optional; 4 here: each device its own
+    source = "..."            # optional; of links and NICs
 
     [host.device]
     name = "card"
@@ -16,119 +18,139 @@
     memory_bytes_per_s = 7e11
     flop_per_s = { float32 = 8e12, bfloat16 = 6e13 }
     source = "measured with meshwise calibrate on 2026-11-20"
+    # optional: measured times of dense products, pairs [FLOP, seconds]
+    dense_times = { float32 = [[2.1e9, 4e-4], [1.7e10, 2.4e-3]] }
+
+    [host.peak]               # optional: what the makers promise
+    flop_per_s = { float32 = 1.6e13 }
+    memory_bytes = 17179869184
+    memory_bytes_per_s = 9e11
+    link_bytes_per_s = 1.5e11
+    nic_bytes_per_s = 1.25e9
+
+Hosts that differ stand in groups, in the order in which their devices are numbered:
+
+    [[hosts]]
+    count = 4
+    host = "p3.16xlarge"
+
+    [[hosts]]
+    count = 4
+    host = "p3.16xlarge"      # or a table `[hosts.host]` with the keys of `[host]`
+    nic = { latency_s = 3e-5, bytes_per_s = 1.25e9 }   # optional: in place of the host's
+    num_nics = 1                                       # optional
+    name = "slow network"                              # optional: of this kind of host
+
+`profile = "profile.json"`, a file of `meshwise calibrate` beside this one, may stand wherever
+`host` may.  Without `num_hosts` or `count` it is one host.
 
 Numbers are what is reached, not peaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+import dataclasses
+from pathlib import Path
 
-from meshwise.cluster.catalog import HOSTS
-from meshwise.cluster.host import HostSpec, Link
-from meshwise.cluster.mesh import DeviceSpec
+from meshwise.cluster import fields
+from meshwise.cluster.fields import Table, required, shown, table_of
+from meshwise.cluster.host import HostGroup, HostSpec
+from meshwise.cluster.limits import check_size
+from meshwise.cluster.profile import read_profile
+from meshwise.cluster.read_host import host_of, link_of
+from meshwise.cluster.text import catalog_host, groups_name, joined_groups
 from meshwise.errors import ClusterError
+from meshwise.units import GIGA
 
-Table = Mapping[str, object]
-
-
-def _table(value: object, where: str, known: tuple[str, ...]) -> Table:
-    if not isinstance(value, dict):
-        raise ClusterError(f"{where} must be a table, got {value!r}")
-    table = cast(Table, value)
-    for key in table:
-        if key not in known:
-            raise ClusterError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-    return table
+_KIND_KEYS = ("host", "profile", "nic", "num_nics")
 
 
-def _get(table: Table, key: str, where: str) -> object:
-    if key not in table:
-        raise ClusterError(f"{where}: key {key!r} is missing")
-    return table[key]
+def cluster_fields(
+    data: Table, where: str, folder: Path | None = None
+) -> tuple[str, tuple[HostGroup, ...]]:
+    """Name and groups of hosts of a parsed description.
 
-
-def _text(table: Table, key: str, where: str, default: str | None = None) -> str:
-    if default is not None and key not in table:
-        return default
-    value = _get(table, key, where)
-    if not isinstance(value, str):
-        raise ClusterError(f"{where}: {key!r} must be a text, got {value!r}")
-    return value
-
-
-def _count(table: Table, key: str, where: str) -> int:
-    value = _get(table, key, where)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ClusterError(f"{where}: {key!r} must be a whole number above zero, got {value!r}")
-    return value
-
-
-def _number(table: Table, key: str, where: str, *, above_zero: bool = True) -> float:
-    value = _get(table, key, where)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ClusterError(f"{where}: {key!r} must be a number, got {value!r}")
-    # `not >` and `not <` also refuse nan.
-    if not (value > 0 or (value == 0 and not above_zero)) or not value < float("inf"):
-        bound = "above zero" if above_zero else "zero or more"
-        raise ClusterError(f"{where}: {key!r} must be finite and {bound}, got {value!r}")
-    return float(value)
-
-
-def _link(value: object, where: str) -> Link:
-    table = _table(value, where, ("latency_s", "bytes_per_s"))
-    return Link(
-        latency_s=_number(table, "latency_s", where, above_zero=False),
-        bytes_per_s=_number(table, "bytes_per_s", where),
-    )
-
-
-def _device(value: object, where: str) -> DeviceSpec:
-    known = ("name", "memory_bytes", "memory_bytes_per_s", "flop_per_s", "source")
-    table = _table(value, where, known)
-    rates = _get(table, "flop_per_s", where)
-    if not isinstance(rates, dict) or not rates:
-        raise ClusterError(
-            f"{where}: 'flop_per_s' must be a table of dtype names with FLOP/s, got {rates!r}"
-        )
-    rates = cast(Table, rates)
-    return DeviceSpec(
-        name=_text(table, "name", where),
-        memory_bytes=_count(table, "memory_bytes", where),
-        memory_bytes_per_s=_number(table, "memory_bytes_per_s", where),
-        flop_per_s=tuple(
-            sorted((key, _number(rates, key, f"{where}.flop_per_s")) for key in rates)
-        ),
-        source=_text(table, "source", where),
-    )
-
-
-def _host(value: object, where: str) -> HostSpec:
-    if isinstance(value, str):
-        if value.lower() not in HOSTS:
-            raise ClusterError(
-                f"{where}: no host {value!r} in the catalog; known: {', '.join(HOSTS)}"
-            )
-        return HOSTS[value.lower()]
-    table = _table(value, where, ("name", "num_devices", "link", "nic", "device"))
-    device = _device(_get(table, "device", where), f"{where}.device")
-    return HostSpec(
-        name=_text(table, "name", where, default=device.name),
-        num_devices=_count(table, "num_devices", where),
-        device=device,
-        link=_link(_get(table, "link", where), f"{where}.link"),
-        nic=_link(_get(table, "nic", where), f"{where}.nic"),
-    )
-
-
-def cluster_fields(data: Table, where: str) -> tuple[str, int, HostSpec]:
-    """Name, number of hosts and kind of host of a parsed description.
+    Args:
+        data: What the TOML file holds.
+        where: Its name, for errors.
+        folder: In which profiles are looked for.
 
     Raises:
         ClusterError: naming the key that is missing, unknown or wrong.
     """
-    table = _table(data, where, ("name", "num_hosts", "host"))
-    num_hosts = _count(table, "num_hosts", where)
-    host = _host(_get(table, "host", where), f"{where}: host")
-    return _text(table, "name", where, default=f"{num_hosts}x {host.name}"), num_hosts, host
+    table = table_of(data, where, ("name", "num_hosts", *_KIND_KEYS, "hosts"))
+    if "hosts" in table:
+        groups = _groups(table, where, folder)
+    else:
+        default = 1 if "profile" in table else None
+        num_hosts = fields.count(table, "num_hosts", where, default)
+        groups = [HostGroup(count=num_hosts, host=_kind(table, where, folder, "host"))]
+    check_size(groups, where)
+    _check_names(groups, where)
+    joined = joined_groups(groups)
+    return fields.text(table, "name", where, default=groups_name(joined)), joined
+
+
+def _groups(table: Table, where: str, folder: Path | None) -> list[HostGroup]:
+    for key in ("num_hosts", *_KIND_KEYS):
+        if key in table:
+            raise ClusterError(
+                f"{where}: 'hosts' and {key!r} exclude each other; write {key!r} into each "
+                "[[hosts]], as `count = 4` and `host = ...`"
+            )
+    items = fields.list_of(table["hosts"], f"{where}: hosts")
+    if not items:
+        raise ClusterError(f"{where}: 'hosts' is empty; write at least one [[hosts]]")
+    groups: list[HostGroup] = []
+    for i, item in enumerate(items):
+        at = f"{where}: hosts[{i}]"
+        group = table_of(item, at, ("count", "name", *_KIND_KEYS))
+        default = 1 if "profile" in group else None
+        host = _kind(group, at, folder, "host")
+        if "name" in group:
+            host = dataclasses.replace(host, name=fields.text(group, "name", at))
+        groups.append(HostGroup(count=fields.count(group, "count", at, default), host=host))
+    return groups
+
+
+def _kind(table: Table, where: str, folder: Path | None, key: str) -> HostSpec:
+    """The kind of host that a table names, with the NICs that it states."""
+    if "profile" in table:
+        if key in table:
+            raise ClusterError(
+                f"{where}: {key!r} and 'profile' exclude each other; a profile says what a host "
+                "is; leave one out"
+            )
+        path = (folder or Path()) / fields.text(table, "profile", where)
+        host = read_profile(path).host
+    else:
+        value = required(table, key, where)
+        at = f"{where}: {key}"
+        host = catalog_host(value, f"{at}: ") if isinstance(value, str) else host_of(value, at)
+    if "nic" not in table and "num_nics" not in table:
+        return host
+    nic = link_of(table["nic"], f"{where}: nic") if "nic" in table else host.nic
+    num_nics = fields.count(table, "num_nics", where, default=host.num_nics)
+    text = f"{num_nics} x {nic.bytes_per_s / GIGA:g} GB/s NIC"
+    # The peak is that of other NICs.
+    peak = (
+        None
+        if host.peak is None
+        else dataclasses.replace(
+            host.peak, nic_bytes_per_s=max(nic.bytes_per_s, host.peak.nic_bytes_per_s)
+        )
+    )
+    return dataclasses.replace(
+        host, name=f"{host.name} with {text}", nic=nic, num_nics=num_nics, peak=peak
+    )
+
+
+def _check_names(groups: list[HostGroup], where: str) -> None:
+    """One name, one kind of host."""
+    kinds: dict[str, HostSpec] = {}
+    for i, group in enumerate(groups):
+        if kinds.setdefault(group.host.name, group.host) != group.host:
+            raise ClusterError(
+                f"{where}: hosts[{i}]: another kind of host is called {shown(group.host.name)} "
+                "too; give each kind its own name"
+            )

@@ -1,72 +1,100 @@
-"""A cluster: equal hosts, and the logical meshes that its devices can be seen as.
+"""A cluster: groups of equal hosts, its submeshes, and the logical meshes that they can be seen as.
 
 Devices are numbered host by host; a logical mesh is those numbers in row-major order.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwise.cluster.catalog import HOSTS
-from meshwise.cluster.host import HostSpec, Link
-from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
+from meshwise.cluster.files import read_toml
+from meshwise.cluster.host import HostGroup, HostSpec, Link, slowest
+from meshwise.cluster.limits import check_size
+from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
+from meshwise.cluster.profile import read_profile
 from meshwise.cluster.read import cluster_fields
+from meshwise.cluster.submesh import MeshLink, Submesh, SubmeshKind, mesh_link
+from meshwise.cluster.text import groups_of
+from meshwise.cluster.views import MAX_AXES as MAX_AXES
+from meshwise.cluster.views import axis_names, check_shape, view_shapes
 from meshwise.errors import ClusterError
-
-AXIS_NAMES = ("x", "y", "z", "w", "v", "u")
-# More axes give the planner more layouts than it gains from; a user may still ask for them.
-MAX_AXES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Equal hosts, joined by a network in which links between hosts do not disturb each other.
+    """Hosts, joined by a network in which links between hosts do not disturb each other.
 
     Attributes:
         name: For display.
-        num_hosts: How many.
-        host: Their kind: devices, in-host link, NIC.
+        groups: Equal hosts that follow each other, in the order in which devices are numbered.
     """
 
     name: str
-    num_hosts: int
-    host: HostSpec
+    groups: tuple[HostGroup, ...]
+
+    def __post_init__(self) -> None:
+        check_size(self.groups, f"cluster {self.name!r}")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its hosts differ."""
+        return any(group.host != self.groups[0].host for group in self.groups)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts in all."""
+        return sum(group.count for group in self.groups)
 
     @property
     def num_devices(self) -> int:
         """Devices in all."""
-        return self.num_hosts * self.host.num_devices
+        return sum(group.count * group.host.num_devices for group in self.groups)
+
+    @property
+    def host(self) -> HostSpec:
+        """The kind of every host.
+
+        Raises:
+            ClusterError: hosts differ.
+        """
+        if self.is_mixed:
+            raise ClusterError(
+                f"the hosts of cluster {self.name!r} differ, so there is no one kind of host, "
+                "device, link or NIC; take cluster.submesh(...).kind for a part, cluster.groups "
+                "for the kinds, or cluster.slowest() to treat every host as the slowest"
+            )
+        return self.groups[0].host
 
     @property
     def devices_per_host(self) -> int:
-        """Devices of one host."""
+        """Devices of one host; an error where hosts differ, as for `host`."""
         return self.host.num_devices
 
     @property
     def device(self) -> DeviceSpec:
-        """The kind of every device."""
+        """The kind of every device; an error where hosts differ, as for `host`."""
         return self.host.device
 
     @property
     def link(self) -> Link:
-        """The link of one device inside its host."""
+        """The link of one device inside its host; an error where hosts differ, as for `host`."""
         return self.host.link
 
     @property
     def nic(self) -> Link:
-        """The way out of one host."""
-        return self.host.nic
+        """All NICs of one host together; an error where hosts differ, as for `host`."""
+        host = self.host
+        return Link(latency_s=host.nic.latency_s, bytes_per_s=host.nics_bytes_per_s)
 
     @classmethod
     def virtual(cls, text: str) -> Cluster:
-        """A cluster of catalog hosts that need not be there: `8x p3.16xlarge`.
+        """A cluster of catalog hosts that need not be there; `cluster.text` says how to write it.
+
+        `8x p3.16xlarge`, `4x p3.16xlarge + 4x dgx-a100`, or a TPU slice, `v5e-256`.
 
         Raises:
             ClusterError: the text is not understood or the host is not in the catalog.
@@ -74,17 +102,8 @@ class Cluster:
         given: Any = text
         if not isinstance(given, str):
             raise ClusterError(f"not a cluster: {text!r}; write it as '8x p3.16xlarge'")
-        match = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?([A-Za-z][\w.\-]*)\s*", text)
-        if match is None or (match[1] is not None and int(match[1]) < 1):
-            raise ClusterError(
-                f"not a cluster: {text!r}; write the number of hosts and their kind, "
-                "as '8x p3.16xlarge'"
-            )
-        name = match[2].lower()
-        if name not in HOSTS:
-            raise ClusterError(f"no host {match[2]!r} in the catalog; known: {', '.join(HOSTS)}")
-        count = int(match[1] or 1)
-        return cls(name=f"{count}x {name}", num_hosts=count, host=HOSTS[name])
+        name, groups = groups_of(text)
+        return cls(name=name, groups=groups)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Cluster:
@@ -93,17 +112,179 @@ class Cluster:
         Raises:
             ClusterError: the file cannot be read, or a key is missing, unknown or wrong.
         """
-        try:
-            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ClusterError(f"cannot read cluster file {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ClusterError(f"cluster file {path} is not TOML: {error}") from error
-        name, num_hosts, host = cluster_fields(data, f"cluster file {path}")
-        return cls(name=name, num_hosts=num_hosts, host=host)
+        path = Path(path)
+        name, groups = cluster_fields(read_toml(path), f"cluster file {path}", path.parent)
+        return cls(name=name, groups=groups)
+
+    @classmethod
+    def from_profile(cls, path: str | Path) -> Cluster:
+        """The host that `meshwise calibrate` measured.
+
+        Raises:
+            ClusterError: the file cannot be read, or is no profile of this version.
+        """
+        profile = read_profile(path)
+        group = HostGroup(count=1, host=profile.host)
+        return cls(name=f"{profile.host.name}, measured {profile.created}", groups=(group,))
+
+    @classmethod
+    def named(cls, text: str) -> Cluster:
+        """What a command line says: a `.toml` file, a `.json` profile, or text as for `virtual`.
+
+        Raises:
+            ClusterError: there is no such cluster.
+        """
+        if text.lower().endswith(".toml"):
+            return cls.from_file(text)
+        if text.lower().endswith(".json"):
+            return cls.from_profile(text)
+        return cls.virtual(text)
+
+    def slowest(self) -> Cluster:
+        """As many equal hosts, each as slow in everything as the slowest; itself if all are equal.
+
+        Where hosts have different numbers of devices, each keeps as many as the smallest has.
+        """
+        if not self.is_mixed:
+            return self
+        host = slowest([group.host for group in self.groups])
+        group = HostGroup(count=self.num_hosts, host=host)
+        return Cluster(name=f"{self.name}, each as the slowest", groups=(group,))
+
+    def host_at(self, number: int) -> HostSpec:
+        """The kind of the host of a number.
+
+        Raises:
+            ClusterError: there is no such host.
+        """
+        left = number
+        for group in self.groups:
+            if 0 <= left < group.count:
+                return group.host
+            left -= group.count
+        raise ClusterError(
+            f"no host {number}; cluster {self.name!r} has hosts 0 to {self.num_hosts - 1}"
+        )
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def submesh(
+        self,
+        first_host: int,
+        num_hosts: int,
+        first_device: int = 0,
+        num_devices: int | None = None,
+    ) -> Submesh:
+        """The same devices of some hosts that follow each other.
+
+        Where the hosts differ, all are priced as the slowest: least memory, lowest rates and
+        bandwidths, highest latencies.
+
+        Args:
+            first_host: Number of the first host.
+            num_hosts: How many hosts.
+            first_device: Number of the first device in each of them.
+            num_devices: How many devices of each of them; None for all from `first_device` on,
+                as far as each of the hosts has them.
+
+        Raises:
+            ClusterError: the cluster has not these hosts, or a host not these devices.
+        """
+        if num_hosts < 1 or first_host < 0 or first_host + num_hosts > self.num_hosts:
+            raise ClusterError(
+                f"submesh of {num_hosts} hosts from host {first_host} on; cluster {self.name!r} "
+                f"has hosts 0 to {self.num_hosts - 1}, and a submesh at least one"
+            )
+        host = slowest(self._kinds_of(first_host, num_hosts))
+        count = host.num_devices - first_device if num_devices is None else num_devices
+        if count < 1 or first_device < 0 or first_device + count > host.num_devices:
+            raise ClusterError(
+                f"submesh of {count} devices a host from device {first_device} on; its hosts have "
+                f"{host.num_devices} devices, and a submesh at least one"
+            )
+        kind = SubmeshKind(host=host, num_hosts=num_hosts, devices_per_host=count)
+        return Submesh(kind=kind, first_host=first_host, first_device=first_device)
+
+    def submeshes(self, *, every: bool = False) -> tuple[Submesh, ...]:
+        """The places at which a stage may lie.
+
+        Those of the paper: 1, 2, 4, ... devices of one host, each size at multiples of itself,
+        and all devices of n hosts that follow each other.  Hosts that differ may be in one; those
+        with more devices than the fewest of it leave the others idle.
+
+        Args:
+            every: All blocks: any number of hosts, any number of devices of each, anywhere.
+
+        Source: Alpa section 5.2, FACTS section 2.
+        """
+        return tuple(self._places(every))
+
+    def submesh_kinds(self, *, every: bool = False) -> tuple[SubmeshKind, ...]:
+        """The different kinds among `submeshes`, each once, in their order."""
+        if not self.is_mixed:
+            # A kind of equal hosts does not depend on its place.
+            host, hosts = self.host, range(1, self.num_hosts + 1)
+            blocks = [
+                (n, m) for n in hosts for m in self._sizes(host.num_devices, every, is_one=n == 1)
+            ]
+            return tuple(SubmeshKind(host=host, num_hosts=n, devices_per_host=m) for n, m in blocks)
+        return tuple(dict.fromkeys(place.kind for place in self._places(every)))
+
+    def device_numbers(self, submesh: Submesh) -> tuple[int, ...]:
+        """The numbers of the devices of a submesh, in the row-major order of its logical meshes."""
+        starts = self._host_starts()
+        return tuple(
+            starts[host] + device for host in submesh.hosts for device in submesh.host_devices
+        )
+
+    def link_between(self, source: Submesh, destination: Submesh) -> MeshLink:
+        """What joins two submeshes of this cluster, for transfers from the first to the second."""
+        return mesh_link(source, destination)
+
+    def _kinds_of(self, first_host: int, num_hosts: int) -> list[HostSpec]:
+        """The kinds of a run of hosts."""
+        found: list[HostSpec] = []
+        start = 0
+        for group in self.groups:
+            if start < first_host + num_hosts and first_host < start + group.count:
+                found.append(group.host)
+            start += group.count
+        return found
+
+    def _host_starts(self) -> list[int]:
+        """The number of the first device of each host."""
+        starts: list[int] = []
+        start = 0
+        for group in self.groups:
+            size = group.host.num_devices
+            starts += range(start, start + group.count * size, size)
+            start += group.count * size
+        return starts
+
+    def _places(self, every: bool) -> Iterator[Submesh]:
+        for num_hosts in range(1, self.num_hosts + 1):
+            for first_host in range(self.num_hosts - num_hosts + 1):
+                host = slowest(self._kinds_of(first_host, num_hosts))
+                total = host.num_devices
+                for size in self._sizes(total, every, is_one=num_hosts == 1):
+                    kind = SubmeshKind(host=host, num_hosts=num_hosts, devices_per_host=size)
+                    for first in range(0, total - size + 1, 1 if every else size):
+                        yield Submesh(kind=kind, first_host=first_host, first_device=first)
+
+    @staticmethod
+    def _sizes(num_devices: int, every: bool, *, is_one: bool) -> list[int]:
+        """Devices of each host that a submesh of one or of several hosts may have."""
+        if every:
+            return list(range(1, num_devices + 1))
+        if not is_one:
+            return [num_devices]
+        powers = [2**p for p in range(num_devices.bit_length())]
+        return sorted({*powers, num_devices})
+
+    # -- the whole cluster as one mesh ------------------------------------------------------------
 
     def mesh(self, shape: Sequence[int], names: Sequence[str] | None = None) -> LogicalMesh:
-        """The first devices of the cluster as a logical mesh.
+        """The first devices of the cluster as a logical mesh; an error where hosts differ.
 
         Args:
             shape: Size of each axis, major to minor.
@@ -113,93 +294,35 @@ class Cluster:
             ClusterError: the shape does not fit the cluster, or the names do not fit the shape.
         """
         shape = tuple(shape)
-        if names is None:
-            names = (*AXIS_NAMES, *(f"x{i}" for i in range(len(AXIS_NAMES), len(shape))))
-            names = names[: len(shape)]
-        if len(names) != len(shape) or len(set(names)) != len(names):
-            raise ClusterError(
-                f"mesh of shape {shape} needs {len(shape)} different axis names, got {list(names)}"
-            )
-        self._check_shape(shape)
-        return LogicalMesh(
-            axes=tuple(self._axis(name, shape, axis) for axis, name in enumerate(names)),
-            device=self.device,
-        )
+        names = axis_names(shape, names)
+        return self._first(shape).mesh(shape, names)
 
     def mesh_shapes(self, num_devices: int | None = None) -> tuple[tuple[int, ...], ...]:
         """The views of `num_devices` devices (all by default) that are worth a try.
 
         All ordered factorisations into at most `MAX_AXES` axes, except those whose axes are the
-        same as those of an earlier view in another order.
+        same as those of an earlier view in another order.  An error where hosts differ.
 
         Raises:
             ClusterError: the cluster has no such set of devices.
         """
         count = self.num_devices if num_devices is None else num_devices
-        self._check_shape((count,))
-        seen: set[tuple[tuple[int, float, float], ...]] = set()
-        shapes: list[tuple[int, ...]] = []
-        for shape in _factorisations(count, MAX_AXES):
-            axes = self.mesh(shape).axes
-            kinds = sorted((a.size, a.latency_s, a.link_bytes_per_s) for a in axes)
-            if tuple(kinds) not in seen:
-                seen.add(tuple(kinds))
-                shapes.append(shape)
-        return tuple(shapes)
+        kind = self._first((count,))
+        return view_shapes(kind.host, kind.devices_per_host, count, MAX_AXES)
 
-    def _check_shape(self, shape: tuple[int, ...]) -> None:
-        count = math.prod(shape)
-        if not shape or any(size < 1 for size in shape):
-            raise ClusterError(f"mesh shape {shape} must be one or more positive sizes")
+    def _first(self, shape: tuple[int, ...]) -> SubmeshKind:
+        """The first devices: some of one host, or whole hosts."""
+        check_shape(shape)
+        count, size = math.prod(shape), self.devices_per_host
         if count > self.num_devices:
             raise ClusterError(
                 f"mesh shape {shape} needs {count} devices; cluster {self.name!r} has "
-                f"{self.num_devices} ({self.num_hosts} hosts of {self.devices_per_host})"
+                f"{self.num_devices} ({self.num_hosts} hosts of {size})"
             )
-        if count > self.devices_per_host and count % self.devices_per_host:
+        if count > size and count % size:
             raise ClusterError(
                 f"mesh shape {shape} has {count} devices; more than one host of cluster "
-                f"{self.name!r} must be whole hosts of {self.devices_per_host}"
+                f"{self.name!r} must be whole hosts of {size}"
             )
-
-    def _axis(self, name: str, shape: tuple[int, ...], axis: int) -> MeshAxis:
-        """One axis; groups that leave a host share its NIC.
-
-        A group in ring order leaves a host once, so the share is one over the number of groups
-        that have members both in the host and outside.
-        """
-        stride = math.prod(shape[axis + 1 :])
-        leaving: dict[int, int] = {}
-        for first in range(math.prod(shape)):
-            if first // stride % shape[axis]:
-                continue
-            group = range(first, first + shape[axis] * stride, stride)
-            hosts = {device // self.devices_per_host for device in group}
-            if len(hosts) > 1:
-                for host in hosts:
-                    leaving[host] = leaving.get(host, 0) + 1
-        link = self.link
-        if leaving:
-            share = self.nic.bytes_per_s / max(leaving.values())
-            link = Link(
-                latency_s=max(self.nic.latency_s, link.latency_s),
-                bytes_per_s=min(share, link.bytes_per_s),
-            )
-        return MeshAxis(
-            name=name,
-            size=shape[axis],
-            latency_s=link.latency_s,
-            link_bytes_per_s=link.bytes_per_s,
-        )
-
-
-def _factorisations(count: int, max_axes: int) -> list[tuple[int, ...]]:
-    """Ordered factorisations into factors above one, few axes first."""
-    divisors = [d for d in range(2, count + 1) if count % d == 0]
-    found: list[tuple[int, ...]] = [(count,)]
-    for num_axes in range(2, max_axes + 1):
-        for head in itertools.product(divisors, repeat=num_axes - 1):
-            rest, odd = divmod(count, math.prod(head))
-            if not odd and rest > 1:
-                found.append((*head, rest))
-    return found
+        num_hosts = max(count // size, 1)
+        return SubmeshKind(host=self.host, num_hosts=num_hosts, devices_per_host=min(count, size))

@@ -129,7 +129,7 @@ class Evaluator:
             return 0.0
         flop = op.flop / split_parts(strategy, self.sizes)
         device = self.mesh.device
-        return max(flop / device.rate(dtype), byte_count / device.memory_bytes_per_s)
+        return max(device.dense_s(flop, dtype), byte_count / device.memory_bytes_per_s)
 
     def edges_s(self, op: Operator, strategy: Strategy, operands: Sequence[Tensor]) -> float:
         """Seconds that an operator takes to exchange the edges of its blocks."""
@@ -384,5 +384,5 @@ class Evaluator:
         flop_s = 0.0
         for member, strategy in zip(shape.members, walk.strategies, strict=True):
             dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-            flop_s += member.op.flop / split_parts(strategy, self.sizes) / device.rate(dtype)
+            flop_s += device.dense_s(member.op.flop / split_parts(strategy, self.sizes), dtype)
         return max(flop_s, cluster_bytes(shape, walk, self.sizes) / device.memory_bytes_per_s)

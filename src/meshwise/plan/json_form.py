@@ -81,6 +81,14 @@ def _fields(record: Any) -> Json:
 def _stage_json(stage: Stage) -> Json:
     rates = [[dtype, float(rate)] for dtype, rate in stage.mesh.device.flop_per_s]
     device = _fields(stage.mesh.device) | {"flop_per_s": rates}
+    times = [
+        [dtype, [[float(flop), float(seconds)] for flop, seconds in points]]
+        for dtype, points in stage.mesh.device.dense_times
+    ]
+    # Only where it was measured, as by `meshwise calibrate`.
+    device = {key: value for key, value in device.items() if key != "dense_times"}
+    if times:
+        device["dense_times"] = times
     return {
         "mesh": {"axes": [_fields(axis) for axis in stage.mesh.axes], "device": device},
         "decision": _decision_json(stage.decision),
@@ -256,6 +264,9 @@ def _device(value: Json, where: str) -> DeviceSpec:
         "flop_per_s": read.list_of(read.pair_of(read.text, read.positive)),
         "source": read.text,
     }
+    if isinstance(value, dict) and "dense_times" in value:
+        points = read.list_of(read.pair_of(read.positive, read.positive))
+        fields["dense_times"] = read.list_of(read.pair_of(read.text, points))
     return read.record(value, where, DeviceSpec, fields)
 
 
