@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
 
 # A folder imports only from itself and from the lines above its own.
 LAYERS = (
-    "errors units collector",
+    "errors units collector atomic_file",
     "cluster",
     "graph",
     # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.
@@ -25,11 +25,14 @@ LAYERS = (
     "inter",
     "baselines",
     "report",
+    # Looks at the installation from outside, so that it also answers where JAX is broken.
+    "doctor",
     "jax_compat",
     "rules",
     "trace",
     "spmd",
     "runtime",
+    "calibrate",
     "models",
     "methods",
     "pins",

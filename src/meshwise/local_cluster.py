@@ -12,6 +12,7 @@ from meshwise.cluster import spec
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.host import HostGroup
 from meshwise.errors import ClusterError
+from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
 
 # Accelerator name as JAX reports it (in parts) -> catalog host that has such devices.
 _CATALOG_HOSTS = (
@@ -43,13 +44,12 @@ def local_cluster() -> spec.Cluster:
     """
     devices = jax.devices()
     if devices[0].platform == "cpu":
-        page_bytes, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-        return cpu_cluster(len(devices), host_memory_bytes=page_bytes * pages)
+        return cpu_cluster(len(devices), host_memory_bytes=host_memory_bytes())
     kind = devices[0].device_kind
     for part, host_name in _CATALOG_HOSTS:
         if part in kind:
             host = Cluster.virtual(f"1x {host_name}").host
-            limit = (devices[0].memory_stats() or {}).get("bytes_limit", host.device.memory_bytes)
+            limit = device_memory_bytes(devices) or host.device.memory_bytes
             device = dataclasses.replace(host.device, memory_bytes=limit)
             # Each device keeps its share of the NICs.
             nics = max(len(devices) * host.num_nics // host.num_devices, 1)
@@ -74,6 +74,10 @@ def check_cluster(cluster: Any) -> spec.Cluster:
         raise ClusterError(
             f"cluster is the path {os.fspath(cluster)!r}; pass "
             f"cluster=mw.Cluster.from_file({os.fspath(cluster)!r})"
+        )
+    if isinstance(cluster, str) and cluster.endswith(".json"):
+        raise ClusterError(
+            f"cluster is the path {cluster!r}; pass cluster=mw.Cluster.from_profile({cluster!r})"
         )
     if isinstance(cluster, str):
         raise ClusterError(

@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import ClusterError
+
 _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -65,3 +68,18 @@ class MethodName(click.ParamType[Any]):
             return value
         names = ", ".join(self.plain)
         self.fail(f"{value!r} is not a method; there are {names} and megatron:DxT", param, ctx)
+
+
+class ClusterName(click.ParamType[Any]):
+    """A `.toml` file, a `.json` profile, or hosts by name as `8x p3.16xlarge`."""
+
+    name = "cluster"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The cluster."""
+        if isinstance(value, Cluster):
+            return value
+        try:
+            return Cluster.named(value)
+        except ClusterError as error:
+            self.fail(str(error), param, ctx)

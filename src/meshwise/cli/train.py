@@ -14,7 +14,7 @@ from typing import Any
 import click
 import jax
 
-from meshwise.cli.params import ByteSize, IntOrAuto, MeshShape, MethodName
+from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
 from meshwise.models.gpt_sizes import SIZE_NAMES
@@ -44,6 +44,9 @@ Examples:
   meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
       As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
 \b
+  meshwise calibrate --out profile.json && meshwise train --fresh --cluster profile.json
+      Plan with the speed of this machine in place of built-in numbers.
+\b
   meshwise train --fresh --steps 1 --dump-ilp ilp && meshwise solve ilp/001-intra-8.json.gz
       What the planner solved, as files in the form of the ASPLOS 2025 contest.
 """
@@ -72,6 +75,13 @@ def _option(*names: str, **settings: Any) -> Any:
     type=click.IntRange(0),
     default=8,
     help="Virtual CPU devices. 0: the accelerators that JAX finds.",
+)
+@_option(
+    "--cluster",
+    type=ClusterName(),
+    metavar="FILE",
+    help="What the planner thinks of the devices: a profile of `meshwise calibrate` or a TOML "
+    "file. Default: built-in numbers.",
 )
 @_option(
     "--mesh",

@@ -42,6 +42,7 @@ def step_builder(options: TrainOptions) -> StepBuilder:
         return mw.parallelize(
             train_step,
             method=method_of(options),
+            cluster=options.cluster,
             num_microbatches=options.microbatches,
             memory_bytes=options.memory_bytes,
             dump_ilp=options.dump_ilp,

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwise.atomic_file import write_atomically
 from meshwise.models.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
 from meshwise.train.checkpoint import Checkpoints
@@ -29,7 +30,6 @@ from meshwise.train.summary import (
     TrainSummary,
     compiled_bytes,
     planned_bytes,
-    write_atomically,
 )
 
 CHECKPOINT_FOLDER = "checkpoints"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
 from meshwise.models.gpt_sizes import BYTES, gpt_config
 
@@ -32,6 +33,7 @@ class TrainOptions:
         mesh: Shape of the device mesh; None lets the planner choose.
         microbatches: Parts of the batch that run one after the other, or `auto`.
         memory_bytes: Limit of one device; None for what the cluster says.
+        cluster: What is planned for; None for the built-in description of the devices.
         dump_ilp: Folder for every ILP of the planner; None for none.
     """
 
@@ -52,6 +54,7 @@ class TrainOptions:
     mesh: tuple[int, ...] | None = None
     microbatches: int | Literal["auto"] = 1
     memory_bytes: int | None = None
+    cluster: Cluster | None = None
     dump_ilp: Path | None = None
 
     def gpt(self) -> GptConfig:
@@ -61,7 +64,7 @@ class TrainOptions:
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, or its losses would be others.
 
-        Method, mesh, micro-batches and memory may change: they do not change the meaning.
+        Method, cluster, mesh, micro-batches and memory may change: they do not change the meaning.
         """
         return {
             "model": self.model,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from meshwise.plan.collectives import Collective
 from meshwise.runtime.hlo import hlo_collectives
@@ -70,10 +68,3 @@ def compiled_bytes(programs: Mapping[str, str], num_devices: int) -> dict[str, i
         for record in hlo_collectives(text, (num_devices,)):
             total[record.kind] += record.num_bytes * record.count
     return dict(sorted(total.items()))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or none."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)

@@ -1,0 +1,1 @@
+"""Measures the devices at hand: products, memory, collectives."""

@@ -1,0 +1,57 @@
+"""How long one turn of a loop takes that a program runs many times."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How carefully to measure.
+
+    Attributes:
+        repeats: Runs of which the median counts.
+        run_s: A run has as many turns as take about this long.
+        max_turns: But not more than these.
+    """
+
+    repeats: int
+    run_s: float
+    max_turns: int = 10_000
+
+
+def seconds_a_turn(
+    run: Callable[[int], Any], effort: Effort, now: Callable[[], float] = time.perf_counter
+) -> float:
+    """Median seconds of one turn, without the call itself.
+
+    Args:
+        run: Runs a number of turns and waits for their end; the first call may compile.
+        effort: How carefully.
+        now: The clock.
+    """
+
+    def timed(turns: int) -> float:
+        start = now()
+        run(turns)
+        return now() - start
+
+    timed(1)
+    call = min(timed(0), timed(0))
+    turns = 1
+    # The call itself copies its operands: the turns must take as long as it, or noise decides.
+    while turns < effort.max_turns and timed(turns) < call + max(effort.run_s, call):
+        turns *= 2
+    # In pairs, so that a change of load meets both.
+    full: list[float] = []
+    empty: list[float] = []
+    for _ in range(effort.repeats):
+        full.append(timed(turns))
+        empty.append(timed(0))
+    total, call = statistics.median(full), statistics.median(empty)
+    # Where noise hides the turns, the whole run bounds them.
+    return (total - call if total > call else total) / turns

@@ -1,0 +1,226 @@
+"""`calibrate`: everything that the cost model needs to know of the devices of this process."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from meshwise.calibrate.clock import Effort, seconds_a_turn
+from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate
+from meshwise.calibrate.programs import Run, collective_loop, matmul_loop, memory_loop
+from meshwise.cluster.collectives import COLLECTIVES
+from meshwise.cluster.host import HostSpec, Link
+from meshwise.cluster.mesh import DeviceSpec
+from meshwise.cluster.profile import CollectivePoint, MatmulPoint, MemoryPoint, Profile
+from meshwise.errors import ClusterError
+from meshwise.runtime.device_memory import device_memory_bytes
+from meshwise.units import MICRO, bytes_text, flop_text, seconds_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What to measure.
+
+    Attributes:
+        matmul: Rows of square matrices by dtype.
+        memory: Bytes that one device reads and writes.
+        collectives: Bytes of tensors as a group sees them whole.
+        effort: How carefully.
+    """
+
+    matmul: tuple[tuple[str, tuple[int, ...]], ...]
+    memory: tuple[int, ...]
+    collectives: tuple[int, ...]
+    effort: Effort
+
+    @property
+    def num_matmuls(self) -> int:
+        """Products in all."""
+        return sum(len(sizes) for _, sizes in self.matmul)
+
+
+# A core multiplies small matrices; an accelerator needs large ones to reach its rate.
+CPU_SIZES = Sizes(
+    matmul=(
+        ("float32", (64, 128, 256, 512, 1024)),
+        ("bfloat16", (64, 128, 256, 512, 1024)),
+        ("float16", (128, 512)),
+        ("float64", (128, 512, 1024)),
+    ),
+    memory=(2**18, 2**21, 2**25),
+    collectives=(2**12, 2**16, 2**20, 2**24),
+    effort=Effort(repeats=7, run_s=0.03),
+)
+ACCELERATOR_SIZES = Sizes(
+    matmul=(
+        ("float32", (256, 512, 1024, 2048, 4096, 8192)),
+        ("bfloat16", (256, 512, 1024, 2048, 4096, 8192)),
+        ("float16", (256, 512, 1024, 2048, 4096, 8192)),
+    ),
+    memory=(2**22, 2**26, 2**30),
+    collectives=(2**12, 2**16, 2**20, 2**24, 2**28),
+    effort=Effort(repeats=9, run_s=0.05),
+)
+QUICK_SIZES = Sizes(
+    matmul=(("float32", (64, 128)), ("bfloat16", (128,))),
+    memory=(2**20,),
+    collectives=(2**12, 2**18),
+    effort=Effort(repeats=3, run_s=0.005),
+)
+
+# Done, in all, and what was found, as text.
+Report = Callable[[int, int, str], None]
+
+
+def calibrate(
+    devices: Sequence[Any],
+    *,
+    command: str,
+    sizes: Sizes | None = None,
+    memory_bytes: int | None = None,
+    report: Report | None = None,
+) -> Profile:
+    """Measure devices of one kind that lie in one host.
+
+    Args:
+        devices: The devices; all work at the same time.
+        command: What was called, for the profile.
+        sizes: What to measure; by default what suits the platform.
+        memory_bytes: Of one device, where JAX does not say it.
+        report: Is told of every measurement; None for nobody.
+
+    Raises:
+        ClusterError: there is no device, or nobody says how much memory one has.
+    """
+    if not devices:
+        raise ClusterError("no devices to measure; pass those of jax.devices()")
+    first = devices[0]
+    is_cpu = first.platform == "cpu"
+    sizes = sizes or (CPU_SIZES if is_cpu else ACCELERATOR_SIZES)
+    memory_bytes = memory_bytes or device_memory_bytes(devices)
+    if memory_bytes is None:
+        raise ClusterError(
+            f"JAX does not say how much memory {first.device_kind!r} has; pass it, as "
+            "`meshwise calibrate --memory 16GB`"
+        )
+    groups = group_sizes(len(devices))
+    work = sizes.num_matmuls + len(sizes.memory)
+    work += len(groups) * len(COLLECTIVES) * len(sizes.collectives)
+    done = 0
+
+    def seconds(run: Run, text: Callable[[float], str]) -> float:
+        nonlocal done
+        found = seconds_a_turn(run, sizes.effort)
+        done += 1
+        if report is not None:
+            report(done, work, text(found))
+        return found
+
+    matmul = tuple(
+        _matmul(devices, dtype, size, seconds) for dtype, rows in sizes.matmul for size in rows
+    )
+    memory = tuple(_memory(devices, num_bytes, seconds) for num_bytes in sizes.memory)
+    collectives = tuple(
+        _collective(devices, kind, group, num_bytes, seconds)
+        for group in groups
+        for kind in COLLECTIVES
+        for num_bytes in sizes.collectives
+    )
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    versions = [(name, version(name)) for name in ("meshwise", "jax", "jaxlib")]
+    return Profile(
+        created=created,
+        command=command,
+        versions=(*versions, ("python", platform.python_version())),
+        platform=first.platform,
+        device_kind=first.device_kind,
+        host=_host(devices, matmul, memory, collectives, memory_bytes, created),
+        matmul=matmul,
+        memory=memory,
+        collectives=collectives,
+    )
+
+
+def group_sizes(num_devices: int) -> tuple[int, ...]:
+    """Groups in which collectives are measured: pairs, and all devices."""
+    return tuple(n for n in dict.fromkeys((2, num_devices)) if n > 1 and num_devices % n == 0)
+
+
+Seconds = Callable[[Run, Callable[[float], str]], float]
+
+
+def _matmul(devices: Sequence[Any], dtype: str, size: int, seconds: Seconds) -> MatmulPoint:
+    def text(found: float) -> str:
+        rate = flop_text(2.0 * size**3 / found)
+        return f"{dtype} product of {size} x {size}: {seconds_text(found)}, {rate}/s a device"
+
+    # Without it JAX makes float32 of float64.
+    with jax.enable_x64(dtype == "float64"):
+        found = seconds(matmul_loop(devices, dtype, size), text)
+    return MatmulPoint(dtype=dtype, size=size, seconds=found)
+
+
+def _memory(devices: Sequence[Any], num_bytes: int, seconds: Seconds) -> MemoryPoint:
+    def text(found: float) -> str:
+        rate = bytes_text(num_bytes / found)
+        return f"memory, {bytes_text(num_bytes)}: {seconds_text(found)}, {rate}/s a device"
+
+    run = memory_loop(devices, num_bytes)
+    return MemoryPoint(num_bytes=num_bytes, seconds=seconds(run, text))
+
+
+def _collective(
+    devices: Sequence[Any], kind: str, group: int, num_bytes: int, seconds: Seconds
+) -> CollectivePoint:
+    # Every device's part of its part is a whole number of elements.
+    unit = 4 * group * group
+    num_bytes = max(num_bytes // unit, 1) * unit
+
+    def text(found: float) -> str:
+        return f"{kind} of {bytes_text(num_bytes)} over {group}: {seconds_text(found)}"
+
+    run = collective_loop(devices, kind, group, num_bytes)
+    found = seconds(run, text)
+    return CollectivePoint(kind=kind, group_size=group, num_bytes=num_bytes, seconds=found)
+
+
+def _host(
+    devices: Sequence[Any],
+    matmul: Sequence[MatmulPoint],
+    memory: Sequence[MemoryPoint],
+    collectives: Sequence[CollectivePoint],
+    memory_bytes: int,
+    created: str,
+) -> HostSpec:
+    """What the cost model uses of the measurements."""
+    kind = devices[0].device_kind
+    count = len(devices)
+    source = f"measured by meshwise calibrate on {created}, all {count} devices at once"
+    device = DeviceSpec(
+        name="virtual CPU" if devices[0].platform == "cpu" else kind,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=memory_rate(memory),
+        flop_per_s=dense_rates(matmul),
+        source=source,
+        dense_times=dense_times(matmul),
+    )
+    if collectives:
+        link, note = link_of(collectives), "NIC not measured, as the link"
+    else:
+        link = Link(latency_s=MICRO, bytes_per_s=device.memory_bytes_per_s)
+        note = "one device: link and NIC not measured"
+    return HostSpec(
+        name=f"{count} x {device.name}",
+        num_devices=count,
+        device=device,
+        link=link,
+        nic=link,
+        num_nics=count if devices[0].platform != "cpu" else 1,
+        source=f"{source}; {note}",
+    )

@@ -1,0 +1,120 @@
+"""Loops of one kind of work on all devices at once, as compiled programs.
+
+Everything runs on every device at the same time, so that devices which share a host's cores,
+memory or links are measured with their share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwise.cluster.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+)
+from meshwise.spmd.program import compile_options
+
+Run = Callable[[int], Any]
+_GROUPS, _GROUP = "groups", "group"
+_ITEM_BYTES = 4
+
+
+def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> Run:
+    """Products `x @ w` of square matrices, each of the last result."""
+    mesh = _mesh(devices, len(devices))
+    rng = np.random.default_rng(0)
+    # A product keeps the size of its left operand, so that many of them stay finite.
+    w = rng.standard_normal((size, size)) / np.sqrt(size)
+    x = rng.standard_normal((size, size))
+
+    def body(x: Any, w: Any) -> Any:
+        return lax.dot(x, w, preferred_element_type=x.dtype)
+
+    return _loop(mesh, body, [jnp.asarray(x, dtype), jnp.asarray(w, dtype)])
+
+
+def memory_loop(devices: Sequence[Any], num_bytes: int) -> Run:
+    """Passes `x + 1` over float32 of which one device reads and writes `num_bytes` together."""
+    mesh = _mesh(devices, len(devices))
+    x = jnp.zeros(max(num_bytes // (2 * _ITEM_BYTES), 1), jnp.float32)
+    return _loop(mesh, lambda x: x + 1, [x])
+
+
+def collective_loop(devices: Sequence[Any], kind: str, group_size: int, num_bytes: int) -> Run:
+    """Collectives of float32, in groups of neighbouring devices.
+
+    Args:
+        devices: All devices.
+        kind: As in `cluster.collectives`.
+        group_size: Divides the number of devices.
+        num_bytes: B, the tensor as a group sees it whole; a multiple of 4 times the square of the
+            group size.
+
+    Raises:
+        ValueError: `kind` is not a collective.
+    """
+    whole = num_bytes // _ITEM_BYTES
+    part = whole // group_size
+    ring = [(i, (i + 1) % group_size) for i in range(group_size)]
+
+    def body(x: Any) -> Any:
+        match kind:
+            case "all-reduce":
+                return lax.psum(x, _GROUP)
+            case "all-gather":
+                # A part of every shard, which no compiler can have without the others.
+                return lax.all_gather(x, _GROUP, tiled=True)[::group_size]
+            case "reduce-scatter":
+                sums = lax.psum_scatter(x, _GROUP, tiled=True)
+                return lax.dynamic_update_slice(x, sums, (0,))
+            case "all-to-all":
+                return lax.all_to_all(x, _GROUP, 0, 0, tiled=True)
+            case "permute":
+                return lax.ppermute(x, _GROUP, ring)
+            case _:
+                raise ValueError(f"not a collective: {kind!r}")
+
+    local = whole if kind in (ALL_REDUCE, REDUCE_SCATTER) else part
+    assert kind in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, PERMUTE)
+    # Sums of zeros stay finite without a product that would be measured, too.
+    zeros = jnp.zeros(local, jnp.float32)
+    return _loop(_mesh(devices, group_size), body, [zeros])
+
+
+def _mesh(devices: Sequence[Any], group_size: int) -> Mesh:
+    return Mesh(np.asarray(devices, object).reshape(-1, group_size), (_GROUPS, _GROUP))
+
+
+def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> Run:
+    """Runs `body` a number of times on the first operand; every device has all operands."""
+
+    def turns(count: Any, first: Any, *others: Any) -> Any:
+        return lax.fori_loop(0, count, lambda _, x: body(x, *others), first)
+
+    whole = NamedSharding(mesh, P())
+    specs = (P(),) * (len(operands) + 1)
+    mapped = jax.shard_map(turns, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    options = compile_options(mesh.devices.flat[0].platform, mesh.devices.size)
+    program = jax.jit(mapped, compiler_options=options)
+    placed = [jax.device_put(operand, whole) for operand in operands]
+    compiled = program.lower(jnp.int32(1), *placed).compile()
+    # Numbers of turns lie on the devices before the clock starts.
+    counts: dict[int, Any] = {}
+
+    def run(count: int) -> Any:
+        if count not in counts:
+            counts[count] = jax.block_until_ready(jax.device_put(jnp.int32(count), whole))
+        return jax.block_until_ready(compiled(counts[count], *placed))
+
+    return run

@@ -1,0 +1,134 @@
+"""`meshwise calibrate`: measures the devices at hand and writes a profile."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import click
+import jax
+
+from meshwise.atomic_file import write_atomically
+from meshwise.calibrate.fit import predicted_s
+from meshwise.calibrate.measure import QUICK_SIZES
+from meshwise.calibrate.measure import calibrate as measure
+from meshwise.cli.params import ByteSize
+from meshwise.cluster.profile import Profile
+from meshwise.errors import MeshwiseError
+from meshwise.units import bytes_text, flop_text, seconds_text
+
+INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
+
+EXAMPLES = """
+\b
+Examples:
+  meshwise calibrate --out profile.json
+      Measures 8 virtual CPU devices (about a minute) and writes a profile.
+\b
+  meshwise train --cluster profile.json
+      Plans with what was measured in place of the built-in numbers.
+\b
+  meshwise calibrate --devices 0 --out gpu.json
+      The accelerators that JAX finds, as fast as they are together.
+\b
+  echo 'num_hosts = 4
+  profile = "gpu.json"
+  nic = { latency_s = 14e-6, bytes_per_s = 4e10 }
+  num_nics = 8' > cluster.toml
+      Four such hosts. The network between hosts is not measured: state it.
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the profile goes. Without it, it is only shown.",
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(0),
+    default=8,
+    show_default=True,
+    help="Virtual CPU devices. 0: the accelerators that JAX finds.",
+)
+@click.option("--memory", type=ByteSize(), help="Of one device, where JAX does not say it.")
+@click.option("--quick", is_flag=True, help="A few small sizes in a few seconds: to try it out.")
+@click.option("--json", "as_json", is_flag=True, help="The profile as JSON on standard output.")
+def calibrate(
+    out: Path | None, devices: int, memory: int | None, quick: bool, as_json: bool
+) -> None:
+    """Measure how fast the devices at hand are.
+
+    Products by size and dtype, memory bandwidth, and each kind of collective by size: medians of
+    repeated runs on all devices at once. The machine should have nothing else to do. Progress goes
+    to the standard error; Ctrl-C ends it without a file.
+    """
+    if out is not None:
+        _check_writable(out)
+    # Must come before anything asks JAX for a device.
+    if devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    start = time.monotonic()
+
+    def report(done: int, total: int, text: str) -> None:
+        click.echo(f"[{done}/{total}, {time.monotonic() - start:.0f} s] {text}", err=True)
+
+    try:
+        profile = measure(
+            jax.devices(),
+            command=shlex.join(["meshwise", *sys.argv[1:]]),
+            sizes=QUICK_SIZES if quick else None,
+            memory_bytes=memory,
+            report=report,
+        )
+        if out is not None:
+            write_atomically(out, profile.to_json())
+    except KeyboardInterrupt:
+        click.echo("interrupted: no profile was written", err=True)
+        sys.exit(INTERRUPTED)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot write {out}: {error.strerror}") from error
+    click.echo(profile.to_json() if as_json else _summary(profile), nl=False)
+    if out is not None:
+        click.echo(f"wrote {out}; use it as `meshwise train --cluster {out}`", err=True)
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse before minutes are spent on what cannot be kept."""
+    folder = out.parent
+    if not folder.is_dir():
+        raise click.ClickException(f"cannot write {out}: no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise click.ClickException(f"cannot write {out}: the folder {folder} is not writable")
+
+
+def _summary(profile: Profile) -> str:
+    """What the cost model will use, and how well it fits what was measured."""
+    host, device = profile.host, profile.host.device
+    lines = [f"{host.name} ({profile.platform}), {profile.created}, one device of all at once:"]
+    for dtype, rate in device.flop_per_s:
+        lines.append(f"  {dtype:<9} products {flop_text(rate)}/s at the largest size")
+    lines.append(f"  memory    {bytes_text(device.memory_bytes_per_s)}/s")
+    if not profile.collectives:
+        lines.append("  link      not measured: one device")
+        return "\n".join(lines) + "\n"
+    lines.append(
+        f"  link      {bytes_text(host.link.bytes_per_s)}/s, {seconds_text(host.link.latency_s)} "
+        "a hop"
+    )
+    errors: dict[str, list[float]] = {}
+    for point in profile.collectives:
+        ratio = predicted_s(point, host.link) / point.seconds
+        errors.setdefault(point.kind, []).append(ratio)
+    lines.append("  predicted over measured time of collectives:")
+    for kind, ratios in errors.items():
+        lines.append(f"    {kind:<15} {min(ratios):.2f} to {max(ratios):.2f}")
+    return "\n".join(lines) + "\n"
