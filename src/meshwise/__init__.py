@@ -1,9 +1,14 @@
-"""Meshwise: plans and runs JAX training steps on many devices."""
+"""Meshwise: plans and runs JAX training steps on many devices.
+
+Each name is imported when it is asked for, so that a command which needs no JAX does not load it,
+and `meshwise doctor` answers where JAX is broken.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshwise import errors as errors
     from meshwise.api import ParallelStep as ParallelStep
     from meshwise.api import parallelize as parallelize
     from meshwise.local_cluster import Cluster as Cluster
@@ -24,31 +29,32 @@ if TYPE_CHECKING:
     from meshwise.trace.loss import grad as grad
     from meshwise.trace.loss import value_and_grad as value_and_grad
 
-# Where each name is.  They are imported when they are asked for: most need JAX, which takes longer
-# to import than `meshwise solve` may take in all.
-_MODULES = {
-    "api": ("ParallelStep", "parallelize"),
-    "local_cluster": ("Cluster",),
-    "methods": (
-        "Auto", "DataParallel", "Follow", "Heuristic", "IntraOp", "Megatron", "Replay", "Zero2",
-        "Zero3",
-    ),
-    "pins": ("Pin",),
-    "plan.plan": ("Plan",),
-    "rules.kernel": ("sharded_kernel",),
-    "rules.kernel_loops": ("KernelLoops",),
-    "spmd.specs": ("partition_specs",),
-    "trace.loss": ("grad", "value_and_grad"),
-}  # fmt: skip
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+# Where the names above are; a test compares the two lists.
+_NAMES = {
+    "meshwise.api": "ParallelStep parallelize",
+    "meshwise.local_cluster": "Cluster",
+    "meshwise.methods": "Auto DataParallel Follow Heuristic IntraOp Megatron Replay Zero2 Zero3",
+    "meshwise.pins": "Pin",
+    "meshwise.plan.plan": "Plan",
+    "meshwise.rules.kernel": "sharded_kernel",
+    "meshwise.rules.kernel_loops": "KernelLoops",
+    "meshwise.spmd.specs": "partition_specs",
+    "meshwise.trace.loss": "grad value_and_grad",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
-    if name not in _MODULE_OF:
+    """A public name, imported and then kept."""
+    if name == "errors":
+        return importlib.import_module("meshwise.errors")
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+    """The public names."""
+    return sorted([*_MODULES, "errors"])

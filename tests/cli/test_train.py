@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from doubles.jit_step import PLAN, JitStep
 from meshwise.cli import COMMANDS, main
+from meshwise.cluster.spec import Cluster
 from meshwise.train.options import TrainOptions
 
 # The package attribute of that name is the command, not its module.
@@ -61,6 +62,31 @@ def test_the_folder_for_the_planners_problems_reaches_the_planner(
     folders = ["--text", str(text), "--out", str(tmp_path / "run"), "--dump-ilp", str(tmp_path)]
     assert CliRunner().invoke(main, ["train", *small, *folders]).exit_code == 0
     assert seen[0].dump_ilp == tmp_path
+
+
+def test_a_cluster_by_name_or_file_reaches_the_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[TrainOptions] = []
+
+    def builder(options: TrainOptions) -> Any:
+        seen.append(options)
+        return JitStep
+
+    monkeypatch.setattr(train_module, "step_builder", builder)
+    text = tmp_path / "text.txt"
+    text.write_text("the same line again and again\n" * 100)
+    path = tmp_path / "cluster.toml"
+    path.write_text('num_hosts = 1\nhost = "dgx-a100"\n')
+    small = ["--model", "tiny", "--seq", "16", "--batch", "8", "--steps", "1"]
+    folders = ["--text", str(text), "--out", str(tmp_path / "run")]
+    args = ["train", *small, *folders, "--fresh", "--cluster"]
+    assert CliRunner().invoke(main, [*args, str(path)]).exit_code == 0
+    assert CliRunner().invoke(main, [*args, "dgx-a100"]).exit_code == 0
+    assert [options.cluster for options in seen] == [Cluster.virtual("dgx-a100")] * 2
+    refused = CliRunner().invoke(main, [*args, "dgx-a99"])
+    assert refused.exit_code == 2
+    assert "no host 'dgx-a99' in the catalog" in refused.stderr
 
 
 def test_json_is_alone_on_standard_output(run: Any) -> None:

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from meshwise.cluster.collectives import collective_terms
 from meshwise.cluster.host import Link
@@ -47,24 +48,30 @@ def memory_rate(points: Sequence[MemoryPoint]) -> float:
 
 
 def link_of(points: Sequence[CollectivePoint]) -> Link:
-    """Latency and bandwidth with the least squares of relative errors over all collectives.
+    """Latency and bandwidth with the least squares of log(predicted / measured).
 
     The time of a collective is `a latency_s + b B / bytes_per_s` with a and b of its ring (FACTS
-    section 1), so that `1/bytes_per_s` and the latency are a linear fit, both zero or more.
+    section 1).  Twice as long counts as much as half as long, for small tensors as for large ones.
+
+    Args:
+        points: Measured collectives, at least one.
     """
     rows: list[tuple[float, float]] = []
     for point in points:
         axis = MeshAxis(name="x", size=point.group_size, latency_s=1.0, link_bytes_per_s=1.0)
         (term,) = collective_terms(point.kind, (axis,))
-        volume = term.seconds_per_byte * point.num_bytes
-        rows.append((term.latency_s / point.seconds, volume / point.seconds))
+        rows.append((term.latency_s, term.seconds_per_byte * point.num_bytes))
     matrix = np.asarray(rows)
-    # Hops and bytes differ by many orders of magnitude.
-    scale = matrix.max(axis=0)
-    latency_s, seconds_per_byte = nnls(matrix / scale, np.ones(len(rows)))[0] / scale
-    if not seconds_per_byte > 0:
-        # Nothing grew with the bytes: the bandwidth of the one that moved most is a lower bound.
-        seconds_per_byte = 1 / max(volume for _, volume in rows)
+    seconds = np.asarray([point.seconds for point in points])
+    # Each alone as fast as the quickest collective allows: hops and bytes differ by many orders.
+    scale = (seconds[:, None] / matrix).min(axis=0)
+
+    def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.log(matrix @ (scale * np.exp(logs)) / seconds)
+
+    # Never below a billionth of that, where nothing would change any more.
+    found = least_squares(errors, np.zeros(2), bounds=(-20, 20))
+    latency_s, seconds_per_byte = scale * np.exp(found.x)
     return Link(latency_s=float(latency_s), bytes_per_s=float(1 / seconds_per_byte))
 
 

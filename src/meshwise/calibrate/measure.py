@@ -13,7 +13,7 @@ import jax
 
 from meshwise.calibrate.clock import Effort, seconds_a_turn
 from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate
-from meshwise.calibrate.programs import Run, collective_loop, matmul_loop, memory_loop
+from meshwise.calibrate.programs import Loop, collective_loop, matmul_loop, memory_loop
 from meshwise.cluster.collectives import COLLECTIVES
 from meshwise.cluster.host import HostSpec, Link
 from meshwise.cluster.mesh import DeviceSpec
@@ -114,7 +114,7 @@ def calibrate(
     work += len(groups) * len(COLLECTIVES) * len(sizes.collectives)
     done = 0
 
-    def seconds(run: Run, text: Callable[[float], str]) -> float:
+    def seconds(run: Loop, text: Callable[[float], str]) -> float:
         nonlocal done
         found = seconds_a_turn(run, sizes.effort)
         done += 1
@@ -152,7 +152,7 @@ def group_sizes(num_devices: int) -> tuple[int, ...]:
     return tuple(n for n in dict.fromkeys((2, num_devices)) if n > 1 and num_devices % n == 0)
 
 
-Seconds = Callable[[Run, Callable[[float], str]], float]
+Seconds = Callable[[Loop, Callable[[float], str]], float]
 
 
 def _matmul(devices: Sequence[Any], dtype: str, size: int, seconds: Seconds) -> MatmulPoint:

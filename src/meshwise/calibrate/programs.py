@@ -25,12 +25,32 @@ from meshwise.cluster.collectives import (
 )
 from meshwise.spmd.program import compile_options
 
-Run = Callable[[int], Any]
 _GROUPS, _GROUP = "groups", "group"
 _ITEM_BYTES = 4
 
 
-def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> Run:
+class Loop:
+    """A compiled loop; called with a number of turns it runs them and waits for their end."""
+
+    def __init__(self, compiled: Any, whole: NamedSharding, operands: Sequence[Any]) -> None:
+        self._compiled, self._whole, self._operands = compiled, whole, operands
+        # Numbers of turns, on the devices before a clock is read that matters.
+        self._counts: dict[int, Any] = {}
+
+    def __call__(self, turns: int) -> Any:
+        """Run."""
+        if turns not in self._counts:
+            count = jax.device_put(jnp.int32(turns), self._whole)
+            self._counts[turns] = jax.block_until_ready(count)
+        return jax.block_until_ready(self._compiled(self._counts[turns], *self._operands))
+
+    @property
+    def compiled_text(self) -> str:
+        """Its optimised HLO."""
+        return self._compiled.as_text()
+
+
+def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> Loop:
     """Products `x @ w` of square matrices, each of the last result."""
     mesh = _mesh(devices, len(devices))
     rng = np.random.default_rng(0)
@@ -44,14 +64,14 @@ def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> Run:
     return _loop(mesh, body, [jnp.asarray(x, dtype), jnp.asarray(w, dtype)])
 
 
-def memory_loop(devices: Sequence[Any], num_bytes: int) -> Run:
+def memory_loop(devices: Sequence[Any], num_bytes: int) -> Loop:
     """Passes `x + 1` over float32 of which one device reads and writes `num_bytes` together."""
     mesh = _mesh(devices, len(devices))
     x = jnp.zeros(max(num_bytes // (2 * _ITEM_BYTES), 1), jnp.float32)
     return _loop(mesh, lambda x: x + 1, [x])
 
 
-def collective_loop(devices: Sequence[Any], kind: str, group_size: int, num_bytes: int) -> Run:
+def collective_loop(devices: Sequence[Any], kind: str, group_size: int, num_bytes: int) -> Loop:
     """Collectives of float32, in groups of neighbouring devices.
 
     Args:
@@ -96,7 +116,7 @@ def _mesh(devices: Sequence[Any], group_size: int) -> Mesh:
     return Mesh(np.asarray(devices, object).reshape(-1, group_size), (_GROUPS, _GROUP))
 
 
-def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> Run:
+def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> Loop:
     """Runs `body` a number of times on the first operand; every device has all operands."""
 
     def turns(count: Any, first: Any, *others: Any) -> Any:
@@ -109,12 +129,4 @@ def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> Run:
     program = jax.jit(mapped, compiler_options=options)
     placed = [jax.device_put(operand, whole) for operand in operands]
     compiled = program.lower(jnp.int32(1), *placed).compile()
-    # Numbers of turns lie on the devices before the clock starts.
-    counts: dict[int, Any] = {}
-
-    def run(count: int) -> Any:
-        if count not in counts:
-            counts[count] = jax.block_until_ready(jax.device_put(jnp.int32(count), whole))
-        return jax.block_until_ready(compiled(counts[count], *placed))
-
-    return run
+    return Loop(compiled, whole, placed)

@@ -1,0 +1,1 @@
+"""What this installation sees, and what is wrong with it."""

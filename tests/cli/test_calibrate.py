@@ -1,0 +1,110 @@
+"""`meshwise calibrate` as a user calls it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from meshwise.atomic_file import write_atomically
+from meshwise.cli import main
+from meshwise.cluster.profile import read_profile
+from meshwise.errors import ClusterError
+
+calibrate_module = importlib.import_module("meshwise.cli.calibrate")
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(main, ["calibrate", *args])
+
+
+def test_a_profile_is_written_shown_and_printed(tmp_path: Path):
+    path = tmp_path / "profile.json"
+    shown = call("--quick", "--devices", "8", "--out", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert "predicted over measured time of collectives" in shown.stdout
+    assert f"meshwise train --cluster {path}" in shown.stderr
+    assert "all-reduce of 4 KiB over 8" in shown.stderr
+    profile = read_profile(path)
+    assert profile.host.num_devices == 8
+    assert os.listdir(tmp_path) == ["profile.json"]
+    printed = call("--quick", "--json")
+    assert json.loads(printed.stdout)["format"] == "meshwise-profile"
+
+
+def interrupted(*args: Any, **kwargs: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calibrate_module, "measure", interrupted)
+    result = call("--out", str(tmp_path / "profile.json"))
+    assert result.exit_code == 130
+    assert "no profile was written" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_ctrl_c_while_measuring_ends_the_process(tmp_path: Path):
+    path = tmp_path / "profile.json"
+    path.write_text("an old profile")
+    code = "from meshwise.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "calibrate", "--out", str(path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("[1/")
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait() == 130, said
+    assert "Traceback" not in said
+    assert path.read_text() == "an old profile"
+    assert os.listdir(tmp_path) == ["profile.json"]
+
+
+def test_what_cannot_be_kept_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(calibrate_module, "measure", refuse)
+    result = call("--out", str(tmp_path / "no" / "profile.json"))
+    assert result.exit_code == 1
+    assert f"no folder {tmp_path / 'no'}; make it first" in result.stderr
+    assert call("--out", str(tmp_path)).exit_code == 2
+
+
+def test_an_error_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ClusterError("no devices to measure")
+
+    monkeypatch.setattr(calibrate_module, "measure", fail)
+    result = call("--out", str(tmp_path / "profile.json"))
+    assert result.exit_code == 1
+    assert result.stderr == "Error: no devices to measure\n"
+
+
+def test_help_teaches():
+    shown = call("--help").stdout
+    assert "meshwise train --cluster profile.json" in shown
+    assert "--devices 0" in shown
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "file"
+    write_atomically(path, "one")
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, "two")
+    assert path.read_text() == "one"
+    assert os.listdir(tmp_path) == ["file"]

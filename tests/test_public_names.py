@@ -1,0 +1,48 @@
+"""`import meshwise` gives every public name, and loads JAX only when one is asked for."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshwise as mw
+
+SOURCE = Path(mw.__file__).read_text(encoding="utf-8")
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """Name and module of each import that only type checkers see."""
+    (block,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
+    return {
+        alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_both_lists_of_names_are_the_same():
+    told = names_for_type_checkers()
+    assert sorted(told) == dir(mw)
+    for name, module in told.items():
+        if name != "errors":
+            assert getattr(mw, name) is getattr(importlib.import_module(module), name)
+    assert mw.errors.ClusterError.__module__ == "meshwise.errors"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'paralelize'"):
+        _ = mw.paralelize  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    "module", ["meshwise", "meshwise.cli.doctor", "meshwise.cli.solve", "meshwise.cluster.spec"]
+)
+def test_what_needs_no_jax_does_not_load_it(module: str):
+    code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
