@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -43,6 +44,13 @@ def test_the_time_of_a_turn_is_without_that_of_the_call(call_s: float, turn_s: f
     assert max(0.1, call_s) <= loop.most * turn_s <= 2 * max(0.1, call_s) + 2 * turn_s
 
 
+def test_a_call_that_takes_longer_than_its_turns_gets_more_of_them():
+    noise = itertools.cycle([0.0, 0.05, -0.05])
+    loop = Pretended(1.0, lambda: 1e-3)
+    found = seconds_a_turn(loop.run, EFFORT, lambda: loop.time + next(noise))
+    assert found == pytest.approx(1e-3, rel=0.2)
+
+
 def test_one_slow_run_does_not_count():
     times = iter([1e-3] * 9 + [9.0] + [1e-3] * 100)
     loop = Pretended(0.0, lambda: next(times))
@@ -73,9 +81,9 @@ def test_a_loop_of_products_runs_each_of_its_turns():
     np.testing.assert_allclose(two @ w, three, rtol=1e-3, atol=1e-3)
 
 
-def test_a_loop_over_memory_adds_one_in_each_turn():
-    loop = programs.memory_loop(jax.devices(), 64)
-    np.testing.assert_array_equal(np.asarray(loop(5)), np.full(8, 5, np.float32))
+def test_a_pass_over_memory_reads_and_writes_the_stated_bytes():
+    passes = programs.memory_passes(jax.devices(), 64)
+    np.testing.assert_array_equal(np.asarray(passes(3)), np.ones(8, np.float32))
 
 
 def test_groups_are_pairs_and_all():

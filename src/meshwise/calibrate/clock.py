@@ -43,15 +43,18 @@ def seconds_a_turn(
     timed(1)
     call = min(timed(0), timed(0))
     turns = 1
-    # The call itself copies its operands: the turns must take as long as it, or noise decides.
-    while turns < effort.max_turns and timed(turns) < call + max(effort.run_s, call):
+    # The least of two, so that one slow run does not end the search early.
+    while turns < effort.max_turns and min(timed(turns), timed(turns)) < call + effort.run_s:
         turns *= 2
-    # In pairs, so that a change of load meets both.
-    full: list[float] = []
-    empty: list[float] = []
-    for _ in range(effort.repeats):
-        full.append(timed(turns))
-        empty.append(timed(0))
-    total, call = statistics.median(full), statistics.median(empty)
-    # Where noise hides the turns, the whole run bounds them.
-    return (total - call if total > call else total) / turns
+    while True:
+        # In pairs, so that a change of load meets both.
+        full: list[float] = []
+        empty: list[float] = []
+        for _ in range(effort.repeats):
+            full.append(timed(turns))
+            empty.append(timed(0))
+        total, call = statistics.median(full), statistics.median(empty)
+        # The call copies its operands: where the turns take less than it, noise decides.
+        if total > 2 * call or turns >= effort.max_turns:
+            return (total - call if total > call else total) / turns
+        turns *= 2

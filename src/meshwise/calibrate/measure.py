@@ -7,13 +7,13 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from meshwise.calibrate.clock import Effort, seconds_a_turn
 from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate
-from meshwise.calibrate.programs import Loop, collective_loop, matmul_loop, memory_loop
+from meshwise.calibrate.programs import collective_loop, matmul_loop, memory_passes
 from meshwise.cluster.collectives import COLLECTIVES
 from meshwise.cluster.host import HostSpec, Link
 from meshwise.cluster.mesh import DeviceSpec
@@ -74,6 +74,7 @@ QUICK_SIZES = Sizes(
     effort=Effort(repeats=3, run_s=0.005),
 )
 
+Run = Callable[[int], Any]
 # Done, in all, and what was found, as text.
 Report = Callable[[int, int, str], None]
 
@@ -114,9 +115,11 @@ def calibrate(
     work += len(groups) * len(COLLECTIVES) * len(sizes.collectives)
     done = 0
 
-    def seconds(run: Loop, text: Callable[[float], str]) -> float:
+    def seconds(run: Run, text: Callable[[float], str], call_s: float = 0.0) -> float:
         nonlocal done
-        found = seconds_a_turn(run, sizes.effort)
+        whole = seconds_a_turn(run, sizes.effort)
+        # Noise must not make time of nothing.
+        found = max(whole - call_s, whole / 10)
         done += 1
         if report is not None:
             report(done, work, text(found))
@@ -125,7 +128,8 @@ def calibrate(
     matmul = tuple(
         _matmul(devices, dtype, size, seconds) for dtype, rows in sizes.matmul for size in rows
     )
-    memory = tuple(_memory(devices, num_bytes, seconds) for num_bytes in sizes.memory)
+    call_s = seconds_a_turn(memory_passes(devices, 1), sizes.effort)
+    memory = tuple(_memory(devices, num_bytes, call_s, seconds) for num_bytes in sizes.memory)
     collectives = tuple(
         _collective(devices, kind, group, num_bytes, seconds)
         for group in groups
@@ -152,7 +156,12 @@ def group_sizes(num_devices: int) -> tuple[int, ...]:
     return tuple(n for n in dict.fromkeys((2, num_devices)) if n > 1 and num_devices % n == 0)
 
 
-Seconds = Callable[[Loop, Callable[[float], str]], float]
+class Seconds(Protocol):
+    """Measures and reports; leaves out what a call takes that does nothing."""
+
+    def __call__(self, run: Run, text: Callable[[float], str], call_s: float = 0.0) -> float:
+        """Seconds of one turn."""
+        ...
 
 
 def _matmul(devices: Sequence[Any], dtype: str, size: int, seconds: Seconds) -> MatmulPoint:
@@ -166,13 +175,13 @@ def _matmul(devices: Sequence[Any], dtype: str, size: int, seconds: Seconds) -> 
     return MatmulPoint(dtype=dtype, size=size, seconds=found)
 
 
-def _memory(devices: Sequence[Any], num_bytes: int, seconds: Seconds) -> MemoryPoint:
+def _memory(devices: Sequence[Any], num_bytes: int, call_s: float, seconds: Seconds) -> MemoryPoint:
     def text(found: float) -> str:
         rate = bytes_text(num_bytes / found)
         return f"memory, {bytes_text(num_bytes)}: {seconds_text(found)}, {rate}/s a device"
 
-    run = memory_loop(devices, num_bytes)
-    return MemoryPoint(num_bytes=num_bytes, seconds=seconds(run, text))
+    run = memory_passes(devices, num_bytes)
+    return MemoryPoint(num_bytes=num_bytes, seconds=seconds(run, text, call_s))
 
 
 def _collective(

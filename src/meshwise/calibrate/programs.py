@@ -64,11 +64,25 @@ def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> Loop:
     return _loop(mesh, body, [jnp.asarray(x, dtype), jnp.asarray(w, dtype)])
 
 
-def memory_loop(devices: Sequence[Any], num_bytes: int) -> Loop:
-    """Passes `x + 1` over float32 of which one device reads and writes `num_bytes` together."""
+def memory_passes(devices: Sequence[Any], num_bytes: int) -> Callable[[int], Any]:
+    """Passes `x + 1` over float32 of which one device reads and writes `num_bytes` together.
+
+    Each is a call of its own into fresh memory, as the results of a step are: on a CPU their pages
+    come from the system, which takes longer than to write them.
+    """
     mesh = _mesh(devices, len(devices))
-    x = jnp.zeros(max(num_bytes // (2 * _ITEM_BYTES), 1), jnp.float32)
-    return _loop(mesh, lambda x: x + 1, [x])
+    mapped = jax.shard_map(lambda x: x + 1, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    size = max(num_bytes // (2 * _ITEM_BYTES), 1)
+    x = jax.device_put(jnp.zeros(size, jnp.float32), NamedSharding(mesh, P()))
+    compiled = jax.jit(mapped).lower(x).compile()
+
+    def run(passes: int) -> Any:
+        result = x
+        for _ in range(passes):
+            result = jax.block_until_ready(compiled(x))
+        return result
+
+    return run
 
 
 def collective_loop(devices: Sequence[Any], kind: str, group_size: int, num_bytes: int) -> Loop:
