@@ -70,14 +70,11 @@ def check_cluster(cluster: Any) -> spec.Cluster:
     """
     if isinstance(cluster, spec.Cluster):
         return cluster
-    if isinstance(cluster, os.PathLike) or (isinstance(cluster, str) and cluster.endswith(".toml")):
+    path = os.fspath(cluster) if isinstance(cluster, (str, os.PathLike)) else ""
+    if isinstance(cluster, os.PathLike) or path.endswith((".toml", ".json")):
+        reader = "from_profile" if path.endswith(".json") else "from_file"
         raise ClusterError(
-            f"cluster is the path {os.fspath(cluster)!r}; pass "
-            f"cluster=mw.Cluster.from_file({os.fspath(cluster)!r})"
-        )
-    if isinstance(cluster, str) and cluster.endswith(".json"):
-        raise ClusterError(
-            f"cluster is the path {cluster!r}; pass cluster=mw.Cluster.from_profile({cluster!r})"
+            f"cluster is the path {path!r}; pass cluster=mw.Cluster.{reader}({path!r})"
         )
     if isinstance(cluster, str):
         raise ClusterError(

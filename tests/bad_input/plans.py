@@ -128,6 +128,18 @@ PLANS = (
         ClusterError,
         "our.toml: host.device: 'memory_bytes' must be a whole number above zero, got 0",
     ),
+    Case(
+        "hosts that differ, on one mesh",
+        lambda: plan(cluster=mw.Cluster.virtual("p3.16xlarge + dgx-a100")),
+        ClusterError,
+        "the hosts of cluster '1x p3.16xlarge + 1x dgx-a100' differ",
+    ),
+    Case(
+        "a profile as cluster",
+        lambda: plan(cluster="profile.json"),
+        ClusterError,
+        "cluster is the path 'profile.json'; pass cluster=mw.Cluster.from_profile('profile.json')",
+    ),
     # plans
     Case(
         "half a plan",

@@ -11,6 +11,8 @@ import pytest
 
 from graph_builders import Builder, mesh, perceptron, random_graph
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.cluster.host import HostGroup
+from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
 from meshwise.plan.collectives import collectives
@@ -282,3 +284,22 @@ def test_mesh_of_a_real_cluster_reads_back():
     decision = random_decision(graph, on, random.Random(0))
     plan = plan_of(graph, decision, on)
     assert Plan.from_json(plan.to_json()).mesh == on
+
+
+def test_measured_times_of_products_read_back_and_are_left_out_where_there_are_none():
+    cluster = cpu_cluster(8)
+    host = cluster.host
+    times = (("float32", ((2e6, 1e-3), (16e6, 2e-3))),)
+    measured = dataclasses.replace(host.device, dense_times=times)
+    group = HostGroup(count=1, host=dataclasses.replace(host, device=measured))
+    on = Cluster(name="measured", groups=(group,)).mesh((2, 4))
+    graph = perceptron(1, 8, 8)
+    decision = random_decision(graph, on, random.Random(0))
+    plan = plan_of(graph, decision, on)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.mesh.device.dense_times == times
+    plain = plan_of(graph, decision, cluster.mesh((2, 4)))
+    assert "dense_times" not in plain.to_json()
+    edited = plan.to_json().replace("16000000.0", '"many"')
+    with pytest.raises(PlanError, match=r"dense_times\[0\]\[1\]\[1\]\[0\]"):
+        Plan.from_json(edited)
