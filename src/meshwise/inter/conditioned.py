@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.boundary import with_boundaries
+from meshwise.inter.boundary import Boundary, with_boundaries
 from meshwise.inter.bounds import StateBounds
 from meshwise.inter.footprint import Footprint, footprint
+from meshwise.inter.held import HeldBytes, held_bytes
 from meshwise.inter.piece import PieceGraph
 from meshwise.intra.expand import expand
 from meshwise.intra.network import BLOCK, Network, build_network
 from meshwise.intra.options import IntraOptions
+from meshwise.intra.problem import PairCost, Problem
 from meshwise.intra.solve import solve
-from meshwise.intra.ties import tied_problem
+from meshwise.intra.ties import Ties, tied_problem
 from meshwise.plan.decision import GraphDecision
 
 Array = NDArray[np.float64]
@@ -49,29 +51,82 @@ class Entry:
     decision: GraphDecision
 
 
-class ConditionedLayer:
-    """One layer on one mesh.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNetwork:
+    """All decisions about one layer on one mesh, and what they cost and hold.
 
     Attributes:
+        piece: The layer.
+        mesh: Where it runs.
+        network: Its decisions; states of cuts are single choices.
+        ties: Nodes that decide together.
         entering: Its side of the cut before it.
         leaving: Its side of the cut after it.
+        problem: Seconds of a step.
+        held: Bytes by choice.
+    """
+
+    piece: PieceGraph
+    mesh: LogicalMesh
+    network: Network
+    ties: Ties
+    entering: Boundary
+    leaving: Boundary
+    problem: Problem
+    held: HeldBytes
+
+
+def layer_network(piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -> LayerNetwork:
+    """The decisions about one layer on one mesh.
+
+    Raises:
+        InfeasibleError: an operator has no strategy on the mesh.
+    """
+    network, ties, entering, leaving = with_boundaries(
+        piece, build_network(piece.graph, mesh, options)
+    )
+    return LayerNetwork(
+        piece=piece,
+        mesh=mesh,
+        network=network,
+        ties=ties,
+        entering=entering,
+        leaving=leaving,
+        problem=tied_problem(network, ties),
+        held=held_bytes(piece, network, ties),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrice:
+    """What a byte costs while a layer is planned: plans that hold less become cheaper.
+
+    Attributes:
+        seconds_per_byte: Of one device, for a step.
+        in_flight: Micro-batches whose activations count.
+    """
+
+    seconds_per_byte: float = 0.0
+    in_flight: float = 1.0
+
+
+class ConditionedLayer:
+    """One layer on one mesh at one price of memory.
+
+    Attributes:
         bound_s: No plan costs less, (states that enter, states that leave); exact where `is_exact`.
         is_exact: Which entries were solved.
     """
 
-    def __init__(self, piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -> None:
-        """Build the network and bound all entries.
-
-        Raises:
-            InfeasibleError: an operator has no strategy on the mesh.
-        """
-        self.piece = piece
-        self.mesh = mesh
-        network = build_network(piece.graph, mesh, options)
-        self.network, self.ties, self.entering, self.leaving = with_boundaries(piece, network)
-        self.problem = tied_problem(self.network, self.ties)
-        self.seed, self.time_limit_s = options.seed, options.time_limit_s
-        self._bounds = StateBounds(self.problem, (self.entering.node, self.leaving.node))
+    def __init__(
+        self, layer: LayerNetwork, price: MemoryPrice, *, time_limit_s: float = 60.0, seed: int = 0
+    ) -> None:
+        """Bound all entries."""
+        self.layer = layer
+        self.problem = _priced(layer, price)
+        self.seed, self.time_limit_s = seed, time_limit_s
+        nodes = (layer.entering.node, layer.leaving.node)
+        self._bounds = StateBounds(self.problem, nodes)
         self.bound_s = self._bounds.all_states()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
@@ -100,7 +155,8 @@ class ConditionedLayer:
 
     def _solved(self, enters: int, leaves: int) -> Entry | None:
         costs = list(self.problem.costs)
-        for side, state in ((self.entering, enters), (self.leaving, leaves)):
+        layer = self.layer
+        for side, state in ((layer.entering, enters), (layer.leaving, leaves)):
             if side.node >= 0:
                 only = np.full(len(costs[side.node]), np.inf)
                 only[state] = costs[side.node][state]
@@ -109,16 +165,35 @@ class ConditionedLayer:
         found = solve(fixed, time_limit_s=self.time_limit_s, seed=self.seed)
         if not found.choice:
             return None
-        choice = self.ties.spread(found.choice)
-        loop_s, once_s = _seconds(self.network, choice)
-        decision = expand(self.network, choice)
+        choice = layer.ties.spread(found.choice)
+        loop_s, once_s = _seconds(layer.network, choice)
+        decision = expand(layer.network, choice)
         return Entry(
             cost_s=found.cost,
             loop_s=loop_s,
             once_s=once_s,
-            memory=footprint(self.piece, decision, self.mesh),
+            memory=footprint(layer.piece, decision, layer.mesh),
             decision=decision,
         )
+
+
+def _priced(layer: LayerNetwork, price: MemoryPrice) -> Problem:
+    if not price.seconds_per_byte:
+        return layer.problem
+    rate, held = price.seconds_per_byte, layer.held
+    pairs = {(p.u, p.v): p.cost for p in layer.problem.pairs}
+    for place, num_bytes in held.copies.items():
+        pairs[place] = pairs[place] + rate * num_bytes if place in pairs else rate * num_bytes
+    return replace(
+        layer.problem,
+        costs=tuple(
+            cost + rate * (always + price.in_flight * passing)
+            for cost, always, passing in zip(
+                layer.problem.costs, held.resident, held.microbatch, strict=True
+            )
+        ),
+        pairs=tuple(PairCost(u=u, v=v, cost=cost) for (u, v), cost in sorted(pairs.items())),
+    )
 
 
 def _seconds(network: Network, choice: tuple[int, ...]) -> tuple[float, float]:

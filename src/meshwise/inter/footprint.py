@@ -10,6 +10,7 @@ Source: Alpa eq. 5, with what is held once apart from what is held for each micr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -66,10 +67,22 @@ def residuals(body: Graph, end: int) -> list[int]:
     return found
 
 
+def crossing_inputs(piece: PieceGraph) -> frozenset[int]:
+    """Positions of the inputs that come over a cut."""
+    return frozenset(c.value for c in piece.entering) | {c.cotangent for c in piece.leaving}
+
+
+def passing_results(piece: PieceGraph) -> frozenset[int]:
+    """Tensors among the results that go over a cut."""
+    outputs = piece.graph.outputs
+    leaving = {outputs[c.value] for c in piece.leaving}
+    return frozenset(leaving | {outputs[c.cotangent] for c in piece.entering if c.cotangent >= 0})
+
+
 def footprint(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> Footprint:
     """What a device holds under a plan of the piece's graph."""
     graph, sizes = piece.graph, mesh.sizes
-    crossing = {c.value for c in piece.entering} | {c.cotangent for c in piece.leaving}
+    crossing = crossing_inputs(piece)
     resident = sum(
         local_bytes(graph.tensors[t], w, sizes)
         for i, (t, w) in enumerate(zip(graph.inputs, decision.inputs, strict=True))
@@ -78,12 +91,15 @@ def footprint(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> 
     loop, chosen = graph.operators[piece.loop], decision.operators[piece.loop]
     structure = loop.structure
     assert structure is not None
-    passing = {graph.outputs[c.value] for c in piece.leaving}
-    passing |= {graph.outputs[c.cotangent] for c in piece.entering if c.cotangent >= 0}
+    passing = passing_results(piece)
     for k, j in structure.carries:
         if loop.outputs[j] not in passing:
             layout = chosen.uses[k].layout
             resident += local_bytes(graph.tensors[loop.outputs[j]], layout, sizes)
+    resident += sum(
+        local_bytes(graph.tensors[t], layout, sizes)
+        for t, layout in _kept_for_the_loop(piece, decision)
+    )
     held = _held(piece, decision, mesh)
     highest = peak(graph, decision, mesh).num_bytes
     return Footprint(
@@ -91,6 +107,34 @@ def footprint(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> 
         microbatch_bytes=held,
         temporary_bytes=max(highest - resident - held, 0),
     )
+
+
+def constants_of_loop(piece: PieceGraph) -> list[int]:
+    """Positions of the loop's operands that it reads in every micro-batch, cut ones excepted."""
+    loop, inputs = piece.graph.operators[piece.loop], piece.graph.inputs
+    assert loop.structure is not None
+    crossing = {inputs[i] for i in crossing_inputs(piece)}
+    return [
+        k
+        for k, t in enumerate(loop.inputs)
+        if loop.structure.carried_result(k) is None
+        and k not in loop.structure.stacked_operands
+        and t not in crossing
+        and not piece.graph.tensors[t].generated
+    ]
+
+
+def _kept_for_the_loop(piece: PieceGraph, decision: GraphDecision) -> Iterator[tuple[int, Layout]]:
+    """Values that live while the loop runs and are no inputs: gathered weights, casts of them."""
+    graph = piece.graph
+    loop, chosen = graph.operators[piece.loop], decision.operators[piece.loop]
+    given = dict(zip(graph.inputs, decision.inputs, strict=True))
+    seen: set[tuple[int, Layout]] = set()
+    for k in constants_of_loop(piece):
+        t, layout = loop.inputs[k], chosen.uses[k].layout
+        if given.get(t) != layout and (t, layout) not in seen:
+            seen.add((t, layout))
+            yield t, layout
 
 
 def _held(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> int:

@@ -6,7 +6,7 @@ Source: DESIGN decision 4: cut, then differentiate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.cut import Cutter, Piece, is_differentiable
 from meshwise.trace.layers.equations import traced
-from meshwise.trace.program import Program
+from meshwise.trace.program import Node, Program
 from meshwise.trace.time.analyze import analyze
 from meshwise.trace.time.state import SPLIT, Batch
 
@@ -108,7 +108,7 @@ def join(
     program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
     return Joint(
         piece=piece,
-        program=with_batch_dims(program),
+        program=without_barriers(with_batch_dims(program)),
         batch_dims=dims,
         inward=inward,
         outward=outward,
@@ -127,6 +127,24 @@ def rematerialised(fun: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
             return jax.checkpoint(
                 fun, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
             )
+
+
+def without_barriers(program: Program) -> Program:
+    """A program whose recomputed values are not held apart from the first ones.
+
+    Forward and backward pass of a stage run as programs of their own: nothing can merge what the
+    one computes with what the other computes again, so barriers would only cost copies.
+    """
+    same: dict[int, int] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        inputs = tuple(same.get(i, i) for i in node.inputs)
+        if node.name == "optimization_barrier":
+            same.update(zip(node.outputs, inputs, strict=True))
+        else:
+            nodes.append(replace(node, inputs=inputs))
+    outputs = tuple(same.get(i, i) for i in program.outputs)
+    return replace(program, nodes=tuple(nodes), outputs=outputs)
 
 
 def _leaving_rows(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwise.inter.piece import PieceGraph, Remat
-from meshwise.trace.layers.chain import Chain
+from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
 from meshwise.trace.layers.joint import Joint, join
@@ -53,6 +53,16 @@ class Layering:
     def piece(self, first: int, last: int) -> Piece:
         """The layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
+
+    def crossing_bytes(self, layer: int) -> int:
+        """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
+        last = self.ranges[layer][1]
+        cut = self.cutter
+        return sum(
+            num_bytes(v.aval)
+            for v, made in cut.chain.maker.items()
+            if made <= last and cut.is_read_after(v, last)
+        )
 
     def joint(self, first: int, last: int, remat: Remat = "none") -> Joint:
         """The same, differentiated."""

@@ -1,0 +1,146 @@
+"""Bytes that each choice of a piece's network holds: the part of memory that is a sum of choices.
+
+It is what `inter.footprint` counts, written as a function of the choices: inputs and accumulators
+by their layouts, residuals by the layouts in which their operators leave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.graph.layout import Layout
+from meshwise.graph.loops import Strategy
+from meshwise.inter.footprint import (
+    constants_of_loop,
+    crossing_inputs,
+    forward_end,
+    passing_results,
+    residuals,
+)
+from meshwise.inter.piece import PieceGraph
+from meshwise.intra.network import Network
+from meshwise.intra.shapes import local_bytes, strategy_layouts
+from meshwise.intra.ties import Ties
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """Bytes of one device by choice of each class of nodes.
+
+    Attributes:
+        resident: Held all the time.
+        microbatch: Held for each micro-batch in flight.
+        copies: Pairs of classes (u, v), u < v, and the bytes that each pair of choices holds all
+            the time: weights that are gathered for the loop.
+    """
+
+    resident: tuple[Array, ...]
+    microbatch: tuple[Array, ...]
+    copies: dict[tuple[int, int], Array]
+
+
+def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
+    """Bytes of one device for each choice of each class of nodes."""
+    resident = [np.zeros(len(node.cost_s)) for node in network.nodes]
+    microbatch = [np.zeros(len(node.cost_s)) for node in network.nodes]
+    _add_inputs(piece, network, resident, microbatch)
+    _add_residuals(piece, network, microbatch)
+    copies: dict[tuple[int, int], Array] = {}
+    for u, v, weights in _copies(piece, network):
+        a, b = ties.class_of[u], ties.class_of[v]
+        if a > b:
+            a, b, weights = b, a, weights.T
+        copies[a, b] = copies[a, b] + weights if (a, b) in copies else weights
+    return HeldBytes(
+        resident=_by_class(resident, ties),
+        microbatch=_by_class(microbatch, ties),
+        copies=copies,
+    )
+
+
+def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Array]]:
+    """Inputs that the loop reads in another layout than they have."""
+    graph, sizes = piece.graph, network.mesh.sizes
+    loop = graph.operators[piece.loop]
+    for k in constants_of_loop(piece):
+        t = loop.inputs[k]
+        if t not in graph.inputs:
+            continue
+        u, v = network.maker[0, t], network.boundaries[0, piece.loop, k]
+        given, wanted = network.nodes[u].layouts, network.nodes[v].layouts
+        num_bytes = [float(local_bytes(graph.tensors[t], w, sizes)) for w in wanted]
+        yield (
+            u,
+            v,
+            np.array(
+                [
+                    [0.0 if g == w else b for w, b in zip(wanted, num_bytes, strict=True)]
+                    for g in given
+                ]
+            ),
+        )
+
+
+def _add_inputs(
+    piece: PieceGraph, network: Network, resident: list[Array], microbatch: list[Array]
+) -> None:
+    graph, sizes = piece.graph, network.mesh.sizes
+    loop = graph.operators[piece.loop]
+    assert loop.structure is not None
+
+    def add(to: list[Array], node: int, t: int) -> None:
+        layouts = network.nodes[node].layouts
+        to[node] += [local_bytes(graph.tensors[t], w, sizes) for w in layouts]
+
+    crossing = crossing_inputs(piece)
+    for i, t in enumerate(graph.inputs):
+        if i not in crossing:
+            add(resident, network.maker[0, t], t)
+    passing = passing_results(piece)
+    for k, j in loop.structure.carries:
+        if loop.outputs[j] not in passing:
+            add(resident, network.boundaries[0, piece.loop, k], loop.outputs[j])
+    for c in piece.entering:
+        t = graph.inputs[c.value]
+        if t in loop.inputs:
+            add(microbatch, network.boundaries[0, piece.loop, loop.inputs.index(t)], t)
+
+
+def _add_residuals(piece: PieceGraph, network: Network, microbatch: list[Array]) -> None:
+    sizes = network.mesh.sizes
+    region = next(r for r in network.regions if r.path == (piece.loop, 0))
+    body = region.graph
+    maker = {t: (i, n) for i, op in enumerate(body.operators) for n, t in enumerate(op.outputs)}
+    known: dict[tuple[int, Strategy], tuple[Layout, ...]] = {}
+    for t in residuals(body, forward_end(piece)):
+        i, place = maker[t]
+        op, number = body.operators[i], region.blocks.block_of[i]
+        if number < 0 or op.bodies:
+            continue
+        node = network.block_nodes[region.index, number]
+        table = network.nodes[node].table
+        assert table is not None
+        member = region.blocks.blocks[number].members.index(i)
+        sums: list[int] = []
+        for strategies in table.strategies:
+            key = (id(op.rule), strategies[member])
+            if key not in known:
+                found = strategy_layouts(op, strategies[member], sizes)
+                assert found is not None
+                known[key] = found[1]
+            sums.append(local_bytes(body.tensors[t], known[key][place], sizes))
+        microbatch[node] += np.array(sums, np.float64)
+
+
+def _by_class(values: list[Array], ties: Ties) -> tuple[Array, ...]:
+    found: list[Array | None] = [None] * ties.count
+    for value, c in zip(values, ties.class_of, strict=True):
+        before = found[c]
+        found[c] = value if before is None else before + value
+    return tuple(v for v in found if v is not None)

@@ -1,0 +1,216 @@
+"""The joint search: stages, submeshes, logical meshes, micro-batches, schedule, rematerialisation.
+
+For each number of micro-batches B the layers are planned on every submesh (`variants`), their
+costs composed (`compose`), and for each schedule the best stages chosen (`stage_dp`).  B goes up
+and down from a middle value, for as long as the step gets faster.
+
+Source: Alpa section 5; DESIGN decision 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.errors import InfeasibleError
+from meshwise.inter.conditioned import MemoryPrice
+from meshwise.inter.piece import Remat
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+from meshwise.inter.stage_dp import StagePlan, build_stages
+from meshwise.inter.stage_problem import StageCosts, StageProblem
+from meshwise.inter.submeshes import Submesh
+from meshwise.inter.transfers import transfer_s
+from meshwise.inter.variants import LayerSource, Variant, VariantCosts, logical_views
+from meshwise.intra.options import IntraOptions
+
+# Prices of the whole memory of a device, in steps: what a plan may cost more to hold less.
+PRICES = (1e-3, 0.3)
+_IN_FLIGHT = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What is searched.
+
+    Attributes:
+        batch_size: Rows of the whole batch.
+        step_flop: FLOP of the forward pass on the whole batch, for the scale of prices.
+        num_microbatches: Values of B; None for all that divide the batch and are powers of two.
+        schedules: To choose from.
+        remats: To choose from.
+        prices: Of memory, in steps for all that a device has.
+        memory_bytes: Of a device; None for what the cluster has.
+        use_all_devices: Whether every device must belong to a stage.
+        num_stages: Exactly so many; None for any number.
+        every_submesh: All shapes instead of the paper's.
+        intra: How layers are planned.
+    """
+
+    batch_size: int
+    step_flop: float
+    num_microbatches: tuple[int, ...] | None = None
+    schedules: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B,)
+    remats: tuple[Remat, ...] = ("none", "full")
+    prices: tuple[float, ...] = PRICES
+    memory_bytes: int | None = None
+    use_all_devices: bool = True
+    num_stages: int | None = None
+    every_submesh: bool = False
+    intra: IntraOptions = field(default_factory=IntraOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best pipeline.
+
+    Attributes:
+        plan: Its stages.
+        problem: What they were chosen from.
+        kinds: Kinds of submeshes, as the problem counts them.
+        variants: For each kind the ways to plan on it, as the problem counts them.
+        tried: Seconds of the best step found for each number of micro-batches.
+    """
+
+    plan: StagePlan
+    problem: StageProblem
+    kinds: tuple[SubmeshKind, ...]
+    variants: tuple[tuple[Variant, ...], ...]
+    tried: dict[int, float]
+
+
+def submeshes_of(
+    cluster: Cluster, *, every: bool, memory_bytes: int | None
+) -> tuple[list[SubmeshKind], list[Submesh]]:
+    """Kinds of submeshes of a cluster, for costs and for the stage construction."""
+    kinds = list(cluster.submesh_kinds(every=every))
+    starts: dict[SubmeshKind, list[int]] = {k: [] for k in kinds}
+    if cluster.is_mixed:
+        for place in cluster.submeshes(every=every):
+            starts[place.kind].append(cluster.device_numbers(place)[0])
+    found = [
+        Submesh(
+            num_hosts=k.num_hosts,
+            devices_per_host=k.devices_per_host,
+            memory_bytes=k.device.memory_bytes if memory_bytes is None else memory_bytes,
+            host_kinds=(k.host.name,) * k.num_hosts if cluster.is_mixed else (),
+            starts=tuple(sorted(starts[k])) if cluster.is_mixed else None,
+        )
+        for k in kinds
+    ]
+    return kinds, found
+
+
+def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tuple[Variant, ...]:
+    """The ways to plan on a submesh; `second` is a guess of what a step takes."""
+    memory = options.memory_bytes or kind.device.memory_bytes
+    return tuple(
+        Variant(
+            mesh=mesh,
+            remat=remat,
+            price=MemoryPrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT),
+        )
+        for mesh in logical_views(kind)
+        for remat in options.remats
+        for price in options.prices
+    )
+
+
+def search(
+    source: LayerSource,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+) -> tuple[Found, VariantCosts]:
+    """Find the fastest pipeline.
+
+    Args:
+        source: The layers.
+        cluster: Where they run.
+        options: What is searched.
+        report: Is told of progress.
+
+    Raises:
+        InfeasibleError: nothing fits.
+    """
+    kinds, submeshes = submeshes_of(
+        cluster, every=options.every_submesh, memory_bytes=options.memory_bytes
+    )
+    rate = max(max(r for _, r in k.device.flop_per_s) for k in kinds)
+    second = 3 * options.step_flop / (rate * cluster.num_devices)
+    variants = [variants_of(kind, options, second) for kind in kinds]
+    costs = VariantCosts(source, options.intra)
+    tried: dict[int, float] = {}
+    best: Found | None = None
+    failure: InfeasibleError | None = None
+    for count in _outward(options, cluster.num_devices, tried):
+        table = costs.table(submeshes, variants, count, lambda t, b=count: report(f"B={b}: {t}"))
+        transfers = transfer_s(source, kinds, count)
+        tried[count] = math.inf
+        for schedule in options.schedules:
+            problem = _problem(table, cluster, options, count, schedule, transfers)
+            try:
+                plan = build_stages(problem, num_stages=options.num_stages)
+            except InfeasibleError as error:
+                failure = error
+                continue
+            tried[count] = min(tried[count], plan.total_s)
+            if best is None or plan.total_s < best.plan.total_s:
+                best = Found(
+                    plan=plan,
+                    problem=problem,
+                    kinds=tuple(kinds),
+                    variants=tuple(variants),
+                    tried=tried,
+                )
+        report(f"B={count}: {tried[count]:.4g} s a step")
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best, costs
+
+
+def _problem(
+    table: StageCosts,
+    cluster: Cluster,
+    options: SearchOptions,
+    num_microbatches: int,
+    schedule: PipelineSchedule,
+    transfers: object,
+) -> StageProblem:
+    return StageProblem(
+        costs=table,
+        num_devices=cluster.num_devices,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        transfer_s=transfers,  # pyright: ignore[reportArgumentType]
+        use_all_devices=options.use_all_devices,
+    )
+
+
+def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:
+    """Numbers of micro-batches to try: from the middle, both ways while the step gets faster."""
+    values = microbatch_counts(options)
+    if options.num_microbatches is not None:
+        yield from values
+        return
+    middle = min(range(len(values)), key=lambda i: abs(math.log2(values[i] / (4 * num_devices))))
+    yield values[middle]
+    for way in (1, -1):
+        before = tried[values[middle]]
+        at = middle + way
+        while 0 <= at < len(values):
+            yield values[at]
+            now = tried[values[at]]
+            if now > before and math.isfinite(before):
+                break
+            before, at = now, at + way
+
+
+def microbatch_counts(options: SearchOptions) -> Sequence[int]:
+    """Values of B that may be tried."""
+    if options.num_microbatches is not None:
+        return options.num_microbatches
+    return [1 << p for p in range(1, 16) if options.batch_size % (1 << p) == 0] or [1]

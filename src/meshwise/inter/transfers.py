@@ -1,0 +1,45 @@
+"""Seconds that activations and their cotangents take from one stage to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.inter.variants import LayerSource
+
+
+def bytes_per_s(left: SubmeshKind, right: SubmeshKind) -> tuple[float, float]:
+    """Bandwidth between two neighbouring submeshes, each byte sent once, and latency.
+
+    Two that fit into one host together are taken to lie in one.
+    """
+    hosts = (left.host, right.host)
+    if (
+        left.num_hosts == right.num_hosts == 1
+        and left.host == right.host
+        and left.num_devices + right.num_devices <= left.host.num_devices
+    ):
+        link = left.host.link
+        return min(left.num_devices, right.num_devices) * link.bytes_per_s, link.latency_s
+    rates = [k.num_hosts * k.host.alone_bytes_per_s(k.devices_per_host) for k in (left, right)]
+    return min(rates), max(max(h.nic.latency_s, h.link.latency_s) for h in hosts)
+
+
+def transfer_s(
+    source: LayerSource, kinds: Sequence[SubmeshKind], num_microbatches: int
+) -> NDArray[np.float64]:
+    """Seconds of one micro-batch over each cut between each two kinds of submeshes.
+
+    Forward and backward together; shape (L - 1, M, M).
+    """
+    count = len(source.classes) - 1
+    crossing = np.array([source.crossing_bytes(k) for k in range(count)], np.float64)
+    out = np.zeros((count, len(kinds), len(kinds)))
+    for a, left in enumerate(kinds):
+        for b, right in enumerate(kinds):
+            rate, latency_s = bytes_per_s(left, right)
+            out[:, a, b] = 2 * (crossing / num_microbatches / rate + latency_s)
+    return out
