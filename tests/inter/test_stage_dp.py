@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from stage_problems import brute_force, check_stages, random_problem
@@ -9,6 +11,7 @@ from stage_problems import brute_force, check_stages, random_problem
 from meshwise.errors import InfeasibleError
 from meshwise.inter.objective import objective_s
 from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stage_options import most_to_end, stage_options
 from meshwise.inter.stage_problem import as_alpa
 
 NUM_PROBLEMS = 300
@@ -47,3 +50,95 @@ def test_a_given_number_of_stages_is_kept(seed):
     problem = random_problem(seed, mixed=seed % 2 == 1, max_layers=4)
     for count in range(1, problem.costs.num_layers + 1):
         agree(problem, "time", num_stages=count)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_papers_order_of_limits_finds_the_same(seed):
+    problem = random_problem(seed, mixed=seed % 2 == 1)
+    cost, _ = brute_force(as_alpa(problem))
+    if cost == np.inf:
+        with pytest.raises(InfeasibleError):
+            build_stages(problem, "alpa", order="ascending")
+        return
+    found = build_stages(problem, "alpa", order="ascending", epsilon_s=0.0)
+    assert found.total_s == pytest.approx(cost, rel=1e-9)
+
+
+def test_the_papers_order_is_for_the_papers_problem():
+    with pytest.raises(ValueError, match='needs mode "alpa"'):
+        build_stages(random_problem(0), "time", order="ascending")
+
+
+@pytest.mark.parametrize("order", ["boxes", "ascending"])
+@pytest.mark.parametrize("share", [0.05, 0.4])
+def test_epsilon_costs_at_most_its_bound(order, share):
+    saved, lost = 0, 0
+    for seed in range(80):
+        problem = random_problem(seed, max_layers=5)
+        cost, _ = brute_force(as_alpa(problem))
+        if cost < np.inf:
+            epsilon = share * cost / problem.num_microbatches
+            found = build_stages(problem, "alpa", epsilon_s=epsilon, order=order)
+            assert found.error_s == pytest.approx(share * cost)
+            assert cost * (1 - 1e-9) <= found.total_s <= cost + found.error_s
+            assert found.total_s - found.error_s <= found.bound_s * (1 + 1e-9)
+            assert found.bound_s <= cost * (1 + 1e-9)
+            exact = build_stages(problem, "alpa", epsilon_s=0.0, order=order)
+            saved += found.num_limits_tried < exact.num_limits_tried
+            lost += found.total_s > cost * (1 + 1e-9)
+    # Epsilon is made use of, and where it is large something is lost.
+    assert saved > 5
+    assert lost > 0 or share < 0.1
+
+
+def test_epsilon_bounds_the_whole_objective_too():
+    for seed in range(60):
+        problem = random_problem(seed, mixed=seed % 2 == 1)
+        cost, _ = brute_force(problem)
+        if cost < np.inf:
+            epsilon = 0.05 * cost / problem.num_microbatches
+            found = build_stages(problem, epsilon_s=epsilon)
+            assert cost * (1 - 1e-9) <= found.total_s <= cost + found.error_s
+            assert found.total_s - found.error_s <= found.bound_s <= cost * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_pruning_removes_only_dominated_choices(mixed):
+    """Each pruned variant has one that is no worse in any number, and enumeration loses nothing."""
+    pruned = 0
+    for seed in range(100, 140):
+        problem = random_problem(seed, mixed=mixed)
+        if problem.schedule.depends_on_num_stages:
+            continue
+        options = stage_options(problem)
+        kept = np.zeros(problem.costs.microbatch_s.shape, bool)
+        kept[tuple(options.where.T)] = True
+        rows = np.argwhere(np.isfinite(problem.costs.microbatch_s).any(axis=3))
+        most = np.zeros(kept.shape, int)
+        most[tuple(rows.T)] = most_to_end(problem, rows)
+        fill = problem.schedule.fill_s(problem.costs.microbatch_s, problem.costs.weight_s)
+        columns = [problem.costs.microbatch_s, fill, problem.costs.once_s, -most]
+        size = np.array([m.num_devices for m in problem.costs.submeshes])
+        possible = np.isfinite(problem.costs.microbatch_s) & (most >= 1)
+        possible &= (size <= problem.num_devices)[:, None]
+        for i, j, m, v in np.argwhere(possible & ~kept):
+            pruned += 1
+            assert any(
+                kept[i, j, m, u] and all(x[i, j, m, u] <= x[i, j, m, v] for x in columns)
+                for u in range(kept.shape[3])
+            )
+        thinned = replace(
+            problem.costs, microbatch_s=np.where(kept, problem.costs.microbatch_s, np.inf)
+        )
+        cost, _ = brute_force(problem)
+        assert brute_force(replace(problem, costs=thinned))[0] == pytest.approx(cost, rel=1e-12)
+    assert pruned > 50
+
+
+def test_equal_problems_get_equal_plans():
+    for seed in range(20):
+        try:
+            found = build_stages(random_problem(seed))
+        except InfeasibleError:
+            continue
+        assert found == build_stages(random_problem(seed))

@@ -56,7 +56,7 @@ class SearchResult:
     """The best solution, and what is proved.
 
     Attributes:
-        best: None if there is none.
+        best: None if there is none, or none that is wanted.
         bound_s: No solution is cheaper.
         num_tried: How many pairs of limits were tried.
     """
@@ -66,18 +66,23 @@ class SearchResult:
     num_tried: int
 
 
-def search_boxes(evaluate: Evaluate, whole: _Box, tolerance_s: float) -> SearchResult:
+def search_boxes(
+    evaluate: Evaluate, whole: _Box, tolerance_s: float, at_most: float = math.inf
+) -> SearchResult:
     """The best solution, at most `tolerance_s` above the optimum.
 
     Args:
         evaluate: G with its solution.
         whole: Least and largest load that a stage can have, and the same of its once.
         tolerance_s: Boxes that promise less than this are left.
+        at_most: A solution is known that takes so long; only better ones are wanted.
     """
-    best = evaluate(math.inf, math.inf, math.inf)
-    if best is None:
-        return SearchResult(best=None, bound_s=math.inf, num_tried=1)
-    num_tried, bound = 1, best.total_s
+    start = evaluate(math.inf, math.inf, at_most - whole[0] - whole[2])
+    if start is None:
+        return SearchResult(best=None, bound_s=at_most, num_tried=1)
+    best = start if start.total_s < at_most else None
+    goal = min(start.total_s, at_most)
+    num_tried, bound = 1, goal
     # The counter keeps equal bounds in a fixed order.
     heap: list[tuple[float, int, _Box]] = []
 
@@ -86,19 +91,20 @@ def search_boxes(evaluate: Evaluate, whole: _Box, tolerance_s: float) -> SearchR
             heapq.heappush(heap, (fill + box[0] + box[2], next(counter), box))
 
     counter = itertools.count()
-    push(best.fill_s, _rest(whole, best))
+    push(start.fill_s, _rest(whole, start))
     while heap:
         bound, _, box = heapq.heappop(heap)
-        if bound >= best.total_s - tolerance_s:
+        if bound >= goal - tolerance_s:
             break
-        found = evaluate(box[1], box[3], best.total_s - box[0] - box[2])
+        found = evaluate(box[1], box[3], goal - box[0] - box[2])
         num_tried += 1
         if found is not None:
-            best = found if found.total_s < best.total_s else best
+            best = found if found.total_s < goal else best
+            goal = min(goal, found.total_s)
             push(found.fill_s, _rest(box, found))
     else:
-        bound = best.total_s
-    return SearchResult(best=best, bound_s=min(bound, best.total_s), num_tried=num_tried)
+        bound = goal
+    return SearchResult(best=best, bound_s=min(bound, goal), num_tried=num_tried)
 
 
 def ascending(

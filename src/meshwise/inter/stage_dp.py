@@ -9,9 +9,8 @@ fills and transfers is a recurrence over (stages to the end, layer, devices):
                  fill(k..j, m, v) + x(j, m, m') + F(s - 1, j + 1, p + |m|)
 
 where m' is the first submesh of the rest, the load and once of (k..j, m, v) are within the limits,
-and memory allows s stages to the end.  (`stage_kernels.cheapest_stages`; s counts from the end as
-in eq. 3, since what is in flight does.)  F without s and m' is a lower bound (`cost_to_end`);
-only states that it does not rule out are visited.
+and memory allows s stages to the end.  (`least_fill`; s counts from the end as in eq. 3, since what
+is in flight does.)
 
 Two modes: "alpa" is the paper's problem (`as_alpa`), "time" the whole objective.
 
@@ -28,9 +27,9 @@ import numpy as np
 
 from meshwise.inter.bottleneck_search import Found, SearchResult, ascending, search_boxes
 from meshwise.inter.infeasible import infeasible
+from meshwise.inter.least_fill import least_fill
 from meshwise.inter.objective import StepTime, step_time
-from meshwise.inter.stage_kernels import cheapest_stages, cost_to_end, least_fill_of_groups
-from meshwise.inter.stage_options import StageOptions, devices_of, stage_options
+from meshwise.inter.stage_options import stage_options
 from meshwise.inter.stage_problem import Stage, StageProblem, as_alpa
 
 Mode: TypeAlias = Literal["alpa", "time"]
@@ -38,9 +37,6 @@ Order: TypeAlias = Literal["boxes", "ascending"]
 
 # Source: Alpa section 5.2.
 EPSILON_S = 1e-6
-# How far above the lower bound solutions are looked for, one step after the other: the nearer, the
-# fewer states are visited.
-_STEPS = (1e-9, 2e-3, 2e-2, 0.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +94,11 @@ def build_stages(
         raise ValueError('order "ascending" is the paper\'s; it needs mode "alpa"')
     problem = as_alpa(problem) if mode == "alpa" else problem
     error_s = problem.num_microbatches * epsilon_s
-    results = [
-        _search(problem, count, error_s, epsilon_s, order)
-        for count in _stage_counts(problem, num_stages)
-    ]
-    best = min(
-        (r.best for r in results if r.best is not None), key=lambda f: f.total_s, default=None
-    )
+    best, results = None, list[SearchResult]()
+    for count in _stage_counts(problem, num_stages):
+        at_most = math.inf if best is None else best.total_s
+        results.append(_search(problem, count, error_s, epsilon_s, order, at_most))
+        best = results[-1].best or best
     if best is None:
         raise infeasible(problem, num_stages, feasible_stages)
     return StagePlan(
@@ -120,7 +114,8 @@ def build_stages(
 def feasible_stages(problem: StageProblem, num_stages: int | None = None) -> tuple[Stage, ...]:
     """Stages of least fill, whatever their bottleneck; none if no stages fit."""
     for count in _stage_counts(problem, num_stages):
-        found = _evaluate(problem, stage_options(problem, count), math.inf, math.inf, math.inf)
+        options = stage_options(problem, count)
+        found = least_fill(problem, options, math.inf, math.inf, math.inf)
         if found is not None:
             return found.stages
     return ()
@@ -138,68 +133,27 @@ def _stage_counts(problem: StageProblem, num_stages: int | None) -> list[int]:
 
 
 def _search(
-    problem: StageProblem, num_stages: int, error_s: float, epsilon_s: float, order: Order
+    problem: StageProblem,
+    num_stages: int,
+    error_s: float,
+    epsilon_s: float,
+    order: Order,
+    at_most: float,
 ) -> SearchResult:
+    """The best stages if they take less than `at_most`."""
     options = stage_options(problem, num_stages)
 
     def evaluate(load: float, once: float, cutoff: float) -> Found | None:
-        return _evaluate(problem, options, load, once, cutoff)
+        return least_fill(problem, options, load, once, cutoff)
 
     if not len(options.where):
-        return SearchResult(best=None, bound_s=math.inf, num_tried=0)
+        return SearchResult(best=None, bound_s=at_most, num_tried=0)
     more = problem.num_microbatches - 1
     if order == "ascending":
         loads = [float(x) for x in more * np.unique(options.options.slot)]
         share = problem.num_microbatches / more if more else math.inf
         return ascending(evaluate, loads, more * epsilon_s, share)
-    return search_boxes(evaluate, options.box(), error_s)
-
-
-def _evaluate(
-    problem: StageProblem, options: StageOptions, load: float, once: float, cutoff: float
-) -> Found | None:
-    """Stages of least fill within limits, if that is below the cutoff."""
-    table = options.options
-    cost, least_to_end = least_fill_of_groups(table, load, once)
-    if least_to_end[0] > len(least_to_end):
-        return None
-    has_option = np.zeros(len(problem.costs.submeshes), np.bool_)
-    has_option[table.kind[np.isfinite(cost)]] = True
-    devices, unit = devices_of(problem, has_option)
-    to_end = cost_to_end(table, cost, devices)
-    bound = float(to_end[0, 0])
-    if not bound < cutoff:
-        return None
-    for limit in (*(min(cutoff, bound * (1 + step)) for step in _STEPS), cutoff):
-        fill, way = cheapest_stages(
-            table, devices, cost, to_end, load, once, limit, options.num_stages
-        )
-        if math.isfinite(fill):
-            return _found(problem, options, [(int(o), int(p) * unit) for o, p in way])
-        if limit == cutoff:
-            break
-    return None
-
-
-def _found(problem: StageProblem, options: StageOptions, way: list[tuple[int, int]]) -> Found:
-    stages = tuple(
-        Stage(
-            first_layer=int(options.where[o, 0]),
-            last_layer=int(options.where[o, 1]),
-            submesh=int(options.where[o, 2]),
-            variant=int(options.where[o, 3]),
-            first_device=first_device,
-        )
-        for o, first_device in way
-    )
-    time = step_time(problem, stages)
-    return Found(
-        fill_s=time.fill_s + time.transfer_s,
-        load_s=time.steady_s,
-        once_s=time.once_s,
-        total_s=time.total_s,
-        stages=stages,
-    )
+    return search_boxes(evaluate, options.box(), error_s, at_most)
 
 
 def _space(problem: StageProblem, num_stages: int | None) -> str:

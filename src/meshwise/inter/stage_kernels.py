@@ -189,6 +189,34 @@ def cost_to_end(options: Options, cost: Array, devices: Devices) -> Array:
     return least
 
 
+@kernel
+def stages_of_bound(options: Options, cost: Array, to_end: Array, devices: Devices) -> int:
+    """How many stages the way has that `cost_to_end` found from the first layer and device."""
+    num_layers = len(options.first_group) - 1
+    skips = devices.may_start.size > 0 and not devices.use_all
+    k: Any = np.int64(0)
+    p: Any = np.int64(0)
+    count = 0
+    while k < num_layers and to_end[k, p] < _INF:
+        best = _INF
+        chosen: Any = np.int64(-1)
+        for g in range(options.first_group[k], options.first_group[k + 1]):
+            if cost[g] < _INF and _may_start(options.kind[g], p, devices):
+                q = p + devices.size[options.kind[g]]
+                value = cost[g] + to_end[options.last[g] + 1, q]
+                if value < best:
+                    best, chosen = value, g
+        if skips and p < devices.count and to_end[k, p + 1] < best:
+            p += 1
+        elif chosen < 0:
+            break
+        else:
+            p += devices.size[options.kind[chosen]]
+            k = options.last[chosen] + 1
+            count += 1
+    return count
+
+
 @part
 def _may_start(kind: int, p: int, devices: Devices) -> bool:
     if p + devices.size[kind] > devices.count:
@@ -218,7 +246,7 @@ def _cost_from_start(
                 least[k, p + 1] = min(least[k, p + 1], here)
             for g in range(options.first_group[k], options.first_group[k + 1]):
                 value = here + cost[g]
-                if value > cutoff or not _may_start(options.kind[g], p, devices):
+                if value == _INF or not _may_start(options.kind[g], p, devices):
                     continue
                 end, q = options.last[g] + 1, p + devices.size[options.kind[g]]
                 if value + to_end[end, q] <= cutoff and value < least[end, q]:
@@ -254,7 +282,7 @@ def _extend(
     label: int,
     p: int,
     room: float,
-    limits: tuple[float, float],
+    limits: tuple[float, float, float],
     options: Options,
     labels: _Labels,
     found: _Labels,
@@ -266,7 +294,7 @@ def _extend(
         transfer = options.transfer[last, kind, labels.number[label, 2]]
     count = labels.number[label, 0] + 1
     for o in range(options.first_option[g], options.first_option[g + 1]):
-        value = options.fill[o] + transfer + labels.value[label]
+        value = options.fill[o] + limits[2] + transfer + labels.value[label]
         if value > room:
             return
         if count > options.most_to_end[o] or options.once[o] > limits[1]:
@@ -345,6 +373,7 @@ def cheapest_stages(
     most_once: float,
     cutoff: float,
     num_stages: int,
+    toll: float,
 ) -> tuple[float, Array]:
     """Least fill and transfers of stages within the limits that cost no more than the cutoff.
 
@@ -354,20 +383,21 @@ def cheapest_stages(
     Args:
         options: The stages.
         devices: The devices.
-        cost: Of `least_fill_of_groups`, for the same limits.
-        to_end: Of `cost_to_end`.
+        cost: Of `least_fill_of_groups`, for the same limits, the toll added.
+        to_end: Of `cost_to_end`, with these costs.
         most_load: Limit of what a stage adds to the steady state.
         most_once: Limit of its time once a step.
-        cutoff: Costlier solutions are not wanted.
+        cutoff: Costlier solutions are not wanted; tolls count.
         num_stages: Exactly so many; any number if below 1.
+        toll: Added to the cost of every stage.
 
     Returns:
-        The cost, infinite if there is none; for each stage its option and first device.
+        The cost with tolls, infinite if there is none; for each stage its option and first device.
     """
     num_layers, count = len(options.first_group) - 1, devices.count
     # What is impossible is above every cutoff.
     cutoff = min(cutoff, _LARGE)
-    limits = (most_load * _ROUNDING, most_once * _ROUNDING)
+    limits = (most_load * _ROUNDING, most_once * _ROUNDING, toll)
     skips = devices.may_start.size > 0 and not devices.use_all
     from_start = _cost_from_start(options, cost, to_end, devices, cutoff)
     labels = _Labels(np.empty(1024), np.empty((1024, 5), np.int64))
@@ -390,7 +420,7 @@ def cheapest_stages(
             found.value[:] = _INF
             for g in range(options.first_group[k], options.first_group[k + 1]):
                 kind = options.kind[g]
-                if cost[g] > room or not _may_start(kind, p, devices):
+                if cost[g] == _INF or not _may_start(kind, p, devices):
                     continue
                 end, q = options.last[g] + 1, p + devices.size[kind]
                 if cost[g] + to_end[end, q] > room:

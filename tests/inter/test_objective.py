@@ -1,0 +1,125 @@
+"""The objective and memory by hand, on three stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwise.inter.objective import objective_s, step_time
+from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, interleaved
+from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem, as_alpa, memory_bytes
+from meshwise.inter.submeshes import uniform_submeshes
+
+# Times of a micro-batch of layers 0, 1, 2 on one device; nothing else is possible.
+TIMES = (2.0, 5.0, 3.0)
+ONCE = (0.5, 0.25, 1.5)
+TRANSFERS = (1.0, 6.0)
+
+
+def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
+    times = np.full((3, 3, 1, 1), np.inf)
+    once, resident, held, temporary, weight = (np.zeros((3, 3, 1, 1)) for _ in range(5))
+    for i in range(3):
+        times[i, i], once[i, i], weight[i, i] = TIMES[i], ONCE[i], 0.5
+        resident[i, i], held[i, i], temporary[i, i] = 10.0, 4.0, 1.0
+    return StageProblem(
+        costs=StageCosts(
+            submeshes=uniform_submeshes(1, 4, 23.0)[:1],
+            microbatch_s=times,
+            once_s=once,
+            resident_bytes=resident,
+            microbatch_bytes=held,
+            temporary_bytes=temporary,
+            weight_s=weight,
+        ),
+        num_devices=3,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        transfer_s=np.array(TRANSFERS)[:, None, None],
+    )
+
+
+STAGES = tuple(
+    Stage(first_layer=i, last_layer=i, submesh=0, variant=0, first_device=i) for i in range(3)
+)
+
+
+def test_eq_2():
+    # 2 + 5 + 3, and three more micro-batches of the slowest, 5.
+    problem = as_alpa(three_stages())
+    assert objective_s(problem, STAGES) == 10.0 + 3 * 5.0
+    found = build_stages(three_stages(), "alpa")
+    assert found.stages == STAGES
+    assert found.total_s == 25.0
+    assert found.time.bottleneck == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fill", "steady", "bottleneck"),
+    [
+        # Slots 2 + 1, 5 + 6, 3.
+        (ONE_F_ONE_B, 10.0, 3 * 11.0, 1),
+        (GPIPE, 10.0, 3 * 11.0, 1),
+        # Slots 2, 6 (the transfer), 3.
+        (EAGER, 10.0, 3 * 6.0, 1),
+        # Fill 1 + 4 + 2 of times without twice the weights' 0.5; each slot's rest of 1 is added.
+        (ZERO_BUBBLE, 7.0, 3 * 11.0 + 1.0, 1),
+        # Half of each time fills; the other half is added.
+        (interleaved(2), 5.0, 3 * 11.0 + 2.5, 1),
+    ],
+)
+def test_the_whole_objective(schedule, fill, steady, bottleneck):
+    time = step_time(three_stages(schedule), STAGES)
+    assert (time.fill_s, time.transfer_s, time.steady_s) == (fill, 7.0, steady)
+    assert (time.once_s, time.bottleneck) == (1.5, bottleneck)
+    assert time.total_s == fill + 7.0 + steady + 1.5
+
+
+def test_equal_stages_take_what_the_schedules_say():
+    # B t + (n - 1) of t, t / v, t - 2 w: FACTS section 5.
+    problem = three_stages()
+    times = np.where(np.isfinite(problem.costs.microbatch_s), 6.0, np.inf)
+    costs = replace(problem.costs, microbatch_s=times, once_s=np.zeros_like(times))
+    for schedule, shown in ((ONE_F_ONE_B, 6.0), (interleaved(3), 2.0), (ZERO_BUBBLE, 5.0)):
+        equal = replace(problem, costs=costs, transfer_s=None, schedule=schedule)
+        assert objective_s(equal, STAGES) == pytest.approx(4 * 6.0 + 2 * shown)
+
+
+def test_memory_follows_the_schedule():
+    # 10 + 1 + 4 for each micro-batch in flight.
+    for schedule, in_flight in ((ONE_F_ONE_B, (3, 2, 1)), (GPIPE, (4, 4, 4)), (EAGER, (4, 3, 1))):
+        problem = three_stages(schedule)
+        need = [memory_bytes(problem, STAGES, i) for i in range(3)]
+        assert need == [11.0 + 4.0 * n for n in in_flight]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"microbatch_s": np.ones((2, 3, 1, 1))}, r"shape \(2, 3, 1, 1\), expected \(L, L, 1, V\)"),
+        ({"microbatch_s": np.ones((3, 3, 2, 1))}, r"expected \(L, L, 1, V\)"),
+        ({"once_s": np.ones((3, 3, 1, 2))}, r"`once_s` has shape \(3, 3, 1, 2\)"),
+        ({"resident_bytes": np.full((3, 3, 1, 1), -1.0)}, "`resident_bytes` holds values"),
+        ({"microbatch_bytes": np.full((3, 3, 1, 1), np.nan)}, "`microbatch_bytes` holds values"),
+    ],
+)
+def test_costs_that_are_none_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(three_stages().costs, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_devices": 0}, "must be at least 1"),
+        ({"num_microbatches": 0}, "must be at least 1"),
+        ({"transfer_s": np.zeros((3, 1, 1))}, r"shape \(3, 1, 1\), not \(2, 1, 1\)"),
+        ({"transfer_s": np.full((2, 1, 1), np.inf)}, "infinite or below 0"),
+    ],
+)
+def test_problems_that_are_none_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(three_stages(), **change)

@@ -1,0 +1,60 @@
+"""Micro-batches in flight and fill, against FACTS section 5."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwise.inter.pipeline_schedule import (
+    ALPA,
+    EAGER,
+    GPIPE,
+    ONE_F_ONE_B,
+    ZERO_BUBBLE,
+    PipelineSchedule,
+    interleaved,
+)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "in_flight"),
+    [
+        # Four stages, 6 micro-batches; from the first stage to the last.
+        (GPIPE, [6, 6, 6, 6]),
+        (ONE_F_ONE_B, [4, 3, 2, 1]),
+        (ZERO_BUBBLE, [4, 3, 2, 1]),
+        (EAGER, [6, 5, 3, 1]),
+        # Warm-up of 2 (n - i - 1) + (v - 1) n + 1 chunks, each half a stage: 11, 9, 7, 5.
+        (interleaved(2), [5.5, 4.5, 3.5, 2.5]),
+    ],
+)
+def test_in_flight(schedule, in_flight):
+    assert [schedule.in_flight(4 - i, 4, 6) for i in range(4)] == in_flight
+
+
+def test_in_flight_is_never_more_than_there_is():
+    for schedule in (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, interleaved(3)):
+        assert [schedule.in_flight(s, 8, 2) for s in (8, 4)] == [2, 2]
+    # Eq. 5 does not look at B.
+    assert ALPA.in_flight(8, 8, 2) == 8
+
+
+def test_fill():
+    time, weight = np.array([6.0, 3.0]), np.array([2.0, 2.0])
+    assert ONE_F_ONE_B.fill_s(time, weight).tolist() == [6.0, 3.0]
+    assert interleaved(3).fill_s(time, weight).tolist() == [2.0, 1.0]
+    # T_F + T_B - T_W, never below 0.
+    assert ZERO_BUBBLE.fill_s(time, weight).tolist() == [2.0, 0.0]
+    assert ZERO_BUBBLE.fill_s(time, None).tolist() == [6.0, 3.0]
+
+
+def test_interleaving_needs_groups_of_micro_batches():
+    assert interleaved(2).allows(4, 8)
+    assert not interleaved(2).allows(3, 8)
+    assert ONE_F_ONE_B.allows(3, 8)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 2), ("interleaved", 1), ("gpipe", 0)])
+def test_chunks_belong_to_interleaving(name, chunks):
+    with pytest.raises(ValueError, match=f"'{name}' with {chunks} chunks"):
+        PipelineSchedule(name=name, chunks=chunks)
