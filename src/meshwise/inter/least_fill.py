@@ -19,8 +19,8 @@ import numpy as np
 
 from meshwise.inter.bottleneck_search import Found
 from meshwise.inter.objective import step_time
+from meshwise.inter.stage_arrays import Devices
 from meshwise.inter.stage_kernels import (
-    Devices,
     cheapest_stages,
     cost_to_end,
     least_fill_of_groups,

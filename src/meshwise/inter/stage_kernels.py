@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwise.inter.stage_arrays import Devices, Options
 from meshwise.intra.solver.compiled import kernel, part
 
 Array = Any
@@ -19,60 +20,6 @@ _INF = np.inf
 _LARGE = 1e300
 # Limits are sums of the same numbers in another order.
 _ROUNDING = 1.0 + 1e-12
-
-
-class Options(NamedTuple):
-    """Every stage that may be chosen; options of the same layers and submesh form a group.
-
-    Groups are sorted by first layer, options in a group by fill.
-
-    Attributes:
-        first_group: Of each first layer, and the end; L + 1 entries.
-        last: Last layer of each group.
-        kind: Submesh of each group.
-        first_option: Of each group, and the end.
-        least_transfer: Of each group, to any right neighbour.
-        slot: Time of a micro-batch of each option.
-        fill: Its fill.
-        once: Its time once a step.
-        most_to_end: Stages from it to the end at most, for memory.
-        right_class: Of each kind; kinds of a class cost every left neighbour the same.
-        num_classes: How many.
-        transfer: [boundary, left kind, right kind].
-        more_batches: B - 1.
-        hides: Whether transfers run beside computation.
-    """
-
-    first_group: Array
-    last: Array
-    kind: Array
-    first_option: Array
-    least_transfer: Array
-    slot: Array
-    fill: Array
-    once: Array
-    most_to_end: Array
-    right_class: Array
-    num_classes: int
-    transfer: Array
-    more_batches: float
-    hides: bool
-
-
-class Devices(NamedTuple):
-    """Where submeshes may lie.
-
-    Attributes:
-        size: Devices of each kind.
-        count: Devices in all.
-        may_start: [kind, first device]; empty if anywhere.
-        use_all: Whether all must be used.
-    """
-
-    size: Array
-    count: int
-    may_start: Array
-    use_all: bool
 
 
 @part
@@ -119,7 +66,7 @@ def least_fill_of_groups(
 def _least_devices_before(options: Options, cost: Array, devices: Devices) -> Array:
     """Devices that the layers before each one take at least."""
     num_layers = len(options.first_group) - 1
-    least = np.full(num_layers + 1, devices.count + 1)
+    least = np.full(num_layers + 1, devices.total + 1)
     least[0] = 0
     for k in range(num_layers):
         for g in range(options.first_group[k], options.first_group[k + 1]):
@@ -153,7 +100,7 @@ def cost_to_end(options: Options, cost: Array, devices: Devices) -> Array:
 
     A lower bound of what remains at (k, p): memory and transfers count as in the costs of groups.
     """
-    num_layers, count = len(options.first_group) - 1, devices.count
+    num_layers, count = len(options.first_group) - 1, devices.total
     anywhere = devices.may_start.size == 0
     least = np.full((num_layers + 1, count + 1), _INF)
     low = np.full(num_layers + 1, count + 1)
@@ -206,7 +153,7 @@ def stages_of_bound(options: Options, cost: Array, to_end: Array, devices: Devic
                 value = cost[g] + to_end[options.last[g] + 1, q]
                 if value < best:
                     best, chosen = value, g
-        if skips and p < devices.count and to_end[k, p + 1] < best:
+        if skips and p < devices.total and to_end[k, p + 1] < best:
             p += 1
         elif chosen < 0:
             break
@@ -219,7 +166,7 @@ def stages_of_bound(options: Options, cost: Array, to_end: Array, devices: Devic
 
 @part
 def _may_start(kind: int, p: int, devices: Devices) -> bool:
-    if p + devices.size[kind] > devices.count:
+    if p + devices.size[kind] > devices.total:
         return False
     return devices.may_start.size == 0 or devices.may_start[kind, p]
 
@@ -232,7 +179,7 @@ def _cost_from_start(
 
     Infinite where every solution through (k, p) costs more than the cutoff.
     """
-    num_layers, count = len(options.first_group) - 1, devices.count
+    num_layers, count = len(options.first_group) - 1, devices.total
     skips = devices.may_start.size > 0 and not devices.use_all
     least = np.full((num_layers + 1, count + 1), _INF)
     least[0, 0] = 0.0
@@ -394,7 +341,7 @@ def cheapest_stages(
     Returns:
         The cost with tolls, infinite if there is none; for each stage its option and first device.
     """
-    num_layers, count = len(options.first_group) - 1, devices.count
+    num_layers, count = len(options.first_group) - 1, devices.total
     # What is impossible is above every cutoff.
     cutoff = min(cutoff, _LARGE)
     limits = (most_load * _ROUNDING, most_once * _ROUNDING, toll)

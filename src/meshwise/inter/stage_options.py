@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshwise.inter.stage_kernels import Devices, Options
+from meshwise.inter.stage_arrays import Devices, Options
 from meshwise.inter.stage_problem import StageProblem
 
 FloatArray = npt.NDArray[np.float64]

@@ -1,0 +1,29 @@
+"""After `compile_kernels` no problem needs another specialisation of a kernel."""
+
+from __future__ import annotations
+
+from stage_problems import random_problem
+
+from meshwise.errors import InfeasibleError
+from meshwise.inter import stage_kernels
+from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.warm import compile_kernels
+
+KERNELS = (
+    stage_kernels.least_fill_of_groups,
+    stage_kernels.cost_to_end,
+    stage_kernels.stages_of_bound,
+    stage_kernels.cheapest_stages,
+)
+
+
+def test_one_specialisation_does():
+    compile_kernels()
+    for seed in range(40):
+        problem = random_problem(seed, mixed=seed % 2 == 1, max_layers=4)
+        for mode, count in (("alpa", None), ("time", None), ("time", 2)):
+            try:
+                build_stages(problem, mode, num_stages=count)
+            except InfeasibleError:
+                continue
+    assert [len(kernel.nopython_signatures) for kernel in KERNELS] == [1] * len(KERNELS)
