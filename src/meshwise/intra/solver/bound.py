@@ -32,6 +32,13 @@ def _raise_bounds(net: Network, held: Messages, above: np.ndarray) -> None:
         pass_on(FORWARD, i, net, held)
 
 
+def rises(network: Network, held: Messages) -> NDArray[np.float64]:
+    """By how much each choice raises the bound at least; moves the messages forward."""
+    above = np.zeros(len(network.cost))
+    _raise_bounds(network, held, above)
+    return above
+
+
 def choices_within(
     network: Network, held: Messages, prices: NDArray[np.float64], bound: float, cost: float
 ) -> NDArray[np.bool_]:
@@ -44,8 +51,7 @@ def choices_within(
         bound: Lower bound that they prove.
         cost: Cost of the solution known.
     """
-    above = np.zeros(len(network.cost))
-    _raise_bounds(network, held, above)
+    above = rises(network, held)
     # Whole costs: a better solution is cheaper by one at least.  The bound is a difference of sums
     # of this size, each rounded.
     slack = 1e-9 * (abs(cost) + float(prices @ network.capacity))

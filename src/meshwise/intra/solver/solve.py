@@ -27,6 +27,7 @@ from meshwise.intra.solver.first import first_solution
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import sweep
 from meshwise.intra.solver.primal import Primal
+from meshwise.intra.solver.proving import is_provable, prove
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 from meshwise.intra.solver.shared import Shared, Turn
@@ -34,6 +35,8 @@ from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
 
 _ROUNDS_A_TURN = 20
 _EXACT_COLUMNS = 120_000
+# Rounds before a proof is tried.
+_EARLY_ROUNDS = 80
 # Another reduction pays if it takes out this part of the choices.
 _WORTH_REDUCING = 0.1
 _LAST_SWEEPS = 50
@@ -216,11 +219,22 @@ def _raise_bound(shared: Shared, seed: int) -> None:
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network, shared.stop)
     primal = Primal(shared, seed) if shared.deterministic else None
+    if _may_prove(ascent, shared):
+        # Prices that are nearly the best will do.
+        _ascend(ascent, chain, shared, primal, rounds=_EARLY_ROUNDS)
+        if shared.must_stop or _proved(ascent, chain, shared):
+            return
+    tried = num_columns(ascent.network)
     while True:
         _ascend(ascent, chain, shared, primal)
         if shared.must_stop:
             return
         is_done = ascent.is_done
+        # A second try pays once there is far less.
+        if is_done and 2 * num_columns(ascent.network) <= tried and _may_prove(ascent, shared):
+            tried = num_columns(ascent.network)
+            if _proved(ascent, chain, shared):
+                return
         deeper = _reduced_further(ascent, shared)
         if shared.must_stop:
             return
@@ -242,11 +256,21 @@ def _raise_bound(shared: Shared, seed: int) -> None:
             ascent.restart()
 
 
-def _ascend(ascent: Ascent, chain: list[Reduction], shared: Shared, primal: Primal | None) -> None:
+def _ascend(
+    ascent: Ascent,
+    chain: list[Reduction],
+    shared: Shared,
+    primal: Primal | None,
+    *,
+    rounds: float = math.inf,
+) -> None:
     known = ascent.cost
     turn = Turn(_ROUNDS_A_TURN, is_fixed=shared.deterministic)
     near = _near(ascent, shared)
-    while not (shared.must_stop or ascent.is_done or shared.cost - ascent.bound <= near):
+    while rounds > 0 and not (
+        shared.must_stop or ascent.is_done or shared.cost - ascent.bound <= near
+    ):
+        rounds -= turn.count
         with turn:
             ascent.run(turn.count)
         if ascent.cost < known:
@@ -342,6 +366,32 @@ def _close(chain: list[Reduction], shared: Shared) -> None:
     shared.finish()
 
 
+def _may_prove(ascent: Ascent, shared: Shared) -> bool:
+    return "exact engines" not in shared.without and is_provable(ascent.network)
+
+
+def _proved(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:
+    """Try to prove the best with a fixed amount of work; whether nothing is left to do."""
+    proof = prove(ascent.network, ascent.best_prices, shared.cost, stop=shared.stop)
+    if shared.must_stop:
+        return True
+    if proof.choice is not None:
+        shared.offer(_expanded(chain, proof.choice))
+        ascent.cost = min(ascent.cost, shared.cost)
+    if proof.is_proved:
+        _end(shared)
+    elif proof.bound > -math.inf and math.isfinite(shared.cost):
+        shared.proven = max(shared.proven, min(math.ceil(proof.bound), _whole(shared.cost)))
+    return proof.is_proved
+
+
+def _end(shared: Shared) -> None:
+    """Nothing is better than the best known, if there is one."""
+    shared.is_impossible = math.isinf(shared.cost)
+    shared.proven = 0 if shared.is_impossible else _whole(shared.cost)
+    shared.finish()
+
+
 def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: int) -> None:
     """Let the exact engine find the best, or prove that there is none better."""
     priced = np.argsort(-ascent.best_prices)[:200]
@@ -368,9 +418,7 @@ def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: in
         if choice is not None:
             shared.offer(_expanded(chain, choice))
     if answer.is_proved:
-        shared.is_impossible = math.isinf(shared.cost)
-        shared.proven = 0 if shared.is_impossible else _whole(shared.cost)
-        shared.finish()
+        _end(shared)
 
 
 def _search(shared: Shared, seed: int) -> None:

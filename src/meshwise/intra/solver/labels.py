@@ -1,0 +1,310 @@
+"""Networks whose nodes can be ordered well: partial choices side by side, the dominated ones left out.
+
+Nodes are chosen in order.  What later nodes cost depends on the frontier only, the nodes that have
+a later neighbour, and on the bytes used: of two labels (partial choices) with the same frontier,
+one that costs and uses no less than the other goes.  What the messages prove about the later nodes,
+at several prices of memory, takes out what cannot be better than the best choice known.
+
+Source: labels of shortest paths with resources (M. Desrochers, F. Soumis, 1988) along a path
+decomposition, with Lagrangian completion bounds.
+"""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
+from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.reducing import INF, grown, least_in
+
+Array = Any
+
+# What `find_labels` says.
+GAVE_UP, NOTHING, FOUND = 0, 1, 2
+
+
+class Bounds(NamedTuple):
+    """What is proved of each choice at several prices of memory, one line each.
+
+    Attributes:
+        node: Value of each choice that lies at its node.
+        at_u: Value that each edge holds for the choices of its earlier node.
+        at_v: The same for its later node.
+        base: Value besides.
+        most: No better choice is worth more.
+        stop: One flag; ends the search.
+    """
+
+    node: Array
+    at_u: Array
+    at_v: Array
+    base: Array
+    most: Array
+    stop: Array
+
+
+class Labels(NamedTuple):
+    """Partial choices of the first nodes.
+
+    Attributes:
+        front: Choices of the nodes of the frontier.
+        used: Bytes in each row.
+        value: With each line of the bounds.
+        cost: True one; infinite for a label that is left out.
+        parent: The label of one node less.
+        choice: Of the last node.
+        following: Next label whose frontier has the same hash.
+    """
+
+    front: Array
+    used: Array
+    value: Array
+    cost: Array
+    parent: Array
+    choice: Array
+    following: Array
+
+
+@part
+def _least_after(net: Network, bounds: Bounds) -> np.ndarray:
+    """What all nodes from each one on are worth at least, with edges to earlier nodes."""
+    lines = bounds.base.size
+    least: Array = np.zeros((lines, net.size.size + 1))
+    for k in range(lines):
+        node = bounds.node[k]
+        for i in range(net.size.size - 1, -1, -1):
+            total = least[k, i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
+            for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
+                e = net.earlier[j]
+                found = INF
+                for s in range(net.size[net.u[e]]):
+                    at = net.first_entry[e] + s * net.size[i]
+                    for t in range(net.size[i]):
+                        value = net.matrices[at + t] + bounds.at_v[k, net.first_v[e] + t]
+                        value += bounds.at_u[k, net.first_u[e] + s]
+                        found = value if value < found else found
+                total += found
+            least[k, i] = total
+    return least
+
+
+@part
+def _empty(room: int, width: int, rows: int, lines: int) -> Labels:
+    return Labels(
+        np.zeros((room, width), np.int16),
+        np.zeros((room, rows), np.int64),
+        np.zeros((room, lines)),
+        np.zeros(room),
+        np.zeros(room, np.int32),
+        np.zeros(room, np.int16),
+        np.zeros(room, np.int32),
+    )
+
+
+@part
+def _frontiers(net: Network) -> tuple[np.ndarray, np.ndarray, int]:
+    """Place of each node in the frontier, the last node that needs it, and the largest frontier."""
+    count = net.size.size
+    last = np.zeros(count, np.int64)
+    for i in range(count):
+        last[i] = i
+    for e in range(net.u.size):
+        last[net.u[e]] = net.v[e] if net.v[e] > last[net.u[e]] else last[net.u[e]]
+    place = np.full(count, -1)
+    owner = np.full(count + 1, -1)
+    width = 0 * ONE
+    for i in range(count):
+        for k in range(width):
+            if owner[k] >= 0 and last[owner[k]] < i:
+                owner[k] = -1
+        if last[i] > i:
+            k = 0 * ONE
+            while owner[k] >= 0:
+                k += 1
+            owner[k] = i
+            place[i] = k
+            width = k + 1 if k + 1 > width else width
+    return place, last, width
+
+
+@part
+def _values(
+    i: int, s: int, parent: int, net: Network, bounds: Bounds, place: Array, least: Array,
+    old: Labels, value: Array,
+) -> bool:  # fmt: skip
+    """Write the values of a label and a choice; False if it cannot be better."""
+    for k in range(bounds.base.size):
+        total = old.value[parent, k] + bounds.node[k, net.first_choice[i] + s]
+        for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
+            e = net.earlier[j]
+            before = old.front[parent, place[net.u[e]]]
+            total += net.matrices[net.first_entry[e] + before * net.size[i] + s]
+            total += bounds.at_u[k, net.first_u[e] + before] + bounds.at_v[k, net.first_v[e] + s]
+        # An infinite sum is not less either.
+        if not total + least[k, i + 1] <= bounds.most[k]:
+            return False
+        value[k] = total
+    return True
+
+
+@part
+def _cost(i: int, s: int, parent: int, net: Network, place: Array, old: Labels) -> float:
+    cost = old.cost[parent] + net.cost[net.first_choice[i] + s]
+    for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
+        e = net.earlier[j]
+        before = old.front[parent, place[net.u[e]]]
+        cost += net.matrices[net.first_entry[e] + before * net.size[i] + s]
+    return cost
+
+
+@part
+def _used(i: int, s: int, parent: int, net: Network, old: Labels, used: Array) -> bool:
+    """Write the bytes of a label and a choice; False if they do not fit."""
+    for row in range(used.size):
+        used[row] = old.used[parent, row]
+    for k in range(net.first_item[i], net.first_item[i + 1]):
+        more = net.usage[net.first_usage[k] + s]
+        for row in range(net.item_low[k], net.item_high[k]):
+            used[row] += more
+    for row in range(used.size):
+        if used[row] > net.capacity[row]:
+            return False
+    return True
+
+
+@part
+def _compared(cost: float, used: Array, other: int, new: Labels) -> int:
+    """1 if the other label is no worse, 2 if it is worse or the same, 0 if neither."""
+    no_worse, no_better = new.cost[other] <= cost, new.cost[other] >= cost
+    for row in range(used.size):
+        no_worse &= new.used[other, row] <= used[row]
+        no_better &= new.used[other, row] >= used[row]
+    return 1 if no_worse else 2 if no_better else 0
+
+
+@part
+def _place_for(
+    front: Array, cost: float, used: Array, count: int, heads: Array, new: Labels
+) -> int:
+    """Where to write a label: -1 if another beats it, `count` for a new place.
+
+    Labels that it beats are left out, and it takes the place of the first of them.
+    """
+    code = np.uint64(1469598103934665603)
+    for k in range(front.size):
+        code = (code ^ np.uint64(front[k])) * np.uint64(1099511628211)
+    code ^= code >> np.uint64(29)
+    head = np.int64(code & np.uint64(heads.size - 1))
+    found: Any = count
+    other = np.int64(heads[head])
+    while other >= 0:
+        is_same = True
+        for k in range(front.size):
+            if new.front[other, k] != front[k]:
+                is_same = False
+                break
+        if is_same:
+            order = _compared(cost, used, other, new)
+            if order == 1:
+                return NONE
+            if order == 2:
+                if found == count:
+                    found = other
+                else:
+                    new.cost[other] = INF
+        other = np.int64(new.following[other])
+    if found == count and count < new.cost.size:
+        new.following[count] = heads[head]
+        heads[head] = count
+    return found
+
+
+@kernel
+def find_labels(
+    net: Network, bounds: Bounds, cutoff: float, room: int, work: np.ndarray, choice: np.ndarray
+) -> int:
+    """Search for the cheapest choice.
+
+    Args:
+        net: In an order with small frontiers.
+        bounds: What is proved.
+        cutoff: Cost of the choice known.
+        room: Labels that there may be of one number of nodes.
+        work: Pairs of a label and a choice that may be looked at; what is left of them.
+        choice: Result.
+
+    Returns:
+        `FOUND` with the best choice, `NOTHING` if none is better than what is known, or `GAVE_UP`.
+    """
+    lines, rows, count = bounds.base.size, net.capacity.size, net.size.size
+    place, last, width = _frontiers(net)
+    least = _least_after(net, bounds)
+    old, new = _empty(room, width, rows, lines), _empty(room, width, rows, lines)
+    old.value[0] = bounds.base
+    old.cost[0] = net.constant
+    parents, choices = np.empty(1024, np.int32), np.empty(1024, np.int16)
+    first = np.zeros(count + 1, np.int64)
+    heads = np.full(1024, -1, np.int32)
+    value, used = np.empty(lines), np.empty(rows, np.int64)
+    front = np.zeros(width, np.int16)
+    num_old = ONE
+    for i in range(count):
+        while heads.size < room and heads.size < num_old * net.size[i]:
+            heads = np.empty(2 * heads.size, np.int32)
+        heads[:] = -1
+        num_new = 0 * ONE
+        for parent in range(num_old):
+            if bounds.stop[0] or work[0] <= 0:
+                return GAVE_UP
+            if old.cost[parent] == INF:
+                continue
+            work[0] -= net.size[i]
+            for k in range(width):
+                front[k] = old.front[parent, k]
+            for k in range(i):
+                if place[k] >= 0 and last[k] == i:
+                    front[place[k]] = 0
+            for s in range(net.size[i]):
+                if not _values(i, s, parent, net, bounds, place, least, old, value):
+                    continue
+                if not _used(i, s, parent, net, old, used):
+                    continue
+                cost = _cost(i, s, parent, net, place, old)
+                if i == count - 1 and cost >= cutoff:
+                    continue
+                if place[i] >= 0:
+                    front[place[i]] = s
+                at = _place_for(front, cost, used, num_new, heads, new)
+                if at < 0:
+                    continue
+                if at == num_new:
+                    if num_new == room:
+                        return GAVE_UP
+                    num_new += 1
+                for k in range(width):
+                    new.front[at, k] = front[k]
+                for k in range(lines):
+                    new.value[at, k] = value[k]
+                for row in range(rows):
+                    new.used[at, row] = used[row]
+                new.cost[at], new.parent[at], new.choice[at] = cost, parent, s
+        if num_new == 0:
+            return NOTHING
+        first[i + 1] = first[i] + num_new
+        parents, choices = grown(parents, first[i + 1]), grown(choices, first[i + 1])
+        for k in range(num_new):
+            parents[first[i] + k] = new.parent[k]
+            choices[first[i] + k] = new.choice[k]
+        old, new = new, old
+        num_old = num_new
+    best = 0 * ONE
+    for k in range(num_old):
+        best = k if old.cost[k] < old.cost[best] else best
+    for i in range(count - 1, -1, -1):
+        choice[i] = choices[first[i] + best]
+        best = np.int64(parents[first[i] + best])
+    return FOUND
