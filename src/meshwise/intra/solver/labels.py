@@ -170,10 +170,10 @@ def _used(i: int, s: int, parent: int, net: Network, old: Labels, used: Array) -
         more = net.usage[net.first_usage[k] + s]
         for row in range(net.item_low[k], net.item_high[k]):
             used[row] += more
+    fits = True
     for row in range(used.size):
-        if used[row] > net.capacity[row]:
-            return False
-    return True
+        fits &= used[row] <= net.capacity[row]
+    return fits
 
 
 @part
@@ -223,6 +223,54 @@ def _place_for(
     return found
 
 
+@part
+def _write(
+    at: int, front: Array, value: Array, used: Array, cost: float, parent: int, s: int, new: Labels
+) -> None:
+    for k in range(front.size):
+        new.front[at, k] = front[k]
+    for k in range(value.size):
+        new.value[at, k] = value[k]
+    for row in range(used.size):
+        new.used[at, row] = used[row]
+    new.cost[at], new.parent[at], new.choice[at] = cost, parent, s
+
+
+@part
+def _extend(
+    i: int, parent: int, num_new: int, net: Network, bounds: Bounds, cutoff: float, place: Array,
+    least: Array, front: Array, value: Array, used: Array, heads: Array, old: Labels, new: Labels,
+) -> int:  # fmt: skip
+    """Labels there are after those of one parent are written; -1 if there is no room for them."""
+    for s in range(net.size[i]):
+        if not _values(i, s, parent, net, bounds, place, least, old, value):
+            continue
+        if not _used(i, s, parent, net, old, used):
+            continue
+        cost = _cost(i, s, parent, net, place, old)
+        if i == net.size.size - 1 and cost >= cutoff:
+            continue
+        if place[i] >= 0:
+            front[place[i]] = s
+        at = _place_for(front, cost, used, num_new, heads, new)
+        if at < 0:
+            continue
+        if at == new.cost.size:
+            return NONE
+        num_new = at + 1 if at == num_new else num_new
+        _write(at, front, value, used, cost, parent, s, new)
+    return num_new
+
+
+@part
+def _followed(count: int, first: Array, parents: Array, choices: Array, choice: Array) -> None:
+    """Read the choices of a last label backwards; `first[count]` is its number."""
+    at = first[count]
+    for i in range(count - 1, -1, -1):
+        choice[i] = choices[first[i] + at]
+        at = np.int64(parents[first[i] + at])
+
+
 @kernel
 def find_labels(
     net: Network, bounds: Bounds, cutoff: float, room: int, work: np.ndarray, choice: np.ndarray
@@ -249,8 +297,7 @@ def find_labels(
     parents, choices = np.empty(1024, np.int32), np.empty(1024, np.int16)
     first = np.zeros(count + 1, np.int64)
     heads = np.full(1024, -1, np.int32)
-    value, used = np.empty(lines), np.empty(rows, np.int64)
-    front = np.zeros(width, np.int16)
+    value, used, front = np.empty(lines), np.empty(rows, np.int64), np.zeros(width, np.int16)
     num_old = ONE
     for i in range(count):
         while heads.size < room and heads.size < num_old * net.size[i]:
@@ -268,43 +315,23 @@ def find_labels(
             for k in range(i):
                 if place[k] >= 0 and last[k] == i:
                     front[place[k]] = 0
-            for s in range(net.size[i]):
-                if not _values(i, s, parent, net, bounds, place, least, old, value):
-                    continue
-                if not _used(i, s, parent, net, old, used):
-                    continue
-                cost = _cost(i, s, parent, net, place, old)
-                if i == count - 1 and cost >= cutoff:
-                    continue
-                if place[i] >= 0:
-                    front[place[i]] = s
-                at = _place_for(front, cost, used, num_new, heads, new)
-                if at < 0:
-                    continue
-                if at == num_new:
-                    if num_new == room:
-                        return GAVE_UP
-                    num_new += 1
-                for k in range(width):
-                    new.front[at, k] = front[k]
-                for k in range(lines):
-                    new.value[at, k] = value[k]
-                for row in range(rows):
-                    new.used[at, row] = used[row]
-                new.cost[at], new.parent[at], new.choice[at] = cost, parent, s
+            num_new = _extend(
+                i, parent, num_new, net, bounds, cutoff, place, least, front, value, used, heads,
+                old, new,
+            )  # fmt: skip
+            if num_new < 0:
+                return GAVE_UP
         if num_new == 0:
             return NOTHING
         first[i + 1] = first[i] + num_new
         parents, choices = grown(parents, first[i + 1]), grown(choices, first[i + 1])
-        for k in range(num_new):
-            parents[first[i] + k] = new.parent[k]
-            choices[first[i] + k] = new.choice[k]
+        parents[first[i] : first[i + 1]] = new.parent[:num_new]
+        choices[first[i] : first[i + 1]] = new.choice[:num_new]
         old, new = new, old
         num_old = num_new
     best = 0 * ONE
     for k in range(num_old):
         best = k if old.cost[k] < old.cost[best] else best
-    for i in range(count - 1, -1, -1):
-        choice[i] = choices[first[i] + best]
-        best = np.int64(parents[first[i] + best])
+    first[count] = best
+    _followed(count, first, parents, choices, choice)
     return FOUND

@@ -68,7 +68,9 @@ def in_order(network: Network, order: Integers) -> Network:
     owner = np.repeat(np.arange(count), np.diff(network.first_item))[items]
     lengths = network.size[owner]
     first = network.first_usage[items]
-    usage = [network.usage[f : f + n] for f, n in zip(first.tolist(), lengths.tolist(), strict=True)]
+    usage = [
+        network.usage[f : f + n] for f, n in zip(first.tolist(), lengths.tolist(), strict=True)
+    ]
     return network._replace(
         size=size,
         first_choice=starts(size),

@@ -42,6 +42,8 @@ _SWEEPS, _SETTLED = 40, 1e-3
 _FIRST_SHARE, _FIRST_OF_BOUND = 1 / 16, 1e-3
 # After so many targets that were given up, each half as far from the last bound, nothing helps.
 _MOST_FAILURES = 3
+# Prices are scaled in so many steps, the first by this factor, with so many sweeps each.
+_SCALINGS, _SCALE, _SCALING_SWEEPS = 14, 4.0, 3
 # Prices are centred at most so often.
 _CENTRED = 4
 # Choices are taken out again while each time takes out this part of them.
@@ -93,7 +95,7 @@ def prove(
     """Find the best choice, or prove that none costs less than what is known.
 
     Args:
-        network: A small one.
+        network: A small one that the reductions left.
         prices: Good ones, of a byte in each row.
         cost: Of the best choice known; infinite if there is none.
         stop: Ends the search when another thread sets it to 1.
@@ -103,8 +105,11 @@ def prove(
     known = cost if math.isfinite(cost) else dearest(network) + 1
     order = narrow_order(network)
     placed = in_order(network, order)
+    prices = _scaled(placed, prices, stop, left)
     lines = _centred(placed, prices, known, stop, left)
     bound = max(line.bound for line in lines)
+    if not math.isfinite(bound):
+        return Proof(choice=None, bound=-math.inf, is_proved=False)
     below, num_failed = bound, 0
     step = max(min(_FIRST_SHARE * (known - bound), _FIRST_OF_BOUND * abs(bound)), 1.0)
     proved = -math.inf
@@ -124,6 +129,36 @@ def prove(
             below = proved = target
             step *= 2 if not num_failed else 1
     return Proof(choice=None, bound=proved, is_proved=False)
+
+
+def _scaled(network: Network, prices: Floats, stop: NDArray[np.int8], left: Integers) -> Floats:
+    """The prices times the number with the best bound: it is concave along a ray."""
+    if not prices.any():
+        return prices
+    held = no_messages(network, stop)
+    present = 0.0
+
+    def bound_at(scale: float) -> float:
+        nonlocal present
+        add_prices((scale - present) * prices, network, held)
+        present, bound = scale, 0.0
+        for _ in range(_SCALING_SWEEPS):
+            sweep(True, network, held)
+            bound = sweep(False, network, held)
+            left[0] -= 2 * len(network.matrices) + len(network.cost)
+        return bound - scale * float(prices @ network.capacity)
+
+    best, factor = 1.0, _SCALE
+    most = bound_at(best)
+    for _ in range(_SCALINGS):
+        for scale in (best * factor, best / factor):
+            bound = bound_at(scale)
+            if bound > most:
+                best, most = scale, bound
+                break
+        else:
+            factor = math.sqrt(factor)
+    return best * prices
 
 
 def _centred(

@@ -372,7 +372,9 @@ def _may_prove(ascent: Ascent, shared: Shared) -> bool:
 
 def _proved(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:
     """Try to prove the best with a fixed amount of work; whether nothing is left to do."""
-    proof = prove(ascent.network, ascent.best_prices, shared.cost, stop=shared.stop)
+    # The first rounds may go too far for a better bound, but in a good direction.
+    prices = ascent.best_prices if ascent.best_prices.any() else ascent.prices
+    proof = prove(ascent.network, prices, shared.cost, stop=shared.stop)
     if shared.must_stop:
         return True
     if proof.choice is not None:

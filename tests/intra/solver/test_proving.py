@@ -1,0 +1,135 @@
+"""Proofs of small networks, against trying everything."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from intra.solver.problems import optimum, random_instance
+from meshwise.intra.solver.instance import evaluate
+from meshwise.intra.solver.messages import cost_of, room_left
+from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.ordering import in_order, narrow_order
+from meshwise.intra.solver.proving import prove
+from meshwise.intra.solver.reduction import reduce_instance
+from meshwise.intra.solver.small import network_of
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+
+def proved(network: Network, cost: float, *, work: int = 10**9, price: float = 1.0):
+    prices = np.full(len(network.capacity), price)
+    return prove(network, prices, cost, stop=np.zeros(1, np.int8), work=work)
+
+
+@pytest.mark.parametrize("tight", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("price", [0.0, 1.0])
+def test_the_best_choice_is_found_and_proved(tight: float, price: float) -> None:
+    num_rows, num_found = 0, 0
+    for seed in range(100):
+        instance = random_instance(seed, num_nodes=8, tight=tight)
+        reduction = reduce_instance(instance)
+        if reduction.infeasible or not len(reduction.network.size):
+            continue
+        num_rows = max(num_rows, len(reduction.network.capacity))
+        want = optimum(instance)
+        proof = proved(reduction.network, math.inf, price=price)
+        assert proof.is_proved, seed
+        if want is None:
+            assert proof.choice is None
+            continue
+        num_found += 1
+        assert proof.choice is not None
+        full = reduction.expand(proof.choice)
+        assert evaluate(instance, full.tolist()).cost == want
+        assert proof.bound <= want
+    assert num_found > 3
+    assert num_rows > 1
+
+
+def test_rows_that_cannot_be_met_are_proved() -> None:
+    seen = 0
+    for seed in range(200):
+        instance = random_instance(seed, num_nodes=6, tight=0.0)
+        reduction = reduce_instance(instance)
+        if optimum(instance) is not None or reduction.infeasible:
+            continue
+        seen += 1
+        proof = proved(reduction.network, math.inf)
+        assert (proof.choice, proof.is_proved) == (None, True)
+    assert seen
+
+
+def test_nothing_is_better_than_the_best() -> None:
+    seen = 0
+    for seed in range(60):
+        reduction = reduce_instance(random_instance(seed, num_nodes=12, tight=0.3))
+        if reduction.infeasible or not len(reduction.network.size):
+            continue
+        best = proved(reduction.network, math.inf)
+        if best.choice is None:
+            continue
+        seen += 1
+        cost = cost_of(reduction.network, best.choice)
+        again = proved(reduction.network, cost)
+        assert (again.choice, again.bound, again.is_proved) == (None, cost, True)
+        below = proved(reduction.network, cost - 1)
+        assert (below.choice, below.is_proved) == (None, True)
+        above = proved(reduction.network, cost + 1)
+        assert above.choice is not None
+        assert cost_of(reduction.network, above.choice) == cost
+        assert room_left(reduction.network, above.choice).min(initial=0) >= 0
+    assert seen > 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    tight=st.floats(0, 0.9),
+    work=st.integers(0, 20_000),
+    price=st.floats(0, 100),
+)
+def test_no_bound_is_above_the_optimum(seed: int, tight: float, work: int, price: float) -> None:
+    """However little work there is, and whatever the prices are."""
+    instance = random_instance(seed, num_nodes=6, tight=tight)
+    want = optimum(instance)
+    reduction = reduce_instance(instance)
+    if reduction.infeasible:
+        return
+    proof = proved(reduction.network, math.inf, work=work, price=price)
+    assert want is None or proof.bound <= want
+    assert not proof.is_proved or (proof.choice is None) == (want is None)
+    if proof.choice is not None:
+        full = reduction.expand(proof.choice)
+        assert evaluate(instance, full.tolist()).cost == want
+
+
+def test_little_work_gives_up_and_equal_work_gives_equal_answers() -> None:
+    network = reduce_instance(random_instance(3, num_nodes=60, tight=0.3, forbid=False)).network
+    assert not proved(network, math.inf, work=1000).is_proved
+    first, second = (proved(network, math.inf, work=3_000_000) for _ in range(2))
+    assert first.bound == second.bound
+    assert first.is_proved == second.is_proved
+
+
+def test_a_flag_ends_a_proof() -> None:
+    network = reduce_instance(random_instance(3, num_nodes=60, tight=0.3, forbid=False)).network
+    prices = np.ones(len(network.capacity))
+    assert not prove(network, prices, math.inf, stop=np.ones(1, np.int8)).is_proved
+
+
+def test_an_order_changes_no_cost() -> None:
+    for seed in range(20):
+        network = network_of(random_instance(seed, num_nodes=8))
+        order = narrow_order(network)
+        assert sorted(order.tolist()) == list(range(8))
+        placed = in_order(network, order)
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            choice = rng.integers(0, network.size)
+            assert cost_of(placed, choice[order]) == cost_of(network, choice)
+            assert room_left(placed, choice[order]).tolist() == room_left(network, choice).tolist()
