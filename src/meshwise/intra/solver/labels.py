@@ -1,4 +1,4 @@
-"""Networks whose nodes can be ordered well: partial choices side by side, the dominated ones left out.
+"""Networks whose nodes can be ordered well: partial choices side by side, without dominated ones.
 
 Nodes are chosen in order.  What later nodes cost depends on the frontier only, the nodes that have
 a later neighbour, and on the bytes used: of two labels (partial choices) with the same frontier,
@@ -208,7 +208,7 @@ def _place_for(
                 is_same = False
                 break
         if is_same:
-            order = _compared(cost, used, other, new)
+            order = _compared(cost, used, other, new)  # pyright: ignore[reportArgumentType]
             if order == 1:
                 return NONE
             if order == 2:

@@ -16,8 +16,9 @@ def narrow_order(network: Network) -> Integers:
     A frontier's size is the number of choices that its nodes have together.
     """
     count = len(network.size)
-    beside: list[set[int]] = [set() for _ in range(count)]
-    for u, v in zip(network.u.tolist(), network.v.tolist(), strict=True):
+    beside = [set[int]() for _ in range(count)]
+    ends: list[tuple[int, int]] = list(zip(network.u.tolist(), network.v.tolist(), strict=True))
+    for u, v in ends:
         beside[u].add(v)
         beside[v].add(u)
     weight: list[float] = np.log(network.size).tolist()
