@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.model_steps import Config
 from meshwise.models.bert import BertConfig
 from meshwise.models.llama import LlamaConfig
 from meshwise.models.moe import MoeConfig
+from meshwise.models.steps import Config
 from meshwise.models.u_transformer import UTransformerConfig
 from meshwise.models.wide_resnet import WideResNetConfig
 

@@ -39,6 +39,7 @@ LAYERS = (
     "following",
     "local_cluster",
     "planning",
+    "pipeline_planning",
     "pricing",
     "arguments",
     "init_state",

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from benchmarks.model_configs import CONFIGS
-from benchmarks.model_steps import model_step
 
 import meshwise as mw
+from meshwise.models.steps import model_step
 from oracle.parallel import CLUSTER
 
 

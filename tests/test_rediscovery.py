@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from benchmarks.model_steps import model_step
 
 import meshwise as mw
 from meshwise.cluster.spec import Cluster
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.moe_sizes import moe_config
+from meshwise.models.steps import model_step
 from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.trace.step import StepSignature, trace_step

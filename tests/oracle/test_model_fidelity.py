@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from benchmarks.fidelity import Comparison, compare_step
 from benchmarks.model_configs import CONFIGS
-from benchmarks.model_steps import model_step
 
 import meshwise as mw
 from meshwise.methods import Method
+from meshwise.models.steps import model_step
 from oracle.parallel import CLUSTER
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
 

@@ -54,6 +54,15 @@ class Layering:
         """The layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
 
+    def tied_names(self) -> tuple[str, ...]:
+        """Names of parameters that several layers read."""
+        names = self.split.names
+        shared = [r for r, layers in enumerate(self.update.readers) if len(layers) > 1]
+        at = [self.cutter.position.get(self.split.roots[r], -1) for r in shared]
+        return tuple(
+            names[i] if i >= 0 else f"parameter {r}" for r, i in zip(shared, at, strict=True)
+        )
+
     def crossing_bytes(self, layer: int) -> int:
         """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
         last = self.ranges[layer][1]

@@ -1,4 +1,4 @@
-"""Training steps of models in float32: a state `(params, kept, optimizer)`, a batch of `rows`."""
+"""Training steps of the models: a state `(params, kept, optimizer)`, a batch of `rows`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import meshwise as mw
 from meshwise.models.bert import Bert, BertConfig
+from meshwise.models.gpt import Gpt, GptConfig
 from meshwise.models.llama import Llama, LlamaConfig
 from meshwise.models.losses import masked_mean_cross_entropy, mean_cross_entropy
 from meshwise.models.moe import Moe, MoeConfig
 from meshwise.models.u_transformer import UTransformer, UTransformerConfig
 from meshwise.models.wide_resnet import WideResNet, WideResNetConfig
+from meshwise.trace.loss import value_and_grad
 
-Config = LlamaConfig | BertConfig | MoeConfig | WideResNetConfig | UTransformerConfig
+Config = GptConfig | LlamaConfig | BertConfig | MoeConfig | WideResNetConfig | UTransformerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def model_step(
 
     def step(state: Any, batch: Any) -> Any:
         params, kept, opt = state
-        (value, kept), grads = mw.value_and_grad(loss, has_aux=True)(params, kept, batch)
+        (value, kept), grads = value_and_grad(loss, has_aux=True)(params, kept, batch)
         updates, opt = optimizer.update(grads, opt, params)
         return (optax.apply_updates(params, updates), kept, opt), value
 
@@ -75,7 +76,7 @@ def model_step(
 
 def _parts(config: Config, rows: int) -> tuple[Any, Any, Any]:
     match config:
-        case LlamaConfig() | MoeConfig():
+        case GptConfig() | LlamaConfig() | MoeConfig():
             return _decoder(config, rows)
         case BertConfig():
             return _bert(config, rows)
@@ -85,18 +86,18 @@ def _parts(config: Config, rows: int) -> tuple[Any, Any, Any]:
             return _u_transformer(config, rows)
 
 
-def _decoder(config: LlamaConfig | MoeConfig, rows: int) -> tuple[Any, Any, Any]:
+def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> tuple[Any, Any, Any]:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
+    model: Any = Moe(config) if isinstance(config, MoeConfig) else _language_model(config)
 
     def loss(params: Any, kept: Any, batch: Any) -> Any:
         variables = {"params": params}
-        if isinstance(config, LlamaConfig):
-            logits: Any = Llama(config).apply(variables, batch["x"])
+        if not isinstance(config, MoeConfig):
+            logits: Any = model.apply(variables, batch["x"])
             return mean_cross_entropy(logits, batch["y"]), kept
-        both: Any = Moe(config).apply(variables, batch["x"])
+        both: Any = model.apply(variables, batch["x"])
         return mean_cross_entropy(both[0], batch["y"]) + 0.01 * both[1], kept
 
-    model = Llama(config) if isinstance(config, LlamaConfig) else Moe(config)
     return (
         (lambda key: model.init(key, jnp.zeros(tokens.shape, jnp.int32))),
         loss,
@@ -105,6 +106,10 @@ def _decoder(config: LlamaConfig | MoeConfig, rows: int) -> tuple[Any, Any, Any]
             "y": tokens,
         },
     )
+
+
+def _language_model(config: GptConfig | LlamaConfig) -> Any:
+    return Gpt(config) if isinstance(config, GptConfig) else Llama(config)
 
 
 def _bert(config: BertConfig, rows: int) -> tuple[Any, Any, Any]:

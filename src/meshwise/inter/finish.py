@@ -1,0 +1,219 @@
+"""From what the search found to a plan that can be read and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.cluster.spec import Cluster
+from meshwise.inter.compose import cheapest_states, entries
+from meshwise.inter.passes import pass_seconds
+from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.inter.placement import place_stages
+from meshwise.inter.search import Found
+from meshwise.inter.stage_problem import Stage
+from meshwise.inter.variants import LayerSource, VariantCosts
+from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.actions import Flow, HostLinks
+from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.timeline import Timeline
+
+# Names of the stage construction -> names of the tables.
+_TABLES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "alpa": "1f1b",
+    "eager": "eager-1f1b",
+    "interleaved": "interleaved-1f1b",
+    "zero-bubble": "zero-bubble-h1",
+}
+
+
+def finished(
+    source: LayerSource,
+    cluster: Cluster,
+    found: Found,
+    costs: VariantCosts,
+    *,
+    batch_size: int,
+    step_flop: float,
+    tied: Sequence[str] = (),
+) -> tuple[PipelinePlan, Timeline]:
+    """The plan and its simulated timeline.
+
+    Args:
+        source: The layers.
+        cluster: Where they run.
+        found: What the search found.
+        costs: Its plans of layers.
+        batch_size: Rows of the whole batch.
+        step_flop: FLOP of the forward pass on the whole batch.
+        tied: Names of parameters that several stages read.
+    """
+    chosen = found.plan.stages
+    shapes = [found.kinds[s.submesh].shape for s in chosen]
+    first = [s.first_device for s in chosen]
+    if not cluster.is_mixed:
+        first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
+    stages = tuple(
+        _stage(source, found, costs, stage, index, place)
+        for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
+    )
+    schedule = _TABLES[found.problem.schedule.name]
+    hides = found.problem.schedule.hides_transfers
+    timeline = simulated(
+        stages, cluster, found.problem.num_microbatches, schedule, hides_transfers=hides
+    )
+    plan = PipelinePlan(
+        cluster=cluster.name,
+        num_devices=cluster.num_devices,
+        batch_size=batch_size,
+        num_microbatches=found.problem.num_microbatches,
+        schedule=schedule,
+        hides_transfers=hides,
+        stages=stages,
+        step_time_s=found.plan.total_s,
+        bound_s=found.plan.bound_s,
+        space=found.plan.space,
+        simulated_s=timeline.step_time_s,
+        bubble_share=timeline.bubble_share,
+        exposed_s=max(timeline.exposed_s),
+        tried=tuple(sorted(found.tried.items())),
+        step_flop=step_flop,
+        tied=tuple(tied),
+    )
+    return plan, timeline
+
+
+def _stage(
+    source: LayerSource,
+    found: Found,
+    costs: VariantCosts,
+    stage: Stage,
+    index: int,
+    first_device: int,
+) -> PipelineStage:
+    problem, kind = found.problem, found.kinds[stage.submesh]
+    variant = found.variants[stage.submesh][stage.variant]
+    count = problem.num_microbatches
+    layers = costs.layers(variant, count)
+    assert layers is not None
+    states = cheapest_states(layers, stage.first_layer, stage.last_layer)
+    plans = entries(layers, stage.first_layer, states)
+    numbers = range(stage.first_layer, stage.last_layer + 1)
+    forward_s = backward_s = 0.0
+    for k, plan in zip(numbers, plans, strict=True):
+        ahead, back = pass_seconds(layers[k].layer.piece, plan.decision, variant.mesh, plan.loop_s)
+        forward_s, backward_s = forward_s + ahead, backward_s + back
+    in_flight = problem.schedule.in_flight(
+        len(found.plan.stages) - index, len(found.plan.stages), count
+    )
+    is_last = index == len(found.plan.stages) - 1
+    return PipelineStage(
+        first_layer=stage.first_layer,
+        last_layer=stage.last_layer,
+        submesh=kind.shape,
+        first_device=first_device,
+        mesh=variant.mesh,
+        remat=variant.remat,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        once_s=sum(p.once_s for p in plans),
+        resident_bytes=sum(p.memory.resident_bytes for p in plans),
+        microbatch_bytes=sum(p.memory.microbatch_bytes for p in plans),
+        temporary_bytes=max(p.memory.temporary_bytes for p in plans),
+        in_flight=round(in_flight),
+        memory_bytes=int(problem.costs.submeshes[stage.submesh].memory_bytes),
+        send_bytes=0 if is_last else source.crossing_bytes(stage.last_layer) // count,
+        layers=tuple(
+            LayerPlan(
+                layer=k,
+                equal_to=source.classes[k],
+                inputs=tuple(
+                    (graph.tensors[graph.inputs[i]].name, graph.tensors[graph.inputs[i]].shape, w)
+                    for i, w in enumerate(plan.decision.inputs)
+                    if i in layers[k].layer.piece.state
+                ),
+            )
+            for k, plan in zip(numbers, plans, strict=True)
+            for graph in (layers[k].layer.piece.graph,)
+        ),
+    )
+
+
+def simulated(
+    stages: Sequence[PipelineStage],
+    cluster: Cluster,
+    num_microbatches: int,
+    schedule: str,
+    *,
+    hides_transfers: bool,
+) -> Timeline:
+    """One step of a pipeline, by discrete events."""
+    hosts = [cluster.host_at(h) for h in range(cluster.num_hosts)]
+    starts = [0]
+    for host in hosts:
+        starts.append(starts[-1] + host.num_devices)
+    places = [_hosts_of(stage, starts) for stage in stages]
+    links = [
+        HostLinks(
+            nic_bytes_per_s=h.nics_bytes_per_s,
+            link_bytes_per_s=h.link.bytes_per_s * h.num_devices,
+        )
+        for h in hosts
+    ]
+    boundaries: list[Boundary] = []
+    for k, (stage, left, right) in enumerate(
+        zip(stages[:-1], places[:-1], places[1:], strict=True)
+    ):
+        forward = _flows(cluster, left, right, stage.send_bytes)
+        backward = _flows(cluster, right, left, stage.send_bytes)
+        boundaries.append(
+            Boundary(
+                source=k,
+                destination=k + 1,
+                forward=Crossing(flows=forward),
+                backward=Crossing(flows=backward),
+            )
+        )
+    return simulate_pipeline(
+        make_schedule(schedule, num_stages=len(stages), num_microbatches=num_microbatches),
+        [
+            StageCost(
+                forward_s=s.forward_s,
+                backward_s=s.backward_s,
+                activation_gradient_s=s.backward_s / 2,
+                weight_gradient_s=s.backward_s / 2,
+                apply_s=s.once_s,
+                resident_bytes=s.resident_bytes,
+                held_bytes=s.microbatch_bytes,
+                forward_temporary_bytes=s.temporary_bytes,
+                backward_temporary_bytes=s.temporary_bytes,
+            )
+            for s in stages
+        ],
+        boundaries,
+        links,
+        overlap=hides_transfers,
+    )
+
+
+def _hosts_of(stage: PipelineStage, starts: Sequence[int]) -> list[int]:
+    first = max(h for h, start in enumerate(starts) if start <= stage.first_device)
+    return list(range(first, first + stage.submesh[0]))
+
+
+def _flows(
+    cluster: Cluster, left: Sequence[int], right: Sequence[int], num_bytes: float
+) -> tuple[Flow, ...]:
+    """Each byte once, spread evenly over the hosts of both sides."""
+    count = max(len(left), len(right))
+    flows: list[Flow] = []
+    for n in range(count):
+        a, b = left[n * len(left) // count], right[n * len(right) // count]
+        one, two = cluster.host_at(a), cluster.host_at(b)
+        latency_s = one.link.latency_s if a == b else max(one.nic.latency_s, two.nic.latency_s)
+        flows.append(
+            Flow(source=a, destination=b, num_bytes=num_bytes / count, latency_s=latency_s)
+        )
+    return tuple(flows)

@@ -1,0 +1,121 @@
+"""A pipeline as it was decided: stages with their layers, devices, times and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.layout import Layout
+from meshwise.inter.piece import Remat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer of a stage.
+
+    Attributes:
+        layer: Its number.
+        equal_to: The first layer of the model that is the same work.
+        inputs: Names, shapes and layouts of the parameters and of what the optimizer keeps.
+    """
+
+    layer: int
+    equal_to: int
+    inputs: tuple[tuple[str, tuple[int, ...], Layout], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """One stage; times in seconds, bytes of one device.
+
+    Attributes:
+        first_layer: First layer.
+        last_layer: Last layer, included.
+        submesh: Hosts, and devices of each.
+        first_device: Number of its first device in the cluster.
+        mesh: Its logical mesh.
+        remat: What its backward pass computes again.
+        forward_s: Of one micro-batch.
+        backward_s: Of one micro-batch.
+        once_s: Gradient synchronisation and update, once a step.
+        resident_bytes: Held all the time.
+        microbatch_bytes: Held for each micro-batch in flight.
+        temporary_bytes: On top at the peak.
+        in_flight: Micro-batches in flight at most.
+        memory_bytes: What a device has.
+        send_bytes: Activations of one micro-batch that go to the next stage.
+        layers: Its layers.
+    """
+
+    first_layer: int
+    last_layer: int
+    submesh: tuple[int, int]
+    first_device: int
+    mesh: LogicalMesh
+    remat: Remat
+    forward_s: float
+    backward_s: float
+    once_s: float
+    resident_bytes: int
+    microbatch_bytes: int
+    temporary_bytes: int
+    in_flight: int
+    memory_bytes: int
+    send_bytes: int
+    layers: tuple[LayerPlan, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of one device."""
+        return self.resident_bytes + self.in_flight * self.microbatch_bytes + self.temporary_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """A whole plan.
+
+    Attributes:
+        cluster: Name of the cluster.
+        num_devices: Of the cluster.
+        batch_size: Rows of the whole batch.
+        num_microbatches: B.
+        schedule: Name of the schedule, as `schedules.registry` has it.
+        hides_transfers: Whether transfers run beside computation.
+        stages: In order.
+        step_time_s: Predicted by the planner.
+        bound_s: No plan of `space` is faster, by the planner's own formula.
+        space: For which plans the bound holds.
+        simulated_s: Step time by simulation.
+        bubble_share: Share of device time without work, by simulation.
+        exposed_s: Longest time for which a mesh waits for a transfer, by simulation.
+        tried: Pairs (number of micro-batches, best step time predicted).
+        step_flop: FLOP of the forward pass on the whole batch.
+        tied: Names of parameters that several stages read.
+    """
+
+    cluster: str
+    num_devices: int
+    batch_size: int
+    num_microbatches: int
+    schedule: str
+    hides_transfers: bool
+    stages: tuple[PipelineStage, ...]
+    step_time_s: float
+    bound_s: float
+    space: str
+    simulated_s: float
+    bubble_share: float
+    exposed_s: float
+    tried: tuple[tuple[int, float], ...]
+    step_flop: float
+    tied: tuple[str, ...]
+
+    @property
+    def gap(self) -> float:
+        """(step time - bound) / step time."""
+        return max(0.0, 1 - self.bound_s / self.step_time_s) if self.step_time_s else 0.0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of the worst device."""
+        return max(stage.peak_bytes for stage in self.stages)

@@ -1,0 +1,127 @@
+"""A user's step and a cluster -> a pipeline.  No device is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwise.cluster.spec import Cluster
+from meshwise.collector import collection_paused
+from meshwise.errors import TraceError
+from meshwise.inter.finish import finished
+from meshwise.inter.piece import REMATS, Remat
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+from meshwise.inter.regular import clustered, regular_layers
+from meshwise.inter.search import SearchOptions, search
+from meshwise.simulate.timeline import Timeline
+from meshwise.trace.layers.chain import chain_of, operator_chain
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.layers.split import split_step
+from meshwise.trace.step import StepSignature, open_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRequest:
+    """What is asked of a pipeline.
+
+    Attributes:
+        cluster: Where it runs.
+        num_layers: Into how many layers the forward pass is cut; None: as many as repeat.
+        num_microbatches: Values of B to try; None: powers of two.
+        num_stages: Exactly so many; None: any number.
+        schedules: To choose from.
+        remats: To choose from.
+        memory_bytes: Of a device; None: what the cluster has.
+        use_all_devices: Whether every device must belong to a stage.
+    """
+
+    cluster: Cluster
+    num_layers: int | None = None
+    num_microbatches: tuple[int, ...] | None = None
+    num_stages: int | None = None
+    schedules: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B,)
+    remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
+    memory_bytes: int | None = None
+    use_all_devices: bool = True
+
+
+def layers_of(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    num_layers: int | None = None,
+) -> tuple[Layering, float]:
+    """Cut a step into layers.
+
+    Returns:
+        The layers, and the FLOP of the forward pass on the whole batch.
+
+    Raises:
+        TraceError: the step cannot be traced or cut, or no argument is batch data.
+    """
+    opened = open_step(fun, args, kwargs, signature)
+    sizes = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
+    if len(sizes) != 1:
+        raise TraceError(
+            f"a pipeline runs micro-batch by micro-batch, but the batch arguments have batch "
+            f"sizes {sorted(sizes) or 'none'}; name arguments of one batch with batch_argnums"
+        )
+    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+    chain = chain_of(split)
+    numbers = operator_chain(chain)
+    layers = regular_layers(numbers) if num_layers is None else clustered(numbers, num_layers)
+    if layers is None:
+        raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
+    return Layering(split, chain, layers.ranges, sizes.pop()), math.fsum(chain.flop)
+
+
+def plan_pipeline(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    request: PipelineRequest,
+    report: Callable[[str], object] = lambda _: None,
+) -> tuple[PipelinePlan, Timeline]:
+    """Find the fastest pipeline for a step, and simulate it.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+        request: What is asked.
+        report: Is told of progress.
+
+    Raises:
+        TraceError: the step cannot be cut.
+        InfeasibleError: nothing fits.
+    """
+    with collection_paused():
+        report("tracing")
+        layers, flop = layers_of(fun, args, kwargs, signature, request.num_layers)
+        report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
+        options = SearchOptions(
+            batch_size=layers.batch_size,
+            step_flop=flop,
+            num_microbatches=request.num_microbatches,
+            schedules=request.schedules,
+            remats=request.remats,
+            memory_bytes=request.memory_bytes,
+            use_all_devices=request.use_all_devices,
+            num_stages=request.num_stages,
+        )
+        found, costs = search(layers, request.cluster, options, report)
+        return finished(
+            layers,
+            request.cluster,
+            found,
+            costs,
+            batch_size=layers.batch_size,
+            step_flop=flop,
+            tied=layers.tied_names(),
+        )
