@@ -10,7 +10,7 @@ from stage_problems import brute_force, check_stages, random_problem
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter.objective import objective_s
-from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stage_dp import build_stages, build_stages_below
 from meshwise.inter.stage_options import most_to_end, stage_options
 from meshwise.inter.stage_problem import as_alpa
 
@@ -142,3 +142,24 @@ def test_equal_problems_get_equal_plans():
         except InfeasibleError:
             continue
         assert found == build_stages(random_problem(seed))
+
+
+@pytest.mark.parametrize("mode", ["alpa", "time"])
+def test_only_better_stages_are_given_below_a_known_time(mode):
+    found = 0
+    for seed in range(60):
+        problem = random_problem(seed, mixed=seed % 2 == 1)
+        try:
+            best = build_stages(problem, mode, epsilon_s=0.0).total_s
+        except InfeasibleError:
+            assert build_stages_below(problem, np.inf, mode) is None
+            continue
+        found += 1
+        for above in (1.0001, 1.1, 3.0):
+            plan = build_stages_below(problem, above * best, mode, epsilon_s=0.0)
+            assert plan is not None
+            assert plan.total_s == pytest.approx(best, rel=1e-9)
+            assert plan.bound_s == pytest.approx(best, rel=1e-9)
+        for below in (0.9999, 0.5, 0.0):
+            assert build_stages_below(problem, below * best, mode, epsilon_s=0.0) is None
+    assert found > 20

@@ -93,14 +93,44 @@ def build_stages(
     if order == "ascending" and mode != "alpa":
         raise ValueError('order "ascending" is the paper\'s; it needs mode "alpa"')
     problem = as_alpa(problem) if mode == "alpa" else problem
+    plan = _build(problem, num_stages, epsilon_s, order, math.inf)
+    if plan is None:
+        raise infeasible(problem, num_stages, feasible_stages)
+    return plan
+
+
+def build_stages_below(
+    problem: StageProblem,
+    at_most_s: float,
+    mode: Mode = "time",
+    *,
+    num_stages: int | None = None,
+    epsilon_s: float = EPSILON_S,
+) -> StagePlan | None:
+    """The best stages, if they take less than `at_most_s`; None if not, or if none fit.
+
+    For a search over schedules and numbers of micro-batches, which is over sooner where a good plan
+    is known.  The other arguments are those of `build_stages`.
+    """
+    problem = as_alpa(problem) if mode == "alpa" else problem
+    return _build(problem, num_stages, epsilon_s, "boxes", at_most_s)
+
+
+def _build(
+    problem: StageProblem,
+    num_stages: int | None,
+    epsilon_s: float,
+    order: Order,
+    at_most_s: float,
+) -> StagePlan | None:
     error_s = problem.num_microbatches * epsilon_s
     best, results = None, list[SearchResult]()
     for count in _stage_counts(problem, num_stages):
-        at_most = math.inf if best is None else best.total_s
+        at_most = at_most_s if best is None else best.total_s
         results.append(_search(problem, count, error_s, epsilon_s, order, at_most))
         best = results[-1].best or best
     if best is None:
-        raise infeasible(problem, num_stages, feasible_stages)
+        return None
     return StagePlan(
         stages=best.stages,
         time=step_time(problem, best.stages),
