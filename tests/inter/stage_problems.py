@@ -28,7 +28,7 @@ def random_problem(seed, mixed=False, max_layers=6):
     rng = np.random.default_rng(seed)
     plain = random.Random(seed)
     devices_per_host = plain.choice([2, 4])
-    num_hosts = plain.choice([1, 2, 8 // devices_per_host])
+    num_hosts = plain.choice([1, 2, 3, 4] if devices_per_host == 2 else [1, 2])
     if mixed:
         hosts = [
             HostKind(

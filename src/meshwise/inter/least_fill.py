@@ -58,6 +58,8 @@ def least_fill(
         once: Its time once a step at most.
         cutoff: Above this no solution is wanted.
     """
+    # Whole numbers would make the kernels be compiled anew.
+    load, once = float(load), float(once)
     table, num_stages = options.options, options.num_stages
     cost, least_to_end = least_fill_of_groups(table, load, once)
     if least_to_end[0] > len(least_to_end):
