@@ -19,10 +19,12 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
-    """The solver's kernels are there, so that no test's time limit depends on compilation."""
-    from meshwise.intra.solver.warm import compile_kernels
+    """All kernels are there, so that no test's time limit depends on compilation."""
+    from meshwise.inter import warm as inter
+    from meshwise.intra.solver import warm as solver
 
-    compile_kernels()
+    solver.compile_kernels()
+    inter.compile_kernels()
 
 
 @pytest.fixture

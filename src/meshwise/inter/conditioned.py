@@ -119,12 +119,27 @@ class ConditionedLayer:
     """
 
     def __init__(
-        self, layer: LayerNetwork, price: MemoryPrice, *, time_limit_s: float = 60.0, seed: int = 0
+        self,
+        layer: LayerNetwork,
+        price: MemoryPrice,
+        *,
+        exact: bool = True,
+        time_limit_s: float = 60.0,
+        seed: int = 0,
     ) -> None:
-        """Bound all entries."""
+        """Bound all entries.
+
+        Args:
+            layer: The layer on its mesh.
+            price: Of memory.
+            exact: Whether entries are proved; if not, reductions and bounds must do, and a few
+                entries may be dearer than they could be.
+            time_limit_s: For each entry.
+            seed: Of the solver.
+        """
         self.layer = layer
         self.problem = _priced(layer, price)
-        self.seed, self.time_limit_s = seed, time_limit_s
+        self.seed, self.time_limit_s, self.exact = seed, time_limit_s, exact
         nodes = (layer.entering.node, layer.leaving.node)
         self._bounds = StateBounds(self.problem, nodes)
         self.bound_s = self._bounds.all_states()
@@ -162,7 +177,7 @@ class ConditionedLayer:
                 only[state] = costs[side.node][state]
                 costs[side.node] = only
         fixed = replace(self.problem, costs=tuple(costs))
-        found = solve(fixed, time_limit_s=self.time_limit_s, seed=self.seed)
+        found = solve(fixed, time_limit_s=self.time_limit_s, seed=self.seed, exact=self.exact)
         if not found.choice:
             return None
         choice = layer.ties.spread(found.choice)

@@ -53,7 +53,7 @@ def finished(
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
     first = [s.first_device for s in chosen]
-    if not cluster.is_mixed:
+    if all(found.problem.costs.submeshes[s.submesh].starts is None for s in chosen):
         first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
     stages = tuple(
         _stage(source, found, costs, stage, index, place)

@@ -19,7 +19,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
-from meshwise.inter.stage_dp import StagePlan, build_stages
+from meshwise.inter.stage_dp import StagePlan, build_stages, build_stages_below
 from meshwise.inter.stage_problem import StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
@@ -45,7 +45,7 @@ class SearchOptions:
         memory_bytes: Of a device; None for what the cluster has.
         use_all_devices: Whether every device must belong to a stage.
         num_stages: Exactly so many; None for any number.
-        every_submesh: All shapes instead of the paper's.
+        every_submesh: All shapes; else up to one host, and powers of two of hosts, or all.
         intra: How layers are planned.
     """
 
@@ -85,10 +85,18 @@ def submeshes_of(
     cluster: Cluster, *, every: bool, memory_bytes: int | None
 ) -> tuple[list[SubmeshKind], list[Submesh]]:
     """Kinds of submeshes of a cluster, for costs and for the stage construction."""
-    kinds = list(cluster.submesh_kinds(every=every))
+    kinds = [
+        k
+        for k in cluster.submesh_kinds(every=every)
+        if every or _is_round(k.num_hosts) or k.num_hosts == cluster.num_hosts
+    ]
     starts: dict[SubmeshKind, list[int]] = {k: [] for k in kinds}
-    if cluster.is_mixed:
+    # Only the paper's shapes on equal hosts can always be placed afterwards.
+    has_places = cluster.is_mixed or every
+    if has_places:
         for place in cluster.submeshes(every=every):
+            if place.kind not in starts:
+                continue
             starts[place.kind].append(cluster.device_numbers(place)[0])
     found = [
         Submesh(
@@ -96,11 +104,15 @@ def submeshes_of(
             devices_per_host=k.devices_per_host,
             memory_bytes=k.device.memory_bytes if memory_bytes is None else memory_bytes,
             host_kinds=(k.host.name,) * k.num_hosts if cluster.is_mixed else (),
-            starts=tuple(sorted(starts[k])) if cluster.is_mixed else None,
+            starts=tuple(sorted(starts[k])) if has_places else None,
         )
         for k in kinds
     ]
     return kinds, found
+
+
+def _is_round(count: int) -> bool:
+    return count & (count - 1) == 0
 
 
 def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tuple[Variant, ...]:
@@ -144,20 +156,19 @@ def search(
     costs = VariantCosts(source, options.intra)
     tried: dict[int, float] = {}
     best: Found | None = None
-    failure: InfeasibleError | None = None
+    unfit: StageProblem | None = None
     for count in _outward(options, cluster.num_devices, tried):
         table = costs.table(submeshes, variants, count, lambda t, b=count: report(f"B={b}: {t}"))
         transfers = transfer_s(source, kinds, count)
-        tried[count] = math.inf
+        fastest = math.inf
         for schedule in options.schedules:
             problem = _problem(table, cluster, options, count, schedule, transfers)
-            try:
-                plan = build_stages(problem, num_stages=options.num_stages)
-            except InfeasibleError as error:
-                failure = error
+            plan = build_stages_below(problem, fastest, num_stages=options.num_stages)
+            if plan is None:
+                unfit = unfit or problem
                 continue
-            tried[count] = min(tried[count], plan.total_s)
-            if best is None or plan.total_s < best.plan.total_s:
+            fastest = plan.total_s
+            if best is None or fastest < best.plan.total_s:
                 best = Found(
                     plan=plan,
                     problem=problem,
@@ -165,10 +176,12 @@ def search(
                     variants=tuple(variants),
                     tried=tried,
                 )
+        tried[count] = fastest
         report(f"B={count}: {tried[count]:.4g} s a step")
     if best is None:
-        assert failure is not None
-        raise failure
+        assert unfit is not None
+        build_stages(unfit, num_stages=options.num_stages)  # says what is missing
+        raise InfeasibleError("no pipeline fits")
     return best, costs
 
 

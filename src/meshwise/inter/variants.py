@@ -73,12 +73,13 @@ _MAX_AXES = 2
 def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     """The logical meshes of a submesh that are worth a try.
 
-    Across hosts the second axis stays inside a host, or is a whole one.
+    Across hosts the second axis is a host, or half of one.
     """
     meshes = kind.logical_meshes(_MAX_AXES)
     pairs = [m for m in meshes if len(m.axes) == _MAX_AXES]
     if kind.num_hosts > 1:
-        pairs = [m for m in pairs if m.sizes[1] <= kind.devices_per_host] or pairs
+        widths = (kind.devices_per_host, kind.devices_per_host // 2)
+        pairs = [m for m in pairs if m.sizes[1] in widths] or pairs
     return tuple(pairs or meshes)
 
 
@@ -116,6 +117,7 @@ class VariantCosts:
             self._layers[key] = network and ConditionedLayer(
                 network,
                 variant.price,
+                exact=False,
                 time_limit_s=self.options.time_limit_s,
                 seed=self.options.seed,
             )

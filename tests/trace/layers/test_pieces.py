@@ -70,7 +70,6 @@ def run_in_pieces(layers: Layering, flat: list[Any], runs: list[tuple[int, int]]
     forward = run_flat(split.forward, flat)
     count = 1 + split.num_aux
     values = [known.get(v, x) for v, x in zip(loss[:count], forward[:count], strict=True)]
-    values += forward[count + split.num_roots :]
     shares = [update.share(*run) for run in runs]
     mine = [{r: gradients[r] for r in share.owned} for share in shares]
     sent: dict[Any, Any] = {}

@@ -66,10 +66,7 @@ class Cutter:
                 self.last_reader[v] = k
         self.last_link = dict(self.last_reader)
         end = len(chain.links)
-        results = [
-            *jaxpr.outvars[: 1 + split.num_aux],
-            *jaxpr.outvars[1 + split.num_aux + split.num_roots :],
-        ]
+        results = jaxpr.outvars[: 1 + split.num_aux]
         for v in variables(results):
             self.last_reader[v] = end
         self.known: dict[tuple[int, int], Piece] = {}

@@ -20,6 +20,7 @@ from meshwise.trace.layers.equations import traced
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.analyze import analyze
 from meshwise.trace.time.state import SPLIT, Batch
+from meshwise.trace.to_graph import equation_detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def join(
     program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
     return Joint(
         piece=piece,
-        program=without_barriers(with_batch_dims(program)),
+        program=_once(without_barriers(with_batch_dims(program)), dims),
         batch_dims=dims,
         inward=inward,
         outward=outward,
@@ -143,6 +144,32 @@ def without_barriers(program: Program) -> Program:
             same.update(zip(node.outputs, inputs, strict=True))
         else:
             nodes.append(replace(node, inputs=inputs))
+    outputs = tuple(same.get(i, i) for i in program.outputs)
+    return replace(program, nodes=tuple(nodes), outputs=outputs)
+
+
+def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
+    """A program that makes what does not depend on the batch once.
+
+    Rematerialisation casts each weight a second time; a stage makes such values before its first
+    micro-batch, for both passes.
+    """
+    moving = {program.inputs[n] for n in batch_dims}
+    same: dict[int, int] = {}
+    seen: dict[object, tuple[int, ...]] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        inputs = tuple(same.get(i, i) for i in node.inputs)
+        is_moving = any(i in moving for i in inputs)
+        key = (node.name, equation_detail(node.equation), inputs)
+        if is_moving:
+            moving.update(node.outputs)
+        elif not node.bodies and key in seen:
+            same.update(zip(node.outputs, seen[key], strict=True))
+            continue
+        else:
+            seen[key] = node.outputs
+        nodes.append(replace(node, inputs=inputs))
     outputs = tuple(same.get(i, i) for i in program.outputs)
     return replace(program, nodes=tuple(nodes), outputs=outputs)
 

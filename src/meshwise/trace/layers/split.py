@@ -1,8 +1,7 @@
 """A step taken apart at its loss: the forward pass, and the update that follows the gradients.
 
-    forward   arguments -> value and auxiliary results of the loss, what it was differentiated for,
-              and what the update takes from before the loss
-    update    arguments, those results, gradients -> results of the step
+    forward   arguments -> value and auxiliary results of the loss, what it was differentiated for
+    update    arguments, value and auxiliary results, gradients -> results of the step
 
 Source: DESIGN decision 3.
 """
@@ -16,8 +15,8 @@ from typing import Any
 from meshwise.errors import TraceError
 from meshwise.jax_compat import source_line
 from meshwise.trace.layers.equations import (
-    dependent,
     inlined,
+    needed,
     read,
     run,
     run_inlined,
@@ -34,12 +33,11 @@ class SplitStep:
 
     Attributes:
         forward: Closed jaxpr; its arguments are those of the step.  Results: the value of the loss
-            and `num_aux` auxiliary ones, `num_roots` values that the loss is differentiated for,
-            and what the update takes besides.
+            and `num_aux` auxiliary ones, `num_roots` values that the loss is differentiated for.
         num_aux: Auxiliary results of the loss.
         num_roots: Values that the loss is differentiated for: the parameters.
-        update: Closed jaxpr; takes the arguments of the step, all results of `forward` but the
-            roots, and one gradient for each root.
+        update: Closed jaxpr; takes the arguments of the step, the value of the loss and its
+            auxiliary results, and one gradient for each root.
         batch_dims: Batch dim of each argument that is batch data, by position.
         aliases: Pairs (argument, result) of the state.
         names: Of the arguments.
@@ -91,13 +89,10 @@ def split_step(
             f"this one has {len(losses)} ({places})"
         )
     (loss,) = losses
-    late = dependent(jaxpr.eqns, loss.outvars)
-    before = [e for e in jaxpr.eqns if e is not loss and not late.issuperset(e.outvars)]
-    after = [e for e in jaxpr.eqns if e is not loss and late.issuperset(e.outvars)]
+    others = [e for e in jaxpr.eqns if e is not loss]
+    # What both sides need of the arguments, each makes for itself.
+    before, after = needed(others, variables(loss.invars)), needed(others, variables(jaxpr.outvars))
     body, wrt = loss.params["loss"], loss.params["wrt"]
-    made = {v for e in before for v in e.outvars}
-    wanted = [*(v for e in after for v in variables(e.invars)), *variables(jaxpr.outvars)]
-    passed = [v for v in dict.fromkeys(wanted) if v in made]
 
     def environment(operands: Any) -> dict[Any, Any]:
         known = dict(zip(jaxpr.constvars, flat.consts, strict=True))
@@ -109,7 +104,7 @@ def split_step(
         run(before, known)
         taken = [read(known, v) for v in loss.invars]
         outs = run_inlined(body, taken)
-        return [*outs, *(taken[i] for i in wrt), *(known[v] for v in passed)]
+        return [*outs, *(taken[i] for i in wrt)]
 
     num_values = len(body.out_avals)
     gradients = loss.outvars[num_values:]
@@ -118,12 +113,12 @@ def split_step(
         count = len(jaxpr.invars)
         known = environment(operands[:count])
         rest = iter(operands[count:])
-        known.update((v, next(rest)) for v in (*loss.outvars[:num_values], *passed, *gradients))
+        known.update((v, next(rest)) for v in (*loss.outvars[:num_values], *gradients))
         run(after, known)
         return [read(known, v) for v in jaxpr.outvars]
 
     first = traced(forward, flat.in_avals)
-    values = [v.aval for v in (*loss.outvars[:num_values], *passed, *gradients)]
+    values = [v.aval for v in (*loss.outvars[:num_values], *gradients)]
     return SplitStep(
         forward=first,
         num_aux=num_values - 1,

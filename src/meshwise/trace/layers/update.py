@@ -34,7 +34,7 @@ class Share:
         tied: Those of them that other pieces read too.
         equations: In order.
         arguments: Positions of the step's arguments that it reads.
-        values: Positions, among the results of the loss and what was made before it, that it reads.
+        values: Positions, among the value and the auxiliary results of the loss, that it reads.
         results: Positions of the step's results that it makes.
         shared: Variables joined from several pieces that it reads.
         sends: Variables of its own that go into what joins pieces, phase by phase: those of a later
@@ -192,7 +192,7 @@ class Update:
         Args:
             phase: Number of the phase.
             arguments: All arguments of the step.
-            values: All results of the loss and what was made before it.
+            values: The value and the auxiliary results of the loss.
             sent: What the layers sent in this phase and before, by variable.
         """
         known = self._known(arguments, values)
@@ -210,7 +210,7 @@ class Update:
 
         Args:
             arguments: All arguments of the step.
-            values: All results of the loss and what was made before it.
+            values: The value and the auxiliary results of the loss.
             shared: What all phases joined, by variable.
         """
         jaxpr = self.split.update.jaxpr
@@ -246,8 +246,8 @@ class Update:
             share: What a piece does.
             arguments: All arguments of the step; those that it does not read may be None.
             gradients: By number of the parameter.
-            values: All results of the loss and what was made before it; those that it does not
-                read may be None.
+            values: The value and the auxiliary results of the loss; those that it does not read
+                may be None.
             shared: Values of `share.shared`.
 
         Returns:

@@ -1,0 +1,160 @@
+"""`meshwise plan`: the fastest pipeline for a model on a cluster, without any device."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshwise.cli.params import ByteSize, ClusterName
+from meshwise.errors import MeshwiseError
+from meshwise.inter.piece import REMATS
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
+from meshwise.models.named import MODEL_NAMES, model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.report.pipeline_text import pipeline_text
+from meshwise.simulate.trace import chrome_trace
+from meshwise.trace.step import StepSignature
+
+SCHEDULES = {s.name: s for s in (ONE_F_ONE_B, GPIPE, EAGER, ZERO_BUBBLE)}
+
+EXAMPLES = """
+\b
+Examples:
+  meshwise plan --model gpt-2.6b --cluster "1x p3.16xlarge" --batch 1024
+      Stages, submeshes, micro-batches and rematerialisation for a GPT on 8 V100.
+\b
+  meshwise plan --model gpt-39b --cluster "8x p3.16xlarge" --trace step.json
+      64 GPUs; the simulated step for chrome://tracing or ui.perfetto.dev.
+\b
+  meshwise plan --step my_module:make --cluster cluster.toml --json
+      A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
+      are arrays or jax.ShapeDtypeStructs and the batch is the first dim of each leaf of `batch`.
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--model", help=f"A model by name: {', '.join(MODEL_NAMES)}.", metavar="NAME")
+@click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
+@click.option(
+    "--cluster", type=ClusterName(), required=True, help="As '8x p3.16xlarge', or a file."
+)
+@click.option("--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows.")
+@click.option("--dtype", default="float16", show_default=True, help="Of a named model's products.")
+@click.option("--layers", type=click.IntRange(1), help="Layers to cut into; as many as repeat.")
+@click.option(
+    "--microbatches",
+    "counts",
+    multiple=True,
+    type=click.IntRange(1),
+    help="A number of micro-batches to try; may be repeated. Powers of two by default.",
+)
+@click.option("--stages", type=click.IntRange(1), help="Exactly so many; any number by default.")
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    type=click.Choice(list(SCHEDULES)),
+    help="A schedule to choose from; may be repeated. 1f1b by default.",
+)
+@click.option(
+    "--remat",
+    "remats",
+    multiple=True,
+    type=click.Choice(REMATS),
+    help="What the backward pass may compute again; may be repeated. none and full by default.",
+)
+@click.option("--memory", type=ByteSize(), help="Of a device, as 14GiB; the cluster's by default.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The simulated step, for Chrome or Perfetto.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON on the standard output.")
+def plan(
+    model: str | None,
+    step: str | None,
+    cluster: Any,
+    batch: int,
+    dtype: str,
+    layers: int | None,
+    counts: tuple[int, ...],
+    stages: int | None,
+    schedules: tuple[str, ...],
+    remats: tuple[Any, ...],
+    memory: int | None,
+    out: Path | None,
+    trace_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Plan a training step on a cluster: stages, submeshes, layouts, micro-batches, schedule.
+
+    No device is needed, and none is touched. Times are predictions from the cluster's data.
+    """
+    if (model is None) == (step is None):
+        raise click.UsageError("give either --model or --step")
+    start = time.monotonic()
+
+    def report(text: str) -> None:
+        click.echo(f"{time.monotonic() - start:7.1f} s  {text}", err=True)
+
+    request = PipelineRequest(
+        cluster=cluster,
+        num_layers=layers,
+        num_microbatches=counts or None,
+        num_stages=stages,
+        schedules=tuple(SCHEDULES[name] for name in schedules) or (ONE_F_ONE_B,),
+        remats=remats or (REMATS[0], REMATS[-1]),
+        memory_bytes=memory,
+    )
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    try:
+        fun, state, rows = _named(model, batch, dtype) if model else _own(step or "")
+        found, timeline = plan_pipeline(fun, (state, rows), {}, signature, request, report)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
+    if trace_file is not None:
+        trace_file.write_text(chrome_trace(timeline), encoding="utf-8")
+    text = json.dumps(as_data(found), indent=1)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    click.echo(text if as_json else pipeline_text(found), nl=as_json)
+
+
+def _named(model: str, batch: int, dtype: str) -> tuple[Any, Any, Any]:
+    try:
+        return model_step(model_config(model, dtype=dtype), batch).abstract
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(f"--model {model}: {error}") from error
+
+
+def _own(step: str) -> tuple[Any, Any, Any]:
+    module, separator, name = step.partition(":")
+    if not separator:
+        raise click.UsageError(f"--step {step!r}: write it as my_module:make")
+    sys.path.insert(0, "")
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise click.UsageError(f"--step {step}: {error}") from error
+    if not isinstance(made, tuple) or len(made) != 3:
+        raise click.UsageError(f"--step {step}: it must return (train_step, state, batch)")
+    return made
+
+
+def as_data(plan: PipelinePlan) -> dict[str, Any]:
+    """The plan as numbers, texts and lists."""
+    data = dataclasses.asdict(plan)
+    data["tried"] = [[b, s if math.isfinite(s) else None] for b, s in plan.tried]
+    return data

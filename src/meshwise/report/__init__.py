@@ -1,0 +1,1 @@
+"""Plans and timelines as text and pictures."""

@@ -1,0 +1,79 @@
+"""A pipeline as a plain text of at most 100 columns."""
+
+from __future__ import annotations
+
+from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.plan.columns import layout_spec, shortened, table
+from meshwise.units import bytes_text, seconds_text
+
+_LONGEST_NAME = 44
+
+
+def pipeline_text(plan: PipelinePlan) -> str:
+    """The plan as text, from nothing but the plan."""
+    lines = [
+        f"{len(plan.stages)} stages on {plan.cluster}, batch {plan.batch_size} in "
+        f"{plan.num_microbatches} micro-batches, schedule {plan.schedule}",
+        f"step {seconds_text(plan.step_time_s)} predicted, {seconds_text(plan.simulated_s)} "
+        f"simulated; bubble {plan.bubble_share:.1%}; waiting for transfers at most "
+        f"{seconds_text(plan.exposed_s)}",
+        f"peak memory {bytes_text(plan.peak_bytes)} a device",
+        f"at most {plan.gap:.2%} above the best of: {plan.space}",
+        "",
+        *table(
+            ("stage", "layers", "devices", "mesh", "remat", "forward", "backward", "once",
+             "peak", "sends"),
+            [_row(k, stage) for k, stage in enumerate(plan.stages)],
+            "rlllllrrrr".replace("lllll", "llll").ljust(10, "r")[:10],
+        ),
+    ]  # fmt: skip
+    lines += ["", "step time by number of micro-batches (best found)"]
+    rows = [
+        (str(b), seconds_text(s) if s < float("inf") else "does not fit") for b, s in plan.tried
+    ]
+    lines += table(("micro-batches", "step"), rows, "rr")
+    shown: set[tuple[int, int]] = set()
+    for k, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            kind = (layer.equal_to, hash((stage.mesh.sizes, layer.inputs)))
+            if kind not in shown:
+                shown.add(kind)
+                lines += ["", f"layer {layer.layer} in stage {k}, mesh {_sizes(stage)}"]
+                lines += _layouts(layer, stage)
+    if plan.tied:
+        lines += ["", "parameters that several layers read: " + ", ".join(plan.tied)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(number: int, stage: PipelineStage) -> tuple[str, ...]:
+    hosts, devices = stage.submesh
+    last = stage.first_device + hosts * devices - 1
+    return (
+        str(number),
+        f"{stage.first_layer}-{stage.last_layer}",
+        f"{stage.first_device}-{last}",
+        _sizes(stage),
+        stage.remat,
+        seconds_text(stage.forward_s),
+        seconds_text(stage.backward_s),
+        seconds_text(stage.once_s),
+        bytes_text(stage.peak_bytes),
+        bytes_text(stage.send_bytes) if stage.send_bytes else "-",
+    )
+
+
+def _sizes(stage: PipelineStage) -> str:
+    return "x".join(map(str, stage.mesh.sizes))
+
+
+def _layouts(layer: LayerPlan, stage: PipelineStage) -> list[str]:
+    rows = [
+        (
+            shortened(name, _LONGEST_NAME),
+            "x".join(map(str, shape)),
+            layout_spec(w, stage.mesh.names),
+        )
+        for name, shape, w in layer.inputs
+        if len(shape) > 1
+    ]
+    return table(("state", "shape", "layout"), rows, "lll")
