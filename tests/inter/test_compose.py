@@ -1,0 +1,137 @@
+"""Costs of runs of layers against enumeration of states, and against planning a run as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwise as mw
+from meshwise.inter.compose import cheapest_states, compose, entries
+from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, layer_network
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.plan_graph import plan_graph
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import layers_of
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import StepSignature
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+B = 2
+
+
+def layers_of_model(name: str, rows: int, count: int, **changes: Any) -> Layering:
+    step, state, batch = model_step(model_config(name, **changes), rows).abstract
+    return layers_of(step, (state, batch), {}, SIGNATURE, count)[0]
+
+
+def conditioned(layers: Layering, mesh: Any, price: float = 0.0) -> list[ConditionedLayer]:
+    known: dict[int, ConditionedLayer] = {}
+    for c in layers.classes:
+        if c not in known:
+            network = layer_network(layers.graph(c, c, B), mesh, IntraOptions())
+            known[c] = ConditionedLayer(network, MemoryPrice(seconds_per_byte=price, in_flight=2.0))
+    return [known[c] for c in layers.classes]
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Layering:
+    return layers_of_model("gpt-tiny", 8, 3, num_layers=3)
+
+
+def all_costs(layer: ConditionedLayer) -> np.ndarray:
+    """Every entry solved."""
+    shape = layer.bound_s.shape
+    for a, b in itertools.product(*map(range, shape)):
+        layer.entry(a, b)
+    return layer.bound_s
+
+
+@pytest.mark.parametrize("shape", [(4,), pytest.param((2, 2), marks=pytest.mark.slow)])
+def test_composed_costs_are_those_of_the_cheapest_states(gpt: Layering, shape: Any) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
+    costs = compose(conditioned(gpt, mesh)).cost_s
+    matrices = [all_costs(layer) for layer in conditioned(gpt, mesh)]
+    for first in range(len(matrices)):
+        total = matrices[first]
+        for last in range(first, len(matrices)):
+            if last > first:
+                total = (total[:, :, None] + matrices[last][None]).min(axis=1)
+            assert costs[first, last] == pytest.approx(total.min(), rel=1e-7)
+
+
+def test_no_bound_is_above_the_cost(gpt: Layering) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    for layer in conditioned(gpt, mesh):
+        at_first = layer.bound_s.copy()
+        for a, b in np.ndindex(at_first.shape):
+            layer.sharpen(a, b)
+        sharper = layer.bound_s.copy()
+        exact = all_costs(layer)
+        assert (at_first <= exact * (1 + 1e-6)).all()
+        assert (sharper <= exact * (1 + 1e-6)).all()
+        assert (at_first <= sharper).all()
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_one_layer_costs_what_its_own_plan_costs(gpt: Layering, shape: Any) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
+    costs = compose(conditioned(gpt, mesh)).cost_s
+    for k in range(3):
+        # The plan of the layer alone may lay out activation and cotangent differently.
+        direct = plan_graph(gpt.graph(k, k, B).graph, mesh, IntraOptions(tie=False))
+        assert direct.status == "optimal"
+        assert direct.objective_s <= costs[k, k] * (1 + 1e-7)
+        assert costs[k, k] <= direct.objective_s * 1.03
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_a_run_costs_about_what_its_plan_as_a_whole_costs(gpt: Layering, shape: Any) -> None:
+    # As a whole, clusters of operators reach over the cuts, which ties choices that are free
+    # here, and sums may stay partial there.
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
+    costs = compose(conditioned(gpt, mesh)).cost_s
+    direct = plan_graph(gpt.graph(0, 2, B).graph, mesh, IntraOptions(tie=False))
+    assert 0.9 * direct.objective_s <= costs[0, 2] <= 1.03 * direct.objective_s
+
+
+def test_costs_are_seconds_and_bytes_at_their_price(gpt: Layering) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    price = 1e-9
+    layers = conditioned(gpt, mesh, price)
+    runs = compose(layers)
+    for k, layer in enumerate(layers):
+        plan = entries(layers, k, cheapest_states(layers, k, k))[0]
+        held = plan.memory.resident_bytes + 2 * plan.memory.microbatch_bytes
+        # What is made before the loop is held too, but is no sum of choices.
+        assert plan.cost_s <= (plan.loop_s + plan.once_s + price * held) * (1 + 1e-9)
+        assert plan.cost_s > plan.loop_s + plan.once_s
+        assert layer.layer.piece.num_microbatches == B
+    free = compose(conditioned(gpt, mesh))
+    assert runs.resident_bytes[0, 2] < free.resident_bytes[0, 2]
+    assert runs.loop_s[0, 2] + runs.once_s[0, 2] >= free.loop_s[0, 2] + free.once_s[0, 2] - 1e-12
+
+
+def test_rematerialisation_holds_less_and_takes_longer(gpt: Layering) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    found = {}
+    for remat in ("none", "full"):
+        network = layer_network(gpt.graph(1, 1, B, remat), mesh, IntraOptions())
+        layer = ConditionedLayer(network, MemoryPrice())
+        state = int(np.argmin(np.diagonal(layer.bound_s)))
+        entry = layer.entry(state, state)
+        assert entry is not None
+        found[remat] = entry
+    assert found["full"].memory.microbatch_bytes < 0.5 * found["none"].memory.microbatch_bytes
+    assert found["full"].loop_s > found["none"].loop_s
+
+
+def test_a_model_with_skips_can_be_cut() -> None:
+    layers = layers_of_model("u-transformer-tiny", 4, 4)
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
+    costs = compose(conditioned(layers, mesh))
+    assert np.isfinite(costs.cost_s[0, 3])
+    assert np.isfinite(costs.loop_s[0]).all()

@@ -1,0 +1,177 @@
+"""Pipelines from a step to a plan, on clusters that are not there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from click.testing import CliRunner
+
+import meshwise as mw
+from meshwise.cli.plan import plan as plan_command
+from meshwise.errors import InfeasibleError, TraceError
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import EAGER, ONE_F_ONE_B
+from meshwise.models.named import MODEL_NAMES, model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.report.pipeline_text import pipeline_text
+from meshwise.simulate.timeline import Timeline
+from meshwise.trace.step import StepSignature
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+
+
+def planned(**changes: Any) -> tuple[PipelinePlan, Timeline]:
+    config = model_config("gpt-mini", num_layers=2, dtype="float16")
+    step, state, batch = model_step(config, 16).abstract
+    request = PipelineRequest(
+        **{"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), **changes}
+    )
+    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request)
+
+
+@pytest.fixture(scope="module")
+def two_stages() -> tuple[PipelinePlan, Timeline]:
+    return planned(num_stages=2)
+
+
+def test_stages_cover_layers_and_devices_once(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+    plan, _ = two_stages
+    layers = [k for s in plan.stages for k in range(s.first_layer, s.last_layer + 1)]
+    assert layers == [0, 1, 2]
+    devices = [
+        d for s in plan.stages for d in range(s.first_device, s.first_device + s.mesh.num_devices)
+    ]
+    assert sorted(devices) == [0, 1, 2, 3]
+    assert [k.layer for s in plan.stages for k in s.layers] == layers
+    assert all(s.peak_bytes <= s.memory_bytes for s in plan.stages)
+
+
+def test_the_simulation_agrees_with_the_formula(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+    plan, timeline = two_stages
+    slowest = max(s.forward_s + s.backward_s for s in plan.stages)
+    ideal = sum(s.forward_s + s.backward_s for s in plan.stages) + 3 * slowest
+    assert timeline.step_time_s >= ideal * (1 - 1e-9)
+    # Latencies of transfers weigh much in so small a model; both meshes stop for them.
+    assert plan.simulated_s == pytest.approx(plan.step_time_s, rel=0.25)
+
+
+def test_equal_requests_give_equal_plans(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+    assert planned(num_stages=2)[0] == two_stages[0]
+
+
+def test_more_freedom_is_never_slower(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+    free, _ = planned(schedules=(ONE_F_ONE_B, EAGER))
+    assert free.step_time_s <= two_stages[0].step_time_s * (1 + 1e-9)
+    assert dict(free.tried).keys() == {4}
+
+
+def test_tight_memory_is_kept_or_refused() -> None:
+    loose, _ = planned()
+    limit = int(loose.peak_bytes * 0.8)
+    tight, _ = planned(memory_bytes=limit)
+    assert tight.peak_bytes <= limit
+    assert tight.step_time_s >= loose.step_time_s * (1 - 1e-9)
+    with pytest.raises(InfeasibleError, match="memory"):
+        planned(memory_bytes=limit // 50)
+
+
+def test_hosts_that_differ() -> None:
+    mixed = mw.Cluster.virtual("1x p3.8xlarge + 1x p4d.24xlarge")
+    plan, _ = planned(cluster=mixed, num_layers=2, remats=("none",), use_all_devices=False)
+    used = [
+        d for s in plan.stages for d in range(s.first_device, s.first_device + s.mesh.num_devices)
+    ]
+    assert len(set(used)) == len(used)
+    assert set(used) <= set(range(12))
+    # The faster host takes part.
+    assert max(used) >= 4
+
+
+def test_the_text_names_what_was_decided(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+    plan, _ = two_stages
+    text = pipeline_text(plan)
+    assert "2 stages on 1x p3.8xlarge" in text
+    assert "4 micro-batches" in text
+    assert "token_embedding" in text
+    assert "parameters that several layers read" in text
+    assert max(map(len, text.splitlines())) < 220
+
+
+def test_a_batch_of_different_sizes_is_refused() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        loss, grads = mw.value_and_grad(lambda w: jnp.mean(batch["x"] @ w) + jnp.mean(batch["y"]))(
+            state
+        )
+        return state - grads, loss
+
+    batch = {"x": jax.ShapeDtypeStruct((4, 3), jnp.float32), "y": jax.ShapeDtypeStruct((2,), float)}
+    request = PipelineRequest(cluster=CLUSTER)
+    with pytest.raises(TraceError, match="batch sizes"):
+        plan_pipeline(step, (jnp.ones((3, 3)), batch), {}, SIGNATURE, request)
+
+
+def make_own_step() -> tuple[Any, Any, Any]:
+    tx = optax.sgd(0.1)
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+
+        def loss_fn(params: Any) -> Any:
+            x = batch["x"]
+            for w in params:
+                x = jnp.tanh(x @ w)
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    rows = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    return step, (weights, jax.eval_shape(tx.init, weights)), {"x": rows, "y": rows}
+
+
+def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
+    out, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    run = CliRunner().invoke(
+        plan_command,
+        ["--step", "test_pipeline_planning:make_own_step", "--cluster", "1x p3.8xlarge",
+         "--microbatches", "2", "--stages", "2", "--layers", "3", "--out", str(out),
+         "--trace", str(trace), "--json"],
+    )  # fmt: skip
+    assert run.exit_code == 0, run.output
+    data = json.loads(out.read_text())
+    assert len(data["stages"]) == 2
+    assert data["num_microbatches"] == 2
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--cluster", "1x p3.8xlarge"], "either --model or --step"),
+        (["--cluster", "1x nothing", "--model", "gpt-tiny"], "no host"),
+        (["--cluster", "1x p3.8xlarge", "--model", "gpt-nothing"], "no model"),
+        (["--cluster", "1x p3.8xlarge", "--step", "nothing"], "my_module:make"),
+        (["--cluster", "1x p3.8xlarge", "--step", "json:nothing"], "json:nothing"),
+        (["--model", "gpt-tiny"], "--cluster"),
+    ],
+)
+def test_wrong_arguments_are_told(args: list[str], message: str) -> None:
+    run = CliRunner().invoke(plan_command, args)
+    assert run.exit_code == 2
+    assert message in run.output
+
+
+def test_every_model_has_a_name() -> None:
+    assert "gpt-39b" in MODEL_NAMES
+    assert all(model_config(name) is not None for name in MODEL_NAMES)
