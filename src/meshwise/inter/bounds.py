@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from meshwise.intra.encode import encode
 from meshwise.intra.problem import Problem
 from meshwise.intra.solver.compiled import BACKWARD, FORWARD
-from meshwise.intra.solver.messages import Messages, no_messages, sweep
+from meshwise.intra.solver.messages import Messages, cost_of, follow, no_messages, sweep
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import reduce_instance
 
@@ -40,6 +40,8 @@ class StateBounds:
         encoded = encode(problem)
         # Cut short at once: no node may go that will be fixed.
         reduction = reduce_instance(encoded.instance, np.full(1, CUT, np.int8))
+        self.reduction = reduction
+        self.num_nodes = len(problem.costs)
         self.infeasible = reduction.infeasible
         self.network = reduction.network
         self.cost = encoded.cost
@@ -83,8 +85,11 @@ class StateBounds:
             out = out + rise.reshape(shape)
         return out
 
-    def of_states(self, states: Sequence[int]) -> float:
-        """Seconds that one combination costs at least."""
+    def of_states(self, states: Sequence[int]) -> tuple[float, tuple[int, ...] | None]:
+        """Seconds that one combination costs at least, and a choice that is worth a look.
+
+        Where the bound is tight, what the messages suggest is a best choice.
+        """
         held = Messages(
             node=self.held.node.copy(),
             at_u=self.held.at_u.copy(),
@@ -96,4 +101,10 @@ class StateBounds:
                 continue
             place, original = self._choices(number)
             held.node[place][original != state] += _FORBIDDEN
-        return self.cost(self._settle(held, _MORE_SWEEPS))
+        bound = self.cost(self._settle(held, _MORE_SWEEPS))
+        choice = np.zeros(len(self.network.size), np.int64)
+        follow(self.network, held, choice)
+        if not np.isfinite(cost_of(self.network, choice)):
+            return bound, None
+        full = self.reduction.expand(choice)
+        return bound, tuple(full[: self.num_nodes].tolist())

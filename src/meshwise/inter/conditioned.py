@@ -24,12 +24,15 @@ from meshwise.inter.piece import PieceGraph
 from meshwise.intra.expand import expand
 from meshwise.intra.network import BLOCK, Network, build_network
 from meshwise.intra.options import IntraOptions
-from meshwise.intra.problem import PairCost, Problem
+from meshwise.intra.problem import PairCost, Problem, objective
 from meshwise.intra.solve import solve
 from meshwise.intra.ties import Ties, tied_problem
 from meshwise.plan.decision import GraphDecision
 
 Array = NDArray[np.float64]
+
+# A choice this close to the bound is a best one, up to the rounding of costs to whole units.
+_TIGHT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,32 +148,46 @@ class ConditionedLayer:
         self.bound_s = self._bounds.all_states()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
+        self._choices: dict[tuple[int, int], tuple[int, ...]] = {}
         self._entries: dict[tuple[int, int], Entry] = {}
 
     def sharpen(self, enters: int, leaves: int) -> None:
-        """Raise the bound of two states; the second time, plan the layer for them."""
+        """Raise the bound of two states; where that is no plan's cost, plan the layer for them."""
         if self._is_raised[enters, leaves]:
             self.entry(enters, leaves)
             return
         self._is_raised[enters, leaves] = True
-        raised = self._bounds.of_states((enters, leaves))
+        raised, choice = self._bounds.of_states((enters, leaves))
         self.bound_s[enters, leaves] = max(raised, self.bound_s[enters, leaves])
+        if choice is not None and self._has_states(choice, enters, leaves):
+            cost = objective(self.problem, choice)
+            if cost <= self.bound_s[enters, leaves] * (1 + _TIGHT):
+                self._keep(enters, leaves, choice, cost)
+
+    def _has_states(self, choice: tuple[int, ...], enters: int, leaves: int) -> bool:
+        sides = ((self.layer.entering.node, enters), (self.layer.leaving.node, leaves))
+        return all(node < 0 or choice[node] == state for node, state in sides)
+
+    def _keep(self, enters: int, leaves: int, choice: tuple[int, ...], cost: float) -> None:
+        self.is_exact[enters, leaves] = True
+        self.bound_s[enters, leaves] = cost
+        self._choices[enters, leaves] = choice
 
     def entry(self, enters: int, leaves: int) -> Entry | None:
-        """Plan the layer for two states; None if there is no such plan."""
-        if not self.is_exact[enters, leaves]:
-            self.is_exact[enters, leaves] = True
-            found = self._solved(enters, leaves)
-            if found is None:
-                self.bound_s[enters, leaves] = np.inf
-            else:
-                self._entries[enters, leaves] = found
-                self.bound_s[enters, leaves] = found.cost_s
-        return self._entries.get((enters, leaves))
+        """The plan of the layer for two states; None if there is none."""
+        place = (enters, leaves)
+        if not self.is_exact[place]:
+            choice, cost = self._solved(enters, leaves)
+            self.is_exact[place] = True
+            self.bound_s[place] = cost
+            if choice:
+                self._choices[place] = choice
+        if place in self._choices and place not in self._entries:
+            self._entries[place] = self._entry(self._choices[place])
+        return self._entries.get(place)
 
-    def _solved(self, enters: int, leaves: int) -> Entry | None:
-        costs = list(self.problem.costs)
-        layer = self.layer
+    def _solved(self, enters: int, leaves: int) -> tuple[tuple[int, ...], float]:
+        costs, layer = list(self.problem.costs), self.layer
         for side, state in ((layer.entering, enters), (layer.leaving, leaves)):
             if side.node >= 0:
                 only = np.full(len(costs[side.node]), np.inf)
@@ -178,13 +195,15 @@ class ConditionedLayer:
                 costs[side.node] = only
         fixed = replace(self.problem, costs=tuple(costs))
         found = solve(fixed, time_limit_s=self.time_limit_s, seed=self.seed, exact=self.exact)
-        if not found.choice:
-            return None
-        choice = layer.ties.spread(found.choice)
-        loop_s, once_s = _seconds(layer.network, choice)
-        decision = expand(layer.network, choice)
+        return found.choice, found.cost if found.choice else np.inf
+
+    def _entry(self, choice: tuple[int, ...]) -> Entry:
+        layer = self.layer
+        full = layer.ties.spread(choice)
+        loop_s, once_s = _seconds(layer.network, full)
+        decision = expand(layer.network, full)
         return Entry(
-            cost_s=found.cost,
+            cost_s=objective(self.problem, choice),
             loop_s=loop_s,
             once_s=once_s,
             memory=footprint(layer.piece, decision, layer.mesh),
