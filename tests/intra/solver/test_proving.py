@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intra.solver.problems import optimum, random_instance
+from meshwise.intra.solver.bound import dearest
 from meshwise.intra.solver.instance import evaluate
+from meshwise.intra.solver.labels import FOUND, NOTHING, find_labels
+from meshwise.intra.solver.lines import Effort, bounds_of, lines_at
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.ordering import in_order, narrow_order
@@ -106,6 +109,32 @@ def test_no_bound_is_above_the_optimum(seed: int, tight: float, work: int, price
     if proof.choice is not None:
         full = reduction.expand(proof.choice)
         assert evaluate(instance, full.tolist()).cost == want
+
+
+@pytest.mark.parametrize("beam", [1, 4, 10**6])
+def test_few_labels_find_choices_that_fit_and_prove_nothing_false(beam: int) -> None:
+    num_found, num_best = 0, 0
+    for seed in range(60):
+        instance = random_instance(seed, num_nodes=8, tight=0.3)
+        network = network_of(instance)
+        network = in_order(network, narrow_order(network))
+        want = optimum(instance)
+        dear = dearest(network) + 1
+        stop, choice = np.zeros(1, np.int8), np.zeros(8, np.int64)
+        effort = Effort(stop=stop, left=np.array([10**9]))
+        lines = lines_at(network, np.ones(len(network.capacity)), dear, effort)
+        bounds = bounds_of(network, lines, dear, stop)
+        room = min(32 * beam, 10**6)
+        says = find_labels(network, bounds, dear, room, beam, np.array([10**9]), choice)
+        assert says != NOTHING or want is None, seed
+        if says == FOUND:
+            assert want is not None
+            num_found += 1
+            num_best += cost_of(network, choice) == want
+            assert cost_of(network, choice) >= want
+            assert room_left(network, choice).min(initial=0) >= 0
+    assert num_found > 3
+    assert num_best == num_found if beam == 10**6 else 0 < num_best < num_found
 
 
 def test_little_work_gives_up_and_equal_work_gives_equal_answers() -> None:

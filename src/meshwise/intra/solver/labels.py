@@ -18,33 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
+from meshwise.intra.solver.completion import Bounds, frontiers, least_after
 from meshwise.intra.solver.network import Network
-from meshwise.intra.solver.reducing import INF, grown, least_in
+from meshwise.intra.solver.reducing import INF, grown
 
 Array = Any
 
 # What `find_labels` says.
 GAVE_UP, NOTHING, FOUND = 0, 1, 2
-
-
-class Bounds(NamedTuple):
-    """What is proved of each choice at several prices of memory, one line each.
-
-    Attributes:
-        node: Value of each choice that lies at its node.
-        at_u: Value that each edge holds for the choices of its earlier node.
-        at_v: The same for its later node.
-        base: Value besides.
-        most: No better choice is worth more.
-        stop: One flag; ends the search.
-    """
-
-    node: Array
-    at_u: Array
-    at_v: Array
-    base: Array
-    most: Array
-    stop: Array
+# Steps of bounds that labels are told apart by.
+_BINS = 1024
 
 
 class Labels(NamedTuple):
@@ -70,29 +53,6 @@ class Labels(NamedTuple):
 
 
 @part
-def _least_after(net: Network, bounds: Bounds) -> np.ndarray:
-    """What all nodes from each one on are worth at least, with edges to earlier nodes."""
-    lines = bounds.base.size
-    least: Array = np.zeros((lines, net.size.size + 1))
-    for k in range(lines):
-        node = bounds.node[k]
-        for i in range(net.size.size - 1, -1, -1):
-            total = least[k, i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
-            for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
-                e = net.earlier[j]
-                found = INF
-                for s in range(net.size[net.u[e]]):
-                    at = net.first_entry[e] + s * net.size[i]
-                    for t in range(net.size[i]):
-                        value = net.matrices[at + t] + bounds.at_v[k, net.first_v[e] + t]
-                        value += bounds.at_u[k, net.first_u[e] + s]
-                        found = value if value < found else found
-                total += found
-            least[k, i] = total
-    return least
-
-
-@part
 def _empty(room: int, width: int, rows: int, lines: int) -> Labels:
     return Labels(
         np.zeros((room, width), np.int16),
@@ -103,32 +63,6 @@ def _empty(room: int, width: int, rows: int, lines: int) -> Labels:
         np.zeros(room, np.int16),
         np.zeros(room, np.int32),
     )
-
-
-@part
-def _frontiers(net: Network) -> tuple[np.ndarray, np.ndarray, int]:
-    """Place of each node in the frontier, the last node that needs it, and the largest frontier."""
-    count = net.size.size
-    last = np.zeros(count, np.int64)
-    for i in range(count):
-        last[i] = i
-    for e in range(net.u.size):
-        last[net.u[e]] = net.v[e] if net.v[e] > last[net.u[e]] else last[net.u[e]]
-    place = np.full(count, -1)
-    owner = np.full(count + 1, -1)
-    width = 0 * ONE
-    for i in range(count):
-        for k in range(width):
-            if owner[k] >= 0 and last[owner[k]] < i:
-                owner[k] = -1
-        if last[i] > i:
-            k = 0 * ONE
-            while owner[k] >= 0:
-                k += 1
-            owner[k] = i
-            place[i] = k
-            width = k + 1 if k + 1 > width else width
-    return place, last, width
 
 
 @part
@@ -263,6 +197,34 @@ def _extend(
 
 
 @part
+def _next(
+    i: int, num_old: int, beam: int, net: Network, bounds: Bounds, cutoff: float, place: Array,
+    last: Array, least: Array, work: Array, front: Array, value: Array, used: Array, heads: Array,
+    old: Labels, new: Labels,
+) -> int:  # fmt: skip
+    """Labels of one node more; -1 if there is no room or work left for all that are asked for."""
+    num_new = 0 * ONE
+    for parent in range(num_old):
+        if bounds.stop[0] or work[0] <= 0:
+            return NONE
+        if old.cost[parent] == INF:
+            continue
+        work[0] -= net.size[i]
+        for k in range(front.size):
+            front[k] = old.front[parent, k]
+        for k in range(i):
+            if place[k] >= 0 and last[k] == i:
+                front[place[k]] = 0
+        num_new = _extend(
+            i, parent, num_new, net, bounds, cutoff, place, least, front, value, used, heads, old,
+            new,
+        )  # fmt: skip
+        if num_new < 0:
+            return new.cost.size if beam < new.cost.size else NONE
+    return num_new
+
+
+@part
 def _followed(count: int, first: Array, parents: Array, choices: Array, choice: Array) -> None:
     """Read the choices of a last label backwards; `first[count]` is its number."""
     at = first[count]
@@ -271,10 +233,51 @@ def _followed(count: int, first: Array, parents: Array, choices: Array, choice: 
         at = np.int64(parents[first[i] + at])
 
 
+@part
+def _thin(beam: int, count: int, bounds: Bounds, after: Array, new: Labels) -> None:
+    """Leave out all but about `beam` labels, those with the least bounds."""
+    lowest, highest = INF, -INF
+    for at in range(count):
+        if new.cost[at] < INF:
+            bound = _bound(at, bounds, after, new)
+            lowest = bound if bound < lowest else lowest
+            highest = bound if bound > highest else highest
+    counts = np.zeros(_BINS, np.int64)
+    width = (highest - lowest) / (_BINS - 1)
+    if not width > 0.0:
+        width = 1.0
+    for at in range(count):
+        if new.cost[at] < INF:
+            counts[np.int64((_bound(at, bounds, after, new) - lowest) / width)] += 1
+    bins, sum_of_bins = 0 * ONE, 0 * ONE
+    while bins < _BINS and sum_of_bins < beam:
+        sum_of_bins += counts[bins]
+        bins += 1
+    kept = 0 * ONE
+    for at in range(count):
+        if new.cost[at] < INF:
+            place = np.int64((_bound(at, bounds, after, new) - lowest) / width)
+            if place >= bins or kept >= beam:
+                new.cost[at] = INF
+            else:
+                kept += 1
+
+
+@part
+def _bound(at: int, bounds: Bounds, after: Array, new: Labels) -> float:
+    """What a label costs at least once all nodes are chosen."""
+    bound = -INF
+    for k in range(bounds.base.size):
+        value = new.value[at, k] + after[k]
+        bound = value if value > bound else bound
+    return bound
+
+
 @kernel
 def find_labels(
-    net: Network, bounds: Bounds, cutoff: float, room: int, work: np.ndarray, choice: np.ndarray
-) -> int:
+    net: Network, bounds: Bounds, cutoff: float, room: int, beam: int, work: np.ndarray,
+    choice: np.ndarray,
+) -> int:  # fmt: skip
     """Search for the cheapest choice.
 
     Args:
@@ -282,6 +285,8 @@ def find_labels(
         bounds: What is proved.
         cutoff: Cost of the choice known.
         room: Labels that there may be of one number of nodes.
+        beam: Labels of one number of nodes that are gone on with, those with the least bounds; what
+            is found is then not the best one.  At least `room` for all.
         work: Pairs of a label and a choice that may be looked at; what is left of them.
         choice: Result.
 
@@ -289,8 +294,8 @@ def find_labels(
         `FOUND` with the best choice, `NOTHING` if none is better than what is known, or `GAVE_UP`.
     """
     lines, rows, count = bounds.base.size, net.capacity.size, net.size.size
-    place, last, width = _frontiers(net)
-    least = _least_after(net, bounds)
+    place, last, width = frontiers(net)
+    least = least_after(net, bounds)
     old, new = _empty(room, width, rows, lines), _empty(room, width, rows, lines)
     old.value[0] = bounds.base
     old.cost[0] = net.constant
@@ -298,31 +303,22 @@ def find_labels(
     first = np.zeros(count + 1, np.int64)
     heads = np.full(1024, -1, np.int32)
     value, used, front = np.empty(lines), np.empty(rows, np.int64), np.zeros(width, np.int16)
-    num_old = ONE
+    num_old, is_cut = ONE, False
     for i in range(count):
         while heads.size < room and heads.size < num_old * net.size[i]:
             heads = np.empty(2 * heads.size, np.int32)
         heads[:] = -1
-        num_new = 0 * ONE
-        for parent in range(num_old):
-            if bounds.stop[0] or work[0] <= 0:
-                return GAVE_UP
-            if old.cost[parent] == INF:
-                continue
-            work[0] -= net.size[i]
-            for k in range(width):
-                front[k] = old.front[parent, k]
-            for k in range(i):
-                if place[k] >= 0 and last[k] == i:
-                    front[place[k]] = 0
-            num_new = _extend(
-                i, parent, num_new, net, bounds, cutoff, place, least, front, value, used, heads,
-                old, new,
-            )  # fmt: skip
-            if num_new < 0:
-                return GAVE_UP
+        num_new = _next(
+            i, num_old, beam, net, bounds, cutoff, place, last, least, work, front, value, used,
+            heads, old, new,
+        )  # fmt: skip
+        if num_new < 0:
+            return GAVE_UP
+        if num_new > beam:
+            is_cut = True
+            _thin(beam, num_new, bounds, least[:, i + 1], new)
         if num_new == 0:
-            return NOTHING
+            return GAVE_UP if is_cut else NOTHING
         first[i + 1] = first[i] + num_new
         parents, choices = grown(parents, first[i + 1]), grown(choices, first[i + 1])
         parents[first[i] : first[i + 1]] = new.parent[:num_new]

@@ -50,6 +50,11 @@ def no_messages(network: Network, stop: Array | None = None) -> Messages:
     )
 
 
+def copied(held: Messages) -> Messages:
+    """The same messages, to be changed; the flag is shared."""
+    return Messages(held.node.copy(), held.at_u.copy(), held.at_v.copy(), held.stop)
+
+
 @part
 def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its later node to that node."""

@@ -39,14 +39,13 @@ def _are_out(
     for s in range(net.size[i]):
         if not tried[s]:
             trial.node[net.first_choice[i] + s] += penalty
-    sweep(FORWARD, net, trial)
-    return sweep(BACKWARD, net, trial) > most
+    return sweep(FORWARD, net, trial) > most or sweep(BACKWARD, net, trial) > most
 
 
 @kernel
 def probe(
-    net: Network, held: Messages, above: np.ndarray, most: float, penalty: float, work: np.ndarray,
-    keep: np.ndarray,
+    net: Network, held: Messages, above: np.ndarray, most: float, penalty: float, hope: float,
+    work: np.ndarray, keep: np.ndarray,
 ) -> None:  # fmt: skip
     """Take choices out of `keep` that no solution of value `most` or less has.
 
@@ -54,6 +53,7 @@ def probe(
         net: The network.
         held: Messages after a backward sweep.
         above: By how much each choice raises the bound at least, to try the dear ones first.
+        hope: Those that raise it by less are not tried.
         most: Value of a better solution at most, in the messages' terms.
         penalty: What is laid on the choices that are not tried.
         work: Entries that may be looked at; what is left of them.
@@ -64,9 +64,12 @@ def probe(
     for i in range(net.size.size):
         low, size = net.first_choice[i], net.size[i]
         order = np.argsort(above[low : low + size])
-        left = size
+        left, hopeless = size, 0 * ONE
+        for s in range(low, low + size):
+            hopeless += above[s] < hope
         take = left // 2
-        while take >= 1 and left > 1:
+        while take >= 1 and left > 1 and left > hopeless:
+            take = take if take < left - hopeless else left - hopeless
             if held.stop[0] or work[0] <= 0:
                 return
             work[0] -= cost_of_one

@@ -20,6 +20,11 @@ from meshwise.intra.solver.reduction import Reduction
 _TURN_S = 0.1
 
 
+def whole(cost: float) -> int:
+    """A cost as a whole number; a very large one if it is infinite."""
+    return round(cost) if math.isfinite(cost) else 2**62
+
+
 class Turn:
     """How much to do before the clock is looked at again: from 1 up to `most`.
 
@@ -110,6 +115,12 @@ class Shared:
         self.reducing[0] = END
         self.is_reduced.set()
         self.news.set()
+
+    def end(self) -> None:
+        """Nothing is better than the best known, if there is one."""
+        self.is_impossible = math.isinf(self.cost)
+        self.proven = 0 if self.is_impossible else whole(self.cost)
+        self.finish()
 
     @property
     def must_stop(self) -> bool:

@@ -14,29 +14,34 @@ import time
 from collections.abc import Callable, Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.errors import SolverError
 from meshwise.intra.solver.answer import Answer, Progress, checked_answer
 from meshwise.intra.solver.ascent import Ascent
-from meshwise.intra.solver.bound import choices_within, dearest, exact_bound
+from meshwise.intra.solver.bound import choices_within
 from meshwise.intra.solver.consistent import find_consistent
-from meshwise.intra.solver.enumeration import enumerate_choices
-from meshwise.intra.solver.exact import ExactAnswer, num_columns, solve_exactly
+from meshwise.intra.solver.ending import (
+    close,
+    expanded,
+    may_prove,
+    may_solve_rest,
+    note_bound,
+    solve_rest,
+    try_proof,
+)
+from meshwise.intra.solver.exact import num_columns
 from meshwise.intra.solver.first import first_solution
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import sweep
 from meshwise.intra.solver.primal import Primal
-from meshwise.intra.solver.proving import is_provable, prove
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
-from meshwise.intra.solver.shared import Shared, Turn
+from meshwise.intra.solver.shared import Shared, Turn, whole
 from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
 
 _ROUNDS_A_TURN = 20
-_EXACT_COLUMNS = 120_000
 # Rounds before a proof is tried.
-_EARLY_ROUNDS = 80
+_EARLY_ROUNDS = 40
 # Another reduction pays if it takes out this part of the choices.
 _WORTH_REDUCING = 0.1
 _LAST_SWEEPS = 50
@@ -125,7 +130,7 @@ def _solve_small(shared: Shared, start: float, seed: int) -> bool:
         shared.known = tuple(small.choice.tolist())
     if small.is_proved:
         shared.is_impossible = shared.known is None
-        shared.proven = 0 if shared.is_impossible else _whole(math.inf)
+        shared.proven = 0 if shared.is_impossible else whole(math.inf)
     return small.is_proved
 
 
@@ -207,7 +212,7 @@ def _reduce_and_bound(shared: Shared, seed: int) -> None:
     shared.num_nodes = len(reduction.network.size)
     if not shared.num_nodes:
         shared.offer(np.zeros(0, np.int64))
-        shared.proven = _whole(shared.cost)
+        shared.proven = whole(shared.cost)
         shared.finish()
         return
     shared.is_reduced.set()
@@ -219,10 +224,10 @@ def _raise_bound(shared: Shared, seed: int) -> None:
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network, shared.stop)
     primal = Primal(shared, seed) if shared.deterministic else None
-    if _may_prove(ascent, shared):
+    if may_prove(ascent, shared):
         # Prices that are nearly the best will do.
         _ascend(ascent, chain, shared, primal, rounds=_EARLY_ROUNDS)
-        if shared.must_stop or _proved(ascent, chain, shared):
+        if shared.must_stop or try_proof(ascent, chain, shared):
             return
     tried = num_columns(ascent.network)
     while True:
@@ -231,9 +236,9 @@ def _raise_bound(shared: Shared, seed: int) -> None:
             return
         is_done = ascent.is_done
         # A second try pays once there is far less.
-        if is_done and 2 * num_columns(ascent.network) <= tried and _may_prove(ascent, shared):
+        if is_done and 2 * num_columns(ascent.network) <= tried and may_prove(ascent, shared):
             tried = num_columns(ascent.network)
-            if _proved(ascent, chain, shared):
+            if try_proof(ascent, chain, shared):
                 return
         deeper = _reduced_further(ascent, shared)
         if shared.must_stop:
@@ -241,16 +246,12 @@ def _raise_bound(shared: Shared, seed: int) -> None:
         if deeper is not None:
             chain.append(deeper)
             if deeper.infeasible or not len(deeper.network.size):
-                _close(chain, shared)
+                close(chain, shared)
                 return
             ascent = _warm(ascent, deeper, shared)
             shared.num_nodes = len(deeper.network.size)
-        elif (
-            is_done
-            and num_columns(ascent.network) <= _EXACT_COLUMNS
-            and "exact engines" not in shared.without
-        ):
-            _solve_rest(ascent, chain, shared, seed)
+        elif is_done and may_solve_rest(ascent, shared):
+            solve_rest(ascent, chain, shared, seed)
             return
         else:
             ascent.restart()
@@ -275,7 +276,7 @@ def _ascend(
             ascent.run(turn.count)
         if ascent.cost < known:
             known = ascent.cost
-            shared.offer(_expanded(chain, ascent.choice))
+            shared.offer(expanded(chain, ascent.choice))
         if primal is not None:
             primal.turn()
         ascent.cost = min(ascent.cost, shared.cost)
@@ -284,7 +285,7 @@ def _ascend(
             shared.prices = ascent.best_prices.copy()
         if ascent.bound > shared.bound:
             shared.bound = ascent.bound
-            _prove(ascent, shared)
+            note_bound(ascent, shared)
         if math.isinf(near):
             near = _near(ascent, shared)
 
@@ -296,23 +297,6 @@ def _near(ascent: Ascent, shared: Shared) -> float:
     """
     gap = shared.cost - ascent.bound
     return _CLOSER * gap if math.isfinite(gap) and not len(ascent.prices) else -math.inf
-
-
-def _prove(ascent: Ascent, shared: Shared) -> None:
-    """Make the bound of the present messages exact."""
-    proven = exact_bound(ascent.network, ascent.held, ascent.prices)
-    if proven is not None and math.isinf(shared.cost) and proven > dearest(ascent.network):
-        shared.is_impossible = True
-        shared.finish()
-    elif proven is not None:
-        # What a further reduction took out costs at least as much as the best solution.
-        shared.proven = max(shared.proven, min(proven, _whole(shared.cost)))
-        if shared.proven >= shared.cost:
-            shared.finish()
-
-
-def _whole(cost: float) -> int:
-    return round(cost) if math.isfinite(cost) else 2**62
 
 
 def _settled_messages(ascent: Ascent, shared: Shared) -> float:
@@ -328,7 +312,7 @@ def _settled_messages(ascent: Ascent, shared: Shared) -> float:
         if bound - before <= _SETTLED * (shared.cost - bound):
             break
         before = bound
-    _prove(ascent, shared)
+    note_bound(ascent, shared)
     return bound
 
 
@@ -350,77 +334,6 @@ def _warm(ascent: Ascent, deeper: Reduction, shared: Shared) -> Ascent:
     fresh.restart()
     fresh.cost = ascent.cost
     return fresh
-
-
-def _expanded(chain: list[Reduction], choice: NDArray[np.int64]) -> NDArray[np.int64]:
-    for reduction in reversed(chain):
-        choice = reduction.expand(choice)
-    return choice
-
-
-def _close(chain: list[Reduction], shared: Shared) -> None:
-    """Nothing is left to decide: what remains is a solution, or none is better than the best."""
-    if not chain[-1].infeasible:
-        shared.offer(_expanded(chain, np.zeros(0, np.int64)))
-    shared.proven = _whole(shared.cost)
-    shared.finish()
-
-
-def _may_prove(ascent: Ascent, shared: Shared) -> bool:
-    return "exact engines" not in shared.without and is_provable(ascent.network)
-
-
-def _proved(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:
-    """Try to prove the best with a fixed amount of work; whether nothing is left to do."""
-    # The first rounds may go too far for a better bound, but in a good direction.
-    prices = ascent.best_prices if ascent.best_prices.any() else ascent.prices
-    proof = prove(ascent.network, prices, shared.cost, stop=shared.stop)
-    if shared.must_stop:
-        return True
-    if proof.choice is not None:
-        shared.offer(_expanded(chain, proof.choice))
-        ascent.cost = min(ascent.cost, shared.cost)
-    if proof.is_proved:
-        _end(shared)
-    elif proof.bound > -math.inf and math.isfinite(shared.cost):
-        shared.proven = max(shared.proven, min(math.ceil(proof.bound), _whole(shared.cost)))
-    return proof.is_proved
-
-
-def _end(shared: Shared) -> None:
-    """Nothing is better than the best known, if there is one."""
-    shared.is_impossible = math.isinf(shared.cost)
-    shared.proven = 0 if shared.is_impossible else _whole(shared.cost)
-    shared.finish()
-
-
-def _solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: int) -> None:
-    """Let the exact engine find the best, or prove that there is none better."""
-    priced = np.argsort(-ascent.best_prices)[:200]
-    cutoff = shared.cost
-    try:
-        answer = solve_exactly(
-            ascent.network,
-            cutoff=cutoff,
-            first_rows=[int(r) for r in priced if ascent.best_prices[r] > 0],
-            deadline=shared.deadline,
-            seed=seed,
-            stop=shared.stop,
-        )
-    except SolverError:
-        answer = ExactAnswer(choice=None, is_proved=False)
-    if answer.choice is not None:
-        shared.offer(_expanded(chain, answer.choice))
-    if not answer.is_proved and not shared.must_stop:
-        # Rows that bind to the byte, or costs that HiGHS cannot tell apart.
-        choice, is_proved = enumerate_choices(
-            ascent.network, ascent.held, ascent.prices, shared.cost
-        )
-        answer = ExactAnswer(choice=choice, is_proved=is_proved)
-        if choice is not None:
-            shared.offer(_expanded(chain, choice))
-    if answer.is_proved:
-        _end(shared)
 
 
 def _search(shared: Shared, seed: int) -> None:

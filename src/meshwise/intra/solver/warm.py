@@ -12,6 +12,7 @@ from meshwise.intra.solver.instance import Instance
 from meshwise.intra.solver.kept import note_all_kernels
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
 from meshwise.intra.solver.part import scratch_for
+from meshwise.intra.solver.probing import probe
 from meshwise.intra.solver.proving import prove
 from meshwise.intra.solver.reduction import reduce_instance, reduce_network
 from meshwise.intra.solver.repair import Repair
@@ -47,9 +48,11 @@ def compile_search() -> None:
     sweep(True, network, ascent.held)
     bound = sweep(False, network, ascent.held)
     exact_bound(network, ascent.held, ascent.prices)
-    choices_within(network, ascent.held, ascent.prices, bound, 0.0)
+    keep = choices_within(network, ascent.held, ascent.prices, bound, 0.0)
     enumerate_choices(network, ascent.held, ascent.prices, 0.0)
     prove(network, np.ones(len(network.capacity)), np.inf, stop=np.zeros(1, np.int8))
+    above, work = np.zeros(len(network.cost)), np.zeros(1, np.int64)
+    probe(network, ascent.held, above, 0.0, 1.0, 0.0, work, keep)
     choice = np.zeros(len(network.size), np.int64)
     forbidden = network._replace(matrices=np.full(len(network.matrices), np.inf))
     find_consistent(forbidden, np.zeros(1, np.int8))
