@@ -72,7 +72,11 @@ class Line:
 
 
 def lines_at(network: Network, prices: Floats, target: float, effort: Effort) -> list[Line]:
-    """Lines around these prices, those first; all are zero where they are."""
+    """Lines around these prices, those first; none where the messages prove nothing.
+
+    That is so where choices are left that some neighbour forbids altogether: a reduction that was
+    cut short leaves them.
+    """
     lines: list[Line] = []
     for factor, near in _FACTORS if prices.any() else _FACTORS[:1]:
         scaled = prices * factor
@@ -90,6 +94,8 @@ def lines_at(network: Network, prices: Floats, target: float, effort: Effort) ->
             if bound - before <= _SETTLED * abs(target - bound):
                 break
             before = bound
+        if not math.isfinite(bound):
+            return []
         lines.append(Line(prices=scaled, held=held, bound=bound))
     return lines
 
@@ -126,8 +132,8 @@ def centred_lines(network: Network, prices: Floats, target: float, effort: Effor
     """Lines around good prices: those of the best line, until it is in the middle."""
     lines = lines_at(network, prices, target, effort)
     for _ in range(_CENTRED):
-        best = max(lines, key=lambda line: line.bound)
-        if best is lines[0]:
+        best = max(lines, key=lambda line: line.bound, default=None)
+        if best is None or best is lines[0]:
             break
         lines = lines_at(network, best.prices, target, effort)
     return lines

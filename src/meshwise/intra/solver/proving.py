@@ -110,9 +110,9 @@ def prove(
     placed = in_order(network, order)
     prices = scaled_prices(placed, prices, effort)
     lines = centred_lines(placed, prices, known, effort)
-    bound = max(line.bound for line in lines)
-    if not math.isfinite(bound):
+    if not lines:
         return Proof(choice=None, bound=-math.inf, is_proved=False)
+    bound = max(line.bound for line in lines)
     # A choice that is nearly the best saves much: all that comes later looks below it only.
     best = _labelled(placed, lines, known, _BEAM, _WORK, effort)[1]
     known = known if best is None else cost_of(placed, best)
@@ -167,7 +167,7 @@ def _below(
     num_probed, is_suggested = math.inf, False
     says = NOTHING
     while len(network.size):
-        if effort.is_over:
+        if effort.is_over or not lines:
             return GAVE_UP, best
         keep = kept_by(network, lines, target)
         if keep.mean() > 1 - _WORTH:
@@ -235,6 +235,8 @@ def _search(
     order = narrow_order(network)
     placed = in_order(network, order)
     lines = lines_at(placed, prices, target, effort)
+    if not lines:
+        return GAVE_UP, None
     says, choice = _labelled(placed, lines, target, _ROOM, allowed, effort)
     return says, choice if choice is None else _back(order, choice)
 
