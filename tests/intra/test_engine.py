@@ -91,3 +91,18 @@ def test_a_negative_total_is_proved_too() -> None:
     problem = Problem(costs=(np.array([-5.0, -4.0]), np.array([-1.0, 0.0])), pairs=())
     found = solve_encoded(problem, incumbent=None, time_limit_s=5, seed=0)
     assert (found.choice, found.cost, found.status) == ((0, 0), -6.0, "optimal")
+
+
+def test_a_bounded_amount_of_work_bounds_and_does_not_lose_the_incumbent() -> None:
+    seen = 0
+    for seed in range(30):
+        problem = random_problem(seed, 0.5)
+        want = solve_encoded(problem, incumbent=None, time_limit_s=600, seed=0)
+        found = solve_encoded(problem, incumbent=None, time_limit_s=600, seed=0, brief=True)
+        assert found.bound <= want.cost * (1 + 1e-6)
+        if not want.choice:
+            continue
+        seen += 1
+        again = solve_encoded(problem, incumbent=want.choice, time_limit_s=600, seed=0, brief=True)
+        assert again.cost == pytest.approx(want.cost)
+    assert seen > 10

@@ -18,7 +18,12 @@ _ROUNDED = "rounded"
 
 
 def solve_encoded(
-    problem: Problem, *, incumbent: tuple[int, ...] | None, time_limit_s: float, seed: int
+    problem: Problem,
+    *,
+    incumbent: tuple[int, ...] | None,
+    time_limit_s: float,
+    seed: int,
+    brief: bool = False,
 ) -> Solution:
     """Solve a problem; the answer is never worse than the incumbent.
 
@@ -27,13 +32,14 @@ def solve_encoded(
         incumbent: A feasible choice, or None.
         time_limit_s: Wall time, in seconds.
         seed: Of the solver.
+        brief: Take a bounded amount of work, whatever comes of it.
 
     Raises:
         SolverError: the solver failed.
     """
     deadline = time.monotonic() + time_limit_s
-    found = _solved(problem, incumbent, deadline, seed)
-    for _ in range(_FINER):
+    found = _solved(problem, incumbent, deadline, seed, brief=brief)
+    for _ in range(0 if brief else _FINER):
         if found.status != _ROUNDED or time.monotonic() >= deadline:
             break
         # The best in units that were too coarse: its cost gives finer ones.
@@ -42,13 +48,20 @@ def solve_encoded(
 
 
 def _solved(
-    problem: Problem, incumbent: tuple[int, ...] | None, deadline: float, seed: int
+    problem: Problem,
+    incumbent: tuple[int, ...] | None,
+    deadline: float,
+    seed: int,
+    *,
+    brief: bool = False,
 ) -> Solution:
     """One run; its status is `_ROUNDED` if units were too coarse to call the best one optimal."""
     known = objective(problem, incumbent) if incumbent is not None else None
     encoded = encode(problem, reference=known)
     left = max(deadline - time.monotonic(), _LEAST_S)
-    answer = solve_instance(encoded.instance, time_limit_s=left, seed=seed, deterministic=True)
+    answer = solve_instance(
+        encoded.instance, time_limit_s=left, seed=seed, deterministic=True, brief=brief
+    )
     if answer.status == "infeasible" and incumbent is None and encoded.is_exact:
         return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
     # Where fewer choices fit, a bound on those bounds no others.

@@ -40,12 +40,12 @@ Integers = NDArray[np.int64]
 # Larger networks, or such with more rows, are not tried; labels count choices in 16 bits.
 _MOST_CHOICES = 2**15 - 1
 _MOST_NODES, _MOST_ROWS, _MOST_ENTRIES = 2000, 8, 400_000
-# Entries of matrices that may be looked at, and how many a label is worth.
-_WORK = 1_500_000_000
+# Entries of matrices to look at, fewer where time is short, and how many a label is worth.
+WORK, BRIEF_WORK = 1_500_000_000, 300_000_000
 _LABEL_WORK = 40
 # Labels side by side at most, and where few are followed, before which some are left out.
 _ROOM = 1 << 17
-_BEAM, _ROOM_OF_BEAM = 100, 32
+_BEAMS, _ROOM_OF_BEAM = (100, 1000), 32
 # Pairs of a label and a choice for the first target that is given up.
 _FIRST_PAIRS = 2_000_000
 # The first target, as a share of the gap, or of the bound where less; each is so much further.
@@ -93,7 +93,7 @@ def prove(
     cost: float,
     *,
     stop: NDArray[np.int8],
-    work: int = _WORK,
+    work: int = WORK,
 ) -> Proof:
     """Find the best choice, or prove that none costs less than what is known.
 
@@ -114,14 +114,14 @@ def prove(
         return Proof(choice=None, bound=-math.inf, is_proved=False)
     bound = max(line.bound for line in lines)
     # A choice that is nearly the best saves much: all that comes later looks below it only.
-    best = _labelled(placed, lines, known, _BEAM, _WORK, effort)[1]
+    best = _labelled(placed, lines, known, _BEAMS[0], WORK, effort)[1]
     known = known if best is None else cost_of(placed, best)
     below, proved, num_failed, is_proved = bound, -math.inf, 0, False
     step = max(min(_FIRST_SHARE * (known - bound), _FIRST_OF_BOUND * abs(bound)), 1.0)
     allowed = _FIRST_PAIRS
     while not (is_proved or effort.is_over or num_failed > _MOST_FAILURES):
         target = min(float(math.ceil(below + step)), known)
-        if target - below > _LAST_SHARE * (known - below):
+        if not num_failed and target - below > _LAST_SHARE * (known - below):
             target = known
         says, found = _below(placed, lines, target, allowed, effort)
         if found is not None:
@@ -164,26 +164,26 @@ def _below(
     chain: list[Reduction] = []
     best: Integers | None = None
     prices = lines[0].prices
-    num_probed, is_suggested = math.inf, False
+    num_probed, beams = math.inf, list(_BEAMS)
     says = NOTHING
     while len(network.size):
         if effort.is_over or not lines:
             return GAVE_UP, best
         keep = kept_by(network, lines, target)
         if keep.mean() > 1 - _WORTH:
-            if not is_suggested:
-                is_suggested = True
-                said, choice = _labelled(network, lines, target, _BEAM, _WORK, effort)
+            may_probe = len(network.cost) <= _WORTH_PROBING * num_probed
+            if beams and (len(beams) == len(_BEAMS) or not may_probe):
+                said, choice = _labelled(network, lines, target, beams.pop(0), WORK, effort)
                 if said == NOTHING:
                     break
                 if choice is not None:
                     best, target = _expanded(chain, choice), cost_of(network, choice)
-                    continue
-            if len(network.cost) > _WORTH_PROBING * num_probed:
+                continue
+            if not may_probe:
                 says, choice = _search(network, prices, target, allowed, effort)
                 best = best if choice is None else _expanded(chain, choice)
                 break
-            num_probed, is_suggested = len(network.cost), False
+            num_probed, beams = len(network.cost), list(_BEAMS)
             _probe(network, lines, target, effort, keep)
         reduction = _without(network, keep, effort.stop)
         if effort.is_over:

@@ -69,6 +69,7 @@ class Shared:
         known: A choice of the problem itself, from the exact engine.
         without: Ingredients that are left out.
         deterministic: Whether one thread does everything, in fixed turns.
+        brief: Whether to end after the first try of a proof.
     """
 
     instance: Instance
@@ -88,6 +89,7 @@ class Shared:
     known: tuple[int, ...] | None = None
     without: frozenset[str] = frozenset()
     deterministic: bool = False
+    brief: bool = False
     interrupt: threading.Event = field(default_factory=threading.Event)
     is_over: bool = False
     is_impossible: bool = False

@@ -84,6 +84,7 @@ def solve_instance(
     interrupt: threading.Event | None = None,
     without: Collection[str] = (),
     deterministic: bool = False,
+    brief: bool = False,
 ) -> Answer:
     """Find the cheapest choice within the limit on usage, or the best in the time given.
 
@@ -97,6 +98,7 @@ def solve_instance(
         without: Ingredients to leave out, to measure what they are worth.
         deterministic: One thread in turns of fixed length: the same answer each time, unless the
             limit ends the search.
+        brief: End after the first try of a proof, which takes a bounded amount of work.
 
     Raises:
         SolverError: the time limit is no number, an ingredient is unknown, or the answer did not
@@ -112,6 +114,7 @@ def solve_instance(
     deadline = start + max(time_limit_s - check_s, 0.5 * time_limit_s)
     shared = Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
     shared.without, shared.deterministic = frozenset(without), deterministic
+    shared.brief = brief
     if "reduction" in without:
         shared.reducing[0] = CUT
     if interrupt is not None:
@@ -229,6 +232,9 @@ def _raise_bound(shared: Shared, seed: int) -> None:
         _ascend(ascent, chain, shared, primal, rounds=_EARLY_ROUNDS)
         if shared.must_stop or try_proof(ascent, chain, shared):
             return
+    if shared.brief:
+        shared.finish()
+        return
     tried = num_columns(ascent.network)
     while True:
         _ascend(ascent, chain, shared, primal)
