@@ -10,13 +10,16 @@ import math
 from collections.abc import Sequence
 
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo, batch_loops
+from meshwise.baselines.weights import expert_inputs, expert_loops, tensor_loops
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.layout import Layout, replicated
+from meshwise.graph.layout import Layout, replicated, used_axes
 from meshwise.graph.loops import NONE
 from meshwise.intra.blocks import is_light
+from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 
+_NOT_SPLIT = frozenset((NONE,))
 _ALL_TO_ALL = "all-to-all"
 # Nothing that is reduced is cut, nothing that is cut is put together again.
 _ALL_REDUCE_ONLY = frozenset((_ALL_TO_ALL, "all-gather", "reduce-scatter"))
@@ -62,29 +65,18 @@ def _operators(graph: Graph, path: OperatorPath = ()) -> list[tuple[OperatorPath
 
 
 def _over_batch(
-    graph: Graph, mesh: LogicalMesh, info: InputInfo, axes: Sequence[int], others: bool
+    graph: Graph, mesh: LogicalMesh, info: InputInfo, axes: Sequence[int]
 ) -> dict[OperatorPath, AllowedChoices]:
-    """Operators that decide alone run over the batch along `axes`.
-
-    Args:
-        graph: The graph.
-        mesh: The mesh.
-        info: Its inputs.
-        axes: Axes that split the batch.
-        others: Whether the other axes may split the other loops.
-    """
+    """Operators that decide alone run over the batch along `axes`, and are not split otherwise."""
     found = batch_loops(graph, info.batch_dims)
-    allowed: dict[OperatorPath, AllowedChoices] = {}
-    for path, op in _operators(graph):
-        if op.bodies or is_light(op) or path not in found:
-            continue
-        loops = found[path]
-        rest = frozenset((NONE, *(x for x in range(len(op.rule.loops)) if x not in loops)))
-        allowed[path] = tuple(
-            loops if a in axes and size > 1 else rest if others else frozenset((NONE,))
+    return {
+        path: tuple(
+            found[path] if a in axes and size > 1 else _NOT_SPLIT
             for a, size in enumerate(mesh.sizes)
         )
-    return allowed
+        for path, op in _operators(graph)
+        if not op.bodies and not is_light(op) and path in found
+    }
 
 
 def _batch_pins(
@@ -110,7 +102,7 @@ def _zero(
     return Restriction(
         name=name,
         pins=pins,
-        allowed=_over_batch(graph, mesh, info, axes, others=False),
+        allowed=_over_batch(graph, mesh, info, axes),
         forbid=frozenset((_ALL_TO_ALL,)),
     )
 
@@ -138,9 +130,10 @@ def zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
 
 
 def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
-    """Axis 0 splits the batch, axis 1 the other loops of products; all-reduce only.
+    """Axis 0 splits the batch, the others weights and heads; all-reduce only.
 
-    Which weights are split by column and which by row is left to the solver.
+    Which weights are split by column and which by row is left to the solver; every product is
+    split that can be.
     """
     pins = _batch_pins(graph, mesh, info, (0,))
     return Restriction(
@@ -151,9 +144,103 @@ def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
             for i, role in enumerate(info.roles)
             if role != BATCH
         },
-        allowed=_over_batch(graph, mesh, info, (0,), others=True),
+        allowed=_tensor_parallel(graph, mesh, info),
         forbid=_ALL_REDUCE_ONLY,
     )
+
+
+def megatron_sharded(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """Megatron with its distributed optimizer: optimizer state split over axis 0 as well.
+
+    Gradients are reduced and scattered along axis 0 after the last micro-batch, new parameters
+    gathered; activations know all-reduce only.
+    """
+    base = megatron(graph, mesh, info)
+    sharded: dict[int, tuple[Layout, ...]] = {}
+    for i, role in enumerate(info.roles):
+        layouts = whole_layouts(graph.tensors[graph.inputs[i]], mesh.sizes)
+        split = tuple(w for w in layouts if 0 in used_axes(w))
+        if role == OPTIMIZER and mesh.sizes[0] > 1 and split:
+            sharded[i] = split
+    return Restriction(
+        name="MegatronSharded",
+        pins=base.pins,
+        input_axes={i: axes for i, axes in base.input_axes.items() if i not in sharded},
+        layouts=sharded,
+        allowed=base.allowed,
+        forbid=frozenset((_ALL_TO_ALL,)),
+        forbid_inside=_ALL_REDUCE_ONLY,
+    )
+
+
+def _tensor_parallel(
+    graph: Graph, mesh: LogicalMesh, info: InputInfo
+) -> dict[OperatorPath, AllowedChoices]:
+    """Axis 0 runs over the batch, the others over loops of weights or heads."""
+    found = batch_loops(graph, info.batch_dims)
+    allowed: dict[OperatorPath, AllowedChoices] = {}
+    for path, op in _operators(graph):
+        if op.bodies or is_light(op) or path not in found:
+            continue
+        rows = found[path]
+        loops = tensor_loops(op, rows)
+        choices: list[frozenset[int]] = [rows if mesh.sizes[0] > 1 else _NOT_SPLIT]
+        for size in mesh.sizes[1:]:
+            fit = frozenset(x for x in loops if op.rule.loops[x].size % size == 0)
+            # A lookup or a sort may be done by all; a product is split wherever it can be.
+            must = op.heavy and fit and size > 1
+            choices.append(fit if must else fit | _NOT_SPLIT)
+        allowed[path] = tuple(choices)
+    return allowed
+
+
+def expert_zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """Experts split, all else data parallel with ZeRO stage 2: DeepSpeed's mixture of experts.
+
+    Tokens are split over all axes; each axis that divides the experts splits them, from the last
+    axis on, and tokens go to their experts and back by all-to-all.
+    """
+    return _experts(graph, mesh, info, zero2(graph, mesh, info), "ExpertZero2")
+
+
+def expert_zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
+    """The same with ZeRO stage 3 for all but experts."""
+    return _experts(graph, mesh, info, zero3(graph, mesh, info), "ExpertZero3")
+
+
+def _experts(
+    graph: Graph, mesh: LogicalMesh, info: InputInfo, base: Restriction, name: str
+) -> Restriction:
+    found = batch_loops(graph, info.batch_dims)
+    allowed = dict(base.allowed)
+    for path, op in _operators(graph):
+        loops = expert_loops(op, found[path]) if path in allowed and op.heavy else frozenset[int]()
+        if loops:
+            (loop,) = sorted(loops)[:1]
+            axes = _dividing(op.rule.loops[loop].size, mesh.sizes)
+            allowed[path] = tuple(
+                loops if a in axes else choices for a, choices in enumerate(allowed[path])
+            )
+    pins = dict(base.pins)
+    dims = expert_inputs(graph, info, found)
+    shapes = {i: graph.tensors[t].shape for i, t in enumerate(graph.inputs)}
+    of_shape = {shapes[i]: d for i, d in dims.items()}
+    for i, role in enumerate(info.roles):
+        # State of the optimizer has the shape of its parameter.
+        if role != BATCH and shapes[i] in of_shape:
+            d = of_shape[shapes[i]]
+            axes = _dividing(shapes[i][d], mesh.sizes)
+            pins[i] = Layout(tuple(axes if x == d else () for x in range(len(shapes[i]))))
+    return Restriction(name=name, pins=pins, allowed=allowed)
+
+
+def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Axes that together divide a number, the last ones first, in ascending order."""
+    axes: tuple[int, ...] = ()
+    for a in reversed(range(len(sizes))):
+        if sizes[a] > 1 and count % (math.prod(sizes[b] for b in axes) * sizes[a]) == 0:
+            axes = (a, *axes)
+    return axes
 
 
 def heuristic(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:

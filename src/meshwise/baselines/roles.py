@@ -7,7 +7,7 @@ optimizer state only meets gradients and never does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
@@ -31,14 +31,18 @@ class InputInfo:
     batch_dims: Mapping[int, int]
 
 
-def input_info(graph: Graph, batch_dims: Mapping[int, int]) -> InputInfo:
+def input_info(
+    graph: Graph, batch_dims: Mapping[int, int], leaving: Iterable[int] = ()
+) -> InputInfo:
     """Infer the roles of a graph's inputs.
 
     Args:
-        graph: The whole step.
+        graph: The whole step, or a piece of it.
         batch_dims: Positions among the inputs -> the batch dim.
+        leaving: Positions among the results of activations that later pieces read: what acts on
+            them (a bias before a cut) is a parameter too.
     """
-    reaches = _reaching(graph, set())
+    reaches = _reaching(graph, {graph.outputs[j] for j in leaving})
     state = {i for i, _ in graph.aliases}
     roles: list[str] = []
     for i, t in enumerate(graph.inputs):

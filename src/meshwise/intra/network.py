@@ -113,7 +113,7 @@ class _Builder:
     graph: Graph
     mesh: LogicalMesh
     options: IntraOptions
-    evaluator: Evaluator
+    evaluators: tuple[Evaluator, Evaluator]  # outside of loops, and in their bodies
     regions: tuple[Region, ...]
     nodes: list[Node] = field(default_factory=list[Node])
     edges: list[Edge] = field(default_factory=list[Edge])
@@ -173,6 +173,7 @@ class _Builder:
             layouts = whole_layouts(tensor, self.mesh.sizes)
             if i in axes_of:
                 layouts = tuple(w for w in layouts if axes_of[i].issuperset(used_axes(w)))
+            layouts = self.options.restriction.layouts.get(i, layouts)
             if i in pins:
                 layouts = (pins[i],)
             if i in asked:
@@ -181,23 +182,24 @@ class _Builder:
             self.sources[0, t] = _Source(node, layouts)
 
     def blocks(self, region: Region) -> None:
+        evaluator = self.evaluators[region.index > 0]
         for number, block in enumerate(region.blocks.blocks):
             if block.kind == BODIES:
                 self.bodies(region, block.members[0])
                 continue
-            shape, local, key = self.evaluator.shape_of(region, block)
+            shape, local, key = evaluator.shape_of(region, block)
             allowed: AllowedChoices | None = None
             only: frozenset[Strategy] | None = None
             if block.kind != CLUSTER:
                 path = (*region.path, block.members[0])
                 allowed = self.options.restriction.allowed.get(path)
                 only = self.options.strategies.get(path)
-            key = (key, allowed, only)
+            key = (id(evaluator), key, allowed, only)
             if key not in self.tables:
                 self.tables[key] = (
-                    self.evaluator.cluster(shape)
+                    evaluator.cluster(shape)
                     if block.kind == CLUSTER
-                    else self.evaluator.single(shape, allowed, only)
+                    else evaluator.single(shape, allowed, only)
                 )
             table = self.tables[key]
             if not table.strategies:
@@ -300,11 +302,12 @@ class _Builder:
         trips: int,
         left: tuple[Layout, ...],
         wants: tuple[tuple[Layout, ...], ...],
+        forbid: frozenset[str],
     ) -> tuple[NDArray[np.float64], int]:
         """Seconds from each layout of `left` to each set of wanted layouts."""
         a = self.layout_keys.setdefault(left, len(self.layout_keys))
         b = self.layout_keys.setdefault(wants, len(self.layout_keys))
-        key = (tensor.shape, tensor.itemsize, trips, a, b)
+        key = (tensor.shape, tensor.itemsize, trips, a, b, forbid)
         if key not in self.matrices:
             rows = list(dict.fromkeys(left))
             columns = list(dict.fromkeys(w for want in wants for w in want))
@@ -314,7 +317,7 @@ class _Builder:
                 rows,
                 columns,
                 self.mesh,
-                forbid=self.evaluator.forbid,
+                forbid=forbid,
             )
             base = np.hstack([base, np.zeros((len(rows), 1))])
             row_of = {w: i for i, w in enumerate(rows)}
@@ -338,6 +341,7 @@ class _Builder:
             if source is None:
                 continue
             tensor, trips = self.regions[r].graph.tensors[t], self.regions[r].trips
+            forbid = self.evaluators[r > 0].forbid
             node, left = source.node, source.layouts
             if len(uses) > 1:
                 wanted = (w for use in uses for want in use.wants for w in want)
@@ -348,11 +352,11 @@ class _Builder:
                 copy = self.layout_node(COPY, (r, t, group), layouts, extra, before)
                 self.copies[r, t, group] = copy
                 wants = tuple((w,) for w in layouts)
-                cost, key = self.matrix(tensor, trips, left, wants)
+                cost, key = self.matrix(tensor, trips, left, wants, forbid)
                 self.edge(node, copy, cost, (r, t), group, key)
                 node, left = copy, layouts
             for use in uses:
-                cost, key = self.matrix(tensor, trips, left, use.wants)
+                cost, key = self.matrix(tensor, trips, left, use.wants, forbid)
                 self.edge(node, use.node, cost, (r, t), group, key)
 
     def edge(
@@ -380,8 +384,12 @@ def build_network(
     Raises:
         InfeasibleError: the restrictions leave an operator no strategy.
     """
-    evaluator = Evaluator(mesh, options.objective, options.restriction.forbid)
-    builder = _Builder(graph, mesh, options, evaluator, parts or regions(graph))
+    forbid = options.restriction.forbid
+    outside = inside = Evaluator(mesh, options.objective, forbid)
+    if options.restriction.forbid_inside - forbid:
+        forbid = forbid | options.restriction.forbid_inside
+        inside = Evaluator(mesh, options.objective, forbid)
+    builder = _Builder(graph, mesh, options, (outside, inside), parts or regions(graph))
     builder.inputs()
     for region in builder.regions:
         builder.blocks(region)

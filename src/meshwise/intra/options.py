@@ -28,18 +28,22 @@ class Restriction:
         name: Of the method.
         pins: Layouts that are fixed, by position among the graph's inputs.
         input_axes: For positions among the graph's inputs the axes that may split them.
+        layouts: For positions among the graph's inputs the layouts that they may have.
         allowed: For operators outside of clusters the choices that each mesh axis may take.
         forbid: Kinds of collectives that may not be used.
+        forbid_inside: Kinds that may not be used in the bodies of loops either.
         greedy: Decide node by node in program order in place of solving (sharding propagation).
     """
 
     name: str = ""
     pins: Mapping[int, Layout] = field(default_factory=dict[int, Layout])
     input_axes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
+    layouts: Mapping[int, tuple[Layout, ...]] = field(default_factory=dict[int, tuple[Layout, ...]])
     allowed: Mapping[OperatorPath, AllowedChoices] = field(
         default_factory=dict[OperatorPath, AllowedChoices]
     )
     forbid: frozenset[str] = frozenset()
+    forbid_inside: frozenset[str] = frozenset()
     greedy: bool = False
 
 

@@ -1,0 +1,115 @@
+"""Layers planned as a method does: the same network of decisions, made smaller.
+
+A method that divides the batch also fixes how activations cross a cut: by rows, so each cut has
+one state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from meshwise.baselines.restrictions import (
+    data_parallel,
+    expert_zero2,
+    expert_zero3,
+    megatron,
+    megatron_sharded,
+    zero2,
+    zero3,
+)
+from meshwise.baselines.roles import InputInfo, input_info
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import PlanError
+from meshwise.graph.graph import Graph
+from meshwise.inter.boundary import primary
+from meshwise.inter.conditioned import LayerNetwork, layer_network
+from meshwise.inter.piece import Crossing, PieceGraph
+from meshwise.intra.options import ALPA, IntraOptions, Restriction
+
+INTRA_OP, ALPA_INTRA_OP = "IntraOp", "AlpaIntraOp"
+
+RESTRICTIONS: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction]] = {
+    "DataParallel": data_parallel,
+    "Zero2": zero2,
+    "Zero3": zero3,
+    "Megatron": megatron,
+    "MegatronSharded": megatron_sharded,
+    "ExpertZero2": expert_zero2,
+    "ExpertZero3": expert_zero3,
+}
+LAYER_METHODS = (*RESTRICTIONS, INTRA_OP, ALPA_INTRA_OP)
+
+
+def restriction_of(method: str, piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
+    """What a method takes away from the plans of a piece.
+
+    Raises:
+        PlanError: there is no such method.
+    """
+    if method in (INTRA_OP, ALPA_INTRA_OP):
+        return Restriction(name=method)
+    if method not in RESTRICTIONS:
+        raise PlanError(f"no method {method!r} for layers; known are {', '.join(LAYER_METHODS)}")
+    leaving = [c.value for c in piece.leaving]
+    info = input_info(piece.graph, piece.batch_dims, leaving)
+    return RESTRICTIONS[method](piece.graph, mesh, info)
+
+
+def restricted_layer(
+    method: str,
+    piece: PieceGraph,
+    mesh: LogicalMesh,
+    options: IntraOptions,
+    *,
+    conceded: frozenset[str] = frozenset(),
+) -> LayerNetwork:
+    """The decisions about one layer on one mesh that a method leaves open.
+
+    Args:
+        method: One of `LAYER_METHODS`.
+        piece: The layer.
+        mesh: Where it runs; for Megatron axis 0 is data parallel, axis 1 tensor parallel.
+        options: As for `layer_network`; its restriction is replaced by the method's.
+        conceded: Kinds of collectives that the method forbids and may use all the same.
+
+    Raises:
+        InfeasibleError: an operator has no strategy on the mesh.
+        PlanError: there is no such method.
+    """
+    restriction = restriction_of(method, piece, mesh)
+    restriction = dataclasses.replace(
+        restriction,
+        forbid=restriction.forbid - conceded,
+        forbid_inside=restriction.forbid_inside - conceded,
+    )
+    objective = ALPA if method == ALPA_INTRA_OP else options.objective
+    changed = dataclasses.replace(options, restriction=restriction, objective=objective)
+    return _with_rows_crossing(layer_network(piece, mesh, changed), restriction)
+
+
+def _with_rows_crossing(layer: LayerNetwork, restriction: Restriction) -> LayerNetwork:
+    """The same with the states of cuts that the restriction asks for."""
+    costs = list(layer.problem.costs)
+    sides = (
+        (layer.entering, _position(layer.piece.entering, enters=True)),
+        (layer.leaving, _position(layer.piece.leaving, enters=False)),
+    )
+    for side, position in sides:
+        if side.node >= 0 and position in restriction.pins:
+            wanted = restriction.pins[position]
+            kept = np.array([layout == wanted for layout in side.layouts])
+            costs[side.node] = np.where(kept, costs[side.node], np.inf)
+    return dataclasses.replace(
+        layer, problem=dataclasses.replace(layer.problem, costs=tuple(costs))
+    )
+
+
+def _position(crossings: tuple[Crossing, ...], *, enters: bool) -> int:
+    """The input whose layout is the state of a cut; -1 if there is none."""
+    main = primary(crossings)
+    if main is None:
+        return -1
+    return main.value if enters else main.cotangent
