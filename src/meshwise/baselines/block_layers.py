@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def block_ranges(chain: OperatorChain) -> Ranges:
             start = before
     bounds = [*range(start, end + 1, period)]
     bounds = [0, *(b for b in bounds if 0 < b < chain.num_operators), chain.num_operators]
-    return tuple((a, b - 1) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple((a, b - 1) for a, b in pairwise(bounds))
 
 
 def body_of(classes: Sequence[int]) -> Body:
@@ -81,8 +82,11 @@ def body_of(classes: Sequence[int]) -> Body:
 def _marks(chain: OperatorChain) -> list[tuple[float, bool, tuple[int, ...]]]:
     """What equal operators of different blocks have in common: work, and how far back they read."""
     back: list[list[int]] = [[] for _ in range(chain.num_operators)]
-    for value, reader in zip(chain.read_value.tolist(), chain.read_by.tolist(), strict=True):
-        back[reader].append(reader - int(chain.producer[value]))
+    producer: list[int] = chain.producer.tolist()
+    values: list[int] = chain.read_value.tolist()
+    readers: list[int] = chain.read_by.tolist()
+    for value, reader in zip(values, readers, strict=True):
+        back[reader].append(reader - producer[value])
     return [
         (float(flop), bool(heavy), tuple(sorted(reads)))
         for flop, heavy, reads in zip(chain.flop, chain.is_heavy, back, strict=True)

@@ -24,6 +24,14 @@ def _tensors(op: Operator) -> list[frozenset[int]]:
     return [_loops_of(dims) for dims in (*op.rule.operands, *op.rule.results)]
 
 
+def _common(tensors: list[frozenset[int]]) -> frozenset[int]:
+    """Loops that run over all of some tensors."""
+    found = tensors[0]
+    for loops in tensors[1:]:
+        found = found & loops
+    return found
+
+
 def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Loops along which tensor parallelism splits an operator.
 
@@ -38,7 +46,7 @@ def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     weights = [loops for loops in tensors if loops and not loops & rows]
     if weights:
         return frozenset[int]().union(*weights)
-    heads = frozenset.intersection(*tensors) - rows
+    heads = _common(tensors) - rows
     return heads or frozenset(range(len(op.rule.loops))) - rows
 
 
@@ -47,7 +55,7 @@ def expert_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     tensors = _tensors(op)
     if all(loops & rows for loops in tensors):
         return frozenset()
-    return frozenset.intersection(*tensors) - rows
+    return _common(tensors) - rows
 
 
 def expert_inputs(

@@ -1,0 +1,66 @@
+"""What all baselines take from the options of the search: micro-batches, memory options, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.inter.conditioned import MemoryPrice
+from meshwise.inter.search import SearchOptions, microbatch_counts
+from meshwise.inter.variants import LayerSource, Variant
+
+_IN_FLIGHT = 4.0
+
+
+def memory_of(kind: SubmeshKind, options: SearchOptions) -> float:
+    """Bytes of one device."""
+    return options.memory_bytes or kind.device.memory_bytes
+
+
+def whole(cluster: Cluster) -> SubmeshKind:
+    """The whole cluster as one mesh.
+
+    Raises:
+        ClusterError: hosts differ.
+    """
+    return SubmeshKind(
+        host=cluster.host, num_hosts=cluster.num_hosts, devices_per_host=cluster.devices_per_host
+    )
+
+
+def variants(
+    kind: SubmeshKind, meshes: Sequence[LogicalMesh], cluster: Cluster, options: SearchOptions
+) -> tuple[Variant, ...]:
+    """Every memory option on every logical mesh."""
+    rate = max(r for _, r in kind.device.flop_per_s)
+    step_s = 3 * options.step_flop / (rate * cluster.num_devices)
+    memory = memory_of(kind, options)
+    return tuple(
+        Variant(
+            mesh=mesh,
+            remat=remat,
+            price=MemoryPrice(seconds_per_byte=price * step_s / memory, in_flight=_IN_FLIGHT),
+        )
+        for mesh in meshes
+        for remat in options.remats
+        for price in options.prices
+    )
+
+
+def counts(options: SearchOptions, data_parallel: int = 1) -> list[int]:
+    """Values of B that leave each of so many replicas whole rows; 1 is always among them.
+
+    The search leaves out one micro-batch where it may cut the batch; baselines without a pipeline
+    may want it.
+    """
+    values = sorted({1, *microbatch_counts(options)})
+    if options.num_microbatches is not None:
+        values = sorted(options.num_microbatches)
+    return [b for b in values if options.batch_size % (b * data_parallel) == 0]
+
+
+def crossing_bytes(source: LayerSource, last_layer: int, num_microbatches: int) -> float:
+    """Bytes of one micro-batch that pass after a layer."""
+    return source.crossing_bytes(last_layer) / num_microbatches

@@ -1,0 +1,224 @@
+"""Costs of layers and of runs of layers that are planned as a method does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwise.baselines.layer_methods import ALPA_INTRA_OP, restricted_layer
+from meshwise.errors import InfeasibleError
+from meshwise.inter.compose import cheapest_states, compose
+from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
+from meshwise.inter.footprint import forward_end
+from meshwise.inter.piece import PieceGraph
+from meshwise.inter.stage_problem import StageCosts
+from meshwise.inter.submeshes import Submesh
+from meshwise.inter.variants import LayerSource, Variant
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.price import step_time_s
+from meshwise.intra.regions import regions
+
+# What puts a batch together where an operator needs all of it.
+_CONCEDED = frozenset(("all-gather",))
+_NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """One run of layers on one mesh.
+
+    Attributes:
+        microbatch_s: Forward and backward of one micro-batch.
+        forward_s: Of it, the forward pass.
+        once_s: Once a step.
+        resident_bytes: Held all the time by one device.
+        microbatch_bytes: Held for each micro-batch in flight.
+        temporary_bytes: On top at the peak.
+    """
+
+    microbatch_s: float
+    forward_s: float
+    once_s: float
+    resident_bytes: float
+    microbatch_bytes: float
+    temporary_bytes: float
+
+
+class MethodCosts:
+    """Plans layers as one method does.
+
+    Attributes:
+        method: One of `layer_methods.LAYER_METHODS`.
+        source: The layers.
+    """
+
+    def __init__(self, method: str, source: LayerSource, options: IntraOptions) -> None:
+        self.method = method
+        self.source = source
+        self.options = options
+        self._pieces: dict[object, PieceGraph] = {}
+        self._networks: dict[object, LayerNetwork | None] = {}
+        self._layers: dict[object, ConditionedLayer | None] = {}
+        self._shares: dict[object, float] = {}
+
+    def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunCost | None:
+        """The cost of the layers `first` to `last`; None if they have no plan."""
+        layers = self._conditioned(variant, num_microbatches, first, last)
+        if layers is None:
+            return None
+        while True:
+            states = cheapest_states(layers, 0, last - first)
+            steps = list(zip(layers, states[:-1], states[1:], strict=True))
+            missing = [step for step in steps if not step[0].is_exact[step[1], step[2]]]
+            if not missing:
+                break
+            for layer, enters, leaves in missing:
+                layer.sharpen(enters, leaves)
+        plans = [layer.entry(enters, leaves) for layer, enters, leaves in steps]
+        found = [
+            self._cost(first + k, plan, variant, num_microbatches)
+            for k, plan in enumerate(plans)
+            if plan is not None
+        ]
+        return summed(found) if len(found) == len(plans) else None
+
+    def table(
+        self,
+        submeshes: Sequence[Submesh],
+        variants: Sequence[Sequence[Variant]],
+        num_microbatches: int,
+    ) -> StageCosts:
+        """Costs of every run of layers on every submesh, as `VariantCosts.table` has them."""
+        count = len(self.source.classes)
+        shape = (count, count, len(submeshes), max(map(len, variants)))
+        arrays = {name: np.full(shape, np.inf) for name in _NAMES}
+        for m, ways in enumerate(variants):
+            for v, variant in enumerate(ways):
+                layers = self._conditioned(variant, num_microbatches, 0, count - 1)
+                if layers is None:
+                    continue
+                runs = compose(layers)
+                for first, last in np.argwhere(np.isfinite(runs.cost_s)).tolist():
+                    cost = self.run(variant, num_microbatches, first, last)
+                    if cost is not None:
+                        for name in _NAMES:
+                            arrays[name][first, last, m, v] = getattr(cost, name)
+        return StageCosts(submeshes=tuple(submeshes), **arrays)
+
+    def _piece(self, layer: int, variant: Variant, num_microbatches: int) -> PieceGraph:
+        key = (layer, variant.remat, num_microbatches)
+        if key not in self._pieces:
+            self._pieces[key] = self.source.graph(layer, layer, num_microbatches, variant.remat)
+        return self._pieces[key]
+
+    def _conditioned(
+        self, variant: Variant, num_microbatches: int, first: int, last: int
+    ) -> list[ConditionedLayer] | None:
+        found: list[ConditionedLayer] = []
+        for c in self.source.classes[first : last + 1]:
+            key = (c, variant, num_microbatches)
+            if key not in self._layers:
+                self._layers[key] = self._planned(c, variant, num_microbatches)
+            layer = self._layers[key]
+            if layer is None:
+                return None
+            found.append(layer)
+        return found
+
+    def _planned(
+        self, layer: int, variant: Variant, num_microbatches: int
+    ) -> ConditionedLayer | None:
+        """A layer that has a plan, if need be with an all-gather that the method forbids."""
+        for conceded in (frozenset[str](), _CONCEDED):
+            key = (layer, variant.mesh, variant.remat, num_microbatches, conceded)
+            if key not in self._networks:
+                self._networks[key] = self._network(layer, variant, num_microbatches, conceded)
+            network = self._networks[key]
+            if network is None:
+                continue
+            limit_s, seed = self.options.time_limit_s, self.options.seed
+            found = ConditionedLayer(network, variant.price, time_limit_s=limit_s, seed=seed)
+            if _has_plan(found):
+                return found
+            if not network_forbids(self.method):
+                return None
+        return None
+
+    def _network(
+        self, layer: int, variant: Variant, num_microbatches: int, conceded: frozenset[str]
+    ) -> LayerNetwork | None:
+        piece = self._piece(layer, variant, num_microbatches)
+        try:
+            return restricted_layer(
+                self.method, piece, variant.mesh, self.options, conceded=conceded
+            )
+        except InfeasibleError:
+            return None
+
+    def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> RunCost:
+        layer = self.source.classes[layer]
+        piece = self._piece(layer, variant, num_microbatches)
+        loop_s, once_s = plan.loop_s, plan.once_s
+        if self.method == ALPA_INTRA_OP:
+            # It was chosen by communication alone; it costs what it costs.
+            loop_s, once_s = _priced(piece, plan, variant)
+        key = (layer, variant.remat, num_microbatches)
+        if key not in self._shares:
+            self._shares[key] = forward_share(piece)
+        microbatch_s = loop_s / num_microbatches
+        return RunCost(
+            microbatch_s=microbatch_s,
+            forward_s=microbatch_s * self._shares[key],
+            once_s=once_s,
+            resident_bytes=plan.memory.resident_bytes,
+            microbatch_bytes=plan.memory.microbatch_bytes,
+            temporary_bytes=plan.memory.temporary_bytes,
+        )
+
+
+def network_forbids(method: str) -> bool:
+    """Whether a method forbids what may be conceded to it."""
+    return method in ("DataParallel", "Megatron", "MegatronSharded")
+
+
+def _has_plan(layer: ConditionedLayer) -> bool:
+    """Whether some entry is finite: a bound that no plan reaches falls away when it is solved."""
+    while np.isfinite(layer.bound_s).any():
+        enters, leaves = cheapest_states([layer], 0, 0)
+        if layer.is_exact[enters, leaves]:
+            return True
+        layer.sharpen(enters, leaves)
+    return False
+
+
+def _priced(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, float]:
+    """Seconds of a plan in its loop and outside."""
+    parts = regions(piece.graph)
+    once_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[:1])
+    loop_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[1:])
+    return loop_s, once_s
+
+
+def forward_share(piece: PieceGraph) -> float:
+    """Share of a micro-batch's FLOP that the forward pass takes."""
+    operators = piece.graph.operators[piece.loop].bodies[0].operators
+    end = forward_end(piece)
+    if not piece.leaving:
+        # Nothing leaves the last piece that says where its forward pass ends.
+        return 1 / 3
+    total = sum(op.flop for op in operators)
+    return sum(op.flop for op in operators[:end]) / total if total else 1 / 3
+
+
+def summed(costs: Sequence[RunCost]) -> RunCost:
+    """Several runs on one mesh as one."""
+    return RunCost(
+        microbatch_s=sum(c.microbatch_s for c in costs),
+        forward_s=sum(c.forward_s for c in costs),
+        once_s=sum(c.once_s for c in costs),
+        resident_bytes=sum(c.resident_bytes for c in costs),
+        microbatch_bytes=sum(c.microbatch_bytes for c in costs),
+        temporary_bytes=max(c.temporary_bytes for c in costs),
+    )

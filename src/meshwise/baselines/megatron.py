@@ -1,0 +1,95 @@
+"""Megatron-LM, its grid searched exhaustively."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from meshwise.baselines.block_layers import body_of
+from meshwise.baselines.fixed_stages import fixed_stages
+from meshwise.baselines.grid_options import counts, crossing_bytes, memory_of, variants
+from meshwise.baselines.layer_costs import MethodCosts
+from meshwise.baselines.megatron_grid import (
+    MegatronPoint,
+    chunk_ranges,
+    megatron_grid,
+    stage_kind,
+)
+from meshwise.baselines.result import BaselineResult, Candidate, Refused, best_of
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
+from meshwise.inter.search import SearchOptions
+from meshwise.inter.variants import LayerSource
+
+
+def megatron_lm(
+    source: LayerSource,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+    *,
+    largest_tensor_parallel: int | None = None,
+) -> BaselineResult:
+    """The best of (dp, tp, pp, B), distributed optimizer, interleaving, and rematerialisation.
+
+    Args:
+        source: The layers; the repeated ones are divided evenly.
+        cluster: Equal hosts.
+        options: Of the search: batch, micro-batches, memory options.
+        report: Is told of progress.
+        largest_tensor_parallel: No tp above it; by default any.
+
+    Raises:
+        ClusterError: hosts differ.
+    """
+    body = body_of(source.classes)
+    points, refused = megatron_grid(
+        cluster,
+        body.num_periods,
+        options.batch_size,
+        counts(options),
+        largest_tensor_parallel=largest_tensor_parallel,
+    )
+    costs = {
+        name: MethodCosts(name, source, options.intra) for name in ("Megatron", "MegatronSharded")
+    }
+
+    def tried() -> Iterator[Candidate | Refused]:
+        yield from refused
+        for point in points:
+            report(str(point))
+            of_method = costs["MegatronSharded" if point.is_sharded else "Megatron"]
+            yield _candidate(point, source, cluster, options, of_method)
+
+    return best_of("Megatron-LM", tried(), cluster, memory_of(_part(cluster, 1), options))
+
+
+def _part(cluster: Cluster, stages: int) -> SubmeshKind:
+    kind = stage_kind(cluster, stages)
+    assert kind is not None
+    return kind
+
+
+def _candidate(
+    point: MegatronPoint,
+    source: LayerSource,
+    cluster: Cluster,
+    options: SearchOptions,
+    costs: MethodCosts,
+) -> Candidate | Refused:
+    kind = _part(cluster, point.stages)
+    mesh = kind.mesh((point.data_parallel, point.tensor_parallel))
+    chunks = chunk_ranges(body_of(source.classes), len(source.classes), point.stages * point.chunks)
+    ways = variants(kind, (mesh,), cluster, options)
+    b = point.num_microbatches
+    return fixed_stages(
+        str(point),
+        kind,
+        chunks,
+        ways,
+        lambda way, first, last: costs.run(way, b, first, last),
+        [crossing_bytes(source, last, b) for _, last in chunks[:-1]],
+        num_microbatches=b,
+        schedule=interleaved(point.chunks) if point.chunks > 1 else ONE_F_ONE_B,
+        memory_bytes=memory_of(kind, options),
+    )

@@ -1,0 +1,137 @@
+"""Megatron-LM's grid: (dp, tp, pp), micro-batches, distributed optimizer, interleaving.
+
+Layers are divided evenly; what stands before the repeated layers belongs to the first stage, what
+stands after them to the last.  Devices are numbered along tp first, then dp, then pp.
+
+Source: Megatron-LM (Narayanan et al. 2021); FACTS section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwise.baselines.block_layers import Body
+from meshwise.baselines.result import Refused
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.inter.clustering import Ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronPoint:
+    """One point of the grid.
+
+    Attributes:
+        data_parallel: dp.
+        tensor_parallel: tp.
+        stages: pp.
+        num_microbatches: B.
+        is_sharded: Whether the optimizer is distributed over dp.
+        chunks: v of interleaving; 1 for plain 1F1B.
+    """
+
+    data_parallel: int
+    tensor_parallel: int
+    stages: int
+    num_microbatches: int
+    is_sharded: bool
+    chunks: int
+
+    def __str__(self) -> str:
+        """As `dp=2 tp=4 pp=1 B=8, distributed optimizer`."""
+        text = f"dp={self.data_parallel} tp={self.tensor_parallel} pp={self.stages}"
+        text += f" B={self.num_microbatches}"
+        text += ", distributed optimizer" if self.is_sharded else ""
+        return text + (f", interleaved {self.chunks}" if self.chunks > 1 else "")
+
+
+def megatron_grid(
+    cluster: Cluster,
+    num_blocks: int,
+    batch_size: int,
+    microbatch_counts: Sequence[int],
+    *,
+    largest_tensor_parallel: int | None = None,
+) -> tuple[list[MegatronPoint], list[Refused]]:
+    """All points that use every device, and the parts of the grid that cannot be.
+
+    Args:
+        cluster: Equal hosts.
+        num_blocks: Repeated layers, to be divided evenly.
+        batch_size: Rows of the whole batch.
+        microbatch_counts: Values of B to try.
+        largest_tensor_parallel: No tp above it; by default any.
+
+    Raises:
+        ClusterError: hosts differ.
+    """
+    points: list[MegatronPoint] = []
+    refused: list[Refused] = []
+    count = cluster.num_devices
+    for stages in _divisors(count):
+        if num_blocks % stages:
+            why = f"{num_blocks} layers cannot be divided evenly among {stages} stages"
+            refused.append(Refused(label=f"pp={stages}", why=why))
+            continue
+        if stage_kind(cluster, stages) is None:
+            why = f"{count // stages} devices are neither a part of a host nor whole hosts"
+            refused.append(Refused(label=f"pp={stages}", why=why))
+            continue
+        for tensor in _divisors(count // stages):
+            if largest_tensor_parallel is not None and tensor > largest_tensor_parallel:
+                continue
+            data = count // stages // tensor
+            allowed = [b for b in microbatch_counts if batch_size % (b * data) == 0]
+            if not allowed:
+                label = f"dp={data} tp={tensor} pp={stages}"
+                why = f"no number of micro-batches gives {data} replicas whole rows of {batch_size}"
+                refused.append(Refused(label=label, why=why))
+            points += [
+                MegatronPoint(
+                    data_parallel=data,
+                    tensor_parallel=tensor,
+                    stages=stages,
+                    num_microbatches=b,
+                    is_sharded=is_sharded,
+                    chunks=chunks,
+                )
+                for b in allowed
+                for is_sharded in ((False, True) if data > 1 else (False,))
+                for chunks in _chunks(num_blocks, stages, b)
+            ]
+    return points, refused
+
+
+def stage_kind(cluster: Cluster, stages: int) -> SubmeshKind | None:
+    """The equal part of the cluster that each stage gets; None if there is none.
+
+    Raises:
+        ClusterError: hosts differ.
+    """
+    size, per_host = cluster.num_devices // stages, cluster.devices_per_host
+    if size > per_host and size % per_host == 0:
+        return SubmeshKind(host=cluster.host, num_hosts=size // per_host, devices_per_host=per_host)
+    if per_host % size == 0:
+        return SubmeshKind(host=cluster.host, num_hosts=1, devices_per_host=size)
+    return None
+
+
+def chunk_ranges(body: Body, num_layers: int, num_chunks: int) -> Ranges:
+    """First and last layer of each chunk: equally many periods, the ends with what is around."""
+    each = body.num_periods // num_chunks * body.period
+    bounds = [body.first + k * each for k in range(num_chunks + 1)]
+    bounds[0], bounds[-1] = 0, num_layers
+    return tuple((a, b - 1) for a, b in pairwise(bounds))
+
+
+def _chunks(num_blocks: int, stages: int, num_microbatches: int) -> list[int]:
+    """1, and what interleaving allows: even chunks, micro-batches a multiple of the stages."""
+    if stages == 1 or num_microbatches % stages:
+        return [1]
+    return _divisors(num_blocks // stages)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
