@@ -219,3 +219,19 @@ def test_a_mean_with_several_users_is_reduced_once():
     scale, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256,), (512, 256)))
     plan = mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(8)).plan(scale, x)
     assert [(c.kind, c.num_bytes) for c in plan.collectives] == [("all-reduce", 1024)] * 2
+
+
+def test_the_gradient_of_a_table_is_reduced_once_for_all_micro_batches():
+    """A lookup's gradient is a sum over rows like that of a product, and is accumulated as one."""
+
+    def step(table: Any, batch: Any) -> Any:
+        loss, gradient = mw.value_and_grad(lambda t: jnp.mean(jnp.square(t[batch])))(table)
+        return table - gradient, loss
+
+    table = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    rows = jax.ShapeDtypeStruct((64,), jnp.int32)
+    wrapped = mw.parallelize(
+        step, method=mw.DataParallel(), cluster=cpu_cluster(8), num_microbatches=4
+    )
+    large = [c for c in wrapped.plan(table, rows).collectives if c.num_bytes == 64 * 32 * 4]
+    assert [(c.kind, c.count) for c in large] == [("all-reduce", 1)]

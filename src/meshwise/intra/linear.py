@@ -61,7 +61,7 @@ def carriers(
     sums: set[int] = set()
     views: dict[int, int] = {}
     for i, op in enumerate(graph.operators):
-        if op.bodies or (op.heavy and any(x.kind == SUM for x in op.rule.loops)):
+        if op.bodies or (not light[i] and any(x.kind == SUM for x in op.rule.loops)):
             may.update(t for t in op.outputs if _is_float(graph.tensors[t].dtype))
         elif light[i] and _adds_two(graph, op) and all(t in may for t in op.inputs):
             sums.add(i)
