@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -219,3 +220,21 @@ def test_an_optimizer_that_flattens_all_parameters_is_refused() -> None:
     weights = [jnp.ones((6, 4096)) * k for k in (1.0, 2.0)]
     with pytest.raises(TraceError, match="leaf by leaf"):
         layering(flattening, ((weights, ()), args[1]), 2)
+
+
+def test_a_layer_holds_its_parameters_and_moments_and_nothing_like_them() -> None:
+    """The decay of an old moment needs no gradient; it is no value that a layer is given."""
+    step, args = gpt_step(optax.adam(1e-3), num_layers=2)
+    layers = layering(step, args, 3)
+    for k in range(3):
+        piece = layers.graph(k, k, 2)
+        graph = piece.graph
+        crossing = {c.value for c in piece.entering} | {c.cotangent for c in piece.leaving}
+        others = [
+            t
+            for i, t in enumerate(graph.inputs)
+            if i not in crossing and i not in piece.state and graph.tensors[t].name == ""
+        ]
+        # Gradients of tied parameters come from other layers.
+        foreign = layers.update.share(k, k).tied
+        assert sum(math.prod(graph.tensors[t].shape) > 1 for t in others) == len(foreign)
