@@ -11,7 +11,7 @@ from meshwise.baselines.layer_methods import ALPA_INTRA_OP, restricted_layer
 from meshwise.errors import InfeasibleError
 from meshwise.inter.compose import cheapest_states, compose
 from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
-from meshwise.inter.footprint import forward_end
+from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.stage_problem import StageCosts
 from meshwise.inter.submeshes import Submesh
@@ -61,7 +61,7 @@ class MethodCosts:
         self._pieces: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
-        self._shares: dict[object, float] = {}
+        self._forward: dict[int, tuple[float, Entry]] = {}
 
     def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunCost | None:
         """The cost of the layers `first` to `last`; None if they have no plan."""
@@ -164,13 +164,13 @@ class MethodCosts:
         if self.method == ALPA_INTRA_OP:
             # It was chosen by communication alone; it costs what it costs.
             loop_s, once_s = _priced(piece, plan, variant)
-        key = (layer, variant.remat, num_microbatches)
-        if key not in self._shares:
-            self._shares[key] = forward_share(piece)
-        microbatch_s = loop_s / num_microbatches
+        if id(plan) not in self._forward:
+            forward_s, _ = pass_seconds(piece, plan.decision, variant.mesh, loop_s)
+            # The plan is kept, so that its id stays taken.
+            self._forward[id(plan)] = (forward_s, plan)
         return RunCost(
-            microbatch_s=microbatch_s,
-            forward_s=microbatch_s * self._shares[key],
+            microbatch_s=loop_s / num_microbatches,
+            forward_s=self._forward[id(plan)][0],
             once_s=once_s,
             resident_bytes=plan.memory.resident_bytes,
             microbatch_bytes=plan.memory.microbatch_bytes,
@@ -199,17 +199,6 @@ def _priced(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, fl
     once_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[:1])
     loop_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[1:])
     return loop_s, once_s
-
-
-def forward_share(piece: PieceGraph) -> float:
-    """Share of a micro-batch's FLOP that the forward pass takes."""
-    operators = piece.graph.operators[piece.loop].bodies[0].operators
-    end = forward_end(piece)
-    if not piece.leaving:
-        # Nothing leaves the last piece that says where its forward pass ends.
-        return 1 / 3
-    total = sum(op.flop for op in operators)
-    return sum(op.flop for op in operators[:end]) / total if total else 1 / 3
 
 
 def summed(costs: Sequence[RunCost]) -> RunCost:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from meshwise.baselines.fixed_stages import fixed_stages
 from meshwise.baselines.grid_options import counts, memory_of, variants, whole
-from meshwise.baselines.layer_costs import MethodCosts, RunCost, forward_share
+from meshwise.baselines.layer_costs import MethodCosts, RunCost
 from meshwise.baselines.layer_methods import INTRA_OP
 from meshwise.baselines.methods import plan_baseline
 from meshwise.baselines.result import BaselineResult, Candidate, Refused, best_of
@@ -15,6 +15,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.inter.footprint import footprint
+from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search import SearchOptions
 from meshwise.inter.variants import LayerSource, Variant, logical_views
@@ -116,10 +117,10 @@ def _propagated(
     once_s = step_time_s(piece.graph, found.decision, way.mesh, parts=parts[:1])
     loop_s = step_time_s(piece.graph, found.decision, way.mesh, parts=parts[1:])
     memory = footprint(piece, found.decision, way.mesh)
-    microbatch_s = loop_s / num_microbatches
+    forward_s, backward_s = pass_seconds(piece, found.decision, way.mesh, loop_s)
     return RunCost(
-        microbatch_s=microbatch_s,
-        forward_s=microbatch_s * forward_share(piece),
+        microbatch_s=forward_s + backward_s,
+        forward_s=forward_s,
         once_s=once_s,
         resident_bytes=memory.resident_bytes,
         microbatch_bytes=memory.microbatch_bytes,

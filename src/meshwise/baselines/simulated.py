@@ -13,11 +13,11 @@ from itertools import pairwise
 from meshwise.baselines.layer_costs import RunCost
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
+from meshwise.inter.flows import flows_between, host_links
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.placement import place_stages
 from meshwise.schedules import interleaved, one_f_one_b, registry
 from meshwise.schedules.eager_one_f_one_b import NAME as EAGER
-from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import Boundary, Crossing, StageCost
 from meshwise.simulate.timeline import Timeline
@@ -64,29 +64,25 @@ def simulate(pipeline: Pipeline, cluster: Cluster) -> Timeline:
         num_meshes=len(pipeline.meshes),
     )
     hosts = _hosts_of(pipeline.meshes, cluster)
+    ends = [(h, kind.devices_per_host) for h, kind in zip(hosts, pipeline.meshes, strict=True)]
     meshes = [k % len(pipeline.meshes) for k in range(len(pipeline.chunks))]
     boundaries = [
         Boundary(
             source=k,
             destination=k + 1,
-            forward=Crossing(flows=_flows(num_bytes, hosts, pipeline.meshes, a, b)),
-            backward=Crossing(flows=_flows(num_bytes, hosts, pipeline.meshes, b, a)),
+            forward=Crossing(flows=flows_between(cluster, ends[a], ends[b], num_bytes)),
+            backward=Crossing(flows=flows_between(cluster, ends[b], ends[a], num_bytes)),
         )
         for k, ((a, b), num_bytes) in enumerate(
             zip(pairwise(meshes), pipeline.crossing_bytes, strict=True)
         )
         if a != b
     ]
-    host = cluster.host
-    links = HostLinks(
-        nic_bytes_per_s=host.nics_bytes_per_s,
-        link_bytes_per_s=host.num_devices * host.link.bytes_per_s,
-    )
     return simulate_pipeline(
         schedule,
         [_stage(chunk) for chunk in pipeline.chunks],
         boundaries,
-        [links] * cluster.num_hosts,
+        host_links(cluster),
         overlap=pipeline.schedule.hides_transfers,
     )
 
@@ -115,27 +111,3 @@ def _hosts_of(meshes: Sequence[SubmeshKind], cluster: Cluster) -> list[range]:
         range(start // size, start // size + kind.num_hosts)
         for start, kind in zip(starts, meshes, strict=True)
     ]
-
-
-def _flows(
-    num_bytes: float,
-    hosts: Sequence[range],
-    meshes: Sequence[SubmeshKind],
-    source: int,
-    destination: int,
-) -> tuple[Flow, ...]:
-    """Every byte once, evenly from the hosts of one mesh to those of another."""
-    pairs = max(len(hosts[source]), len(hosts[destination]))
-    out: list[Flow] = []
-    for k in range(pairs):
-        a = hosts[source][k % len(hosts[source])]
-        b = hosts[destination][k % len(hosts[destination])]
-        kinds = (meshes[source], meshes[destination])
-        link, nic = kinds[0].host.link, kinds[0].host.nic
-        if a == b:
-            limit = min(kind.devices_per_host for kind in kinds) * link.bytes_per_s
-        else:
-            limit = min(kind.host.alone_bytes_per_s(kind.devices_per_host) for kind in kinds)
-        latency_s = link.latency_s if a == b else max(link.latency_s, nic.latency_s)
-        out.append(Flow(a, b, num_bytes / pairs, latency_s, limit))
-    return tuple(out)

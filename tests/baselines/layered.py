@@ -1,0 +1,115 @@
+"""Small models cut into their blocks, and the costs of hand-made runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+import meshwise as mw
+from meshwise.baselines.block_layers import block_ranges
+from meshwise.baselines.layer_costs import RunCost
+from meshwise.inter.search import SearchOptions
+from meshwise.models.gpt import Gpt
+from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.moe import Moe
+from meshwise.models.moe_sizes import moe_config
+from meshwise.trace.layers.chain import chain_of, operator_chain
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.layers.split import split_step
+from meshwise.trace.step import StepSignature, open_step
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+
+
+def layered(model: Any, loss: Any, inputs: Any, batch: Any, rows: int) -> Layering:
+    """A training step with Adam, cut into the blocks of its model."""
+    tx = optax.adam(1e-3)
+
+    def create(key: jax.Array) -> Any:
+        params = model.init(key, inputs)["params"]
+        return params, tx.init(params)
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+        value, grads = mw.value_and_grad(
+            lambda p: loss(model.apply({"params": p}, batch[0]), batch)
+        )(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), value
+
+    state = jax.eval_shape(create, jax.random.key(0))
+    opened = open_step(step, (state, batch), {}, SIGNATURE)
+    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+    chain = chain_of(split)
+    return Layering(split, chain, block_ranges(operator_chain(chain)), rows)
+
+
+def gpt_layers(rows: int, **changes: Any) -> Layering:
+    """A GPT of a few narrow blocks."""
+    sizes = {"hidden": 64, "num_heads": 4, "seq_len": 32, "num_layers": 4} | changes
+    config = gpt_config("tiny", scan_layers=False, **sizes)
+    tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
+    one = jnp.zeros((1, config.seq_len), jnp.int32)
+    return layered(
+        Gpt(config), lambda out, b: mean_cross_entropy(out, b[1]), one, (tokens, tokens), rows
+    )
+
+
+def moe_layers(rows: int, **changes: Any) -> Layering:
+    """A mixture of experts; without its balancing loss, which crosses every cut as a sum."""
+    config = moe_config("tiny", **({"num_layers": 4, "num_experts": 8} | changes))
+    tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
+    one = jnp.zeros((1, config.seq_len), jnp.int32)
+    return layered(
+        Moe(config), lambda out, b: mean_cross_entropy(out[0], b[1]), one, (tokens, tokens), rows
+    )
+
+
+class Perceptron(nn.Module):
+    """Blocks of two dense layers."""
+
+    width: int
+    inner: int
+    blocks: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for _ in range(self.blocks):
+            x = nn.Dense(self.width)(nn.relu(nn.Dense(self.inner)(x)))
+        return x
+
+
+def perceptron_layers(rows: int, width: int, inner: int, blocks: int = 4) -> Layering:
+    """Equal blocks and nothing else but a loss."""
+    x = jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    return layered(
+        Perceptron(width, inner, blocks),
+        lambda out, b: jnp.mean(jnp.square(out - b[1])),
+        jnp.zeros((1, width)),
+        (x, x),
+        rows,
+    )
+
+
+def options(layers: Layering, **changes: Any) -> SearchOptions:
+    """Of the search."""
+    flop = float(sum(layers.cutter.chain.flop))
+    return SearchOptions(batch_size=layers.batch_size, step_flop=flop, **changes)
+
+
+def run_cost(**changes: float) -> RunCost:
+    """A run that takes a second forward and two backward."""
+    base = {
+        "microbatch_s": 3.0,
+        "forward_s": 1.0,
+        "once_s": 0.0,
+        "resident_bytes": 10.0,
+        "microbatch_bytes": 1.0,
+        "temporary_bytes": 0.0,
+    }
+    return RunCost(**(base | changes))
