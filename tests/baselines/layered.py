@@ -60,14 +60,17 @@ def gpt_layers(rows: int, **changes: Any) -> Layering:
     )
 
 
-def moe_layers(rows: int, **changes: Any) -> Layering:
-    """A mixture of experts; without its balancing loss, which crosses every cut as a sum."""
+def moe_layers(rows: int, balance: float = 0.0, **changes: Any) -> Layering:
+    """A mixture of experts; by default without its balancing loss, which crosses every cut."""
     config = moe_config("tiny", **({"num_layers": 4, "num_experts": 8} | changes))
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
-    one = jnp.zeros((1, config.seq_len), jnp.int32)
-    return layered(
-        Moe(config), lambda out, b: mean_cross_entropy(out[0], b[1]), one, (tokens, tokens), rows
-    )
+
+    def loss(out: Any, batch: Any) -> Any:
+        value = mean_cross_entropy(out[0], batch[1])
+        return value + balance * out[1] if balance else value
+
+    whole = jnp.zeros(tokens.shape, jnp.int32)
+    return layered(Moe(config), loss, whole, (tokens, tokens), rows)
 
 
 class Perceptron(nn.Module):

@@ -7,6 +7,7 @@ import pytest
 from layered import gpt_layers, moe_layers, perceptron_layers
 
 from meshwise.baselines.block_layers import Body, block_ranges, body_of
+from meshwise.errors import TraceError
 from meshwise.inter.operator_chain import OperatorChain
 
 
@@ -54,3 +55,15 @@ def test_models_are_cut_into_their_blocks():
 )
 def test_the_repeated_part_of_layers(classes, body):
     assert body_of(classes) == body
+
+
+def test_groups_of_tokens_may_be_longer_than_a_row():
+    layers = moe_layers(8, group_size=64)
+    assert layers.graph(1, 1, 2).num_microbatches == 2
+
+
+def test_what_crosses_a_cut_without_rows_is_refused():
+    layers = moe_layers(8, balance=0.01)
+    for layer in range(1, len(layers.classes)):
+        with pytest.raises(TraceError, match=r"no cut is possible after .* \(load_balance\)"):
+            layers.graph(layer, layer, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.baselines.layer_methods import ALPA_INTRA_OP, restricted_layer
+from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.errors import InfeasibleError
 from meshwise.inter.compose import cheapest_states, compose
 from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
@@ -139,7 +139,11 @@ class MethodCosts:
             if network is None:
                 continue
             limit_s, seed = self.options.time_limit_s, self.options.seed
-            found = ConditionedLayer(network, variant.price, time_limit_s=limit_s, seed=seed)
+            # As in the search: what is free is not proved entry by entry.
+            exact = self.method in RESTRICTIONS
+            found = ConditionedLayer(
+                network, variant.price, exact=exact, time_limit_s=limit_s, seed=seed
+            )
             if _has_plan(found):
                 return found
             if not network_forbids(self.method):

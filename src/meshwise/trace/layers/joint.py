@@ -103,9 +103,9 @@ def join(
     avals = [*arguments, *roots, *entering]
     dims = {n: split.batch_dims[i] for n, i in enumerate(piece.arguments) if i in split.batch_dims}
     start = len(arguments) + len(roots)
-    dims |= {start + n: rows[v] for n, v in enumerate(piece.entering)}
+    dims |= {start + n: rows[v] for n, v in enumerate(piece.entering) if v in rows}
     found = _leaving_rows(flatten(traced(forward, avals)), dims, piece, batch_size)
-    dims |= {len(avals) + n: found[v] for n, v in enumerate(outward)}
+    dims |= {len(avals) + n: found[v] for n, v in enumerate(outward) if v in found}
     program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
     return Joint(
         piece=piece,
@@ -179,8 +179,10 @@ def _leaving_rows(
 ) -> dict[Any, int]:
     """Batch dim of each activation that leaves a piece."""
     program = with_batch_dims(program)
-    # Where rows are does not depend on how many parts they are cut into, if it is more than one.
-    batch = Batch(batch_size, batch_size, 1)
+    # Where rows are does not depend on how many parts they are cut into, if it is more than one;
+    # the fewest parts separate most easily (experts take tokens in groups of several rows).
+    fewest = next((d for d in range(2, batch_size + 1) if batch_size % d == 0), 1)
+    batch = Batch(batch_size, fewest, 1)
     block = analyze(program, dims, batch, local_statistics=False)
     states = zip(piece.leaving, block.outputs, strict=True)
     return {v: s.dim for v, s in states if s.kind == SPLIT and s.sections == 1}

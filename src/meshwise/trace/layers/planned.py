@@ -178,8 +178,10 @@ def _empty(program: Program, block: BlockTime, batch: Batch, ident: int) -> Any:
 
 def _check(cutter: Cutter, joint: Joint, block: BlockTime) -> None:
     """Refuse what a stage cannot do micro-batch by micro-batch."""
-    for v in joint.outward:
-        if v not in joint.rows:
+    start = len(joint.program.inputs) - len(joint.piece.entering) - len(joint.outward)
+    crossing = (*joint.piece.entering, *joint.outward)
+    for n, v in enumerate(crossing):
+        if start + n not in joint.batch_dims:
             eqn = cutter.chain.links[cutter.chain.maker[v]]
             raise TraceError(
                 f"no cut is possible after {eqn.primitive.name} at "
