@@ -55,7 +55,11 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_ctrl_c_while_measuring_ends_the_process(tmp_path: Path):
     path = tmp_path / "profile.json"
     path.write_text("an old profile")
-    code = "from meshwise.cli import main; main()"
+    # A shell in the background ignores SIGINT, and children inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from meshwise.cli import main; main()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code, "calibrate", "--out", str(path)],
         stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, entries
+from meshwise.inter.flows import flows_between, host_links
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
@@ -13,7 +14,6 @@ from meshwise.inter.search import Found
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, VariantCosts
 from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import Boundary, Crossing, StageCost
 from meshwise.simulate.timeline import Timeline
@@ -150,24 +150,16 @@ def simulated(
     hides_transfers: bool,
 ) -> Timeline:
     """One step of a pipeline, by discrete events."""
-    hosts = [cluster.host_at(h) for h in range(cluster.num_hosts)]
     starts = [0]
-    for host in hosts:
-        starts.append(starts[-1] + host.num_devices)
-    places = [_hosts_of(stage, starts) for stage in stages]
-    links = [
-        HostLinks(
-            nic_bytes_per_s=h.nics_bytes_per_s,
-            link_bytes_per_s=h.link.bytes_per_s * h.num_devices,
-        )
-        for h in hosts
-    ]
+    for h in range(cluster.num_hosts):
+        starts.append(starts[-1] + cluster.host_at(h).num_devices)
+    places = [(_hosts_of(stage, starts), stage.submesh[1]) for stage in stages]
     boundaries: list[Boundary] = []
     for k, (stage, left, right) in enumerate(
         zip(stages[:-1], places[:-1], places[1:], strict=True)
     ):
-        forward = _flows(cluster, left, right, stage.send_bytes)
-        backward = _flows(cluster, right, left, stage.send_bytes)
+        forward = flows_between(cluster, left, right, stage.send_bytes)
+        backward = flows_between(cluster, right, left, stage.send_bytes)
         boundaries.append(
             Boundary(
                 source=k,
@@ -193,7 +185,7 @@ def simulated(
             for s in stages
         ],
         boundaries,
-        links,
+        host_links(cluster),
         overlap=hides_transfers,
     )
 
@@ -201,19 +193,3 @@ def simulated(
 def _hosts_of(stage: PipelineStage, starts: Sequence[int]) -> list[int]:
     first = max(h for h, start in enumerate(starts) if start <= stage.first_device)
     return list(range(first, first + stage.submesh[0]))
-
-
-def _flows(
-    cluster: Cluster, left: Sequence[int], right: Sequence[int], num_bytes: float
-) -> tuple[Flow, ...]:
-    """Each byte once, spread evenly over the hosts of both sides."""
-    count = max(len(left), len(right))
-    flows: list[Flow] = []
-    for n in range(count):
-        a, b = left[n * len(left) // count], right[n * len(right) // count]
-        one, two = cluster.host_at(a), cluster.host_at(b)
-        latency_s = one.link.latency_s if a == b else max(one.nic.latency_s, two.nic.latency_s)
-        flows.append(
-            Flow(source=a, destination=b, num_bytes=num_bytes / count, latency_s=latency_s)
-        )
-    return tuple(flows)
