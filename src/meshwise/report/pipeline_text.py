@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
-from meshwise.plan.columns import layout_spec, shortened, table
+from meshwise.plan.columns import WIDTH, layout_spec, shortened, table
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44
@@ -18,13 +20,13 @@ def pipeline_text(plan: PipelinePlan) -> str:
         f"simulated; bubble {plan.bubble_share:.1%}; waiting for transfers at most "
         f"{seconds_text(plan.exposed_s)}",
         f"peak memory {bytes_text(plan.peak_bytes)} a device",
-        f"at most {plan.gap:.2%} above the best of: {plan.space}",
+        *textwrap.wrap(f"at most {plan.gap:.2%} above the best of: {plan.space}", WIDTH),
         "",
         *table(
             ("stage", "layers", "devices", "mesh", "remat", "forward", "backward", "once",
              "peak", "sends"),
             [_row(k, stage) for k, stage in enumerate(plan.stages)],
-            "rlllllrrrr".replace("lllll", "llll").ljust(10, "r")[:10],
+            "rllllrrrrr",
         ),
     ]  # fmt: skip
     lines += ["", "step time by number of micro-batches (best found)"]
@@ -32,14 +34,15 @@ def pipeline_text(plan: PipelinePlan) -> str:
         (str(b), seconds_text(s) if s < float("inf") else "does not fit") for b, s in plan.tried
     ]
     lines += table(("micro-batches", "step"), rows, "rr")
-    shown: set[tuple[int, int]] = set()
+    shown: set[object] = set()
     for k, stage in enumerate(plan.stages):
         for layer in stage.layers:
-            kind = (layer.equal_to, hash((stage.mesh.sizes, layer.inputs)))
+            kind = (layer.equal_to, stage.mesh.sizes, tuple(w for _, _, w in layer.inputs))
             if kind not in shown:
                 shown.add(kind)
-                lines += ["", f"layer {layer.layer} in stage {k}, mesh {_sizes(stage)}"]
-                lines += _layouts(layer, stage)
+                rows = _layouts(layer, stage)
+                if rows:
+                    lines += ["", f"layer {layer.layer} in stage {k}, mesh {_sizes(stage)}", *rows]
     if plan.tied:
         lines += ["", "parameters that several layers read: " + ", ".join(plan.tied)]
     return "\n".join(lines) + "\n"
@@ -76,4 +79,4 @@ def _layouts(layer: LayerPlan, stage: PipelineStage) -> list[str]:
         for name, shape, w in layer.inputs
         if len(shape) > 1
     ]
-    return table(("state", "shape", "layout"), rows, "lll")
+    return table(("state", "shape", "layout"), rows, "lll") if rows else []
