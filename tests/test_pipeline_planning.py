@@ -13,12 +13,15 @@ from click.testing import CliRunner
 
 import meshwise as mw
 from meshwise.cli.plan import plan as plan_command
-from meshwise.errors import InfeasibleError, TraceError
+from meshwise.errors import InfeasibleError, PlanError, TraceError
+from meshwise.graph.graph import Graph
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import EAGER, ONE_F_ONE_B
+from meshwise.models.gpt_sizes import forward_flop, gpt_config, training_flop
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.models.wide_resnet_sizes import wide_resnet_config
+from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import StepSignature
@@ -172,6 +175,49 @@ def test_wrong_arguments_are_told(args: list[str], message: str) -> None:
     assert message in run.output
 
 
-def test_every_model_has_a_name() -> None:
-    assert "gpt-39b" in MODEL_NAMES
-    assert all(model_config(name) is not None for name in MODEL_NAMES)
+def test_a_model_is_a_size_of_its_family() -> None:
+    assert model_config("GPT-39b", seq_len=64) == gpt_config("39B", seq_len=64)
+    assert model_config("wide-resnet-1b") == wide_resnet_config("1B")
+    assert len({model_config(name) for name in MODEL_NAMES}) == len(MODEL_NAMES)
+
+
+def test_microbatches_that_do_not_divide_the_batch_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"16 is not divisible by num_microbatches=3.*\[1, 2, 4"):
+        planned(num_microbatches=(4, 3))
+
+
+def test_what_cannot_be_written_is_refused_before_planning(tmp_path: Any) -> None:
+    out = tmp_path / "missing" / "plan.json"
+    run = CliRunner().invoke(
+        plan_command,
+        ["--step", "test_pipeline_planning:refuse", "--cluster", "dgx-a100", "--out", str(out)],
+    )
+    assert run.exit_code == 1
+    assert "make it first" in run.output
+
+
+def refuse() -> Any:
+    raise AssertionError("the step was asked for")
+
+
+def test_the_graphs_to_plan_hold_the_work_of_the_step() -> None:
+    config = model_config("gpt-tiny", num_layers=2)
+    step, state, batch = model_step(config, 8).abstract
+    layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, 3)
+    assert flop >= forward_flop(config, 8)
+
+    def planned_flop(remat: Any) -> float:
+        return sum(_dense_flop(layers.graph(k, k, 4, remat).graph) for k in range(3))
+
+    assert planned_flop("none") == training_flop(config, 8)
+    # The last product of a piece is not run again where nothing reads it.
+    assert 3.4 * forward_flop(config, 8) <= planned_flop("full") <= 4 * forward_flop(config, 8)
+
+
+def _dense_flop(graph: Graph) -> float:
+    total = sum(op.flop for op in graph.operators if op.heavy)
+    for op in graph.operators:
+        if op.structure is not None:
+            for part, body in zip(op.structure.parts, op.bodies, strict=True):
+                total += part.trips * _dense_flop(body)
+    return total

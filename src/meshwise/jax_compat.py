@@ -61,14 +61,9 @@ def consts_as_inputs(closed: Any) -> Any:
 
 
 def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Run one equation of a jaxpr, under its own source line.
-
-    Up to JAX 0.7 functions among the parameters are operands of their own.
-    """
-    found = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = found if isinstance(found, tuple) else ((), found)
+    """Run one equation of a jaxpr, under its own source line."""
     with source_scope(eqn.source_info):
-        out = eqn.primitive.bind(*functions, *operands, **params)
+        out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 

@@ -100,6 +100,7 @@ def plan_pipeline(
     Raises:
         TraceError: the step cannot be cut.
         InfeasibleError: nothing fits.
+        PlanError: a number of micro-batches does not divide the batch.
     """
     with collection_paused():
         report("tracing")

@@ -46,9 +46,9 @@ def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
         assert part in result.output
 
 
-def test_the_folder_for_the_planners_problems_reaches_the_planner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def options_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainOptions]:
+    """What the planner is asked, by runs of `small_run` with `tmp_path` as their folder."""
     seen: list[TrainOptions] = []
 
     def builder(options: TrainOptions) -> Any:
@@ -56,34 +56,32 @@ def test_the_folder_for_the_planners_problems_reaches_the_planner(
         return JitStep
 
     monkeypatch.setattr(train_module, "step_builder", builder)
-    text = tmp_path / "text.txt"
-    text.write_text("the same line again and again\n" * 100)
-    small = ["--model", "tiny", "--seq", "16", "--batch", "8", "--steps", "1"]
-    folders = ["--text", str(text), "--out", str(tmp_path / "run"), "--dump-ilp", str(tmp_path)]
-    assert CliRunner().invoke(main, ["train", *small, *folders]).exit_code == 0
-    assert seen[0].dump_ilp == tmp_path
+    (tmp_path / "text.txt").write_text("the same line again and again\n" * 100)
+    return seen
+
+
+def small_run(folder: Path) -> list[str]:
+    size = ["--model", "tiny", "--seq", "16", "--batch", "8", "--steps", "1"]
+    return ["train", *size, "--text", str(folder / "text.txt"), "--out", str(folder / "run")]
+
+
+def test_the_folder_for_the_planners_problems_reaches_the_planner(
+    tmp_path: Path, options_seen: list[TrainOptions]
+) -> None:
+    args = [*small_run(tmp_path), "--dump-ilp", str(tmp_path)]
+    assert CliRunner().invoke(main, args).exit_code == 0
+    assert options_seen[0].dump_ilp == tmp_path
 
 
 def test_a_cluster_by_name_or_file_reaches_the_planner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options_seen: list[TrainOptions]
 ) -> None:
-    seen: list[TrainOptions] = []
-
-    def builder(options: TrainOptions) -> Any:
-        seen.append(options)
-        return JitStep
-
-    monkeypatch.setattr(train_module, "step_builder", builder)
-    text = tmp_path / "text.txt"
-    text.write_text("the same line again and again\n" * 100)
     path = tmp_path / "cluster.toml"
     path.write_text('num_hosts = 1\nhost = "dgx-a100"\n')
-    small = ["--model", "tiny", "--seq", "16", "--batch", "8", "--steps", "1"]
-    folders = ["--text", str(text), "--out", str(tmp_path / "run")]
-    args = ["train", *small, *folders, "--fresh", "--cluster"]
+    args = [*small_run(tmp_path), "--fresh", "--cluster"]
     assert CliRunner().invoke(main, [*args, str(path)]).exit_code == 0
     assert CliRunner().invoke(main, [*args, "dgx-a100"]).exit_code == 0
-    assert [options.cluster for options in seen] == [Cluster.virtual("dgx-a100")] * 2
+    assert [options.cluster for options in options_seen] == [Cluster.virtual("dgx-a100")] * 2
     refused = CliRunner().invoke(main, [*args, "dgx-a99"])
     assert refused.exit_code == 2
     assert "no host 'dgx-a99' in the catalog" in refused.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -15,6 +14,7 @@ from meshwise.atomic_file import write_atomically
 from meshwise.calibrate.fit import predicted_s
 from meshwise.calibrate.measure import QUICK_SIZES
 from meshwise.calibrate.measure import calibrate as measure
+from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
 from meshwise.cluster.profile import Profile
 from meshwise.errors import MeshwiseError
@@ -69,7 +69,7 @@ def calibrate(
     to the standard error; Ctrl-C ends it without a file.
     """
     if out is not None:
-        _check_writable(out)
+        check_writable(out)
     # Must come before anything asks JAX for a device.
     if devices:
         jax.config.update("jax_platforms", "cpu")
@@ -99,15 +99,6 @@ def calibrate(
     click.echo(profile.to_json() if as_json else _summary(profile), nl=False)
     if out is not None:
         click.echo(f"wrote {out}; use it as `meshwise train --cluster {out}`", err=True)
-
-
-def _check_writable(out: Path) -> None:
-    """Refuse before minutes are spent on what cannot be kept."""
-    folder = out.parent
-    if not folder.is_dir():
-        raise click.ClickException(f"cannot write {out}: no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK):
-        raise click.ClickException(f"cannot write {out}: the folder {folder} is not writable")
 
 
 def _summary(profile: Profile) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from meshwise.atomic_file import write_atomically
+from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
 from meshwise.errors import MeshwiseError
 from meshwise.inter.piece import REMATS
@@ -104,6 +106,9 @@ def plan(
     """
     if (model is None) == (step is None):
         raise click.UsageError("give either --model or --step")
+    for path in (out, trace_file):
+        if path is not None:
+            check_writable(path)
     start = time.monotonic()
 
     def report(text: str) -> None:
@@ -125,10 +130,10 @@ def plan(
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
-        trace_file.write_text(chrome_trace(timeline), encoding="utf-8")
+        write_atomically(trace_file, chrome_trace(timeline))
     text = json.dumps(as_data(found), indent=1)
     if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
+        write_atomically(out, text + "\n")
     click.echo(text if as_json else pipeline_text(found), nl=as_json)
 
 
@@ -145,9 +150,10 @@ def _own(step: str) -> tuple[Any, Any, Any]:
         raise click.UsageError(f"--step {step!r}: write it as my_module:make")
     sys.path.insert(0, "")
     try:
-        made = getattr(importlib.import_module(module), name)()
+        make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"--step {step}: {error}") from error
+    made = make()
     if not isinstance(made, tuple) or len(made) != 3:
         raise click.UsageError(f"--step {step}: it must return (train_step, state, batch)")
     return made

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, entries
-from meshwise.inter.flows import flows_between, host_links
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found
+from meshwise.inter.simulated import Chunk, simulate_chunks
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, VariantCosts
-from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
 from meshwise.simulate.timeline import Timeline
-
-# Names of the stage construction -> names of the tables.
-_TABLES = {
-    "gpipe": "gpipe",
-    "1f1b": "1f1b",
-    "alpa": "1f1b",
-    "eager": "eager-1f1b",
-    "interleaved": "interleaved-1f1b",
-    "zero-bubble": "zero-bubble-h1",
-}
 
 
 def finished(
@@ -48,7 +36,7 @@ def finished(
         costs: Its plans of layers.
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch.
-        tied: Names of parameters that several stages read.
+        tied: Names of parameters that several layers read.
     """
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
@@ -59,18 +47,22 @@ def finished(
         _stage(source, found, costs, stage, index, place)
         for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
     )
-    schedule = _TABLES[found.problem.schedule.name]
-    hides = found.problem.schedule.hides_transfers
-    timeline = simulated(
-        stages, cluster, found.problem.num_microbatches, schedule, hides_transfers=hides
+    schedule = found.problem.schedule
+    timeline = simulate_chunks(
+        cluster,
+        schedule,
+        found.problem.num_microbatches,
+        [_chunk(stage) for stage in stages],
+        _meshes(stages, cluster),
+        [stage.send_bytes for stage in stages[:-1]],
     )
     plan = PipelinePlan(
         cluster=cluster.name,
         num_devices=cluster.num_devices,
         batch_size=batch_size,
         num_microbatches=found.problem.num_microbatches,
-        schedule=schedule,
-        hides_transfers=hides,
+        schedule=schedule.table_name,
+        hides_transfers=schedule.hides_transfers,
         stages=stages,
         step_time_s=found.plan.total_s,
         bound_s=found.plan.bound_s,
@@ -141,55 +133,24 @@ def _stage(
     )
 
 
-def simulated(
-    stages: Sequence[PipelineStage],
-    cluster: Cluster,
-    num_microbatches: int,
-    schedule: str,
-    *,
-    hides_transfers: bool,
-) -> Timeline:
-    """One step of a pipeline, by discrete events."""
-    starts = [0]
-    for h in range(cluster.num_hosts):
-        starts.append(starts[-1] + cluster.host_at(h).num_devices)
-    places = [(_hosts_of(stage, starts), stage.submesh[1]) for stage in stages]
-    boundaries: list[Boundary] = []
-    for k, (stage, left, right) in enumerate(
-        zip(stages[:-1], places[:-1], places[1:], strict=True)
-    ):
-        forward = flows_between(cluster, left, right, stage.send_bytes)
-        backward = flows_between(cluster, right, left, stage.send_bytes)
-        boundaries.append(
-            Boundary(
-                source=k,
-                destination=k + 1,
-                forward=Crossing(flows=forward),
-                backward=Crossing(flows=backward),
-            )
-        )
-    return simulate_pipeline(
-        make_schedule(schedule, num_stages=len(stages), num_microbatches=num_microbatches),
-        [
-            StageCost(
-                forward_s=s.forward_s,
-                backward_s=s.backward_s,
-                activation_gradient_s=s.backward_s / 2,
-                weight_gradient_s=s.backward_s / 2,
-                apply_s=s.once_s,
-                resident_bytes=s.resident_bytes,
-                held_bytes=s.microbatch_bytes,
-                forward_temporary_bytes=s.temporary_bytes,
-                backward_temporary_bytes=s.temporary_bytes,
-            )
-            for s in stages
-        ],
-        boundaries,
-        host_links(cluster),
-        overlap=hides_transfers,
+def _chunk(stage: PipelineStage) -> Chunk:
+    return Chunk(
+        forward_s=stage.forward_s,
+        backward_s=stage.backward_s,
+        once_s=stage.once_s,
+        resident_bytes=stage.resident_bytes,
+        microbatch_bytes=stage.microbatch_bytes,
+        temporary_bytes=stage.temporary_bytes,
     )
 
 
-def _hosts_of(stage: PipelineStage, starts: Sequence[int]) -> list[int]:
-    first = max(h for h, start in enumerate(starts) if start <= stage.first_device)
-    return list(range(first, first + stage.submesh[0]))
+def _meshes(stages: Sequence[PipelineStage], cluster: Cluster) -> list[tuple[range, int]]:
+    """Hosts of each stage, and its devices of each host."""
+    starts = [0]
+    for h in range(cluster.num_hosts):
+        starts.append(starts[-1] + cluster.host_at(h).num_devices)
+    found: list[tuple[range, int]] = []
+    for stage in stages:
+        first = bisect.bisect_right(starts, stage.first_device) - 1
+        found.append((range(first, first + stage.submesh[0]), stage.submesh[1]))
+    return found

@@ -90,7 +90,7 @@ class PipelinePlan:
         exposed_s: Longest time for which a mesh waits for a transfer, by simulation.
         tried: Pairs (number of micro-batches, best step time predicted).
         step_flop: FLOP of the forward pass on the whole batch.
-        tied: Names of parameters that several stages read.
+        tied: Names of parameters that several layers read.
     """
 
     cluster: str

@@ -19,8 +19,20 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from meshwise.schedules import eager_one_f_one_b, gpipe, one_f_one_b, zero_bubble_h1
+from meshwise.schedules import interleaved as interleaved_table
+
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble", "alpa"]
+
+_TABLES: dict[ScheduleName, str] = {
+    "gpipe": gpipe.NAME,
+    "1f1b": one_f_one_b.NAME,
+    "alpa": one_f_one_b.NAME,
+    "eager": eager_one_f_one_b.NAME,
+    "interleaved": interleaved_table.NAME,
+    "zero-bubble": zero_bubble_h1.NAME,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,11 @@ class PipelineSchedule:
         """
         if (self.chunks > 1) != (self.name == "interleaved") or self.chunks < 1:
             raise ValueError(f"schedule {self.name!r} with {self.chunks} chunks a device")
+
+    @property
+    def table_name(self) -> str:
+        """Name in `schedules.registry`."""
+        return _TABLES[self.name]
 
     @property
     def depends_on_num_stages(self) -> bool:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.errors import InfeasibleError
+from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 from meshwise.inter.stage_dp import StagePlan, build_stages, build_stages_below
-from meshwise.inter.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
 from meshwise.inter.variants import LayerSource, Variant, VariantCosts, logical_views
@@ -38,7 +38,7 @@ class SearchOptions:
     Attributes:
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch, for the scale of prices.
-        num_microbatches: Values of B; None for all that divide the batch and are powers of two.
+        num_microbatches: Values of B; None for all powers of two that divide the batch.
         schedules: To choose from.
         remats: To choose from.
         prices: Of memory, in steps for all that a device has.
@@ -146,6 +146,7 @@ def search(
 
     Raises:
         InfeasibleError: nothing fits.
+        PlanError: a number of micro-batches does not divide the batch.
     """
     kinds, submeshes = submeshes_of(
         cluster, every=options.every_submesh, memory_bytes=options.memory_bytes
@@ -162,7 +163,14 @@ def search(
         transfers = transfer_s(source, kinds, count)
         fastest = math.inf
         for schedule in options.schedules:
-            problem = _problem(table, cluster, options, count, schedule, transfers)
+            problem = StageProblem(
+                costs=table,
+                num_devices=cluster.num_devices,
+                num_microbatches=count,
+                schedule=schedule,
+                transfer_s=transfers,
+                use_all_devices=options.use_all_devices,
+            )
             plan = build_stages_below(problem, fastest, num_stages=options.num_stages)
             if plan is None:
                 unfit = unfit or problem
@@ -185,24 +193,6 @@ def search(
     return best, costs
 
 
-def _problem(
-    table: StageCosts,
-    cluster: Cluster,
-    options: SearchOptions,
-    num_microbatches: int,
-    schedule: PipelineSchedule,
-    transfers: object,
-) -> StageProblem:
-    return StageProblem(
-        costs=table,
-        num_devices=cluster.num_devices,
-        num_microbatches=num_microbatches,
-        schedule=schedule,
-        transfer_s=transfers,  # pyright: ignore[reportArgumentType]
-        use_all_devices=options.use_all_devices,
-    )
-
-
 def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:
     """Numbers of micro-batches to try: from the middle, both ways while the step gets faster."""
     values = microbatch_counts(options)
@@ -223,7 +213,19 @@ def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) 
 
 
 def microbatch_counts(options: SearchOptions) -> Sequence[int]:
-    """Values of B that may be tried."""
-    if options.num_microbatches is not None:
-        return options.num_microbatches
-    return [1 << p for p in range(1, 16) if options.batch_size % (1 << p) == 0] or [1]
+    """Values of B that may be tried.
+
+    Raises:
+        PlanError: one that was asked for does not divide the batch.
+    """
+    size = options.batch_size
+    if options.num_microbatches is None:
+        return [1 << p for p in range(size.bit_length()) if size % (1 << p) == 0]
+    for count in options.num_microbatches:
+        if count < 1 or size % count:
+            divisors = [b for b in range(1, size + 1) if size % b == 0][:16]
+            raise PlanError(
+                f"the batch of {size} is not divisible by num_microbatches={count}; divisors are "
+                f"{divisors}"
+            )
+    return options.num_microbatches

@@ -75,11 +75,6 @@ class Cutter:
         """Whether a link after `last` reads a variable of the chain."""
         return self.last_link.get(variable, -1) > last
 
-    def name(self, variable: Any) -> str:
-        """What an activation is called: the number of its link, and which result it is."""
-        link = self.chain.maker[variable]
-        return f"{link}.{self.chain.links[link].outvars.index(variable)}"
-
     def arguments_of_roots(self, piece: Piece) -> set[int]:
         """Positions of the arguments that a piece makes its parameters of."""
         read = [v for e in piece.preparation for v in variables(e.invars)]

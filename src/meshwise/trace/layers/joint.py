@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
 
 from meshwise.inter.piece import Remat
 from meshwise.trace.arange import with_batch_dims
@@ -161,10 +164,15 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
     for node in program.nodes:
         inputs = tuple(same.get(i, i) for i in node.inputs)
         is_moving = any(i in moving for i in inputs)
+        # The text of the parameters leaves functions and bodies out: such equations may differ.
+        params = node.equation.params
+        says_all = not any(jaxprs_in_params(params)) and not any(
+            isinstance(value, FunctionType | partial) for value in params.values()
+        )
         key = (node.name, equation_detail(node.equation), inputs)
         if is_moving:
             moving.update(node.outputs)
-        elif not node.bodies and key in seen:
+        elif says_all and key in seen:
             same.update(zip(node.outputs, seen[key], strict=True))
             continue
         else:

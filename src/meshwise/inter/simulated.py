@@ -1,0 +1,108 @@
+"""One step of a pipeline as the simulator sees it, from the costs of its chunks.
+
+A chunk is a run of layers.  A mesh has one, or several with interleaving: chunk k of n meshes runs
+on mesh k mod n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwise.cluster.spec import Cluster
+from meshwise.inter.flows import flows_between, host_links
+from meshwise.inter.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.timeline import Timeline
+
+# Where a schedule splits the backward pass, the gradients of weights are taken for half of it, as
+# they are of dense products.
+_WEIGHT_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One run of layers on one mesh.
+
+    Attributes:
+        forward_s: Of one micro-batch.
+        backward_s: Of one micro-batch, recomputation included.
+        once_s: Once a step.
+        resident_bytes: Held all the time by one device.
+        microbatch_bytes: Held for each micro-batch in flight.
+        temporary_bytes: On top at the peak.
+    """
+
+    forward_s: float
+    backward_s: float
+    once_s: float
+    resident_bytes: float
+    microbatch_bytes: float
+    temporary_bytes: float
+
+
+def simulate_chunks(
+    cluster: Cluster,
+    schedule: PipelineSchedule,
+    num_microbatches: int,
+    chunks: Sequence[Chunk],
+    meshes: Sequence[tuple[Sequence[int], int]],
+    crossing_bytes: Sequence[float],
+) -> Timeline:
+    """One step on a cluster.
+
+    Args:
+        cluster: Where it runs.
+        schedule: As the stage construction sees it.
+        num_microbatches: B.
+        chunks: In the order of the layers.
+        meshes: Hosts of each mesh, and its devices of each host.
+        crossing_bytes: Bytes of one micro-batch that pass after each chunk but the last.
+
+    Raises:
+        PlanError: the schedule does not allow these sizes.
+    """
+    table = make_schedule(
+        schedule.table_name,
+        num_stages=len(chunks),
+        num_microbatches=num_microbatches,
+        num_meshes=len(meshes),
+    )
+    places = [k % len(meshes) for k in range(len(chunks))]
+    boundaries = [
+        Boundary(
+            source=k,
+            destination=k + 1,
+            forward=Crossing(flows=flows_between(cluster, meshes[a], meshes[b], num_bytes)),
+            backward=Crossing(flows=flows_between(cluster, meshes[b], meshes[a], num_bytes)),
+        )
+        for k, ((a, b), num_bytes) in enumerate(zip(pairwise(places), crossing_bytes, strict=True))
+        if a != b
+    ]
+    return simulate_pipeline(
+        table,
+        [_stage_cost(chunk) for chunk in chunks],
+        boundaries,
+        host_links(cluster),
+        overlap=schedule.hides_transfers,
+    )
+
+
+def _stage_cost(chunk: Chunk) -> StageCost:
+    temporary = round(chunk.temporary_bytes)
+    weight_s = _WEIGHT_SHARE * chunk.backward_s
+    return StageCost(
+        forward_s=chunk.forward_s,
+        backward_s=chunk.backward_s,
+        activation_gradient_s=chunk.backward_s - weight_s,
+        weight_gradient_s=weight_s,
+        apply_s=chunk.once_s,
+        resident_bytes=round(chunk.resident_bytes),
+        held_bytes=round(chunk.microbatch_bytes),
+        forward_temporary_bytes=temporary,
+        backward_temporary_bytes=temporary,
+        apply_temporary_bytes=temporary,
+    )
