@@ -11,6 +11,11 @@ import pytest
 import meshwise as mw
 from meshwise.inter.compose import cheapest_states, compose, entries
 from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, layer_network
+from meshwise.inter.lazy_table import LazyTable
+from meshwise.inter.search import SearchOptions, submeshes_of, variants_of
+from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stage_problem import StageProblem
+from meshwise.inter.variants import Variant, VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.models.named import model_config
@@ -39,7 +44,7 @@ def conditioned(layers: Layering, mesh: Any, price: float = 0.0) -> list[Conditi
 
 @pytest.fixture(scope="module")
 def gpt() -> Layering:
-    return layers_of_model("gpt-tiny", 8, 3, num_layers=3)
+    return layers_of_model("gpt-tiny", 8, 3, num_layers=3, dtype="float16")
 
 
 def all_costs(layer: ConditionedLayer) -> np.ndarray:
@@ -113,6 +118,74 @@ def test_costs_are_seconds_and_bytes_at_their_price(gpt: Layering) -> None:
     free = compose(conditioned(gpt, mesh))
     assert runs.resident_bytes[0, 2] < free.resident_bytes[0, 2]
     assert runs.loop_s[0, 2] + runs.once_s[0, 2] >= free.loop_s[0, 2] + free.once_s[0, 2] - 1e-12
+
+
+@pytest.mark.parametrize("price", [0.0, 1e-9, 1e-5])
+def test_held_bytes_are_those_of_the_plan(gpt: Layering, price: float) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    for layer in conditioned(gpt, mesh, price):
+        a, b = (int(x) for x in np.unravel_index(np.argmin(layer.bound_s), layer.bound_s.shape))
+        entry = layer.entry(a, b)
+        choice = layer.choice(a, b)
+        assert entry is not None
+        held = layer.layer.held
+        pairs = sum(table[choice[u], choice[v]] for (u, v), table in held.copies.items())
+        resident = pairs + sum(r[c] for r, c in zip(held.resident, choice, strict=True))
+        passing = sum(m[c] for m, c in zip(held.microbatch, choice, strict=True))
+        assert resident == pytest.approx(entry.memory.resident_bytes, rel=1e-3)
+        assert passing == pytest.approx(entry.memory.microbatch_bytes, rel=1e-3)
+
+
+def test_no_run_is_below_its_bound(gpt: Layering) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    costs = VariantCosts(gpt, IntraOptions())
+    runs = costs.runs(Variant(mesh=mesh, remat="none", price=MemoryPrice()), 4)
+    assert runs is not None
+    for count in (2, 4):
+        bounds = costs.bounds(mesh, "none", count)
+        assert bounds is not None
+        some = np.isfinite(runs.cost_s)
+        assert (np.isfinite(bounds.loop_s) == some).all()
+        assert (bounds.loop_s[some] <= runs.loop_s[some] * (1 + 1e-6)).all()
+        assert (bounds.resident_bytes[some] <= runs.resident_bytes[some]).all()
+        held = bounds.microbatch_bytes[some] * count / 4
+        assert (held <= runs.microbatch_bytes[some]).all()
+    # Of the work itself a bound lacks little.
+    assert (bounds.loop_s[some] > 0.5 * runs.loop_s[some]).all()
+
+
+def test_a_table_of_bounds_finds_what_a_whole_table_finds(gpt: Layering) -> None:
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    options = SearchOptions(batch_size=8, step_flop=1e9, prices=(1e-3,))
+    kinds, submeshes = submeshes_of(cluster, every=False, memory_bytes=None)
+    costs = VariantCosts(gpt, options.intra)
+    told: list[str] = []
+    tables = [
+        LazyTable(
+            costs,
+            submeshes,
+            [variants_of(kind, options, 1e-3) for kind in kinds],
+            4,
+            bounds_of=2,
+            report=told.append,
+        )
+        for _ in range(2)
+    ]
+
+    def problem(table: LazyTable) -> StageProblem:
+        return StageProblem(costs=table.costs(), num_devices=4, num_microbatches=4)
+
+    tables[0].plan_all()
+    whole = build_stages(problem(tables[0]))
+    told.clear()
+    found = build_stages(problem(tables[1]))
+    while tables[1].plan(found.stages):
+        assert found.total_s <= whole.total_s * (1 + 1e-9)
+        found = build_stages(problem(tables[1]))
+    assert found.total_s == pytest.approx(whole.total_s, rel=1e-9)
+    assert found.stages == whole.stages
+    planned = {text for text in told if text.startswith("layers")}
+    assert 0 < len(planned) < 2 * len(kinds)
 
 
 def test_rematerialisation_holds_less_and_takes_longer(gpt: Layering) -> None:

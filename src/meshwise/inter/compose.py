@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from meshwise.inter.conditioned import ConditionedLayer, Entry
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,35 +80,81 @@ def compose(layers: Sequence[ConditionedLayer]) -> RunCosts:
     """Costs of all runs.
 
     Args:
-        layers: In order; equal layers may be the same object.
+        layers: In order; equal layers may be the same object, and runs of equal layers cost the
+            same.
     """
+    numbers, links = _distinct_runs(layers)
     while True:
-        paths = _paths(layers)
+        paths = _paths(links)
         missing = {
-            (id(layers[k]), a, b): layers[k]
-            for (first, _), path in paths.items()
-            for k, (a, b) in enumerate(itertools.pairwise(path), first)
-            if not layers[k].is_exact[a, b]
+            (id(layer), a, b): layer
+            for path, run in zip(paths, _layers_of(links), strict=True)
+            for layer, (a, b) in zip(run, itertools.pairwise(path), strict=False)
+            if not layer.is_exact[a, b]
         }
         if not missing:
-            return _summed(layers, paths)
+            return _summed(numbers, links, paths)
         for (_, a, b), layer in missing.items():
             layer.sharpen(a, b)
 
 
-def _paths(layers: Sequence[ConditionedLayer]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """States of the cheapest chain of every run that has one."""
-    found: dict[tuple[int, int], tuple[int, ...]] = {}
-    for first, layer in enumerate(layers):
-        chain = _start(layer)
-        for last in range(first, len(layers)):
-            if last > first:
-                chain = _extended(chain, layers[last])
-            best = int(np.argmin(chain.cost))
-            if not np.isfinite(chain.cost[best]):
-                break
-            found[first, last] = chain.path[best]
+def least_sums(matrices: Sequence[Array]) -> Array:
+    """For (first, last) the cheapest chain of states, infinite where last < first.
+
+    Args:
+        matrices: Cost of each layer by the states of its cuts; equal layers may be one object.
+    """
+    numbers, links = _distinct_runs(matrices)
+    chains: list[Array] = []
+    for before, matrix in links:
+        chains.append(
+            (chains[before][:, None] + matrix).min(axis=0) if before >= 0 else matrix.min(axis=0)
+        )
+    return np.array([*(float(c.min()) for c in chains), np.inf])[numbers]
+
+
+class _Link(NamedTuple, Generic[T]):
+    """A run of layers: one that is shorter by its last layer, -1 for none, and that layer."""
+
+    before: int
+    layer: T
+
+
+def _distinct_runs(layers: Sequence[T]) -> tuple[NDArray[np.int64], list[_Link[T]]]:
+    """For (first, last) the number of the run, -1 where last < first; and the runs."""
+    count = len(layers)
+    numbers = np.full((count, count), -1)
+    links: list[_Link[T]] = []
+    known: dict[tuple[int, int], int] = {}
+    for first in range(count):
+        before = -1
+        for last in range(first, count):
+            key = (before, id(layers[last]))
+            if key not in known:
+                known[key] = len(links)
+                links.append(_Link(before, layers[last]))
+            before = numbers[first, last] = known[key]
+    return numbers, links
+
+
+def _layers_of(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[ConditionedLayer, ...]]:
+    """The layers of each run, in order."""
+    found: list[tuple[ConditionedLayer, ...]] = []
+    for before, layer in links:
+        found.append((*(found[before] if before >= 0 else ()), layer))
     return found
+
+
+def _paths(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[int, ...]]:
+    """States of the cheapest chain of every run; empty for one that has none."""
+    chains: list[_Chain] = []
+    for before, layer in links:
+        chains.append(_extended(chains[before], layer) if before >= 0 else _start(layer))
+    best = [int(np.argmin(chain.cost)) for chain in chains]
+    return [
+        chain.path[b] if np.isfinite(chain.cost[b]) else ()
+        for chain, b in zip(chains, best, strict=True)
+    ]
 
 
 def entries(layers: Sequence[ConditionedLayer], first: int, states: Sequence[int]) -> list[Entry]:
@@ -117,19 +164,22 @@ def entries(layers: Sequence[ConditionedLayer], first: int, states: Sequence[int
 
 
 def _summed(
-    layers: Sequence[ConditionedLayer], paths: dict[tuple[int, int], tuple[int, ...]]
+    numbers: NDArray[np.int64],
+    links: Sequence[_Link[ConditionedLayer]],
+    paths: Sequence[tuple[int, ...]],
 ) -> RunCosts:
-    count = len(layers)
     names = ("cost_s", "loop_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
-    out = {name: np.full((count, count), np.inf) for name in names}
-    for (first, last), path in paths.items():
-        plans = entries(layers, first, path)
+    sums = {name: np.full(len(links) + 1, np.inf) for name in names}
+    for n, (layers, path) in enumerate(zip(_layers_of(links), paths, strict=True)):
+        if not path:
+            continue
+        plans = entries(layers, 0, path)
         memory = [plan.memory for plan in plans]
-        place = (first, last)
-        out["cost_s"][place] = sum(plan.cost_s for plan in plans)
-        out["loop_s"][place] = sum(plan.loop_s for plan in plans)
-        out["once_s"][place] = sum(plan.once_s for plan in plans)
-        out["resident_bytes"][place] = sum(m.resident_bytes for m in memory)
-        out["microbatch_bytes"][place] = sum(m.microbatch_bytes for m in memory)
-        out["temporary_bytes"][place] = max(m.temporary_bytes for m in memory)
-    return RunCosts(**out)
+        sums["cost_s"][n] = sum(plan.cost_s for plan in plans)
+        sums["loop_s"][n] = sum(plan.loop_s for plan in plans)
+        sums["once_s"][n] = sum(plan.once_s for plan in plans)
+        sums["resident_bytes"][n] = sum(m.resident_bytes for m in memory)
+        sums["microbatch_bytes"][n] = sum(m.microbatch_bytes for m in memory)
+        sums["temporary_bytes"][n] = max(m.temporary_bytes for m in memory)
+    # Number -1, of what is no run, is the last one: infinite.
+    return RunCosts(**{name: values[numbers] for name, values in sums.items()})

@@ -10,6 +10,7 @@ Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.boundary import Boundary, with_boundaries
-from meshwise.inter.bounds import StateBounds
 from meshwise.inter.footprint import Footprint, footprint
 from meshwise.inter.held import HeldBytes, held_bytes
 from meshwise.inter.piece import PieceGraph
+from meshwise.inter.reduced import ReducedLayer
 from meshwise.intra.expand import expand
 from meshwise.intra.network import BLOCK, Network, build_network
 from meshwise.intra.options import IntraOptions
@@ -101,6 +102,37 @@ def layer_network(piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBounds:
+    """What no plan of a layer is below.
+
+    Attributes:
+        loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
+        resident_bytes: Held all the time by one device.
+        microbatch_bytes: Held for each micro-batch in flight.
+    """
+
+    loop_s: Array
+    resident_bytes: float
+    microbatch_bytes: float
+
+
+def layer_bounds(layer: LayerNetwork) -> LayerBounds:
+    """Bounds of time by messages, of bytes by what each decision holds at least."""
+    problem = tied_problem(layer.network, layer.ties, only_loops=True)
+    held = layer.held
+
+    def least(amounts: Sequence[Array]) -> float:
+        pairs = zip(amounts, problem.costs, strict=True)
+        return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
+
+    return LayerBounds(
+        loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
+        resident_bytes=least(held.resident),
+        microbatch_bytes=least(held.microbatch),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrice:
     """What a byte costs while a layer is planned: plans that hold less become cheaper.
 
@@ -144,8 +176,8 @@ class ConditionedLayer:
         self.problem = _priced(layer, price)
         self.seed, self.time_limit_s, self.exact = seed, time_limit_s, exact
         nodes = (layer.entering.node, layer.leaving.node)
-        self._bounds = StateBounds(self.problem, nodes)
-        self.bound_s = self._bounds.all_states()
+        self._reduced = ReducedLayer(self.problem, nodes)
+        self.bound_s = self._reduced.bounds()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
         self._choices: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -154,14 +186,14 @@ class ConditionedLayer:
     def sharpen(self, enters: int, leaves: int) -> None:
         """Raise the bound of two states; where that is no plan's cost, plan the layer for them."""
         if self._is_raised[enters, leaves]:
-            self.entry(enters, leaves)
+            self._settle(enters, leaves)
             return
         self._is_raised[enters, leaves] = True
-        raised, choice = self._bounds.of_states((enters, leaves))
+        raised, choice = self._reduced.bound(enters, leaves)
         self.bound_s[enters, leaves] = max(raised, self.bound_s[enters, leaves])
         if choice is not None and self._has_states(choice, enters, leaves):
             cost = objective(self.problem, choice)
-            if cost <= self.bound_s[enters, leaves] * (1 + _TIGHT):
+            if cost <= raised * (1 + _TIGHT):
                 self._keep(enters, leaves, choice, cost)
 
     def _has_states(self, choice: tuple[int, ...], enters: int, leaves: int) -> bool:
@@ -173,29 +205,34 @@ class ConditionedLayer:
         self.bound_s[enters, leaves] = cost
         self._choices[enters, leaves] = choice
 
+    def _settle(self, enters: int, leaves: int) -> None:
+        """Plan the layer for two states, unless it was."""
+        if self.is_exact[enters, leaves]:
+            return
+        found = solve(
+            self._reduced.fixed(enters, leaves),
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            exact=self.exact,
+        )
+        if found.choice:
+            full = self._reduced.expand(found.choice)
+            self._keep(enters, leaves, full, objective(self.problem, full))
+        else:
+            self.is_exact[enters, leaves], self.bound_s[enters, leaves] = True, np.inf
+
     def entry(self, enters: int, leaves: int) -> Entry | None:
         """The plan of the layer for two states; None if there is none."""
         place = (enters, leaves)
-        if not self.is_exact[place]:
-            choice, cost = self._solved(enters, leaves)
-            self.is_exact[place] = True
-            self.bound_s[place] = cost
-            if choice:
-                self._choices[place] = choice
+        if np.isfinite(self.bound_s[place]):
+            self._settle(enters, leaves)
         if place in self._choices and place not in self._entries:
             self._entries[place] = self._entry(self._choices[place])
         return self._entries.get(place)
 
-    def _solved(self, enters: int, leaves: int) -> tuple[tuple[int, ...], float]:
-        costs, layer = list(self.problem.costs), self.layer
-        for side, state in ((layer.entering, enters), (layer.leaving, leaves)):
-            if side.node >= 0:
-                only = np.full(len(costs[side.node]), np.inf)
-                only[state] = costs[side.node][state]
-                costs[side.node] = only
-        fixed = replace(self.problem, costs=tuple(costs))
-        found = solve(fixed, time_limit_s=self.time_limit_s, seed=self.seed, exact=self.exact)
-        return found.choice, found.cost if found.choice else np.inf
+    def choice(self, enters: int, leaves: int) -> tuple[int, ...]:
+        """The choice of the plan of an entry that exists, a choice for each class of nodes."""
+        return self._choices[enters, leaves]
 
     def _entry(self, choice: tuple[int, ...]) -> Entry:
         layer = self.layer

@@ -1,7 +1,8 @@
 """Bytes that each choice of a piece's network holds: the part of memory that is a sum of choices.
 
-It is what `inter.footprint` counts, written as a function of the choices: inputs and accumulators
-by their layouts, residuals by the layouts in which their operators leave them.
+It is what `inter.footprint` counts, written as a function of the choices: inputs, accumulators
+and what the loop reads of weights by their layouts, residuals by the layouts in which their
+operators leave them.
 """
 
 from __future__ import annotations
@@ -106,6 +107,13 @@ def _add_inputs(
     for k, j in loop.structure.carries:
         if loop.outputs[j] not in passing:
             add(resident, network.boundaries[0, piece.loop, k], loop.outputs[j])
+    made: set[int] = set(graph.inputs)
+    for k in constants_of_loop(piece):
+        t = loop.inputs[k]
+        if t not in made:
+            # Made before the loop, as a cast of weights.
+            add(resident, network.boundaries[0, piece.loop, k], t)
+            made.add(t)
     for c in piece.entering:
         t = graph.inputs[c.value]
         if t in loop.inputs:

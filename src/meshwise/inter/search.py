@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.conditioned import MemoryPrice
+from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 from meshwise.inter.stage_dp import StagePlan, build_stages, build_stages_below
@@ -71,7 +72,8 @@ class Found:
         problem: What they were chosen from.
         kinds: Kinds of submeshes, as the problem counts them.
         variants: For each kind the ways to plan on it, as the problem counts them.
-        tried: Seconds of the best step found for each number of micro-batches.
+        tried: Seconds of the best step for each number of micro-batches; infinite where nothing
+            fits that is faster than what was found before.
     """
 
     plan: StagePlan
@@ -157,40 +159,60 @@ def search(
     costs = VariantCosts(source, options.intra)
     tried: dict[int, float] = {}
     best: Found | None = None
-    unfit: StageProblem | None = None
+    first: tuple[LazyTable, StageProblem] | None = None
     for count in _outward(options, cluster.num_devices, tried):
-        table = costs.table(submeshes, variants, count, lambda t, b=count: report(f"B={b}: {t}"))
-        transfers = transfer_s(source, kinds, count)
+        table = LazyTable(
+            costs,
+            submeshes,
+            variants,
+            count,
+            bounds_of=_bounds_of(count, options, cluster.num_devices),
+            report=lambda text, b=count: report(f"B={b}: {text}"),
+        )
+        problem = StageProblem(
+            costs=table.costs(),
+            num_devices=cluster.num_devices,
+            num_microbatches=count,
+            transfer_s=transfer_s(source, kinds, count),
+            use_all_devices=options.use_all_devices,
+        )
+        first = first or (table, problem)
         fastest = math.inf
         for schedule in options.schedules:
-            problem = StageProblem(
-                costs=table,
-                num_devices=cluster.num_devices,
-                num_microbatches=count,
-                schedule=schedule,
-                transfer_s=transfers,
-                use_all_devices=options.use_all_devices,
-            )
-            plan = build_stages_below(problem, fastest, num_stages=options.num_stages)
+            problem = replace(problem, schedule=schedule)
+            cutoff = min(fastest, math.inf if best is None else best.plan.total_s)
+            plan, problem = _best_stages(problem, table, cutoff, options.num_stages)
             if plan is None:
-                unfit = unfit or problem
                 continue
             fastest = plan.total_s
-            if best is None or fastest < best.plan.total_s:
-                best = Found(
-                    plan=plan,
-                    problem=problem,
-                    kinds=tuple(kinds),
-                    variants=tuple(variants),
-                    tried=tried,
-                )
+            best = Found(
+                plan=plan,
+                problem=problem,
+                kinds=tuple(kinds),
+                variants=tuple(variants),
+                tried=tried,
+            )
         tried[count] = fastest
-        report(f"B={count}: {tried[count]:.4g} s a step")
+        is_best = math.isfinite(fastest)
+        report(f"B={count}: {f'{fastest:.4g} s a step' if is_best else 'nothing faster fits'}")
     if best is None:
-        assert unfit is not None
-        build_stages(unfit, num_stages=options.num_stages)  # says what is missing
+        assert first is not None
+        table, problem = first
+        table.plan_all()
+        build_stages(replace(problem, costs=table.costs()), num_stages=options.num_stages)
         raise InfeasibleError("no pipeline fits")
     return best, costs
+
+
+def _best_stages(
+    problem: StageProblem, table: LazyTable, below_s: float, num_stages: int | None
+) -> tuple[StagePlan | None, StageProblem]:
+    """The best stages if they take less than `below_s`, and the problem with what they use."""
+    while True:
+        plan = build_stages_below(problem, below_s, num_stages=num_stages)
+        if plan is None or not table.plan(plan.stages):
+            return plan, problem
+        problem = replace(problem, costs=table.costs())
 
 
 def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:
@@ -199,7 +221,7 @@ def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) 
     if options.num_microbatches is not None:
         yield from values
         return
-    middle = min(range(len(values)), key=lambda i: abs(math.log2(values[i] / (4 * num_devices))))
+    middle = _middle(values, num_devices)
     yield values[middle]
     for way in (1, -1):
         before = tried[values[middle]]
@@ -207,9 +229,23 @@ def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) 
         while 0 <= at < len(values):
             yield values[at]
             now = tried[values[at]]
-            if now > before and math.isfinite(before):
+            if now >= before and any(map(math.isfinite, tried.values())):
                 break
             before, at = now, at + way
+
+
+def _middle(values: Sequence[int], num_devices: int) -> int:
+    return min(range(len(values)), key=lambda i: abs(math.log2(values[i] / (4 * num_devices))))
+
+
+def _bounds_of(count: int, options: SearchOptions, num_devices: int) -> int:
+    """A number of micro-batches whose bounds serve `count` too, and those next to it."""
+    values = microbatch_counts(options)
+    if options.num_microbatches is None:
+        lowest = values[max(_middle(values, num_devices) - 1, 0)]
+    else:
+        lowest = min(values)
+    return lowest if count % lowest == 0 else count
 
 
 def microbatch_counts(options: SearchOptions) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Costs of all runs of layers on all submeshes, for one number of micro-batches.
+"""Costs of all runs of layers under a variant, and bounds of what they cost under any.
 
 A variant is a way to plan a run on a submesh: a logical mesh, what the backward pass computes
 again, and a price of memory.  Layers of one class on one logical mesh are planned once.
@@ -6,26 +6,29 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
-from meshwise.inter.compose import RunCosts, compose
+from meshwise.inter.compose import RunCosts, compose, least_sums
 from meshwise.inter.conditioned import (
     ConditionedLayer,
+    LayerBounds,
     LayerNetwork,
     MemoryPrice,
+    layer_bounds,
     layer_network,
 )
 from meshwise.inter.piece import PieceGraph, Remat
-from meshwise.inter.stage_problem import StageCosts
-from meshwise.inter.submeshes import Submesh
 from meshwise.intra.options import IntraOptions
+
+Array = NDArray[np.float64]
 
 
 class LayerSource(Protocol):
@@ -66,6 +69,21 @@ class Variant:
     price: MemoryPrice
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBounds:
+    """What no plan of a run of layers is below; arrays over (first layer, last layer).
+
+    Attributes:
+        loop_s: Seconds of all micro-batches.
+        resident_bytes: Held all the time by one device.
+        microbatch_bytes: Held for each micro-batch in flight.
+    """
+
+    loop_s: Array
+    resident_bytes: Array
+    microbatch_bytes: Array
+
+
 # A logical mesh of two axes has the plans of one axis, so that one is tried only for primes.
 _MAX_AXES = 2
 
@@ -89,9 +107,11 @@ class VariantCosts:
     def __init__(self, source: LayerSource, options: IntraOptions) -> None:
         self.source = source
         self.options = options
+        self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
         self._costs: dict[object, RunCosts | None] = {}
+        self._bounds: dict[object, RunBounds | None] = {}
 
     def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
         """Every layer under a variant; None if one has no plan."""
@@ -106,14 +126,7 @@ class VariantCosts:
     def _layer(self, c: int, variant: Variant, num_microbatches: int) -> ConditionedLayer | None:
         key = (c, variant, num_microbatches)
         if key not in self._layers:
-            place = (c, variant.mesh, variant.remat, num_microbatches)
-            if place not in self._networks:
-                graph = self.source.graph(c, c, num_microbatches, variant.remat)
-                try:
-                    self._networks[place] = layer_network(graph, variant.mesh, self.options)
-                except InfeasibleError:
-                    self._networks[place] = None
-            network = self._networks[place]
+            network = self._network(c, variant.mesh, variant.remat, num_microbatches)
             self._layers[key] = network and ConditionedLayer(
                 network,
                 variant.price,
@@ -123,6 +136,24 @@ class VariantCosts:
             )
         return self._layers[key]
 
+    def _network(
+        self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
+    ) -> LayerNetwork | None:
+        key = (c, mesh, remat, num_microbatches)
+        if key not in self._networks:
+            graph = self._graph(c, remat, num_microbatches)
+            try:
+                self._networks[key] = layer_network(graph, mesh, self.options)
+            except InfeasibleError:
+                self._networks[key] = None
+        return self._networks[key]
+
+    def _graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
+        key = (c, remat, num_microbatches)
+        if key not in self._graphs:
+            self._graphs[key] = self.source.graph(c, c, num_microbatches, remat)
+        return self._graphs[key]
+
     def runs(self, variant: Variant, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs of layers under a variant; None if it has none."""
         key = (variant, num_microbatches)
@@ -131,35 +162,36 @@ class VariantCosts:
             self._costs[key] = None if layers is None else compose(layers)
         return self._costs[key]
 
-    def table(
-        self,
-        submeshes: Sequence[Submesh],
-        variants: Sequence[Sequence[Variant]],
-        num_microbatches: int,
-        report: Callable[[str], object],
-    ) -> StageCosts:
-        """Costs of every stage.
+    def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
+        """What no run of layers is below on a mesh, at any price; None if it has no plan."""
+        key = (mesh, remat, num_microbatches)
+        if key not in self._bounds:
+            self._bounds[key] = self._bounded(mesh, remat, num_microbatches)
+        return self._bounds[key]
 
-        Args:
-            submeshes: Kinds of submeshes.
-            variants: For each of them the ways to plan on it.
-            num_microbatches: B.
-            report: Is told what is being planned.
-        """
-        count = len(self.source.classes)
-        shape = (count, count, len(submeshes), max(map(len, variants)))
-        names = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
-        arrays = {name: np.full(shape, np.inf) for name in names}
-        for m, (submesh, ways) in enumerate(zip(submeshes, variants, strict=True)):
-            for v, variant in enumerate(ways):
-                sizes = "x".join(map(str, variant.mesh.sizes))
-                report(f"layers on {submesh} as {sizes}, remat {variant.remat}")
-                runs = self.runs(variant, num_microbatches)
-                if runs is None:
-                    continue
-                at = (slice(None), slice(None), m, v)
-                arrays["microbatch_s"][at] = runs.loop_s / num_microbatches
-                arrays["once_s"][at] = runs.once_s
-                for name in names[2:]:
-                    arrays[name][at] = getattr(runs, name)
-        return StageCosts(submeshes=tuple(submeshes), **arrays)
+    def _bounded(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
+        classes = self.source.classes
+        known: dict[int, LayerBounds] = {}
+        for c in set(classes):
+            network = self._network(c, mesh, remat, count)
+            if network is None:
+                return None
+            known[c] = layer_bounds(network)
+        return RunBounds(
+            loop_s=least_sums([known[c].loop_s for c in classes]),
+            resident_bytes=_run_sums([known[c].resident_bytes for c in classes]),
+            microbatch_bytes=_run_sums([known[c].microbatch_bytes for c in classes]),
+        )
+
+    def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
+        """Costs of all runs on one device of a mesh, however much memory they take."""
+        one = replace(mesh, axes=(replace(mesh.axes[0], size=1),))
+        way = Variant(mesh=one, remat=remat, price=MemoryPrice())
+        return self.runs(way, num_microbatches)
+
+
+def _run_sums(values: Sequence[float]) -> Array:
+    """For (first, last) the sum of the values from first to last; infinite where last < first."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    sums = total[None, 1:] - total[:-1, None]
+    return np.where(np.tri(len(values), k=-1, dtype=np.bool_), np.inf, sums)

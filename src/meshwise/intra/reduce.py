@@ -8,6 +8,7 @@ in rows are left alone.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +77,7 @@ class Reduction:
 
 
 class _Reducer:
-    def __init__(self, problem: Problem, *, dominance: bool) -> None:
+    def __init__(self, problem: Problem, *, dominance: bool, keep: Collection[int]) -> None:
         self.dominance = dominance
         self.cost = {u: c.astype(np.float64) for u, c in enumerate(problem.costs)}
         self.alive = {u: np.arange(len(c)) for u, c in enumerate(problem.costs)}
@@ -84,6 +85,7 @@ class _Reducer:
         self.locked = {u for row in problem.rows for u, _ in row.nodes} | {
             u for row in problem.rows for pair in row.pairs for u in pair[:2]
         }
+        self.locked.update(keep)
         self.folded: list[_Folded] = []
         self.constant = 0.0
         self.infeasible = False
@@ -203,14 +205,17 @@ class _Reducer:
                 self.fold(u)
 
 
-def reduce_problem(problem: Problem, *, dominance: bool = True) -> Reduction:
+def reduce_problem(
+    problem: Problem, *, dominance: bool = True, keep: Collection[int] = ()
+) -> Reduction:
     """Shrink a problem without changing its optimum.
 
     Args:
         problem: The problem.
         dominance: Whether to drop dominated choices too, which is the dearer part.
+        keep: Nodes that stay, with all choices that are possible.
     """
-    reducer = _Reducer(problem, dominance=dominance)
+    reducer = _Reducer(problem, dominance=dominance, keep=keep)
     reducer.run()
     nodes = tuple(sorted(reducer.cost))
     number = {u: i for i, u in enumerate(nodes)}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from meshwise.errors import SolverError
 from meshwise.intra.dual import ascend
 from meshwise.intra.engine import solve_encoded
-from meshwise.intra.limits import price_rows
+from meshwise.intra.limits import Priced, price_rows
 from meshwise.intra.problem import Problem, Row, Solution, is_feasible, objective
 from meshwise.intra.reduce import Reduction, reduce_problem
 from meshwise.intra.valid import check_problem
@@ -103,17 +103,19 @@ def _in_turns(
             return _answer(problem, chain, (), best, status="optimal", num_left=0)
         first = reduction.restrict(first) if first is not None else None
         before = sum(len(c) for c in small.costs)
-        first, proved = _briefly(small, first, deadline, seed, exact=exact)
-        if proved is not None:
-            bound = proved
-            break
-        if problem.rows:
-            found = price_rows(small, first, exclude=exact)
-            if math.isinf(found.bound):
-                nearest = _expanded(chain, found.nearest) if found.nearest else ()
-                return _none(nearest)
-        else:
-            found = ascend(small, first, passes=_PASSES)
+        if not exact:
+            first, proved = _briefly(small, first, deadline, seed)
+            if proved is not None:
+                bound = proved
+                break
+        found = (
+            price_rows(small, first, exclude=exact)
+            if problem.rows
+            else ascend(small, first, passes=_PASSES)
+        )
+        if math.isinf(found.bound):
+            nearest = found.nearest if isinstance(found, Priced) else None
+            return _none(_expanded(chain, nearest) if nearest else ())
         first, bound = found.choice, found.bound
         if first is not None and bound >= found.cost * (1 - _EXACT):
             return _answer(problem, chain, first, best, status="optimal", num_left=0)
@@ -133,38 +135,40 @@ def _in_turns(
         )
     left = deadline - time.monotonic()
     found = solve_encoded(small, incumbent=first, time_limit_s=left, seed=seed)
-    if not found.choice:
-        if best is None:
-            return dataclasses.replace(found, bound=max(found.bound, bound) + constant)
-        return Solution(
-            choice=best,
-            cost=objective(problem, best),
-            bound=max(found.bound, bound) + constant,
+    bound = max(found.bound, bound) + constant
+    if found.choice:
+        return _answer(
+            problem,
+            chain,
+            found.choice,
+            best,
             status=found.status,
             num_left=len(small.costs),
+            bound=bound,
         )
-    return _answer(
-        problem,
-        chain,
-        found.choice,
-        best,
+    if best is None:
+        return dataclasses.replace(found, bound=bound)
+    return Solution(
+        choice=best,
+        cost=objective(problem, best),
+        bound=bound,
         status=found.status,
         num_left=len(small.costs),
-        bound=max(found.bound, bound) + constant,
     )
 
 
 def _briefly(
-    problem: Problem, first: tuple[int, ...] | None, deadline: float, seed: int, *, exact: bool
+    problem: Problem, first: tuple[int, ...] | None, deadline: float, seed: int
 ) -> tuple[tuple[int, ...] | None, float | None]:
-    """What the solver finds with a bounded amount of work, and a bound if it is nearly proved."""
-    if exact or not problem.rows or _num_entries(problem) > _BRIEF:
+    """What the solver finds with a bounded amount of work, and a bound if that will do."""
+    if _num_entries(problem) > _BRIEF:
         return first, None
     left = deadline - time.monotonic()
     found = solve_encoded(problem, incumbent=first, time_limit_s=left, seed=seed, brief=True)
     if not found.choice:
         return first, None
-    return found.choice, found.bound if found.bound >= found.cost * (1 - _NEARLY) else None
+    is_near = found.bound >= found.cost * (1 - _NEARLY)
+    return found.choice, found.bound if is_near or not problem.rows else None
 
 
 def _has_weights(row: Row) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.intra.network import Network
+from meshwise.intra.network import BLOCK, Network
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
 # Distance up to which surroundings are compared.  At 3 the two normalisations of a block differ
@@ -56,21 +56,30 @@ def find_ties(network: Network) -> Ties:
     return Ties(class_of=class_of, count=len(first))
 
 
-def tied_problem(network: Network, ties: Ties) -> Problem:
-    """The network as a problem with one node a class."""
+def tied_problem(network: Network, ties: Ties, *, only_loops: bool = False) -> Problem:
+    """The network as a problem with one node a class.
+
+    Args:
+        network: The network.
+        ties: Its classes.
+        only_loops: Whether what runs outside of loops is free; what is impossible stays so.
+    """
     costs: list[Array | None] = [None] * ties.count
     for node, c in zip(network.nodes, ties.class_of, strict=True):
         before = costs[c]
-        costs[c] = node.cost_s if before is None else before + node.cost_s
-    amounts: dict[tuple[int, int, int], int] = {}
+        is_free = only_loops and node.kind == BLOCK and node.ref[0] == 0
+        cost = _free(node.cost_s) if is_free else node.cost_s
+        costs[c] = cost if before is None else before + cost
+    amounts: dict[tuple[int, int, int, bool], int] = {}
     matrices: dict[int, Array] = {}
     for edge in network.edges:
-        place = (ties.class_of[edge.source], ties.class_of[edge.target], edge.key)
+        is_free = only_loops and edge.place[0] == 0
+        place = (ties.class_of[edge.source], ties.class_of[edge.target], edge.key, is_free)
         amounts[place] = amounts.get(place, 0) + 1
         matrices[edge.key] = edge.cost_s
     pairs: dict[tuple[int, int], Array] = {}
-    for (u, v, key), amount in amounts.items():
-        matrix = matrices[key] * amount if amount > 1 else matrices[key]
+    for (u, v, key, is_free), amount in amounts.items():
+        matrix = _free(matrices[key]) if is_free else matrices[key] * amount
         if u == v:
             before = costs[u]
             assert before is not None
@@ -83,6 +92,10 @@ def tied_problem(network: Network, ties: Ties) -> Problem:
         costs=tuple(c for c in costs if c is not None),
         pairs=tuple(PairCost(u=u, v=v, cost=m) for (u, v), m in sorted(pairs.items())),
     )
+
+
+def _free(cost: Array) -> Array:
+    return np.where(np.isfinite(cost), 0.0, cost)
 
 
 def tied_row(row: Row, ties: Ties) -> Row:

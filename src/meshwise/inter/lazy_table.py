@@ -1,0 +1,141 @@
+"""Costs of stages for one number of micro-batches: bounds first, plans where stages use them.
+
+Planning layers is the dear part of the search, and most submeshes are far from worth it.  So all
+variants of one logical mesh and one way of rematerialisation share a bound until the best stages
+use it; then they are planned and the stages chosen anew.  Stages without bounds among them that
+are the best are the best of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.piece import Remat
+from meshwise.inter.stage_problem import Stage, StageCosts
+from meshwise.inter.submeshes import Submesh
+from meshwise.inter.variants import Variant, VariantCosts
+
+# What is known of a variant: bounds for a smaller number of micro-batches, for B, or plans.
+_OF_FEWER, _OWN, _PLANNED = range(3)
+_NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+
+
+class LazyTable:
+    """Costs of stages on submeshes."""
+
+    def __init__(
+        self,
+        costs: VariantCosts,
+        submeshes: Sequence[Submesh],
+        variants: Sequence[Sequence[Variant]],
+        num_microbatches: int,
+        *,
+        bounds_of: int,
+        report: Callable[[str], object],
+    ) -> None:
+        """Bound everything.
+
+        Args:
+            costs: Plans layers.
+            submeshes: Kinds of submeshes.
+            variants: For each of them the ways to plan on it.
+            num_microbatches: B.
+            bounds_of: A number of micro-batches, at most B.  A layer takes no more time for the
+                rows of several micro-batches at once than one by one, so that its bounds hold.
+            report: Is told what is being planned.
+        """
+        self._costs, self._submeshes = costs, tuple(submeshes)
+        self._variants, self._count = variants, num_microbatches
+        self._report = report
+        layers = len(costs.source.classes)
+        shape = (layers, layers, len(submeshes), max(map(len, variants)))
+        self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
+        self._level = np.full(shape[2:], _OF_FEWER if bounds_of < num_microbatches else _OWN)
+        for m, ways in enumerate(variants):
+            first: dict[tuple[LogicalMesh, Remat], int] = {}
+            for v, way in enumerate(ways):
+                first.setdefault((way.mesh, way.remat), v)
+            for v in first.values():
+                self._bound(m, v, bounds_of)
+
+    def _bound(self, m: int, v: int, bounds_of: int) -> None:
+        """Write the bounds that all variants with one mesh and rematerialisation share."""
+        way = self._variants[m][v]
+        self._report(f"bounds on {self._submeshes[m]} as {_named(way.mesh)}, remat {way.remat}")
+        bounds = self._costs.bounds(way.mesh, way.remat, bounds_of)
+        alone = self._costs.alone(way.mesh, way.remat, self._count)
+        at = (slice(None), slice(None), m, v)
+        for name in _NAMES:
+            self._arrays[name][at] = np.inf
+        if bounds is None or alone is None:
+            return
+        # Each of n devices holds an n-th at least.
+        share = 1 / way.mesh.num_devices
+        held = bounds.microbatch_bytes * bounds_of / self._count
+        exists = np.isfinite(bounds.loop_s)
+        columns = {
+            "microbatch_s": bounds.loop_s / self._count,
+            "once_s": np.zeros_like(bounds.loop_s),
+            "resident_bytes": np.maximum(bounds.resident_bytes, alone.resident_bytes * share),
+            "microbatch_bytes": np.maximum(held, alone.microbatch_bytes * share),
+            "temporary_bytes": alone.temporary_bytes * share,
+        }
+        for name in _NAMES:
+            self._arrays[name][at] = np.where(exists, columns[name], np.inf)
+
+    def costs(self) -> StageCosts:
+        """What is known now."""
+        return StageCosts(
+            submeshes=self._submeshes, **{name: a.copy() for name, a in self._arrays.items()}
+        )
+
+    def plan(self, stages: Sequence[Stage]) -> bool:
+        """Know more of what these stages use; whether there was more to know.
+
+        Bounds of fewer micro-batches become those of B, and bounds become plans.
+        """
+        places = sorted({(s.submesh, s.variant) for s in stages})
+        todo = [place for place in places if self._level[place] < _PLANNED]
+        lowest = min((self._level[place] for place in todo), default=_PLANNED)
+        for m, v in todo:
+            if self._level[m, v] > lowest:
+                continue
+            if lowest == _OF_FEWER:
+                self._level[m, v] = _OWN
+                self._bound(m, v, self._count)
+            else:
+                self._plan(m, v)
+        return bool(todo)
+
+    def plan_all(self) -> None:
+        """Plan everything."""
+        for m, ways in enumerate(self._variants):
+            for v in range(len(ways)):
+                if self._level[m, v] < _PLANNED:
+                    self._plan(m, v)
+
+    def _plan(self, m: int, v: int) -> None:
+        """Plan all variants of a submesh that have the mesh and the rematerialisation of one."""
+        chosen = self._variants[m][v]
+        self._report(
+            f"layers on {self._submeshes[m]} as {_named(chosen.mesh)}, remat {chosen.remat}"
+        )
+        for w, way in enumerate(self._variants[m]):
+            if (way.mesh, way.remat) != (chosen.mesh, chosen.remat):
+                continue
+            self._level[m, w] = _PLANNED
+            at = (slice(None), slice(None), m, w)
+            runs = self._costs.runs(way, self._count)
+            for name in _NAMES:
+                self._arrays[name][at] = np.inf
+            if runs is not None:
+                self._arrays["microbatch_s"][at] = runs.loop_s / self._count
+                for name in _NAMES[1:]:
+                    self._arrays[name][at] = getattr(runs, name)
+
+
+def _named(mesh: LogicalMesh) -> str:
+    return "x".join(map(str, mesh.sizes))
