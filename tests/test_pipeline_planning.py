@@ -17,6 +17,7 @@ from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import EAGER, ONE_F_ONE_B
+from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.models.gpt_sizes import forward_flop, gpt_config, training_flop
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
@@ -69,6 +70,15 @@ def test_the_simulation_agrees_with_the_formula(two_stages: tuple[PipelinePlan, 
 
 def test_equal_requests_give_equal_plans(two_stages: tuple[PipelinePlan, Timeline]) -> None:
     assert planned(num_stages=2)[0] == two_stages[0]
+
+
+def test_a_plan_reads_back_equal_and_simulates_the_same(
+    two_stages: tuple[PipelinePlan, Timeline],
+) -> None:
+    plan, timeline = two_stages
+    read = PipelinePlan.from_json(plan.to_json())
+    assert read == plan
+    assert simulate_plan(read).timeline == timeline
 
 
 def test_more_freedom_is_never_slower(two_stages: tuple[PipelinePlan, Timeline]) -> None:
@@ -152,9 +162,11 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
          "--trace", str(trace), "--json"],
     )  # fmt: skip
     assert run.exit_code == 0, run.output
-    data = json.loads(out.read_text())
-    assert len(data["stages"]) == 2
-    assert data["num_microbatches"] == 2
+    read = PipelinePlan.from_json(out.read_text())
+    assert read.to_json() in run.output
+    assert len(read.stages) == 2
+    assert read.num_microbatches == 2
+    assert read.model == "test_pipeline_planning:make_own_step"
     assert json.loads(trace.read_text())["traceEvents"]
 
 

@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
+from doubles.pipelines import pipeline
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.report.pipeline_text import pipeline_text
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,23 @@ def test_a_file_as_text_and_as_json(plan: mw.Plan, tmp_path: Path) -> None:
         str(layout) for layout in plan.decision.inputs
     ]
     assert len(data["rivals"]) == 2
+
+
+def test_a_pipeline_as_text_and_as_json(tmp_path: Path) -> None:
+    plan = pipeline()
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    text = CliRunner().invoke(main, ["explain", str(path)])
+    assert (text.exit_code, text.output) == (0, pipeline_text(plan))
+    data = json.loads(CliRunner().invoke(main, ["explain", str(path), "--json"]).output)
+    assert data["gap"] == plan.gap
+    assert [s["peak_bytes"] for s in data["stages"]] == [s.peak_bytes for s in plan.stages]
+
+
+def test_a_plan_of_one_mesh_cannot_be_simulated(plan: mw.Plan) -> None:
+    run = CliRunner().invoke(main, ["simulate", "-"], input=plan.to_json())
+    assert run.exit_code == 1
+    assert "a plan of one mesh has no pipeline to simulate" in run.output
 
 
 @pytest.mark.parametrize(

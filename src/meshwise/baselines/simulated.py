@@ -43,11 +43,12 @@ def simulate(pipeline: Pipeline, cluster: Cluster) -> Timeline:
     hosts = _hosts_of(pipeline.meshes, cluster)
     return simulate_chunks(
         cluster,
-        pipeline.schedule,
+        pipeline.schedule.table_name,
         pipeline.num_microbatches,
         [_chunk(cost) for cost in pipeline.chunks],
         [(h, kind.devices_per_host) for h, kind in zip(hosts, pipeline.meshes, strict=True)],
         pipeline.crossing_bytes,
+        hides_transfers=pipeline.schedule.hides_transfers,
     )
 
 

@@ -1,16 +1,18 @@
-"""`meshwise explain`: a plan file as text."""
+"""`meshwise explain`: a plan file, of one mesh or of a pipeline, as text."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from meshwise.errors import PlanError
+from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
+from meshwise.report.pipeline_text import pipeline_text
+from meshwise.report.plan_file import plan_from_file
 
 # Every single operator: left out of `--json`, the file itself has it.
 _NOT_SHOWN = ("decision",)
@@ -22,22 +24,37 @@ _NOT_SHOWN = ("decision",)
 def explain(plan: Path, as_json: bool) -> None:
     """Say what a PLAN file means: layouts, collectives, seconds, prices of other choices.
 
-    PLAN is what `plan.to_json()` wrote; `step.priced(...)` makes one with prices.
+    PLAN is what `meshwise plan --out PLAN` or `plan.to_json()` wrote; `step.priced(...)` makes one
+    with prices.
     """
     try:
-        text = sys.stdin.read() if str(plan) == "-" else plan.read_text(encoding="utf-8")
-        read = Plan.from_json(text)
-    except (OSError, UnicodeDecodeError, PlanError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise click.ClickException(f"{plan}: {reason}") from error
+        read = plan_from_file(plan)
+    except PlanError as error:
+        raise click.ClickException(str(error)) from error
     if not as_json:
-        click.echo(read.explain(), nl=False)
+        click.echo(
+            pipeline_text(read) if isinstance(read, PipelinePlan) else read.explain(), nl=False
+        )
         return
-    data: dict[str, Any] = json.loads(read.to_json())
+    data = _pipeline_data(read) if isinstance(read, PipelinePlan) else _plan_data(read)
+    click.echo(json.dumps(data, sort_keys=True, indent=1))
+
+
+def _plan_data(plan: Plan) -> dict[str, Any]:
+    """The fields of the file, with the layout of each argument beside it."""
+    data: dict[str, Any] = json.loads(plan.to_json())
     for stage in data["stages"]:
         layouts = stage["decision"]["inputs"]
         for argument, layout in zip(stage["arguments"], layouts, strict=True):
             argument["layout"] = layout
         for name in _NOT_SHOWN:
             del stage[name]
-    click.echo(json.dumps(data, sort_keys=True, indent=1))
+    return data
+
+
+def _pipeline_data(plan: PipelinePlan) -> dict[str, Any]:
+    """The fields of the file, and what follows from them."""
+    data: dict[str, Any] = json.loads(plan.to_json())
+    for stage, fields in zip(plan.stages, data["stages"], strict=True):
+        fields["peak_bytes"] = stage.peak_bytes
+    return data | {"gap": plan.gap, "peak_bytes": plan.peak_bytes}

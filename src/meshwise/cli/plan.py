@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -18,16 +16,13 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
 from meshwise.errors import MeshwiseError
 from meshwise.inter.piece import REMATS
-from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
+from meshwise.inter.pipeline_schedule import CHOICES, ONE_F_ONE_B
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.trace import chrome_trace
 from meshwise.trace.step import StepSignature
-
-SCHEDULES = {s.name: s for s in (ONE_F_ONE_B, GPIPE, EAGER, ZERO_BUBBLE)}
 
 EXAMPLES = """
 \b
@@ -65,7 +60,7 @@ Examples:
     "--schedule",
     "schedules",
     multiple=True,
-    type=click.Choice(list(SCHEDULES)),
+    type=click.Choice(list(CHOICES)),
     help="A schedule to choose from; may be repeated. 1f1b by default.",
 )
 @click.option(
@@ -119,7 +114,7 @@ def plan(
         num_layers=layers,
         num_microbatches=counts or None,
         num_stages=stages,
-        schedules=tuple(SCHEDULES[name] for name in schedules) or (ONE_F_ONE_B,),
+        schedules=tuple(CHOICES[name] for name in schedules) or (ONE_F_ONE_B,),
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
     )
@@ -127,14 +122,14 @@ def plan(
     try:
         fun, state, rows = _named(model, batch, dtype) if model else _own(step or "")
         found, timeline = plan_pipeline(fun, (state, rows), {}, signature, request, report)
+        found = dataclasses.replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
         write_atomically(trace_file, chrome_trace(timeline))
-    text = json.dumps(as_data(found), indent=1)
     if out is not None:
-        write_atomically(out, text + "\n")
-    click.echo(text if as_json else pipeline_text(found), nl=as_json)
+        write_atomically(out, found.to_json())
+    click.echo(found.to_json() if as_json else pipeline_text(found), nl=False)
 
 
 def _named(model: str, batch: int, dtype: str) -> tuple[Any, Any, Any]:
@@ -157,10 +152,3 @@ def _own(step: str) -> tuple[Any, Any, Any]:
     if not isinstance(made, tuple) or len(made) != 3:
         raise click.UsageError(f"--step {step}: it must return (train_step, state, batch)")
     return made
-
-
-def as_data(plan: PipelinePlan) -> dict[str, Any]:
-    """The plan as numbers, texts and lists."""
-    data = dataclasses.asdict(plan)
-    data["tried"] = [[b, s if math.isfinite(s) else None] for b, s in plan.tried]
-    return data

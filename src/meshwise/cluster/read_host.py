@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from meshwise.cluster import fields
@@ -62,7 +62,10 @@ def link_of(value: object, where: str) -> Link:
 
 
 def host_table(host: HostSpec) -> dict[str, object]:
-    """The table of a host, which `host_of` reads back."""
+    """The table of a host, which `host_of` reads back; equal hosts give equal tables.
+
+    1 and 1.0 are equal, so both are 1.0 where a float is.
+    """
     device = host.device
     table: dict[str, object] = {
         "name": host.name,
@@ -70,8 +73,8 @@ def host_table(host: HostSpec) -> dict[str, object]:
         "device": {
             "name": device.name,
             "memory_bytes": device.memory_bytes,
-            "memory_bytes_per_s": device.memory_bytes_per_s,
-            "flop_per_s": dict(device.flop_per_s),
+            "memory_bytes_per_s": float(device.memory_bytes_per_s),
+            "flop_per_s": _rates_table(device.flop_per_s),
             "source": device.source,
         }
         | _dense_times_table(device),
@@ -83,24 +86,31 @@ def host_table(host: HostSpec) -> dict[str, object]:
     if host.peak is not None:
         peak = host.peak
         table["peak"] = {
-            "flop_per_s": dict(peak.flop_per_s),
+            "flop_per_s": _rates_table(peak.flop_per_s),
             "memory_bytes": peak.memory_bytes,
-            "memory_bytes_per_s": peak.memory_bytes_per_s,
-            "link_bytes_per_s": peak.link_bytes_per_s,
-            "nic_bytes_per_s": peak.nic_bytes_per_s,
+            "memory_bytes_per_s": float(peak.memory_bytes_per_s),
+            "link_bytes_per_s": float(peak.link_bytes_per_s),
+            "nic_bytes_per_s": float(peak.nic_bytes_per_s),
         }
     return table
+
+
+def _rates_table(rates: Sequence[tuple[str, float]]) -> dict[str, float]:
+    return {dtype: float(rate) for dtype, rate in rates}
 
 
 def _dense_times_table(device: DeviceSpec) -> dict[str, object]:
     if not device.dense_times:
         return {}
-    times = {dtype: [list(point) for point in points] for dtype, points in device.dense_times}
+    times = {
+        dtype: [[float(flop), float(seconds)] for flop, seconds in points]
+        for dtype, points in device.dense_times
+    }
     return {"dense_times": times}
 
 
 def _link_table(link: Link) -> dict[str, object]:
-    return {"latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s}
+    return {"latency_s": float(link.latency_s), "bytes_per_s": float(link.bytes_per_s)}
 
 
 def _device(value: object, where: str) -> DeviceSpec:

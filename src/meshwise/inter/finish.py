@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 
 from meshwise.cluster.spec import Cluster
@@ -11,7 +10,7 @@ from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found
-from meshwise.inter.simulated import Chunk, simulate_chunks
+from meshwise.inter.simulated_plan import simulate_stages
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, VariantCosts
 from meshwise.simulate.timeline import Timeline
@@ -48,17 +47,16 @@ def finished(
         for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
     )
     schedule = found.problem.schedule
-    timeline = simulate_chunks(
+    timeline = simulate_stages(
+        stages,
         cluster,
-        schedule,
+        schedule.table_name,
         found.problem.num_microbatches,
-        [_chunk(stage) for stage in stages],
-        _meshes(stages, cluster),
-        [stage.send_bytes for stage in stages[:-1]],
+        hides_transfers=schedule.hides_transfers,
     )
     plan = PipelinePlan(
-        cluster=cluster.name,
-        num_devices=cluster.num_devices,
+        # As its file gives it: without what a user's own kind of cluster can do besides.
+        cluster=Cluster(name=cluster.name, groups=cluster.groups),
         batch_size=batch_size,
         num_microbatches=found.problem.num_microbatches,
         schedule=schedule.table_name,
@@ -131,26 +129,3 @@ def _stage(
             for graph in (layers[k].layer.piece.graph,)
         ),
     )
-
-
-def _chunk(stage: PipelineStage) -> Chunk:
-    return Chunk(
-        forward_s=stage.forward_s,
-        backward_s=stage.backward_s,
-        once_s=stage.once_s,
-        resident_bytes=stage.resident_bytes,
-        microbatch_bytes=stage.microbatch_bytes,
-        temporary_bytes=stage.temporary_bytes,
-    )
-
-
-def _meshes(stages: Sequence[PipelineStage], cluster: Cluster) -> list[tuple[range, int]]:
-    """Hosts of each stage, and its devices of each host."""
-    starts = [0]
-    for h in range(cluster.num_hosts):
-        starts.append(starts[-1] + cluster.host_at(h).num_devices)
-    found: list[tuple[range, int]] = []
-    for stage in stages:
-        first = bisect.bisect_right(starts, stage.first_device) - 1
-        found.append((range(first, first + stage.submesh[0]), stage.submesh[1]))
-    return found

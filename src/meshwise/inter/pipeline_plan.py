@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
 from meshwise.inter.piece import Remat
 
@@ -65,6 +66,12 @@ class PipelineStage:
     layers: tuple[LayerPlan, ...]
 
     @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        hosts, devices = self.submesh
+        return hosts * devices
+
+    @property
     def peak_bytes(self) -> int:
         """Predicted peak of one device."""
         return self.resident_bytes + self.in_flight * self.microbatch_bytes + self.temporary_bytes
@@ -72,11 +79,11 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
-    """A whole plan.
+    """A whole plan; with its cluster, so that it can be simulated again without the planner.
 
     Attributes:
-        cluster: Name of the cluster.
-        num_devices: Of the cluster.
+        cluster: Where it runs.
+        model: What was planned, for display; may be empty.
         batch_size: Rows of the whole batch.
         num_microbatches: B.
         schedule: Name of the schedule, as `schedules.registry` has it.
@@ -93,8 +100,7 @@ class PipelinePlan:
         tied: Names of parameters that several layers read.
     """
 
-    cluster: str
-    num_devices: int
+    cluster: Cluster
     batch_size: int
     num_microbatches: int
     schedule: str
@@ -109,6 +115,7 @@ class PipelinePlan:
     tried: tuple[tuple[int, float], ...]
     step_flop: float
     tied: tuple[str, ...]
+    model: str = ""
 
     @property
     def gap(self) -> float:
@@ -119,3 +126,21 @@ class PipelinePlan:
     def peak_bytes(self) -> int:
         """Predicted peak of the worst device."""
         return max(stage.peak_bytes for stage in self.stages)
+
+    def to_json(self) -> str:
+        """The plan as JSON text; equal plans give equal bytes."""
+        # The two files need each other: the writer names the fields of this class.
+        from meshwise.inter.pipeline_json import pipeline_to_json
+
+        return pipeline_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> PipelinePlan:
+        """Read the text of `to_json`.
+
+        Raises:
+            PlanError: naming the field that is missing, unknown or wrong.
+        """
+        from meshwise.inter.pipeline_json import pipeline_from_json
+
+        return pipeline_from_json(text)

@@ -13,7 +13,9 @@ Source: FACTS section 5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -111,3 +113,9 @@ ZERO_BUBBLE = PipelineSchedule(name="zero-bubble")
 def interleaved(chunks: int) -> PipelineSchedule:
     """Interleaved 1F1B with `chunks` chunks a device, at least two."""
     return PipelineSchedule(name="interleaved", chunks=chunks)
+
+
+# Those that a user can choose by name.
+CHOICES: Mapping[str, PipelineSchedule] = MappingProxyType(
+    {schedule.name: schedule for schedule in (ONE_F_ONE_B, GPIPE, EAGER, ZERO_BUBBLE)}
+)

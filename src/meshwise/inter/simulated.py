@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.flows import flows_between, host_links
-from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import Boundary, Crossing, StageCost
@@ -46,27 +45,30 @@ class Chunk:
 
 def simulate_chunks(
     cluster: Cluster,
-    schedule: PipelineSchedule,
+    schedule: str,
     num_microbatches: int,
     chunks: Sequence[Chunk],
     meshes: Sequence[tuple[Sequence[int], int]],
     crossing_bytes: Sequence[float],
+    *,
+    hides_transfers: bool,
 ) -> Timeline:
     """One step on a cluster.
 
     Args:
         cluster: Where it runs.
-        schedule: As the stage construction sees it.
+        schedule: Its name in `schedules.registry`.
         num_microbatches: B.
         chunks: In the order of the layers.
         meshes: Hosts of each mesh, and its devices of each host.
         crossing_bytes: Bytes of one micro-batch that pass after each chunk but the last.
+        hides_transfers: Whether transfers between stages run beside computation.
 
     Raises:
         PlanError: the schedule does not allow these sizes.
     """
     table = make_schedule(
-        schedule.table_name,
+        schedule,
         num_stages=len(chunks),
         num_microbatches=num_microbatches,
         num_meshes=len(meshes),
@@ -87,7 +89,7 @@ def simulate_chunks(
         [_stage_cost(chunk) for chunk in chunks],
         boundaries,
         host_links(cluster),
-        overlap=schedule.hides_transfers,
+        overlap=hides_transfers,
     )
 
 

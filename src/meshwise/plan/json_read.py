@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from meshwise.errors import PlanError
@@ -20,6 +21,39 @@ def wrong(where: str, wanted: str, value: Json) -> PlanError:
     """The error of a field that is not what it must be."""
     got = repr(value)
     return PlanError(f"field {where!r}: expected {wanted}, got {got[:60]}")
+
+
+def parsed(text: str) -> dict[str, Json]:
+    """The object that a text of JSON holds.
+
+    Raises:
+        PlanError: it is no JSON, or another value.
+    """
+    given: Any = text
+    if not isinstance(given, str):
+        raise PlanError(f"a plan is read from a text, got {given!r:.60} ({type(given).__name__})")
+    try:
+        data: Json = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise PlanError(f"a plan must be JSON: {reason}") from error
+    return cast(dict[str, Json], data) if isinstance(data, dict) else {}
+
+
+def document(text: str, name: str, version: int) -> dict[str, Json]:
+    """The fields of a document, its `format` and `version` checked and left out.
+
+    Raises:
+        PlanError: it is none, or one of another format or version.
+    """
+    data = parsed(text)
+    if data.get("format") != name:
+        raise PlanError(f"not a plan: the field 'format' must be {name!r}")
+    if data.get("version") != version or isinstance(data.get("version"), bool):
+        raise PlanError(
+            f"field 'version': this program reads version {version}, got {data.get('version')!r}"
+        )
+    return {key: value for key, value in data.items() if key not in ("format", "version")}
 
 
 def record(data: Json, where: str, kind: Callable[..., Value], fields: Mapping[str, Reader]):
@@ -79,9 +113,15 @@ def size(value: Json, where: str) -> int:
 
 def number(value: Json, where: str) -> float:
     """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong(where, "a finite number", value)
-    return float(value)
+    try:
+        real = float(value)
+    except OverflowError:
+        real = math.inf
+    if not math.isfinite(real):
+        raise wrong(where, "a finite number", value)
+    return real
 
 
 def positive(value: Json, where: str) -> float:
@@ -89,6 +129,25 @@ def positive(value: Json, where: str) -> float:
     if number(value, where) < 0:
         raise wrong(where, "a number, zero or more", value)
     return float(value)
+
+
+def flag(value: Json, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise wrong(where, "true or false", value)
+    return value
+
+
+def one_of(known: Sequence[Value]) -> Callable[[Json, str], Value]:
+    """A reader of one of some texts."""
+
+    def read_one(value: Json, where: str) -> Value:
+        for item in known:
+            if value == item:
+                return item
+        raise wrong(where, "one of " + ", ".join(map(repr, known)), value)
+
+    return read_one
 
 
 def or_none(read: Callable[[Json, str], Value]) -> Callable[[Json, str], Value | None]:

@@ -14,8 +14,12 @@ _LONGEST_NAME = 44
 def pipeline_text(plan: PipelinePlan) -> str:
     """The plan as text, from nothing but the plan."""
     lines = [
-        f"{len(plan.stages)} stages on {plan.cluster}, batch {plan.batch_size} in "
-        f"{plan.num_microbatches} micro-batches, schedule {plan.schedule}",
+        *textwrap.wrap(f"pipeline for {plan.model}" if plan.model else "", WIDTH),
+        *textwrap.wrap(
+            f"{len(plan.stages)} stages on {plan.cluster.name}, batch {plan.batch_size} in "
+            f"{plan.num_microbatches} micro-batches, schedule {plan.schedule}",
+            WIDTH,
+        ),
         f"step {seconds_text(plan.step_time_s)} predicted, {seconds_text(plan.simulated_s)} "
         f"simulated; bubble {plan.bubble_share:.1%}; waiting for transfers at most "
         f"{seconds_text(plan.exposed_s)}",

@@ -1,0 +1,86 @@
+"""`meshwise simulate`: a pipeline once more on the simulator, with something changed or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshwise.atomic_file import write_atomically
+from meshwise.cli.outputs import check_writable
+from meshwise.cli.params import ClusterName
+from meshwise.errors import MeshwiseError
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import CHOICES
+from meshwise.inter.simulated_plan import Changes, simulate_plan
+from meshwise.report.plan_file import plan_from_file
+from meshwise.report.simulation_text import simulation_data, simulation_text
+from meshwise.simulate.trace import chrome_trace
+
+EXAMPLES = """
+\b
+Examples:
+  meshwise simulate plan.json --trace step.json
+      The step of a plan, for chrome://tracing or ui.perfetto.dev.
+\b
+  meshwise simulate plan.json --schedule gpipe --cluster other-network.toml
+      The same stages in another order, on hosts with other links.
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.option(
+    "--cluster",
+    type=ClusterName(),
+    help="With other links or memory, as '8x p3.16xlarge', or a file; the plan's by default.",
+)
+@click.option("--schedule", type=click.Choice(list(CHOICES)), help="The plan's by default.")
+@click.option(
+    "--microbatches", type=click.IntRange(1), metavar="B", help="The plan's number by default."
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The simulated step, for Chrome or Perfetto.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
+def simulate(
+    plan: Path,
+    cluster: Any,
+    schedule: str | None,
+    microbatches: int | None,
+    trace_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate one step of the pipeline in the file PLAN, which `meshwise plan --out PLAN` wrote.
+
+    Times and bytes of stages are those of the file; how long transfers between stages take, who
+    waits for whom and how much memory is in use over time comes out.
+    """
+    if trace_file is not None:
+        check_writable(trace_file)
+    changes = Changes(
+        cluster=cluster,
+        schedule=CHOICES[schedule] if schedule else None,
+        num_microbatches=microbatches,
+    )
+    try:
+        read = plan_from_file(plan)
+        if not isinstance(read, PipelinePlan):
+            raise click.ClickException(
+                f"{plan}: a plan of one mesh has no pipeline to simulate; `meshwise explain "
+                f"{plan}` says where its seconds go"
+            )
+        found = simulate_plan(read, changes)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
+    if trace_file is not None:
+        write_atomically(trace_file, chrome_trace(found.timeline))
+    if as_json:
+        click.echo(json.dumps(simulation_data(read, found), sort_keys=True, indent=1))
+    else:
+        click.echo(simulation_text(read, found), nl=False)

@@ -1,0 +1,146 @@
+"""The JSON form of a pipeline: versioned, sorted, equal bytes for equal plans.
+
+The cluster stands in it with all its numbers, as `cluster.read` documents them, so that a file is
+simulated without the planner and without the catalog.  What a number of micro-batches would take
+is null where nothing fits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from meshwise.cluster.read import cluster_fields
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.write import cluster_table
+from meshwise.errors import ClusterError, PlanError
+from meshwise.graph.layout import Layout, layout_text
+from meshwise.inter.piece import REMATS
+from meshwise.inter.pipeline_consistent import check_pipeline
+from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.plan import json_read as read
+from meshwise.plan.json_mesh import mesh_json, read_layout, read_mesh
+from meshwise.plan.json_read import Json, Reader
+from meshwise.plan.json_write import fields, json_text
+
+FORMAT = "meshwise-pipeline"
+VERSION = 1
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def pipeline_to_json(plan: PipelinePlan) -> str:
+    """JSON text of a plan.
+
+    Raises:
+        PlanError: a number is infinite or not a number.
+    """
+    data = fields(plan) | {
+        "format": FORMAT,
+        "version": VERSION,
+        "cluster": cluster_table(plan.cluster),
+        "stages": [_stage_json(stage) for stage in plan.stages],
+        "tried": [[b, float(s) if math.isfinite(s) else None] for b, s in plan.tried],
+        "tied": list(plan.tied),
+    }
+    return json_text(data)
+
+
+def _stage_json(stage: PipelineStage) -> Json:
+    return fields(stage) | {
+        "submesh": list(stage.submesh),
+        "mesh": mesh_json(stage.mesh),
+        "layers": [_layer_json(layer) for layer in stage.layers],
+    }
+
+
+def _layer_json(layer: LayerPlan) -> Json:
+    inputs = [[name, list(shape), layout_text(layout)] for name, shape, layout in layer.inputs]
+    return fields(layer) | {"inputs": inputs}
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def pipeline_from_json(text: str) -> PipelinePlan:
+    """The plan that a text describes.
+
+    Raises:
+        PlanError: naming the field that is missing, unknown or wrong.
+    """
+    known: dict[str, Reader] = {
+        "model": read.text,
+        "cluster": _cluster,
+        "batch_size": read.count,
+        "num_microbatches": read.count,
+        "schedule": read.text,
+        "hides_transfers": read.flag,
+        "stages": read.list_of(_stage),
+        "step_time_s": read.positive,
+        "bound_s": read.positive,
+        "space": read.text,
+        "simulated_s": read.positive,
+        "bubble_share": read.number,
+        "exposed_s": read.positive,
+        "tried": read.list_of(read.pair_of(read.count, _seconds)),
+        "step_flop": read.positive,
+        "tied": read.list_of(read.text),
+    }
+    plan = read.record(read.document(text, FORMAT, VERSION), "", PipelinePlan, known)
+    check_pipeline(plan)
+    return plan
+
+
+def _cluster(value: Json, where: str) -> Cluster:
+    try:
+        name, groups = cluster_fields(value, f"field {where!r}")
+    except ClusterError as error:
+        raise PlanError(str(error)) from error
+    return Cluster(name=name, groups=groups)
+
+
+def _seconds(value: Json, where: str) -> float:
+    return math.inf if value is None else read.positive(value, where)
+
+
+def _stage(value: Json, where: str) -> PipelineStage:
+    known: dict[str, Reader] = {
+        "first_layer": read.size,
+        "last_layer": read.size,
+        "submesh": read.pair_of(read.count, read.count),
+        "first_device": read.size,
+        "mesh": read_mesh,
+        "remat": read.one_of(REMATS),
+        "forward_s": read.positive,
+        "backward_s": read.positive,
+        "once_s": read.positive,
+        "resident_bytes": read.size,
+        "microbatch_bytes": read.size,
+        "temporary_bytes": read.size,
+        "in_flight": read.size,
+        "memory_bytes": read.size,
+        "send_bytes": read.size,
+        "layers": read.list_of(_layer),
+    }
+    return read.record(value, where, PipelineStage, known)
+
+
+def _layer(value: Json, where: str) -> LayerPlan:
+    known: dict[str, Reader] = {
+        "layer": read.size,
+        "equal_to": read.size,
+        "inputs": read.list_of(_input),
+    }
+    return read.record(value, where, LayerPlan, known)
+
+
+def _input(value: Json, where: str) -> tuple[str, tuple[int, ...], Layout]:
+    if not isinstance(value, list) or len(cast(list[Json], value)) != 3:
+        raise read.wrong(where, "a list of a name, a shape and a layout", value)
+    name, shape, layout = cast(list[Json], value)
+    return (
+        read.text(name, f"{where}[0]"),
+        read.list_of(read.size)(shape, f"{where}[1]"),
+        read_layout(layout, f"{where}[2]"),
+    )

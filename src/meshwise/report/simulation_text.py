@@ -1,0 +1,103 @@
+"""A simulated step as a plain text of at most 100 columns, and as numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.simulated_plan import Simulation
+from meshwise.plan.columns import WIDTH, table
+from meshwise.units import bytes_text, flop_text, seconds_text
+
+# A step computes its forward pass once and about twice as much backward; what is computed again
+# does not count.  Source: FACTS section 6.
+_STEP_PER_FORWARD = 3
+
+
+def device_flop_per_s(plan: PipelinePlan, simulation: Simulation) -> float:
+    """Useful FLOP a second of each device of the stages, from the forward pass of the model."""
+    devices = sum(stage.num_devices for stage in plan.stages)
+    seconds = simulation.timeline.step_time_s
+    return _STEP_PER_FORWARD * plan.step_flop / seconds / devices if seconds else 0.0
+
+
+def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
+    """What a simulation found, as text."""
+    timeline = simulation.timeline
+    seconds = timeline.step_time_s
+    busy = sum(timeline.busy_s) / (seconds * len(timeline.busy_s)) if seconds else 0.0
+    lines = [
+        *textwrap.wrap(
+            f"{len(plan.stages)} stages on {simulation.cluster.name}, batch {plan.batch_size} in "
+            f"{simulation.num_microbatches} micro-batches, schedule {simulation.schedule}",
+            WIDTH,
+        ),
+        f"step {seconds_text(seconds)} simulated; the plan says {seconds_text(plan.step_time_s)} "
+        f"predicted, {seconds_text(plan.simulated_s)} simulated",
+        f"bubble {timeline.bubble_share:.1%}; waiting for transfers at most "
+        f"{seconds_text(max(timeline.exposed_s))}",
+        f"stages work {busy:.1%} of the time; useful work "
+        f"{flop_text(device_flop_per_s(plan, simulation))}/s a device",
+        "",
+        *table(
+            ("stage", "layers", "works", "of the time", "waits", "peak", "of memory"),
+            [_row(simulation, k) for k in range(len(simulation.stages))],
+            "rlrrrrr",
+        ),
+    ]
+    notes = list(simulation.notes)
+    if simulation.too_large:
+        numbers = ", ".join(map(str, simulation.too_large))
+        notes.append(f"does not fit: more memory than a device has in stage {numbers}")
+    for note in notes:
+        lines += ["", *textwrap.wrap(note, WIDTH)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
+    timeline, stage = simulation.timeline, simulation.stages[number]
+    busy_s, peak = timeline.busy_s[number], timeline.peak_bytes[number]
+    share = busy_s / timeline.step_time_s if timeline.step_time_s else 0.0
+    return (
+        str(number),
+        f"{stage.first_layer}-{stage.last_layer}",
+        seconds_text(busy_s),
+        f"{share:.1%}",
+        seconds_text(timeline.exposed_s[number]),
+        bytes_text(peak),
+        bytes_text(simulation.memory_bytes[number]),
+    )
+
+
+def simulation_data(plan: PipelinePlan, simulation: Simulation) -> dict[str, Any]:
+    """What a simulation found, as numbers."""
+    timeline = simulation.timeline
+    seconds = timeline.step_time_s
+    return {
+        "cluster": simulation.cluster.name,
+        "schedule": simulation.schedule,
+        "num_microbatches": simulation.num_microbatches,
+        "step_time_s": seconds,
+        "bubble_share": timeline.bubble_share,
+        "exposed_s": max(timeline.exposed_s),
+        "device_flop_per_s": device_flop_per_s(plan, simulation),
+        "fits": not simulation.too_large,
+        "stages": [
+            {
+                "busy_s": timeline.busy_s[k],
+                "utilisation": timeline.busy_s[k] / seconds if seconds else 0.0,
+                "exposed_s": timeline.exposed_s[k],
+                "peak_bytes": timeline.peak_bytes[k],
+                "memory_bytes": simulation.memory_bytes[k],
+            }
+            for k in range(len(simulation.stages))
+        ],
+        "planned": {
+            "step_time_s": plan.step_time_s,
+            "simulated_s": plan.simulated_s,
+            "schedule": plan.schedule,
+            "num_microbatches": plan.num_microbatches,
+        },
+        "notes": list(simulation.notes),
+    }

@@ -1,0 +1,93 @@
+"""Pipelines simulated again from their files, as planned and with changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from doubles.pipelines import pipeline
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import PlanError
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import CHOICES, PipelineSchedule
+from meshwise.inter.simulated_plan import Changes, simulate_plan
+from meshwise.units import GIB
+
+PLAN = pipeline(4, 8, "2x p3.8xlarge")
+
+
+def test_a_file_holds_all_that_a_simulation_needs() -> None:
+    read = PipelinePlan.from_json(PLAN.to_json())
+    found = simulate_plan(read)
+    assert found == simulate_plan(PLAN)
+    assert found.timeline.step_time_s == PLAN.simulated_s
+    assert found.timeline.bubble_share == PLAN.bubble_share
+    assert not found.notes
+    assert not found.too_large
+
+
+def test_free_transfers_give_the_closed_form() -> None:
+    stages = tuple(
+        dataclasses.replace(s, send_bytes=0, forward_s=0.01, backward_s=0.02) for s in PLAN.stages
+    )
+    host = dataclasses.replace(
+        PLAN.cluster.host,
+        link=dataclasses.replace(PLAN.cluster.link, latency_s=0.0),
+        nic=dataclasses.replace(PLAN.cluster.host.nic, latency_s=0.0),
+    )
+    group = dataclasses.replace(PLAN.cluster.groups[0], host=host)
+    cluster = Cluster(name="no latency", groups=(group,))
+    plan = dataclasses.replace(PLAN, stages=stages, cluster=cluster)
+    # 1F1B and GPipe: B t + (n - 1) t, then the update.
+    for name in ("1f1b", "gpipe"):
+        found = simulate_plan(plan, Changes(schedule=CHOICES[name]))
+        assert found.timeline.step_time_s == pytest.approx((8 + 3) * 0.03 + 0.005)
+    # Half as many of twice the size.
+    found = simulate_plan(plan, Changes(num_microbatches=4))
+    assert found.timeline.step_time_s == pytest.approx((4 + 3) * 0.06 + 0.005)
+    assert "in proportion to rows" in found.notes[0]
+
+
+def test_memory_follows_schedule_and_microbatches() -> None:
+    def peak(changes: Changes) -> int:
+        return simulate_plan(PLAN, changes).timeline.peak_bytes[0]
+
+    fixed = 4 * GIB + GIB // 4
+    assert peak(Changes()) == fixed + 4 * GIB // 2
+    assert peak(Changes(schedule=CHOICES["gpipe"])) == fixed + 8 * GIB // 2
+    # All but what is held for each micro-batch may not shrink with the rows.
+    assert peak(Changes(num_microbatches=16)) == fixed + 4 * GIB // 4
+
+
+def test_another_cluster_has_other_links_and_memory() -> None:
+    found = simulate_plan(PLAN, Changes(cluster=Cluster.virtual("4x p4d.24xlarge")))
+    assert found.timeline.step_time_s < PLAN.simulated_s
+    assert found.memory_bytes[0] > PLAN.stages[0].memory_bytes
+    assert found.notes == (
+        "stages planned for V100-SXM2-16GB, with their times, are here on A100-SXM4-40GB (stage "
+        "0, 1, 2, 3); plan for that cluster for its own times",
+    )
+
+
+def test_what_does_not_fit_is_named() -> None:
+    tight = tuple(dataclasses.replace(s, memory_bytes=5 * GIB + GIB // 2) for s in PLAN.stages)
+    found = simulate_plan(dataclasses.replace(PLAN, stages=tight))
+    assert found.too_large == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            Changes(cluster=Cluster.virtual("1x p3.8xlarge")),
+            r"field 'stages\[2\]': 2 devices .* not in cluster '1x p3.8xlarge' of 1 hosts and 4",
+        ),
+        (Changes(num_microbatches=5), "5 micro-batches do not divide the batch of 32"),
+        (Changes(schedule=PipelineSchedule(name="interleaved", chunks=2), num_microbatches=2),
+         "2 micro-batches are no multiple of 4 meshes"),
+    ],
+)  # fmt: skip
+def test_changes_that_do_not_fit(changes: Changes, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        simulate_plan(PLAN, changes)
