@@ -1,0 +1,144 @@
+"""`meshwise diff`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from click.testing import CliRunner
+
+import meshwise as mw
+from doubles.pipelines import pipeline
+from meshwise.cli import main
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.cluster.spec import Cluster
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.report.plan_file import AnyPlan
+
+FOUR = pipeline(4, 16, "2x p3.16xlarge")
+
+
+def one_mesh(method: Any) -> mw.Plan:
+    step = mw.parallelize(
+        lambda w, x: (w + x.T @ x, jnp.sum(x @ w)), method=method, cluster=cpu_cluster(4)
+    )
+    return step.plan(*[jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (256, 64))])
+
+
+@pytest.fixture(scope="module")
+def planned() -> mw.Plan:
+    return one_mesh(mw.IntraOp((4,)))
+
+
+@pytest.fixture(scope="module")
+def by_data() -> mw.Plan:
+    return one_mesh(mw.DataParallel())
+
+
+def run(tmp_path: Path, first: AnyPlan, second: AnyPlan, *options: str) -> Any:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, plan in zip(paths, (first, second), strict=True):
+        path.write_text(plan.to_json())
+    return CliRunner().invoke(main, ["diff", *map(str, paths), *options])
+
+
+def rows(tmp_path: Path, first: AnyPlan, second: AnyPlan) -> dict[str, dict[str, Any]]:
+    """The rows of each section by name."""
+    found = run(tmp_path, first, second, "--json")
+    assert found.exit_code == 1
+    data = json.loads(found.output)
+    assert data["equal"] is False
+    return {s["title"]: {r["what"]: r for r in s["rows"]} for s in data["sections"]}
+
+
+def changed_stage(plan: PipelinePlan, number: int, **changes: Any) -> PipelinePlan:
+    stages = list(plan.stages)
+    stages[number] = dataclasses.replace(stages[number], **changes)
+    return dataclasses.replace(plan, stages=tuple(stages))
+
+
+def test_equal_plans(tmp_path: Path, planned: mw.Plan) -> None:
+    for plan in (FOUR, planned):
+        found = run(tmp_path, plan, plan)
+        assert (found.exit_code, found.output) == (0, "")
+    found = run(tmp_path, FOUR, FOUR, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.output)["equal"] is True
+
+
+def test_one_stage(tmp_path: Path) -> None:
+    other = changed_stage(FOUR, 1, remat="none", forward_s=0.009, resident_bytes=2**31)
+    found = rows(tmp_path, FOUR, other)
+    assert list(found) == ["Stages"]
+    assert list(found["Stages"]) == ["1 remat", "1 forward", "1 resident", "1 peak"]
+    assert (found["Stages"]["1 forward"]["a"], found["Stages"]["1 forward"]["b"]) == (0.010, 0.009)
+    text = run(tmp_path, FOUR, other).output
+    assert "-10.0%" in text
+    assert "full" in text
+
+
+def test_other_numbers_of_stages(tmp_path: Path) -> None:
+    other = pipeline(8, 32, "2x p3.16xlarge", 2, schedule="gpipe")
+    found = rows(tmp_path, FOUR, other)
+    planned = found["Planned"]
+    assert {"micro-batches", "stages", "schedule", "batch", "space"} == planned.keys()
+    stages = found["Stages"]
+    assert (stages["0 layers"]["a"], stages["0 layers"]["b"]) == ("0-2", "0-1")
+    assert (stages["7"]["a"], stages["7"]["b"][:12]) == (None, "layers 14-15")
+    layouts = found["Layouts by layer"]
+    up = layouts["0/params/block_*/mlp/up/kernel in 0-11"]
+    assert up["count"] == 12
+    assert up["a"] == "64x256 P(-, (x, y)) x=2 y=2"
+    # Not split, so no other layout on another mesh.
+    assert "0/params/block_*/norm/scale in 0-11" not in layouts
+    text = run(tmp_path, FOUR, other).output
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_same_name_of_another_cluster(tmp_path: Path) -> None:
+    group = FOUR.cluster.groups[0]
+    fast = dataclasses.replace(group.host, nic=dataclasses.replace(group.host.nic, latency_s=0.0))
+    cluster = Cluster(name=FOUR.cluster.name, groups=(dataclasses.replace(group, host=fast),))
+    found = rows(tmp_path, FOUR, dataclasses.replace(FOUR, cluster=cluster))
+    assert found["Planned"]["cluster"]["b"] == "other hosts, links or memory"
+
+
+def test_plans_of_one_mesh(tmp_path: Path, planned: mw.Plan, by_data: mw.Plan) -> None:
+    found = rows(tmp_path, planned, by_data)
+    assert found["Decided by"]["method"]["b"] == "DataParallel()"
+    assert found["A step"]["step time"]["a"] == planned.step_time_s
+    assert found["A step"]["peak memory"]["b"] == by_data.peak_bytes
+    layouts = found["Layouts of arguments"]
+    assert layouts["1"]["b"] == "float32[256,64] P(x, -) x=4"
+    collectives = found["Collectives in a step (count, bytes, seconds)"]
+    assert any(name.startswith("all-reduce over x of 4") for name in collectives)
+    text = run(tmp_path, planned, by_data).output
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_no_section_shows_is_named(tmp_path: Path, planned: mw.Plan) -> None:
+    found = rows(tmp_path, planned, dataclasses.replace(planned, warnings=("mind the gap",)))
+    assert list(found) == ["Also different, see `meshwise explain`"]
+    assert "warnings" in found["Also different, see `meshwise explain`"]
+    (stage,) = planned.stages
+    argument = dataclasses.replace(stage.arguments[0], communication=(("all-gather", 1.0),))
+    edited = dataclasses.replace(stage, arguments=(argument, *stage.arguments[1:]))
+    found = rows(tmp_path, planned, dataclasses.replace(planned, stages=(edited,)))
+    assert "stages[0].arguments" in found["Also different, see `meshwise explain`"]
+
+
+def test_trouble(tmp_path: Path, planned: mw.Plan) -> None:
+    found = run(tmp_path, planned, FOUR)
+    assert found.exit_code == 2
+    assert "one of the files is a plan of one mesh, the other a pipeline" in found.output
+    found = CliRunner().invoke(main, ["diff", str(tmp_path / "a.json"), "missing.json"])
+    assert found.exit_code == 2
+    assert "missing.json: No such file or directory" in found.output
+    found = CliRunner().invoke(main, ["diff", "-", "-"], input="{}")
+    assert found.exit_code == 2
+    assert "only one of A and B" in found.output
