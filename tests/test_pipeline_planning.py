@@ -23,6 +23,7 @@ from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
 from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
+from meshwise.report.html.page import plan_page
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import StepSignature
@@ -154,12 +155,12 @@ def make_own_step() -> tuple[Any, Any, Any]:
 
 
 def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
-    out, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    out, trace, page = (tmp_path / name for name in ("plan.json", "trace.json", "plan.html"))
     run = CliRunner().invoke(
         plan_command,
         ["--step", "test_pipeline_planning:make_own_step", "--cluster", "1x p3.8xlarge",
          "--microbatches", "2", "--stages", "2", "--layers", "3", "--out", str(out),
-         "--trace", str(trace), "--json"],
+         "--trace", str(trace), "--html", str(page), "--json"],
     )  # fmt: skip
     assert run.exit_code == 0, run.output
     read = PipelinePlan.from_json(out.read_text())
@@ -168,6 +169,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     assert read.num_microbatches == 2
     assert read.model == "test_pipeline_planning:make_own_step"
     assert json.loads(trace.read_text())["traceEvents"]
+    assert page.read_text() == plan_page(read)
 
 
 @pytest.mark.parametrize(

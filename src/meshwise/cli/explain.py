@@ -8,9 +8,12 @@ from typing import Any
 
 import click
 
+from meshwise.atomic_file import write_atomically
+from meshwise.cli.outputs import check_writable
 from meshwise.errors import PlanError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
+from meshwise.report.html.page import plan_page
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.report.plan_file import plan_from_file
 
@@ -21,14 +24,24 @@ _NOT_SHOWN = ("decision",)
 @click.command(epilog="Example: meshwise explain plan.json; `-` reads the standard input.")
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
-def explain(plan: Path, as_json: bool) -> None:
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The plan as one HTML file with pictures; a pipeline is simulated.",
+)
+def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     """Say what a PLAN file means: layouts, collectives, seconds, prices of other choices.
 
     PLAN is what `meshwise plan --out PLAN` or `plan.to_json()` wrote; `step.priced(...)` makes one
     with prices.
     """
+    if html_file is not None:
+        check_writable(html_file)
     try:
         read = plan_from_file(plan)
+        if html_file is not None:
+            write_atomically(html_file, plan_page(read))
     except PlanError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:

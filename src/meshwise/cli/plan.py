@@ -20,6 +20,7 @@ from meshwise.inter.pipeline_schedule import CHOICES, ONE_F_ONE_B
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.report.html.page import plan_page
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.trace import chrome_trace
 from meshwise.trace.step import StepSignature
@@ -78,6 +79,12 @@ Examples:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The simulated step, for Chrome or Perfetto.",
 )
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The plan and its simulated step as one HTML file with pictures.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON on the standard output.")
 def plan(
     model: str | None,
@@ -93,6 +100,7 @@ def plan(
     memory: int | None,
     out: Path | None,
     trace_file: Path | None,
+    html_file: Path | None,
     as_json: bool,
 ) -> None:
     """Plan a training step on a cluster: stages, submeshes, layouts, micro-batches, schedule.
@@ -101,7 +109,7 @@ def plan(
     """
     if (model is None) == (step is None):
         raise click.UsageError("give either --model or --step")
-    for path in (out, trace_file):
+    for path in (out, trace_file, html_file):
         if path is not None:
             check_writable(path)
     start = time.monotonic()
@@ -127,6 +135,8 @@ def plan(
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
         write_atomically(trace_file, chrome_trace(timeline))
+    if html_file is not None:
+        write_atomically(html_file, plan_page(found))
     if out is not None:
         write_atomically(out, found.to_json())
     click.echo(found.to_json() if as_json else pipeline_text(found), nl=False)

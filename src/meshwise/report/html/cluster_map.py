@@ -1,0 +1,121 @@
+"""The plan on the cluster: hosts with their devices, coloured by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwise.cluster.spec import Cluster
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.stage_hosts import stage_hosts
+from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
+
+_SIZE, _GAP, _PAD, _HEAD = 26, 4, 9, 22
+_DEVICES_A_ROW = 8
+_LEAST_A_ROW = 5
+_SPACE = 12
+# With more hosts, neighbours on which the same stages lie in the same way are drawn as one.
+_SINGLE_HOSTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hosts:
+    """Hosts that are drawn as one: the first and the last of them, and what is on each."""
+
+    first: int
+    last: int
+    name: str
+    stages: tuple[int | None, ...]
+
+    @property
+    def text(self) -> str:
+        if self.first == self.last:
+            return f"host {self.first}"
+        return f"hosts {self.first}-{self.last}, each"
+
+
+def cluster_map(plan: PipelinePlan) -> str:
+    """The section of the page."""
+    cluster = plan.cluster
+    hosts = _hosts(plan)
+    rows = [_HEAD + _rows(h) * (_SIZE + _GAP) + 2 * _PAD for h in hosts]
+    each = max(_width(h) for h in hosts) + _SPACE
+    a_row = max(1, (WIDTH + _SPACE) // each)
+    parts: list[str] = []
+    y = 0.0
+    for start in range(0, len(hosts), a_row):
+        for k, host in enumerate(hosts[start : start + a_row]):
+            parts += _host(host, k * each, y, rows[start + k], cluster)
+        y += max(rows[start : start + a_row]) + _SPACE
+    used = sum(stage.num_devices for stage in plan.stages)
+    description = "; ".join(
+        f"stage {k} on devices {s.first_device} to {s.first_device + s.num_devices - 1}"
+        for k, s in enumerate(plan.stages)
+    )
+    hosts_word = "host" if cluster.num_hosts == 1 else "hosts"
+    idle = cluster.num_devices - used
+    return (
+        "<h2>On the cluster</h2>"
+        f"<p>{escaped(cluster.name)}: {cluster.num_hosts} {hosts_word}, "
+        f"{cluster.num_devices} devices. Each square is a device with the number of its stage"
+        + (f"; {idle} devices have no stage" if idle else "")
+        + '.</p><div class="wide">'
+        + picture("cluster", "Stages on the devices of the cluster", description, (WIDTH, y), parts)
+        + "</div>"
+    )
+
+
+def _hosts(plan: PipelinePlan) -> list[_Hosts]:
+    cluster = plan.cluster
+    owner: dict[tuple[int, int], int] = {}
+    for number, stage in enumerate(plan.stages):
+        place = stage_hosts(stage, cluster)
+        assert place is not None  # the plan is for this cluster
+        for host in place.hosts:
+            for device in range(place.first_device, place.first_device + place.num_devices):
+                owner[host, device] = number
+    found: list[_Hosts] = []
+    for host in range(cluster.num_hosts):
+        kind = cluster.host_at(host)
+        stages = tuple(owner.get((host, device)) for device in range(kind.num_devices))
+        new = _Hosts(first=host, last=host, name=kind.name, stages=stages)
+        if cluster.num_hosts > _SINGLE_HOSTS and found:
+            last = found[-1]
+            if (last.name, last.stages) == (new.name, new.stages):
+                found[-1] = _Hosts(first=last.first, last=host, name=new.name, stages=stages)
+                continue
+        found.append(new)
+    return found
+
+
+def _columns(host: _Hosts) -> int:
+    return max(min(_DEVICES_A_ROW, len(host.stages)), _LEAST_A_ROW)
+
+
+def _rows(host: _Hosts) -> int:
+    return -(-len(host.stages) // _columns(host))
+
+
+def _width(host: _Hosts) -> int:
+    return _columns(host) * (_SIZE + _GAP) - _GAP + 2 * _PAD
+
+
+def _host(host: _Hosts, x: float, y: float, height: float, cluster: Cluster) -> Sequence[str]:
+    parts = [
+        rect(x + 0.5, y + 0.5, _width(host), height - 1, "box", host.name, 6),
+        label(x + _PAD, y + _PAD + 10, host.text),
+    ]
+    if cluster.is_mixed:
+        short = host.name if len(host.name) <= 18 else host.name[:17] + "…"
+        parts.append(label(x + _width(host) - _PAD, y + _PAD + 10, short, "m e"))
+    for device, stage in enumerate(host.stages):
+        row, column = divmod(device, _columns(host))
+        left = x + _PAD + column * (_SIZE + _GAP)
+        top = y + _HEAD + _PAD + row * (_SIZE + _GAP)
+        where = f"{host.text}, device {device}: "
+        if stage is None:
+            parts.append(rect(left, top, _SIZE, _SIZE, "free", where + "no stage", 4))
+            continue
+        parts.append(rect(left, top, _SIZE, _SIZE, stage_class(stage), f"{where}stage {stage}", 4))
+        parts.append(label(left + _SIZE / 2, top + 17.5, stage, "on c"))
+    return parts

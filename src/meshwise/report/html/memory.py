@@ -1,0 +1,113 @@
+"""Memory of one device of each stage over the simulated step, below the device's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.inter.simulated_plan import Simulation
+from meshwise.report.html.markup import escaped, label, line, num, picture, rect, stage_class, ticks
+from meshwise.simulate.engine import MemoryStep
+from meshwise.units import GIB, bytes_text, seconds_text
+
+_WIDTH, _HEIGHT = 380, 150
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 6, 24, 20
+# With more changes than that, the least and the most of each column are drawn.
+_MOST_STEPS = 400
+_COLUMNS = 320
+
+
+def memory_charts(simulation: Simulation) -> str:
+    """The section of the page."""
+    timeline = simulation.timeline
+    top = max(*timeline.peak_bytes, *simulation.memory_bytes) * 1.04
+    charts = [_chart(simulation, number, top) for number in range(len(simulation.stages))]
+    dense = any(len(steps) > _MOST_STEPS for steps in timeline.memory)
+    note = (
+        " Between the least (dark) and the most (light) of each moment it goes up and down with "
+        "every micro-batch."
+        if dense
+        else ""
+    )
+    return (
+        "<h2>Memory over time</h2><p>Of one device of each stage in the simulated step: what is "
+        "held all the time, activations of the micro-batches in flight, temporary values. The "
+        f"dashed line is what a device has.{note}</p>"
+        '<div class="charts">' + "".join(f"<div>{chart}</div>" for chart in charts) + "</div>"
+    )
+
+
+def _chart(simulation: Simulation, number: int, top: float) -> str:
+    timeline = simulation.timeline
+    peak, limit = timeline.peak_bytes[number], simulation.memory_bytes[number]
+    end = timeline.step_time_s or 1.0
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    floor = _TOP + height
+
+    def x_of(seconds: float) -> float:
+        return _LEFT + width * seconds / end
+
+    def y_of(num_bytes: float) -> float:
+        return floor - height * num_bytes / top
+
+    parts: list[str] = []
+    for value in ticks(0, top / GIB, 3):
+        y = y_of(value * GIB)
+        parts += [line(_LEFT, y, _WIDTH - _RIGHT, y), label(_LEFT - 6, y + 4, f"{value:g}", "m e")]
+    parts.append(label(_LEFT - 6, _TOP - 9, "GiB", "m e"))
+    steps = timeline.memory[number]
+    kind = stage_class(number)
+    if len(steps) <= _MOST_STEPS:
+        points = [(step.time_s, step.num_bytes) for step in steps]
+        parts.append(_area([(x_of(t), y_of(b)) for t, b in points], x_of(end), floor, kind, 1))
+    else:
+        for extreme, opacity in zip(_extremes(steps, end), (1.0, 0.5), strict=True):
+            points = [(x_of(k * end / _COLUMNS), y_of(b)) for k, b in enumerate(extreme)]
+            parts.append(_area(points, x_of(end), floor, kind, opacity))
+    y = y_of(limit)
+    parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "limit"))
+    title = f"stage {number}: peak {bytes_text(peak)}"
+    share = f"{peak / limit:.0%} of {bytes_text(limit)}" if limit else "no limit"
+    over = " limit-text" if peak > limit else ""
+    parts += [
+        rect(_LEFT, 3, 12, 12, kind, "", 3),
+        label(_LEFT + 18, 13, title),
+        label(_WIDTH - _RIGHT, 13, share, f"m e{over}"),
+        label(_LEFT, _HEIGHT - 5, "0", "m"),
+        label(_WIDTH - _RIGHT, _HEIGHT - 5, seconds_text(timeline.step_time_s), "m e"),
+        rect(_LEFT, _TOP, width, height, "none", f"{title}, {share}"),
+    ]
+    description = f"{title}, {share}; over a step of {seconds_text(timeline.step_time_s)}"
+    return picture(
+        f"memory{number}", f"Memory of stage {number}", description, (_WIDTH, _HEIGHT), parts
+    )
+
+
+def _area(
+    points: Sequence[tuple[float, float]], end: float, floor: float, kind: str, opacity: float
+) -> str:
+    """The area under steps."""
+    path = [f"M{num(points[0][0])} {num(floor)}"]
+    last = ""
+    for x, y in points:
+        if num(y) != last:
+            path.append(f"H{num(x)}V{num(y)}")
+            last = num(y)
+    more = "" if opacity == 1 else f' fill-opacity="{opacity}"'
+    return f'<path class="{escaped(kind)}"{more} d="{"".join(path)}H{num(end)}V{num(floor)}Z"/>'
+
+
+def _extremes(steps: Sequence[MemoryStep], end: float) -> tuple[list[int], list[int]]:
+    """The least and the most bytes in each of `_COLUMNS` equal parts of the step."""
+    least: list[int] = []
+    most: list[int] = []
+    now, at = steps[0].num_bytes, 1
+    for column in range(_COLUMNS):
+        until = end * (column + 1) / _COLUMNS
+        low = high = now
+        while at < len(steps) and steps[at].time_s < until:
+            now = steps[at].num_bytes
+            low, high = min(low, now), max(high, now)
+            at += 1
+        least.append(low)
+        most.append(high)
+    return least, most

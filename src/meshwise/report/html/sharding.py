@@ -1,0 +1,279 @@
+"""How the state of each layer lies on its mesh, equal layers once.
+
+Source: the manner of figures 12 and 13 of the Alpa paper: for every layer and every tensor the
+dims that are split, coloured by the mesh axis that splits them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.layout import Layout, num_parts
+from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.plan.contents import pattern
+from meshwise.report.html.markup import (
+    WIDTH,
+    escaped,
+    html_table,
+    label,
+    legend,
+    picture,
+    rect,
+    stage_class,
+)  # fmt: skip
+
+AXIS_COLOURS = ("var(--axis0)", "var(--axis1)", "var(--axis2)", "var(--axis3)")
+_GLYPH_WIDTH, _GLYPH_HEIGHT = 42, 24
+_MOST_LINES = 8
+_STRIP = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """Tensors of one shape that lie in one way.
+
+    Attributes:
+        name: Their name, or the part of it that they share.
+        heads: What stands before it, where there are several.
+        shape: Of each.
+        layout: Of each.
+    """
+
+    name: str
+    heads: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Layers whose state lies in one way.
+
+    Attributes:
+        letters: How the page calls it.
+        mesh: Their mesh, or one that is as large.
+        tensors: Their state; what differs in names is left open.
+        places: Pairs (stage, layer).
+    """
+
+    letters: str
+    mesh: LogicalMesh
+    tensors: tuple[Tensor, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+def sharding_section(plan: PipelinePlan) -> str:
+    """The section of the page."""
+    kinds = _kinds(plan)
+    cards = '<div class="cards">' + "".join(_card(kind) for kind in kinds) + "</div>"
+    return (
+        "<h2>Layout of each layer</h2>"
+        f"<p>Layers whose parameters and optimizer state lie in one way share a letter. {EXPLAINED}"
+        "</p>" + _strip(plan, kinds) + cards
+    )
+
+
+EXPLAINED = (
+    "A dim that is split carries the mesh axis that splits it; all others are whole on every "
+    "device. The picture shows the last dim from left to right and all others from top to bottom, "
+    "and filled what one device holds."
+)
+
+
+def _kinds(plan: PipelinePlan) -> list[Kind]:
+    groups: dict[object, list[tuple[int, PipelineStage, LayerPlan]]] = {}
+    for number, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            inputs = tuple((pattern(name), shape, w) for name, shape, w in layer.inputs)
+            key = (stage.mesh.sizes, stage.mesh.names, inputs)
+            groups.setdefault(key, []).append((number, stage, layer))
+    return [
+        Kind(
+            letters=_letters(k),
+            mesh=found[0][1].mesh,
+            tensors=folded(_inputs([layer for _, _, layer in found])),
+            places=tuple((number, layer.layer) for number, _, layer in found),
+        )
+        for k, found in enumerate(groups.values())
+    ]
+
+
+def _inputs(layers: Sequence[LayerPlan]) -> list[tuple[str, tuple[int, ...], Layout]]:
+    """The inputs of layers that differ at most in the numbers of their names."""
+    names = zip(*([name for name, _, _ in layer.inputs] for layer in layers), strict=True)
+    return [
+        (common_name(same), shape, w)
+        for same, (_, shape, w) in zip(names, layers[0].inputs, strict=True)
+    ]
+
+
+def common_name(names: Sequence[str]) -> str:
+    """`block_*/kernel`: names with the numbers left open in which they differ."""
+    parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def _letters(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ..."""
+    text = ""
+    number += 1
+    while number:
+        number, digit = divmod(number - 1, 26)
+        text = chr(ord("A") + digit) + text
+    return text
+
+
+def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Tensor, ...]:
+    """Tensors with what is kept beside them: equal ends of names, equal shapes and layouts.
+
+    So a parameter and its moments share a row.  What stands before the end is kept.
+    """
+    ends: dict[tuple[str, ...], int] = {}
+    for name, _, _ in inputs:
+        words = tuple(name.split("/"))
+        for start in range(len(words)):
+            ends[words[start:]] = ends.get(words[start:], 0) + 1
+    groups: dict[tuple[str, tuple[int, ...], Layout], list[str]] = {}
+    for name, shape, layout in inputs:
+        words = tuple(name.split("/"))
+        start = next((s for s in range(len(words)) if ends[words[s:]] > 1), 0)
+        groups.setdefault(("/".join(words[start:]), shape, layout), []).append(
+            "/".join(words[:start])
+        )
+    return tuple(
+        Tensor(
+            name=name if len(heads) > 1 else "/".join(filter(None, (heads[0], name))),
+            heads=tuple(heads) if len(heads) > 1 else (),
+            shape=shape,
+            layout=layout,
+        )
+        for (name, shape, layout), heads in groups.items()
+    )
+
+
+# -- layers in a row ------------------------------------------------------------------------------
+
+
+def _strip(plan: PipelinePlan, kinds: Sequence[Kind]) -> str:
+    """Every layer in order, in the colour of its stage, with the letter of its kind."""
+    letter = {layer: kind.letters for kind in kinds for _, layer in kind.places}
+    total = plan.stages[-1].last_layer + 1
+    each = min(46.0, WIDTH / total)
+    parts: list[str] = []
+    for number, stage in enumerate(plan.stages):
+        for layer in range(stage.first_layer, stage.last_layer + 1):
+            x = layer * each
+            tip = f"layer {layer}, stage {number}: {letter[layer]}"
+            gap = 1.5 if each > 6 else 0.3
+            parts.append(rect(x, 0, each - gap, _STRIP, stage_class(number), tip, 2))
+            if each >= 8 * len(letter[layer]) + 3:
+                parts.append(label(x + (each - gap) / 2, 17, letter[layer], "on c"))
+        middle = (stage.first_layer + stage.last_layer + 1) / 2 * each
+        width = (stage.last_layer - stage.first_layer + 1) * each
+        text = f"stage {number}" if width > 52 else str(number)
+        if width >= 8 * len(text):
+            parts.append(label(middle, _STRIP + 15, text, "m c"))
+    description = "; ".join(f"{kind.letters}: {_places(kind)}" for kind in kinds)
+    size = (WIDTH, _STRIP + 20)
+    drawing = picture("layers", "Layers by stage and layout", description, size, parts)
+    return f'<div class="wide">{drawing}</div>'
+
+
+def _places(kind: Kind) -> str:
+    """`stage 0: layers 1-5, 7; stage 1: layer 9`."""
+    texts: list[str] = []
+    for stage, group in itertools.groupby(kind.places, lambda place: place[0]):
+        runs: list[str] = []
+        layers = [layer for _, layer in group]
+        for _, run in itertools.groupby(enumerate(layers), lambda item: item[1] - item[0]):
+            found = [layer for _, layer in run]
+            runs.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
+        texts.append(
+            f"stage {stage}: {'layer' if len(layers) == 1 else 'layers'} {', '.join(runs)}"
+        )
+    return "; ".join(texts)
+
+
+# -- one kind of layer ----------------------------------------------------------------------------
+
+
+def _card(kind: Kind) -> str:
+    count = len(kind.places)
+    what = "1 layer" if count == 1 else f"{count} layers"
+    title = f'<span class="badge kind">{kind.letters}</span> {what}'
+    tensors = tensor_table(kind.tensors, kind.mesh) if kind.tensors else "<p>No state.</p>"
+    return (
+        f'<section class="card"><h3>{title}</h3><p>{escaped(_places(kind))}</p>'
+        f"{axes_legend(kind.mesh)}{tensors}</section>"
+    )
+
+
+def axes_legend(mesh: LogicalMesh) -> str:
+    """The axes of a mesh with their colours."""
+    keys = [
+        (AXIS_COLOURS[k % len(AXIS_COLOURS)], f"axis {axis.name} of {axis.size}")
+        for k, axis in enumerate(mesh.axes)
+        if axis.size > 1
+    ]
+    return legend(keys) if keys else "<p>One device.</p>"
+
+
+def tensor_table(tensors: Sequence[Tensor], mesh: LogicalMesh) -> str:
+    """A row for each tensor; copies that all of them have are named once, above."""
+    every = {t.heads for t in tensors}
+    note = ""
+    if len(every) == 1 and tensors[0].heads:
+        note = f"<p>Each of {escaped(', '.join(tensors[0].heads))}.</p>"
+    rows = [
+        (
+            escaped(t.name)
+            + (f"<small>of {escaped(', '.join(t.heads))}</small>" if t.heads and not note else ""),
+            _glyph(t, mesh),
+            "".join(
+                _dim(size, axes, mesh) for size, axes in zip(t.shape, t.layout.dims, strict=True)
+            )
+            or "scalar",
+            _share(t.layout, mesh),
+        )
+        for t in tensors
+    ]
+    return note + html_table(("tensor", "", "dims", "a device holds"), rows, "wllr")
+
+
+def _dim(size: int, axes: Sequence[int], mesh: LogicalMesh) -> str:
+    marks = "".join(
+        f'<b style="background: {AXIS_COLOURS[a % len(AXIS_COLOURS)]}">'
+        f"{escaped(mesh.axes[a].name)}</b>"
+        for a in axes
+    )
+    return f'<span class="dim">{size}{marks}</span>'
+
+
+def _share(layout: Layout, mesh: LogicalMesh) -> str:
+    parts = num_parts(layout, mesh.sizes)
+    return "all" if parts == 1 else f"1/{parts}"
+
+
+def _glyph(tensor: Tensor, mesh: LogicalMesh) -> str:
+    """The tensor as a box cut into tiles, the first of them filled."""
+    parts = [math.prod(mesh.sizes[a] for a in axes) for axes in tensor.layout.dims]
+    columns = parts[-1] if parts else 1
+    rows = math.prod(parts[:-1])
+    width, height = _GLYPH_WIDTH, _GLYPH_HEIGHT if len(parts) > 1 else _GLYPH_HEIGHT / 2
+    lines = [
+        *(f"M{k * width / columns:g} 0V{height}" for k in range(1, columns)),
+        *(f"M0 {k * height / rows:g}H{width}" for k in range(1, rows)),
+    ]
+    if max(rows, columns) > _MOST_LINES:
+        lines = lines[:_MOST_LINES]
+    tile = rect(0, 0, width / columns, height / rows, "tile-one")
+    frame = rect(0, 0, width, height, "hole")
+    return (
+        f'<svg class="glyph" viewBox="-1 -1 {width + 2} {height + 2:g}" aria-hidden="true">'
+        f'{frame}{tile}<path class="line" d="{"".join(lines)}"/></svg>'
+    )

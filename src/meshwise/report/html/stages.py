@@ -1,0 +1,80 @@
+"""Tables: the stages, and the numbers of micro-batches that were tried."""
+
+from __future__ import annotations
+
+from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
+from meshwise.inter.simulated_plan import Simulation
+from meshwise.inter.stage_hosts import stage_hosts
+from meshwise.report.html.markup import escaped, html_table, stage_class
+from meshwise.units import bytes_text, seconds_text
+
+_HEADER = (
+    "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "once",
+    "works", "waits", "held", "each micro-batch", "in flight", "temporary", "peak", "simulated",
+    "of", "sends",
+)  # fmt: skip
+
+
+def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
+    """The section of the page."""
+    rows = [_row(plan, simulation, k) for k in range(len(plan.stages))]
+    return (
+        "<h2>Stages</h2><p>Forward and backward are seconds of one micro-batch, once those of "
+        "gradient synchronisation and update; bytes are of one device. Works is the share of the "
+        "simulated step in which the stage computes, waits how long it idles for a transfer.</p>"
+        + html_table(_HEADER, rows, "rlllll" + "r" * 13)
+    )
+
+
+def _row(plan: PipelinePlan, simulation: Simulation, number: int) -> tuple[str, ...]:
+    stage, timeline = plan.stages[number], simulation.timeline
+    busy_s, step_s = timeline.busy_s[number], timeline.step_time_s
+    over = ' class="warn"' if number in simulation.too_large else ""
+    return (
+        f'<span class="badge {stage_class(number)}">{number}</span>',
+        _range(stage.first_layer, stage.last_layer),
+        _range(stage.first_device, stage.first_device + stage.num_devices - 1),
+        _hosts(stage, plan),
+        " ".join(f"{escaped(axis.name)}={axis.size}" for axis in stage.mesh.axes),
+        escaped(stage.remat),
+        seconds_text(stage.forward_s),
+        seconds_text(stage.backward_s),
+        seconds_text(stage.once_s),
+        f"{busy_s / step_s:.1%}" if step_s else "-",
+        seconds_text(timeline.exposed_s[number]),
+        bytes_text(stage.resident_bytes),
+        bytes_text(stage.microbatch_bytes),
+        str(stage.in_flight),
+        bytes_text(stage.temporary_bytes),
+        bytes_text(stage.peak_bytes),
+        f"<span{over}>{bytes_text(timeline.peak_bytes[number])}</span>",
+        bytes_text(simulation.memory_bytes[number]),
+        bytes_text(stage.send_bytes) if stage.send_bytes else "-",
+    )
+
+
+def _hosts(stage: PipelineStage, plan: PipelinePlan) -> str:
+    place = stage_hosts(stage, plan.cluster)
+    assert place is not None  # the plan is for this cluster
+    return _range(place.hosts.start, place.hosts.stop - 1)
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def tried_table(plan: PipelinePlan) -> str:
+    """Step time by number of micro-batches; nothing where only one was tried."""
+    if len(plan.tried) < 2:
+        return ""
+    rows = [
+        (
+            f"<strong>{count}</strong>" if count == plan.num_microbatches else str(count),
+            seconds_text(seconds) if seconds < float("inf") else "does not fit",
+        )
+        for count, seconds in plan.tried
+    ]
+    return (
+        "<h2>Numbers of micro-batches</h2><p>The best step time that was found with each, as "
+        "predicted.</p>" + html_table(("micro-batches", "step"), rows, "rr")
+    )

@@ -1,0 +1,230 @@
+"""The page of a plan: what is in it, how large it is, and that names stay text."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from click.testing import CliRunner
+
+import meshwise as mw
+from doubles.pipelines import pipeline
+from meshwise.cli import main
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.graph.layout import Layout
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.report.html.page import plan_page
+from meshwise.report.html.sharding import common_name, folded
+
+EVIL = "</script><script>alert('x')</script>\"&\ud800"
+VOID = {"meta", "link", "rect", "path"}
+# Colours of the tasks; in a picture of 16 stages that shows a part, at least so many tasks.
+FORWARD = '<rect class="F"'
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags nest; collects them, texts and what could be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        known = dict(attrs)
+        self.links += [str(known[a]) for a in ("src", "href", "xlink:href") if a in known]
+        self.ids += [str(known["id"])] if "id" in known else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    assert len(set(reader.ids)) == len(reader.ids)
+    return reader
+
+
+@pytest.fixture(scope="module")
+def large() -> PipelinePlan:
+    return pipeline(16, 1024, "8x p3.16xlarge")
+
+
+@pytest.fixture(scope="module")
+def large_page(large: PipelinePlan) -> str:
+    return plan_page(large)
+
+
+def test_a_small_pipeline_is_drawn_whole() -> None:
+    plan = pipeline(4, 16, "2x p3.16xlarge")
+    page = plan_page(plan)
+    reader = read(page)
+    text = " ".join(reader.text)
+    for part in ("hand-made", "2x p3.16xlarge", "Memory over time", "Layout of each layer",
+                 "On the cluster", "16 micro-batches", "The gap is to the best of"):  # fmt: skip
+        assert part in text
+    assert page.count(FORWARD) == page.count('<rect class="B"') == 4 * 16
+    # Both ways between neighbours.
+    assert page.count('<rect class="act"') == page.count('<rect class="grad"') == 3 * 16
+    assert "The first" not in text
+    # Every device is a square.
+    assert len(re.findall(r"host \d, device \d: stage \d", page)) == 16
+    # Pictures are named for readers of screens.
+    assert page.count("<title id=") == page.count("<desc id=") == page.count('role="img"') == 7
+
+
+def test_a_page_fetches_nothing(large_page: str) -> None:
+    reader = read(large_page)
+    assert reader.links == ["data:,"]
+    assert "url(" not in large_page
+    assert "@import" not in large_page
+    assert not re.search(r"https?://", large_page)
+
+
+def test_a_large_pipeline_shows_an_overview_and_both_ends(
+    large: PipelinePlan, large_page: str
+) -> None:
+    assert len(large_page) < 2_000_000
+    text = " ".join(read(large_page).text)
+    assert "There are too many tasks to draw each" in text
+    assert "The first" in text
+    assert "The last" in text
+    assert 16 * 20 < large_page.count(FORWARD) < 5000
+    # The ends of the step are in the windows, the middle is not.
+    assert "forward 0, stage 0:" in large_page
+    assert "backward 1023, stage 0:" in large_page
+    assert "forward 512, stage 0:" not in large_page
+    # The share of the work of a stage is that of the simulation.
+    assert "Between the least (dark) and the most (light)" in text
+
+
+def test_names_stay_text() -> None:
+    plan = pipeline(2, 4)
+    layer = plan.stages[0].layers[0]
+    name, shape, layout = layer.inputs[0]
+    layers = (
+        dataclasses.replace(layer, inputs=((EVIL + name, shape, layout), *layer.inputs[1:])),
+        *plan.stages[0].layers[1:],
+    )
+    mesh = plan.stages[0].mesh
+    axes = (dataclasses.replace(mesh.axes[0], name=EVIL), *mesh.axes[1:])
+    stage = dataclasses.replace(
+        plan.stages[0], layers=layers, mesh=dataclasses.replace(mesh, axes=axes)
+    )
+    cluster = dataclasses.replace(plan.cluster, name=EVIL)
+    page = plan_page(
+        dataclasses.replace(
+            plan,
+            model=EVIL,
+            space=EVIL,
+            tied=(EVIL,),
+            cluster=cluster,
+            stages=(stage, plan.stages[1]),
+        )
+    )
+    reader = read(page)
+    assert reader.tags.count("script") == 1
+    assert page.encode("utf-8").count(b"&lt;/script&gt;") >= 6
+
+
+def test_the_pages_of_extremes() -> None:
+    for plan in (
+        pipeline(1, 1, "1x p3.8xlarge"),
+        pipeline(2, 600, "64x p3.16xlarge", schedule="gpipe"),
+        pipeline(4, 8, "1x p3.8xlarge", schedule="zero-bubble-h1"),
+        pipeline(4, 8, "1x p3.8xlarge", 30, schedule="eager-1f1b", hides_transfers=True),
+    ):
+        page = plan_page(plan)
+        read(page)
+        assert "nan" not in page.lower().replace("role", "")
+        assert len(page) < 2_000_000
+    # Equal neighbours are drawn as one.
+    many = plan_page(pipeline(2, 4, "64x p3.16xlarge"))
+    assert "hosts 0-31, each" in many
+    assert "hosts 32-63, each" in many
+
+
+def test_what_does_not_fit_is_marked() -> None:
+    plan = pipeline(2, 4)
+    small = dataclasses.replace(plan.stages[0], memory_bytes=2**30)
+    page = plan_page(dataclasses.replace(plan, stages=(small, plan.stages[1])))
+    assert page.count('<span class="warn">') == 1
+
+
+def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
+    step = mw.parallelize(
+        lambda w, x: ([v + x.T @ x for v in w], jnp.sum(x @ w[0])),
+        method=mw.DataParallel(),
+        cluster=cpu_cluster(4),
+    )
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
+    plan = step.plan(weights, jax.ShapeDtypeStruct((256, 64), jnp.float32))
+    page = plan_page(plan)
+    text = " ".join(read(page).text)
+    assert "DataParallel()" in text
+    assert "Layout of each argument" in text
+    assert "0/* (3)" in text
+    assert "Collectives in a step" in text
+    out = tmp_path / "plan.html"
+    run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
+    assert run.exit_code == 0, run.output
+    assert out.read_text() == page
+
+
+def test_the_command_writes_the_page_of_a_pipeline(tmp_path: Path) -> None:
+    plan = pipeline()
+    out = tmp_path / "plan.html"
+    run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
+    assert run.exit_code == 0, run.output
+    assert out.read_text() == plan_page(plan)
+    missing = tmp_path / "missing" / "plan.html"
+    run = CliRunner().invoke(main, ["explain", "-", "--html", str(missing)], input="{}")
+    assert run.exit_code == 1
+    assert "make it first" in run.output
+
+
+def test_moments_share_the_row_of_their_parameter() -> None:
+    whole, split = Layout(((), ())), Layout(((0,), ()))
+    found = folded(
+        [
+            ("p/a/kernel", (4, 4), split),
+            ("p/b/kernel", (4, 4), split),
+            ("p/a/bias", (8, 8), whole),
+            ("mu/a/kernel", (4, 4), split),
+            ("mu/b/kernel", (4, 4), whole),
+            ("mu/a/bias", (8, 8), whole),
+        ]
+    )
+    rows = [(t.name, t.heads, t.layout) for t in found]
+    assert rows == [
+        ("a/kernel", ("p", "mu"), split),
+        ("p/b/kernel", (), split),
+        ("a/bias", ("p", "mu"), whole),
+        ("mu/b/kernel", (), whole),
+    ]
+
+
+def test_names_are_left_open_where_they_differ() -> None:
+    assert common_name(["0/block_1/w_2", "0/block_10/w_2"]) == "0/block_*/w_2"
+    assert common_name(["a_1"]) == "a_1"
