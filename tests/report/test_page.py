@@ -115,7 +115,9 @@ def test_a_large_pipeline_shows_an_overview_and_both_ends(
     assert "forward 0, stage 0:" in large_page
     assert "backward 1023, stage 0:" in large_page
     assert "forward 512, stage 0:" not in large_page
-    # The share of the work of a stage is that of the simulation.
+    works = [float(share) for share in re.findall(r'="stage \d+ works ([\d.]+)%', large_page)]
+    assert len(works) == 16
+    assert sum(works) / 16 == pytest.approx(100 * (1 - large.bubble_share), abs=0.05)
     assert "Between the least (dark) and the most (light)" in text
 
 
@@ -148,10 +150,26 @@ def test_names_stay_text() -> None:
     assert page.encode("utf-8").count(b"&lt;/script&gt;") >= 6
 
 
+def without_time(plan: PipelinePlan) -> PipelinePlan:
+    """Stages that take no time, and transfers that only wait for the link."""
+    stages = tuple(
+        dataclasses.replace(s, forward_s=0.0, backward_s=0.0, once_s=0.0, send_bytes=0)
+        for s in plan.stages
+    )
+    host = plan.cluster.host
+    link = dataclasses.replace(host.link, latency_s=0.0)
+    group = dataclasses.replace(plan.cluster.groups[0], host=dataclasses.replace(host, link=link))
+    cluster = dataclasses.replace(plan.cluster, groups=(group,))
+    return dataclasses.replace(plan, stages=stages, cluster=cluster, step_time_s=0.0)
+
+
 def test_the_pages_of_extremes() -> None:
     for plan in (
         pipeline(1, 1, "1x p3.8xlarge"),
         pipeline(2, 600, "64x p3.16xlarge", schedule="gpipe"),
+        pipeline(64, 50, "8x p3.16xlarge", 1),
+        without_time(pipeline(2, 8)),
+        without_time(pipeline(2, 512)),
         pipeline(4, 8, "1x p3.8xlarge", schedule="zero-bubble-h1"),
         pipeline(4, 8, "1x p3.8xlarge", 30, schedule="eager-1f1b", hides_transfers=True),
     ):

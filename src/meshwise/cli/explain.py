@@ -10,7 +10,7 @@ import click
 
 from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable
-from meshwise.errors import PlanError
+from meshwise.errors import MeshwiseError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
@@ -42,7 +42,7 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
         read = plan_from_file(plan)
         if html_file is not None:
             write_atomically(html_file, plan_page(read))
-    except PlanError as error:
+    except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
         click.echo(

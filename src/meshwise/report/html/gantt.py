@@ -31,9 +31,10 @@ def gantt(name: str, timeline: Timeline, start: float, end: float) -> str:
     for mesh in range(meshes):
         parts += row_label(mesh, mesh * _ROW, _TASK)
         parts.append(rect(LEFT, mesh * _ROW, PLOT, _TASK, "idle"))
-    for event in timeline.events:
-        if event.end_s > start and event.start_s < end:
-            parts += _task(event, start, end, scale)
+    shown = [e for e in timeline.events if e.end_s > start and e.start_s < end]
+    digits = len(str(max((event.microbatch for event in shown), default=0)))
+    for event in shown:
+        parts += _task(event, start, end, scale, digits)
     for transfer in timeline.transfers:
         if transfer.end_s > start and transfer.start_s < end:
             parts.append(_transfer(transfer, start, end, scale))
@@ -62,7 +63,8 @@ def row_label(mesh: int, y: float, height: float) -> list[str]:
             label(18, middle + 4, f"stage {mesh}")]  # fmt: skip
 
 
-def _task(event: Event, start: float, end: float, scale: float) -> list[str]:
+def _task(event: Event, start: float, end: float, scale: float, digits: int) -> list[str]:
+    """A task, with its number where the longest one of the picture has room."""
     first, last = max(event.start_s, start), min(event.end_s, end)
     x, width = LEFT + (first - start) * scale, max((last - first) * scale, _LEAST)
     number = "" if event.microbatch == ONCE else str(event.microbatch)
@@ -74,7 +76,7 @@ def _task(event: Event, start: float, end: float, scale: float) -> list[str]:
     # A hair of the ground shows between tasks that are wide enough.
     gap = 0.5 if width > 3 else 0.0
     parts = [rect(x, y, width - gap, _TASK, event.kind, tip)]
-    if number and width >= _DIGIT * len(number) + 3:
+    if number and width >= _DIGIT * digits + 3:
         parts.append(label(x + width / 2, y + _TASK / 2 + 3.5, number, "mb"))
     return parts
 

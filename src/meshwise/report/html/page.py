@@ -22,7 +22,7 @@ from meshwise.report.html.sharding import (
     folded,
     sharding_section,
     tensor_table,
-)  # fmt: skip
+)
 from meshwise.report.html.stages import stage_table, tried_table
 from meshwise.report.html.timeline import timeline_section
 from meshwise.report.pipeline_text import pipeline_text
@@ -57,7 +57,6 @@ def _pipeline_page(plan: PipelinePlan) -> str:
         + stage_table(plan, simulation)
         + tried_table(plan)
         + sharding_section(plan)
-        + _tied(plan)
         + _as_text(pipeline_text(plan))
         + "</main>"
     )
@@ -82,12 +81,6 @@ def _pipeline_tiles(plan: PipelinePlan, simulation: Simulation) -> list[Tile]:
         ("useful work a device", f"{flop_text(device_flop_per_s(plan, simulation))}/s",
          "three times the forward pass"),
     ]  # fmt: skip
-
-
-def _tied(plan: PipelinePlan) -> str:
-    if not plan.tied:
-        return ""
-    return f"<p>Parameters that several layers read: {escaped(', '.join(plan.tied))}.</p>"
 
 
 # -- one mesh -------------------------------------------------------------------------------------

@@ -25,12 +25,17 @@ from meshwise.report.html.markup import (
     picture,
     rect,
     stage_class,
-)  # fmt: skip
+)
 
 AXIS_COLOURS = ("var(--axis0)", "var(--axis1)", "var(--axis2)", "var(--axis3)")
 _GLYPH_WIDTH, _GLYPH_HEIGHT = 42, 24
 _MOST_LINES = 8
 _STRIP = 26
+EXPLAINED = (
+    "A dim that is split carries the mesh axis that splits it; all others are whole on every "
+    "device. The picture shows the last dim from left to right and all others from top to bottom, "
+    "and filled what one device holds."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +79,14 @@ def sharding_section(plan: PipelinePlan) -> str:
     return (
         "<h2>Layout of each layer</h2>"
         f"<p>Layers whose parameters and optimizer state lie in one way share a letter. {EXPLAINED}"
-        "</p>" + _strip(plan, kinds) + cards
+        f"</p>{_tied(plan)}" + _strip(plan, kinds) + cards
     )
 
 
-EXPLAINED = (
-    "A dim that is split carries the mesh axis that splits it; all others are whole on every "
-    "device. The picture shows the last dim from left to right and all others from top to bottom, "
-    "and filled what one device holds."
-)
+def _tied(plan: PipelinePlan) -> str:
+    if not plan.tied:
+        return ""
+    return f"<p>Parameters that several layers read: {escaped(', '.join(plan.tied))}.</p>"
 
 
 def _kinds(plan: PipelinePlan) -> list[Kind]:

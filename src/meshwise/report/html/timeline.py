@@ -33,12 +33,12 @@ def timeline_section(simulation: Simulation) -> str:
     if moved:
         keys += [("var(--act)", "activations to the next stage"),
                  ("var(--grad)", "gradients to the one before")]  # fmt: skip
-    below = "; thin bars below a stage are what it sends" if moved else ""
+    below = " Thin bars below a stage are what it sends." if moved else ""
     head = (
         "<h2>Simulated step</h2>"
         f"<p>Schedule {escaped(simulation.schedule)}, {simulation.num_microbatches} micro-batches, "
-        f"{seconds_text(timeline.step_time_s)} a step. Numbers are those of micro-batches{below}."
-        "</p>" + legend(keys)
+        f"{seconds_text(timeline.step_time_s)} a step. The number in a task is its micro-batch; "
+        f"point at a task or a transfer for its times.{below}</p>" + legend(keys)
     )
     if _can_be_seen(timeline):
         return head + _wide(gantt("step", timeline, 0.0, timeline.step_time_s))
@@ -76,8 +76,10 @@ def _counts(timeline: Timeline) -> list[int]:
 
 def _ends(timeline: Timeline) -> tuple[float, float]:
     """When the first part ends, and when the last part begins."""
-    count = 2 * len(timeline.memory) + _TASKS_OF_END
     tasks = [event for event in timeline.events if event.mesh == 0]
+    meshes = len(timeline.memory)
+    count = min(2 * meshes + _TASKS_OF_END, _MOST_TASKS // (2 * meshes), len(tasks) - 1)
+    count = max(count, 1)
     half = timeline.step_time_s / 2
     return min(tasks[count].start_s, half), max(tasks[-count].start_s, half)
 
@@ -111,6 +113,8 @@ def _overview(timeline: Timeline, columns: int) -> str:
 def _shares(events: Sequence[Event], end: float, columns: int) -> dict[str, list[float]]:
     """For each kind its share of each column."""
     found: dict[str, list[float]] = {}
+    if not end:
+        return found
     width = end / columns
     for event in events:
         share = found.setdefault(event.kind, [0.0] * columns)
