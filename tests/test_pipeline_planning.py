@@ -135,7 +135,7 @@ def test_a_batch_of_different_sizes_is_refused() -> None:
 
 def make_own_step() -> tuple[Any, Any, Any]:
     tx = optax.sgd(0.1)
-    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4
 
     def step(state: Any, batch: Any) -> Any:
         params, opt = state
@@ -159,7 +159,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     run = CliRunner().invoke(
         plan_command,
         ["--step", "test_pipeline_planning:make_own_step", "--cluster", "1x p3.8xlarge",
-         "--microbatches", "2", "--stages", "2", "--layers", "3", "--out", str(out),
+         "--microbatches", "2", "--stages", "2", "--layers", "4", "--out", str(out),
          "--trace", str(trace), "--html", str(page), "--json"],
     )  # fmt: skip
     assert run.exit_code == 0, run.output
@@ -168,6 +168,11 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     assert len(read.stages) == 2
     assert read.num_microbatches == 2
     assert read.model == "test_pipeline_planning:make_own_step"
+    # Equal layers are planned once, and each keeps its own names.
+    layers = [layer for stage in read.stages for layer in stage.layers]
+    assert [layer.equal_to for layer in layers] == [0, 1, 1, 3]
+    names = [[name for name, _, _ in layer.inputs] for layer in layers]
+    assert names == [["0/0/0"], ["0/0/1"], ["0/0/2"], ["0/0/3"]]
     assert json.loads(trace.read_text())["traceEvents"]
     assert page.read_text() == plan_page(read)
 

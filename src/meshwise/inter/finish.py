@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, entries
@@ -16,8 +17,16 @@ from meshwise.inter.variants import LayerSource, VariantCosts
 from meshwise.simulate.timeline import Timeline
 
 
+class NamedLayers(LayerSource, Protocol):
+    """Layers that know the names of their own state."""
+
+    def state_names(self, layer: int) -> tuple[str, ...]:
+        """Names of parameters and optimizer state, in the order of `PieceGraph.state`."""
+        ...
+
+
 def finished(
-    source: LayerSource,
+    source: NamedLayers,
     cluster: Cluster,
     found: Found,
     costs: VariantCosts,
@@ -76,7 +85,7 @@ def finished(
 
 
 def _stage(
-    source: LayerSource,
+    source: NamedLayers,
     found: Found,
     costs: VariantCosts,
     stage: Stage,
@@ -120,12 +129,15 @@ def _stage(
                 layer=k,
                 equal_to=source.classes[k],
                 inputs=tuple(
-                    (graph.tensors[graph.inputs[i]].name, graph.tensors[graph.inputs[i]].shape, w)
-                    for i, w in enumerate(plan.decision.inputs)
-                    if i in layers[k].layer.piece.state
+                    (
+                        name,
+                        piece.graph.tensors[piece.graph.inputs[i]].shape,
+                        plan.decision.inputs[i],
+                    )
+                    for name, i in zip(source.state_names(k), piece.state, strict=True)
                 ),
             )
             for k, plan in zip(numbers, plans, strict=True)
-            for graph in (layers[k].layer.piece.graph,)
+            for piece in (layers[k].layer.piece,)
         ),
     )

@@ -63,6 +63,15 @@ class Layering:
             names[i] if i >= 0 else f"parameter {r}" for r, i in zip(shared, at, strict=True)
         )
 
+    def state_names(self, layer: int) -> tuple[str, ...]:
+        """Names of what a layer's update overwrites, in the order of `PieceGraph.state`.
+
+        The graph of a layer has the names of the first layer that is equal to it.
+        """
+        of_state = {j: i for i, j in self.split.aliases}
+        results = self.update.share(layer, layer).results
+        return tuple(self.split.names[of_state[j]] for j in results if j in of_state)
+
     def crossing_bytes(self, layer: int) -> int:
         """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
         last = self.ranges[layer][1]
