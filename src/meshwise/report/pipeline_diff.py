@@ -142,11 +142,15 @@ def _stage(number: int, a: PipelineStage, b: PipelineStage) -> list[Difference]:
 
 
 def _layers(stage: PipelineStage) -> str:
-    return f"{stage.first_layer}-{stage.last_layer}"
+    return _range(stage.first_layer, stage.last_layer)
 
 
 def _devices(stage: PipelineStage) -> str:
-    return f"{stage.first_device}-{stage.first_device + stage.num_devices - 1}"
+    return _range(stage.first_device, stage.first_device + stage.num_devices - 1)
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _mesh(stage: PipelineStage) -> str:
