@@ -12,6 +12,7 @@ import jax
 
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
+from benchmarks.mixed_clusters import mixed_clusters
 from benchmarks.one_device import one_device
 from benchmarks.one_gpu import one_gpu
 from benchmarks.planning import planning
@@ -21,10 +22,11 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning": planning,
     "fidelity": fidelity,
     "hand_written": hand_written,
+    "mixed_clusters": mixed_clusters,
     "one_device": one_device,
     "one_gpu": one_gpu,
 }
-CPU_BENCHMARKS = ("planning", "fidelity", "hand_written", "one_device")
+CPU_BENCHMARKS = ("planning", "fidelity", "hand_written", "mixed_clusters", "one_device")
 
 
 def main() -> None:

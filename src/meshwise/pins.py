@@ -145,7 +145,7 @@ def pinned(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> Pinned:
     hit: set[str] = set()
 
     def of(name: str, activation: bool) -> list[_Wish]:
-        found = [w for w in wishes if _is_hit(w.pattern, name, activation)]
+        found = [w for w in wishes if is_hit(w.pattern, name, activation)]
         hit.update(w.pattern for w in found)
         return found
 
@@ -163,7 +163,8 @@ def pinned(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> Pinned:
             strategies[path] = _strategies(owner, op, found, mesh)
     for wish in wishes:
         if wish.pattern not in hit:
-            _refuse_unmatched(wish.pattern, names, named)
+            activations = sorted({owner.tensors[op.outputs[0]].name for _, owner, op in named})
+            refuse_unmatched(wish.pattern, names, activations)
     return Pinned(graph=_apart(graph, strategies), layouts=layouts, strategies=strategies)
 
 
@@ -191,7 +192,8 @@ def _match(pattern: Sequence[str], name: Sequence[str]) -> bool:
     return bool(name) and fnmatch.fnmatchcase(name[0], pattern[0]) and _match(pattern[1:], name[1:])
 
 
-def _is_hit(pattern: str, name: str, activation: bool) -> bool:
+def is_hit(pattern: str, name: str, activation: bool) -> bool:
+    """Whether a pattern names an argument, or an activation."""
     if pattern.startswith(ACTIVATION) != activation:
         return False
     return matches(pattern.removeprefix(ACTIVATION), name)
@@ -336,13 +338,19 @@ def nearest(name: str, known: Sequence[str], count: int) -> list[str]:
     return difflib.get_close_matches(name, known, count, cutoff=0.0)
 
 
-def _refuse_unmatched(
-    pattern: str,
-    names: Sequence[str],
-    named: Sequence[tuple[OperatorPath, Graph, Operator]],
-) -> None:
+def refuse_unmatched(pattern: str, names: Sequence[str], activations: Sequence[str]) -> None:
+    """Say what a pattern may have meant.
+
+    Args:
+        pattern: It names nothing.
+        names: Of arguments.
+        activations: Their names.
+
+    Raises:
+        PinError: always.
+    """
     if pattern.startswith(ACTIVATION):
-        known = sorted({ACTIVATION + owner.tensors[op.outputs[0]].name for _, owner, op in named})
+        known = [ACTIVATION + name for name in activations]
         what, does = "activation", "has none: name one with jax.ad_checkpoint.checkpoint_name"
     else:
         known = list(names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwise.cluster.spec import Cluster
@@ -15,7 +15,9 @@ from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
-from meshwise.inter.search import SearchOptions, search
+from meshwise.inter.search import SearchOptions
+from meshwise.pinned_search import pinned_search
+from meshwise.pipeline_pins import PipelinePin, read_pins
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
@@ -35,7 +37,8 @@ class PipelineRequest:
         schedules: To choose from.
         remats: To choose from.
         memory_bytes: Of a device; None: what the cluster has.
-        use_all_devices: Whether every device must belong to a stage.
+        use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
+        pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
     """
 
     cluster: Cluster
@@ -45,7 +48,8 @@ class PipelineRequest:
     schedules: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B,)
     remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
     memory_bytes: int | None = None
-    use_all_devices: bool = True
+    use_all_devices: bool | None = None
+    pins: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
 
 
 def layers_of(
@@ -100,8 +104,11 @@ def plan_pipeline(
     Raises:
         TraceError: the step cannot be cut.
         InfeasibleError: nothing fits.
-        PlanError: a number of micro-batches does not divide the batch.
+        PlanError: a number of micro-batches does not divide the batch, or pins contradict each
+            other, the cluster or its memory.
+        PinError: a pin is not understood or names nothing.
     """
+    pins = read_pins(request.pins)
     with collection_paused():
         report("tracing")
         layers, flop = layers_of(fun, args, kwargs, signature, request.num_layers)
@@ -116,9 +123,13 @@ def plan_pipeline(
             use_all_devices=request.use_all_devices,
             num_stages=request.num_stages,
         )
-        found, costs = search(layers, request.cluster, options, report)
+        pins = (*pins, *_asked(request)) if pins else ()
+        source, found, costs = pinned_search(layers, request.cluster, options, pins, report)
+        if pins:
+            space = f"{found.plan.space}; pins {', '.join(pin.text for pin in pins)}"
+            found = replace(found, plan=replace(found.plan, space=space))
         return finished(
-            layers,
+            source,
             request.cluster,
             found,
             costs,
@@ -126,3 +137,12 @@ def plan_pipeline(
             step_flop=flop,
             tied=layers.tied_names(),
         )
+
+
+def _asked(request: PipelineRequest) -> Iterator[PipelinePin]:
+    """What is asked for beside the pins, which may contradict it."""
+    if request.num_stages is not None:
+        yield PipelinePin(text=f"num_stages={request.num_stages}", num_stages=request.num_stages)
+    if request.num_microbatches is not None:
+        counts = request.num_microbatches
+        yield PipelinePin(text=f"num_microbatches={','.join(map(str, counts))}", counts=counts)

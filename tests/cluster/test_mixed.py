@@ -82,6 +82,16 @@ def test_the_slowest_of_two_crossed_hosts_is_slower_than_both():
         slowest([])
 
 
+def test_a_device_that_is_slowest_in_everything_stands_for_all():
+    # So plans of layers for it are plans for both.
+    assert slowest([OLD, NEW]).device == OLD.device
+    crossed = dataclasses.replace(NEW.device, memory_bytes=OLD.device.memory_bytes - 1)
+    both = slowest([OLD, dataclasses.replace(NEW, device=crossed)]).device
+    assert both.name == f"slowest of {OLD.device.name}, {crossed.name}"
+    assert both.memory_bytes == crossed.memory_bytes
+    assert both.rate("float16") == OLD.device.rate("float16")
+
+
 def test_the_slowest_cluster_has_equal_hosts():
     whole = MIXED.slowest()
     assert not whole.is_mixed

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from meshwise.errors import InfeasibleError
+from meshwise.inter.infeasible import least_sum
 from meshwise.inter.pipeline_schedule import GPIPE
 from meshwise.inter.stage_dp import build_stages
 from meshwise.inter.stage_problem import StageCosts, StageProblem
-from meshwise.inter.submeshes import uniform_submeshes
+from meshwise.inter.submeshes import HostKind, mixed_submeshes, uniform_submeshes
 
 GIB = 2.0**30
 
@@ -94,3 +96,67 @@ def test_the_paper_counts_stages_and_not_micro_batches():
     assert len(build_stages(given, num_stages=4).stages) == 4
     with pytest.raises(InfeasibleError):
         build_stages(given, "alpa", num_stages=4)
+
+
+def test_layers_that_do_not_fit_together():
+    # 6 layers with 2 GiB of state on 4 devices of 2.5 GiB; each alone fits, 12 GiB do not.
+    given = problem(num_layers=6, memory=2.5 * GIB)
+    bytes_ = given.costs.microbatch_bytes / 100
+    given = replace(given, costs=replace(given.costs, microbatch_bytes=bytes_))
+    with pytest.raises(InfeasibleError, match="do not fit into the cluster together") as caught:
+        build_stages(given)
+    text = "need at least 12 GiB, and 4 devices have 10 GiB; 2 times as many hosts have as much"
+    assert text in str(caught.value)
+    assert build_stages(replace(given, costs=_with_memory(given.costs, 3.2 * GIB))).total_s > 0
+
+
+def _with_memory(costs, memory):
+    return replace(costs, submeshes=tuple(replace(m, memory_bytes=memory) for m in costs.submeshes))
+
+
+def test_least_sum_of_runs_that_hold_every_layer():
+    rng = np.random.default_rng(0)
+    whole = rng.uniform(1, 3, (4, 4))
+    cuts = [[0, *c, 4] for n in range(4) for c in itertools.combinations(range(1, 4), n)]
+    sums = [sum(whole[a, b - 1] for a, b in itertools.pairwise(c)) for c in cuts]
+    assert least_sum(whole) == pytest.approx(min(sums))
+
+
+@pytest.mark.parametrize(
+    ("given", "num_stages", "remedy"),
+    [
+        (problem(num_layers=2), 3, "ask for at most 2 stages, or more layers"),
+        (problem(num_layers=6, num_devices=4), 5, "ask for at most 4 stages"),
+        (problem(num_layers=1, num_devices=4, use_all_devices=True), None, "devices may stay idle"),
+    ],
+)
+def test_remedies_where_the_number_of_devices_is_in_the_way(given, num_stages, remedy):
+    if num_stages is None:
+        times = given.costs.microbatch_s.copy()
+        times[:, :, 2] = np.inf
+        given = replace(given, costs=replace(given.costs, microbatch_s=times))
+    with pytest.raises(InfeasibleError, match=remedy):
+        build_stages(given, num_stages=num_stages)
+
+
+def test_hosts_that_leave_a_rest_of_devices():
+    """Two hosts of 4 and 8 devices: no submesh of both has all 12, and one stage is asked for."""
+    hosts = [HostKind(kind="a", num_devices=n, memory_bytes=GIB) for n in (4, 8)]
+    submeshes = mixed_submeshes(hosts)
+    shape = (2, 2, len(submeshes), 1)
+    nothing = np.zeros(shape)
+    given = StageProblem(
+        costs=StageCosts(
+            submeshes=submeshes,
+            microbatch_s=np.ones(shape),
+            once_s=nothing,
+            resident_bytes=nothing,
+            microbatch_bytes=nothing,
+            temporary_bytes=nothing,
+        ),
+        num_devices=12,
+        num_microbatches=2,
+        use_all_devices=True,
+    )
+    with pytest.raises(InfeasibleError, match="1 stages that use all 12.*may stay idle"):
+        build_stages(given, num_stages=1)

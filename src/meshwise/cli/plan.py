@@ -19,6 +19,7 @@ from meshwise.inter.piece import REMATS
 from meshwise.inter.pipeline_schedule import CHOICES, ONE_F_ONE_B
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
+from meshwise.pipeline_pins import read_pins, split_pin
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
 from meshwise.report.html.page import plan_page
 from meshwise.report.pipeline_text import pipeline_text
@@ -37,6 +38,11 @@ Examples:
   meshwise plan --step my_module:make --cluster cluster.toml --json
       A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
       are arrays or jax.ShapeDtypeStructs and the batch is the first dim of each leaf of `batch`.
+\b
+  meshwise plan --model gpt-2.6b --cluster "2x dgx-a100" --pin stages=0-31,32-63 --pin mesh.0=2x4 \\
+      --pin remat=full --pin microbatches=16 --pin "0/**/up/kernel=P(-, x)"
+      What is fixed: the number of stages or their layers; submesh, mesh and remat of a stage by
+      its number (`.0`), by a layer (`@12`) or of all; micro-batches; schedule; layouts by name.
 """
 
 
@@ -72,6 +78,19 @@ Examples:
     help="What the backward pass may compute again; may be repeated. none and full by default.",
 )
 @click.option("--memory", type=ByteSize(), help="Of a device, as 14GiB; the cluster's by default.")
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What is fixed; may be repeated. See the examples.",
+)
+@click.option(
+    "--all-devices/--any-devices",
+    "use_all_devices",
+    default=None,
+    help="Whether devices may stay idle; by default where hosts differ.",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(
     "--trace",
@@ -98,6 +117,8 @@ def plan(
     schedules: tuple[str, ...],
     remats: tuple[Any, ...],
     memory: int | None,
+    pins: tuple[str, ...],
+    use_all_devices: bool | None,
     out: Path | None,
     trace_file: Path | None,
     html_file: Path | None,
@@ -117,6 +138,11 @@ def plan(
     def report(text: str) -> None:
         click.echo(f"{time.monotonic() - start:7.1f} s  {text}", err=True)
 
+    try:
+        pinned = tuple(split_pin(pin) for pin in pins)
+        read_pins(pinned)
+    except MeshwiseError as error:
+        raise click.UsageError(f"--pin: {error}") from error
     request = PipelineRequest(
         cluster=cluster,
         num_layers=layers,
@@ -125,6 +151,8 @@ def plan(
         schedules=tuple(CHOICES[name] for name in schedules) or (ONE_F_ONE_B,),
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
+        use_all_devices=use_all_devices,
+        pins=pinned,
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:

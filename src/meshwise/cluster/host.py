@@ -146,13 +146,25 @@ def _slowest_device(devices: Sequence[DeviceSpec]) -> DeviceSpec:
     if len(kinds) == 1:
         return kinds[0]
     dtypes = sorted({dtype for kind in kinds for dtype, _ in kind.flop_per_s})
-    return DeviceSpec(
+    worst = DeviceSpec(
         name="slowest of " + ", ".join(dict.fromkeys(kind.name for kind in kinds)),
         memory_bytes=min(kind.memory_bytes for kind in kinds),
         memory_bytes_per_s=min(kind.memory_bytes_per_s for kind in kinds),
         flop_per_s=tuple((dtype, min(kind.rate(dtype) for kind in kinds)) for dtype in dtypes),
         source="the worst number of each device",
         dense_times=_slowest_times(kinds),
+    )
+    # Often one of them is the slowest in everything: plans for it are then plans for all.
+    return next((kind for kind in kinds if _is_as(kind, worst, dtypes)), worst)
+
+
+def _is_as(kind: DeviceSpec, worst: DeviceSpec, dtypes: Sequence[str]) -> bool:
+    """Whether a device has the worst number of each."""
+    return (
+        kind.memory_bytes == worst.memory_bytes
+        and kind.memory_bytes_per_s == worst.memory_bytes_per_s
+        and all(kind.rate(dtype) == worst.rate(dtype) for dtype in dtypes)
+        and kind.dense_times == worst.dense_times
     )
 
 

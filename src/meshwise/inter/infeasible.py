@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.stage_problem import Stage, StageProblem, memory_bytes
+from meshwise.inter.stage_problem import FloatArray, Stage, StageProblem, memory_bytes
 from meshwise.units import bytes_text
 
 Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[Stage]]
@@ -37,8 +37,9 @@ def infeasible(
             f"layer {layer} runs on no submesh: no stage that holds it has a finite time"
         )
     if not feasible(_with_memory(problem, math.inf), num_stages):
-        return InfeasibleError(_devices_text(problem, num_stages))
-    text = _layer_text(problem)
+        text = _devices_text(problem, num_stages)
+        return InfeasibleError(text + _devices_remedy(problem, num_stages, feasible))
+    text = _layer_text(problem) or _state_text(problem)
     return InfeasibleError(text or _stage_text(problem, num_stages, feasible))
 
 
@@ -65,8 +66,62 @@ def _devices_text(problem: StageProblem, num_stages: int | None) -> str:
     text = f"{layers} layers cannot be cut into "
     text += "stages" if num_stages is None else f"{num_stages} stages"
     text += f" that use {'all' if problem.use_all_devices else 'at most'} {devices} devices"
-    shapes = ", ".join(str(m) for m in problem.costs.submeshes)
+    shapes = ", ".join(dict.fromkeys(str(m) for m in problem.costs.submeshes))
     return text + f", on submeshes {shapes}, whatever the memory"
+
+
+def _devices_remedy(problem: StageProblem, num_stages: int | None, feasible: Feasible) -> str:
+    """What would help where the number of stages or of devices is in the way."""
+    layers, devices = problem.costs.num_layers, problem.num_devices
+    if num_stages is not None and num_stages > layers:
+        return f"; a stage has at least one layer: ask for at most {layers} stages, or more layers"
+    if num_stages is not None and num_stages > devices:
+        return f"; a stage has at least one device: ask for at most {devices} stages"
+    free = _with_memory(replace(problem, use_all_devices=False), math.inf)
+    if problem.use_all_devices and feasible(free, num_stages):
+        return "; there are stages if devices may stay idle (use_all_devices=False)"
+    if num_stages is not None and feasible(_with_memory(problem, math.inf), None):
+        return "; there are stages of another number"
+    return ""
+
+
+def _state_text(problem: StageProblem) -> str | None:
+    """The memory of all layers together, if it is more than that of all devices."""
+    costs = problem.costs
+    size = np.array([m.num_devices for m in costs.submeshes])[:, None]
+    everywhere = np.where(np.isfinite(costs.microbatch_s), costs.resident_bytes * size, np.inf)
+    need = least_sum(everywhere.min(axis=(2, 3)))
+    has = _memory_of_all(problem)
+    if need <= has:
+        return None
+    return (
+        f"the layers do not fit into the cluster together: parameters, gradients and optimizer "
+        f"state need at least {bytes_text(need)}, and {problem.num_devices} devices have "
+        f"{bytes_text(has)}; {math.ceil(need / has)} times as many hosts have as much, {_ADVICE}"
+    )
+
+
+def least_sum(whole: FloatArray) -> float:
+    """The least sum over runs that hold every layer once.
+
+    Args:
+        whole: What a run takes, by first and last layer.
+    """
+    best = [0.0]
+    for last in range(len(whole)):
+        best.append(min(best[k] + float(whole[k, last]) for k in range(last + 1)))
+    return best[-1]
+
+
+def _memory_of_all(problem: StageProblem) -> float:
+    """Bytes of all devices; of each the most that a submesh on it has."""
+    memory = np.zeros(problem.num_devices)
+    for m in problem.costs.submeshes:
+        starts = range(problem.num_devices) if m.starts is None else m.starts
+        for start in starts:
+            part = memory[start : start + m.num_devices]
+            np.maximum(part, m.memory_bytes, out=part)
+    return float(memory.sum())
 
 
 def _layer_text(problem: StageProblem) -> str | None:
@@ -93,7 +148,12 @@ def _layer_text(problem: StageProblem) -> str | None:
         f"layer {layer} does not fit into memory: the least that it needs, in a last stage of "
         f"layers {first} to {last} on submesh {submesh}, is "
         f"{bytes_text(float(need[first, last, kind, variant]))} a device of "
-        f"{bytes_text(submesh.memory_bytes)}; {_ADVICE}"
+        f"{bytes_text(submesh.memory_bytes)} "
+        f"({bytes_text(float(costs.resident_bytes[first, last, kind, variant]))} resident, "
+        f"{in_flight:g} micro-batches in flight of "
+        f"{bytes_text(float(costs.microbatch_bytes[first, last, kind, variant]))}, "
+        f"{bytes_text(float(costs.temporary_bytes[first, last, kind, variant]))} temporary); "
+        f"{_ADVICE}"
     )
 
 

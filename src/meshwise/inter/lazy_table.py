@@ -66,23 +66,27 @@ class LazyTable:
         way = self._variants[m][v]
         self._report(f"bounds on {self._submeshes[m]} as {_named(way.mesh)}, remat {way.remat}")
         bounds = self._costs.bounds(way.mesh, way.remat, bounds_of)
+        # None where a pin names axes that one device does not have.
         alone = self._costs.alone(way.mesh, way.remat, self._count)
         at = (slice(None), slice(None), m, v)
         for name in _NAMES:
             self._arrays[name][at] = np.inf
-        if bounds is None or alone is None:
+        if bounds is None:
             return
-        # Each of n devices holds an n-th at least.
-        share = 1 / way.mesh.num_devices
-        held = bounds.microbatch_bytes * bounds_of / self._count
         exists = np.isfinite(bounds.loop_s)
+        nothing = np.zeros_like(bounds.loop_s)
         columns = {
             "microbatch_s": bounds.loop_s / self._count,
-            "once_s": np.zeros_like(bounds.loop_s),
-            "resident_bytes": np.maximum(bounds.resident_bytes, alone.resident_bytes * share),
-            "microbatch_bytes": np.maximum(held, alone.microbatch_bytes * share),
-            "temporary_bytes": alone.temporary_bytes * share,
+            "once_s": nothing,
+            "resident_bytes": bounds.resident_bytes,
+            "microbatch_bytes": bounds.microbatch_bytes * bounds_of / self._count,
+            "temporary_bytes": nothing,
         }
+        if alone is not None:
+            # Each of n devices holds an n-th at least.
+            for name in _NAMES[2:]:
+                share = getattr(alone, name) / way.mesh.num_devices
+                columns[name] = np.maximum(columns[name], share)
         for name in _NAMES:
             self._arrays[name][at] = np.where(exists, columns[name], np.inf)
 

@@ -10,18 +10,22 @@ Source: Alpa section 5; DESIGN decision 10.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.conditioned import MemoryPrice
+from meshwise.inter.directions import build_either_way
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
-from meshwise.inter.stage_dp import StagePlan, build_stages, build_stages_below
-from meshwise.inter.stage_problem import StageProblem
+from meshwise.inter.stage_dp import StagePlan, build_stages
+from meshwise.inter.stage_pins import StagePin, masked, without_ones
+from meshwise.inter.stage_problem import FloatArray, StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
 from meshwise.inter.variants import LayerSource, Variant, VariantCosts, logical_views
@@ -44,9 +48,14 @@ class SearchOptions:
         remats: To choose from.
         prices: Of memory, in steps for all that a device has.
         memory_bytes: Of a device; None for what the cluster has.
-        use_all_devices: Whether every device must belong to a stage.
+        use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
+            Slow ones among others may be better left alone.
         num_stages: Exactly so many; None for any number.
         every_submesh: All shapes; else up to one host, and powers of two of hosts, or all.
+        pins: What is fixed about stages.
+        places: Whether stages lie in the order of the devices also where hosts are equal:
+            transfers inside hosts are then told from those between them.
+        guess_s: About what a step takes, for the scale of prices; None: from the FLOP.
         intra: How layers are planned.
     """
 
@@ -57,9 +66,12 @@ class SearchOptions:
     remats: tuple[Remat, ...] = ("none", "full")
     prices: tuple[float, ...] = PRICES
     memory_bytes: int | None = None
-    use_all_devices: bool = True
+    use_all_devices: bool | None = None
     num_stages: int | None = None
     every_submesh: bool = False
+    pins: tuple[StagePin, ...] = ()
+    places: bool = False
+    guess_s: float | None = None
     intra: IntraOptions = field(default_factory=IntraOptions)
 
 
@@ -84,33 +96,84 @@ class Found:
 
 
 def submeshes_of(
-    cluster: Cluster, *, every: bool, memory_bytes: int | None
+    cluster: Cluster,
+    *,
+    every: bool,
+    memory_bytes: int | None,
+    also: Collection[tuple[int, int] | None] = (),
+    places: bool = False,
 ) -> tuple[list[SubmeshKind], list[Submesh]]:
-    """Kinds of submeshes of a cluster, for costs and for the stage construction."""
+    """Kinds of submeshes of a cluster, for costs and for the stage construction.
+
+    Args:
+        cluster: The cluster.
+        every: All shapes; else up to one host, and powers of two of hosts, or all.
+        memory_bytes: Of a device; None for what the cluster has.
+        also: Other shapes that are wanted.
+        places: Whether stages lie in the order of the devices also where hosts are equal.
+    """
     kinds = [
         k
         for k in cluster.submesh_kinds(every=every)
-        if every or _is_round(k.num_hosts) or k.num_hosts == cluster.num_hosts
+        if every or _is_round(k.num_hosts) or k.num_hosts == cluster.num_hosts or k.shape in also
     ]
-    starts: dict[SubmeshKind, list[int]] = {k: [] for k in kinds}
     # Only the paper's shapes on equal hosts can always be placed afterwards.
-    has_places = cluster.is_mixed or every
-    if has_places:
-        for place in cluster.submeshes(every=every):
-            if place.kind not in starts:
-                continue
-            starts[place.kind].append(cluster.device_numbers(place)[0])
+    if not (cluster.is_mixed or every or places):
+        return kinds, [_submesh(k, memory_bytes) for k in kinds]
+    known = set(kinds)
+    starts: dict[tuple[SubmeshKind, bool], set[int]] = {}
+    for place in cluster.submeshes(every=every):
+        if place.kind in known:
+            for first, inside in _starts(cluster, place):
+                starts.setdefault((place.kind, inside > 0), set()).add(first)
+    # Where a stage begins inside a host, the one before it sends inside that host.
+    split = [(k, inner) for k in kinds for inner in (False, True) if (k, inner) in starts]
     found = [
-        Submesh(
-            num_hosts=k.num_hosts,
-            devices_per_host=k.devices_per_host,
-            memory_bytes=k.device.memory_bytes if memory_bytes is None else memory_bytes,
+        replace(
+            _submesh(k, memory_bytes),
             host_kinds=(k.host.name,) * k.num_hosts if cluster.is_mixed else (),
-            starts=tuple(sorted(starts[k])) if has_places else None,
+            starts=tuple(sorted(starts[k, inner])),
+            is_inner=inner,
         )
-        for k in kinds
+        for k, inner in split
     ]
-    return kinds, found
+    return [k for k, _ in split], found
+
+
+def _submesh(kind: SubmeshKind, memory_bytes: int | None) -> Submesh:
+    return Submesh(
+        num_hosts=kind.num_hosts,
+        devices_per_host=kind.devices_per_host,
+        memory_bytes=kind.device.memory_bytes if memory_bytes is None else memory_bytes,
+    )
+
+
+def asked_submeshes(
+    cluster: Cluster, options: SearchOptions
+) -> tuple[list[SubmeshKind], list[Submesh]]:
+    """`submeshes_of` for options."""
+    return submeshes_of(
+        cluster,
+        every=options.every_submesh,
+        memory_bytes=options.memory_bytes,
+        also={pin.submesh for pin in options.pins},
+        places=options.places,
+    )
+
+
+def _starts(cluster: Cluster, place: Place) -> Iterator[tuple[int, int]]:
+    """First devices of a submesh at a place, and of the same in its host up to the next place.
+
+    Stages follow each other without gaps in any order of sizes, so places are not aligned.
+
+    Returns:
+        Numbers of the device in the cluster and in its host.
+    """
+    kind = place.kind
+    first, inside = cluster.device_numbers(place)[0], place.first_device
+    spare = kind.host.num_devices - inside - kind.devices_per_host
+    more = min(spare, kind.devices_per_host - 1) if kind.num_hosts == 1 else 0
+    yield from ((first + n, inside + n) for n in range(more + 1))
 
 
 def _is_round(count: int) -> bool:
@@ -126,9 +189,43 @@ def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tup
             remat=remat,
             price=MemoryPrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT),
         )
-        for mesh in logical_views(kind)
+        for mesh in _views(kind, options.pins)
         for remat in options.remats
         for price in options.prices
+    )
+
+
+def guessed_s(kinds: Sequence[SubmeshKind], cluster: Cluster, options: SearchOptions) -> float:
+    """About what a step takes."""
+    rate = max(max(r for _, r in k.device.flop_per_s) for k in kinds)
+    return options.guess_s or 3 * options.step_flop / (rate * cluster.num_devices)
+
+
+def _views(kind: SubmeshKind, pins: Sequence[StagePin]) -> tuple[LogicalMesh, ...]:
+    """The logical meshes worth a try, and those that are asked for."""
+    views = logical_views(kind)
+    known = {without_ones(view.sizes) for view in views}
+    sizes = dict.fromkeys(p.mesh for p in pins if p.mesh and p.mesh not in known)
+    return (*views, *(kind.mesh(s) for s in sizes if math.prod(s) == kind.num_devices))
+
+
+def stage_problem(
+    costs: StageCosts,
+    cluster: Cluster,
+    options: SearchOptions,
+    num_microbatches: int,
+    schedule: PipelineSchedule,
+    transfers: FloatArray | None,
+) -> StageProblem:
+    """What the stages are chosen from."""
+    use_all = options.use_all_devices
+    return StageProblem(
+        costs=costs,
+        num_devices=cluster.num_devices,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        transfer_s=transfers,
+        use_all_devices=not cluster.is_mixed if use_all is None else use_all,
     )
 
 
@@ -137,6 +234,7 @@ def search(
     cluster: Cluster,
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
+    costs: VariantCosts | None = None,
 ) -> tuple[Found, VariantCosts]:
     """Find the fastest pipeline.
 
@@ -145,21 +243,19 @@ def search(
         cluster: Where they run.
         options: What is searched.
         report: Is told of progress.
+        costs: Plans of these layers from another search, to be added to.
 
     Raises:
         InfeasibleError: nothing fits.
         PlanError: a number of micro-batches does not divide the batch.
     """
-    kinds, submeshes = submeshes_of(
-        cluster, every=options.every_submesh, memory_bytes=options.memory_bytes
-    )
-    rate = max(max(r for _, r in k.device.flop_per_s) for k in kinds)
-    second = 3 * options.step_flop / (rate * cluster.num_devices)
+    kinds, submeshes = asked_submeshes(cluster, options)
+    second = guessed_s(kinds, cluster, options)
     variants = [variants_of(kind, options, second) for kind in kinds]
-    costs = VariantCosts(source, options.intra)
+    costs = costs or VariantCosts(source, options.intra)
     tried: dict[int, float] = {}
     best: Found | None = None
-    first: tuple[LazyTable, StageProblem] | None = None
+    first: tuple[LazyTable, Callable[[PipelineSchedule], StageProblem]] | None = None
     for count in _outward(options, cluster.num_devices, tried):
         table = LazyTable(
             costs,
@@ -169,25 +265,32 @@ def search(
             bounds_of=_bounds_of(count, options, cluster.num_devices),
             report=lambda text, b=count: report(f"B={b}: {text}"),
         )
-        problem = StageProblem(
-            costs=table.costs(),
-            num_devices=cluster.num_devices,
-            num_microbatches=count,
-            transfer_s=transfer_s(source, kinds, count),
-            use_all_devices=options.use_all_devices,
-        )
+        transfers = transfer_s(source, kinds, count, [m.is_inner for m in submeshes])
+
+        def problem(
+            schedule: PipelineSchedule,
+            table: LazyTable = table,
+            count: int = count,
+            transfers: FloatArray = transfers,
+        ) -> StageProblem:
+            known = masked(table.costs(), options.pins, kinds, variants)
+            return stage_problem(known, cluster, options, count, schedule, transfers)
+
         first = first or (table, problem)
         fastest = math.inf
         for schedule in options.schedules:
-            problem = replace(problem, schedule=schedule)
             cutoff = min(fastest, math.inf if best is None else best.plan.total_s)
-            plan, problem = _best_stages(problem, table, cutoff, options.num_stages)
+            while True:
+                now = problem(schedule)
+                plan = build_either_way(now, cutoff, num_stages=options.num_stages)
+                if plan is None or not table.plan(plan.stages):
+                    break
             if plan is None:
                 continue
             fastest = plan.total_s
             best = Found(
                 plan=plan,
-                problem=problem,
+                problem=now,
                 kinds=tuple(kinds),
                 variants=tuple(variants),
                 tried=tried,
@@ -199,20 +302,10 @@ def search(
         assert first is not None
         table, problem = first
         table.plan_all()
-        build_stages(replace(problem, costs=table.costs()), num_stages=options.num_stages)
+        # Says what is missing.
+        build_stages(problem(options.schedules[0]), num_stages=options.num_stages)
         raise InfeasibleError("no pipeline fits")
     return best, costs
-
-
-def _best_stages(
-    problem: StageProblem, table: LazyTable, below_s: float, num_stages: int | None
-) -> tuple[StagePlan | None, StageProblem]:
-    """The best stages if they take less than `below_s`, and the problem with what they use."""
-    while True:
-        plan = build_stages_below(problem, below_s, num_stages=num_stages)
-        if plan is None or not table.plan(plan.stages):
-            return plan, problem
-        problem = replace(problem, costs=table.costs())
 
 
 def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:

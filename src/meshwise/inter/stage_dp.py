@@ -188,7 +188,7 @@ def _search(
 
 def _space(problem: StageProblem, num_stages: int | None) -> str:
     costs = problem.costs
-    shapes = ", ".join(str(m) for m in costs.submeshes)
+    shapes = ", ".join(dict.fromkeys(str(m) for m in costs.submeshes))
     count = "any number of" if num_stages is None else str(num_stages)
     devices = "all" if problem.use_all_devices else "at most"
     return (

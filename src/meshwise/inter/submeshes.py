@@ -19,6 +19,8 @@ class Submesh:
         host_kinds: Kinds of its hosts in order, for display; empty on a uniform cluster.
         starts: First devices that it may have.  None: anywhere, for `placement` finds a place
             afterwards (uniform cluster, shapes of appendix A).
+        is_inner: Whether the device before its first one is of the same host, so that a stage
+            which ends there sends inside the host; None: not known.
     """
 
     num_hosts: int
@@ -26,6 +28,7 @@ class Submesh:
     memory_bytes: float
     host_kinds: tuple[str, ...] = ()
     starts: tuple[int, ...] | None = None
+    is_inner: bool | None = None
 
     @property
     def num_devices(self) -> int:

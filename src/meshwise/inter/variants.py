@@ -113,6 +113,15 @@ class VariantCosts:
         self._costs: dict[object, RunCosts | None] = {}
         self._bounds: dict[object, RunBounds | None] = {}
 
+    def restricted(self, piece: PieceGraph, mesh: LogicalMesh) -> tuple[PieceGraph, IntraOptions]:
+        """A layer and how it is planned on a mesh; overridden where layouts are pinned.
+
+        Raises:
+            InfeasibleError: the pins do not fit the mesh.
+        """
+        del mesh
+        return piece, self.options
+
     def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
         """Every layer under a variant; None if one has no plan."""
         found: list[ConditionedLayer] = []
@@ -143,7 +152,8 @@ class VariantCosts:
         if key not in self._networks:
             graph = self._graph(c, remat, num_microbatches)
             try:
-                self._networks[key] = layer_network(graph, mesh, self.options)
+                graph, options = self.restricted(graph, mesh)
+                self._networks[key] = layer_network(graph, mesh, options)
             except InfeasibleError:
                 self._networks[key] = None
         return self._networks[key]

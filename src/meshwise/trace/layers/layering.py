@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from jax.extend.core import jaxprs_in_params
 
 from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
 from meshwise.trace.layers.joint import Joint, join
-from meshwise.trace.layers.planned import piece_graph
+from meshwise.trace.layers.planned import arguments_of, piece_graph
 from meshwise.trace.layers.split import SplitStep
 from meshwise.trace.layers.update import Update
 
@@ -53,6 +55,17 @@ class Layering:
     def piece(self, first: int, last: int) -> Piece:
         """The layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
+
+    def argument_names(self, layer: int) -> list[str]:
+        """Names of the step's arguments that the graph of a layer takes, in its order."""
+        _, arguments = arguments_of(
+            self.cutter, self.piece(layer, layer), self.update.share(layer, layer)
+        )
+        return [self.split.names[i] for i in arguments]
+
+    def activation_names(self, layer: int) -> list[str]:
+        """Names that `jax.ad_checkpoint.checkpoint_name` gave to activations of a layer."""
+        return list(_checkpoint_names(self.piece(layer, layer).equations))
 
     def tied_names(self) -> tuple[str, ...]:
         """Names of parameters that several layers read."""
@@ -112,3 +125,11 @@ class Layering:
             batch_size=self.batch_size,
             num_microbatches=num_microbatches,
         )
+
+
+def _checkpoint_names(equations: Sequence[Any]) -> Iterator[str]:
+    for eqn in equations:
+        if eqn.primitive.name == "name":
+            yield str(eqn.params["name"])
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _checkpoint_names(inner.eqns)

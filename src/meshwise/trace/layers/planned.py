@@ -14,7 +14,7 @@ from meshwise.inter.piece import Crossing, PieceGraph
 from meshwise.jax_compat import source_line
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
-from meshwise.trace.layers.cut import Cutter
+from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import traced
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.update import Share, Update
@@ -62,9 +62,7 @@ def piece_graph(
     owned = {r for r in piece.roots if r in share.owned}
     tied = [r for r in piece.roots if r in owned and r in share.tied]
     of_state = {j: i for i, j in split.aliases}
-    state = [of_state[j] for j in share.results if j in of_state]
-    read = {*piece.arguments, *cutter.arguments_of_roots(piece), *share.arguments}
-    arguments = [*state, *sorted(read.difference(state))]
+    state, arguments = arguments_of(cutter, piece, share)
 
     def micro(aval: Any, dim: int | None) -> Any:
         if dim is None:
@@ -142,6 +140,18 @@ def piece_graph(
         state=tuple(range(len(state))),
         num_microbatches=num_microbatches,
     )
+
+
+def arguments_of(cutter: Cutter, piece: Piece, share: Share) -> tuple[list[int], list[int]]:
+    """Positions of the step's arguments that the graph of a piece takes first.
+
+    Returns:
+        Those that the update overwrites; these and behind them all others that are read.
+    """
+    of_state = {j: i for i, j in cutter.split.aliases}
+    state = [of_state[j] for j in share.results if j in of_state]
+    read = {*piece.arguments, *cutter.arguments_of_roots(piece), *share.arguments}
+    return state, [*state, *sorted(read.difference(state))]
 
 
 def _in_time(

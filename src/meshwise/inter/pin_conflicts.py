@@ -1,0 +1,123 @@
+"""Which pins contradict each other: a smallest set without which the others have a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from meshwise.cluster.spec import Cluster
+from meshwise.inter.directions import mirrored
+from meshwise.inter.lazy_table import LazyTable
+from meshwise.inter.search import (
+    SearchOptions,
+    asked_submeshes,
+    guessed_s,
+    stage_problem,
+    variants_of,
+)
+from meshwise.inter.stage_dp import feasible_stages
+from meshwise.inter.stage_pins import masked
+from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
+from meshwise.inter.submeshes import Submesh
+from meshwise.inter.variants import Variant, VariantCosts
+
+T = TypeVar("T")
+
+
+def smallest_conflict(
+    pins: Sequence[T], is_feasible: Callable[[Sequence[T]], bool]
+) -> tuple[T, ...]:
+    """Pins that contradict each other, none of which can be left out (a deletion filter).
+
+    Args:
+        pins: All pins, that together have no plan.
+        is_feasible: Whether some of them have one; with fewer pins it does not become false.
+
+    Returns:
+        The pins; none if there is no plan even without pins.
+    """
+    kept = list(pins)
+    for pin in pins:
+        fewer = [p for p in kept if p is not pin]
+        if not is_feasible(fewer):
+            kept = fewer
+    return tuple(kept)
+
+
+def some_stages(problem: StageProblem, num_stages: int | None) -> tuple[Stage, ...]:
+    """Some stages, in either direction of the cluster; none if there are none."""
+    found = feasible_stages(problem, num_stages)
+    if not found and any(m.starts is not None for m in problem.costs.submeshes):
+        return feasible_stages(mirrored(problem), num_stages)
+    return found
+
+
+def fits_without_costs(
+    cluster: Cluster, options: SearchOptions, num_layers: int, num_microbatches: int
+) -> bool:
+    """Whether stages could be cut as the pins say if they took no memory: nothing is planned.
+
+    Args:
+        cluster: Where they would run.
+        options: With the pins.
+        num_layers: L.
+        num_microbatches: B.
+    """
+    kinds, submeshes = asked_submeshes(cluster, options)
+    variants = [variants_of(kind, replace(options, prices=(0.0,)), 1.0) for kind in kinds]
+    costs = masked(_free(submeshes, variants, num_layers), options.pins, kinds, variants)
+    problems = (
+        stage_problem(costs, cluster, options, num_microbatches, schedule, None)
+        for schedule in options.schedules
+    )
+    return any(some_stages(problem, options.num_stages) for problem in problems)
+
+
+def fits(
+    cluster: Cluster, options: SearchOptions, costs: VariantCosts, counts: Sequence[int]
+) -> bool:
+    """Whether there is a plan at one of some numbers of micro-batches.
+
+    Args:
+        cluster: Where it would run.
+        options: With the pins.
+        costs: Plans of layers.
+        counts: Values of B.
+    """
+    kinds, submeshes = asked_submeshes(cluster, options)
+    second = guessed_s(kinds, cluster, options)
+    variants = [variants_of(kind, options, second) for kind in kinds]
+    for count in counts:
+        table = LazyTable(costs, submeshes, variants, count, bounds_of=count, report=lambda _: None)
+        for schedule in options.schedules:
+            while True:
+                known = masked(table.costs(), options.pins, kinds, variants)
+                problem = stage_problem(known, cluster, options, count, schedule, None)
+                stages = some_stages(problem, options.num_stages)
+                if not table.plan(stages):
+                    break
+            if stages:
+                return True
+    return False
+
+
+def _free(
+    submeshes: Sequence[Submesh], variants: Sequence[Sequence[Variant]], num_layers: int
+) -> StageCosts:
+    """Every stage takes a second and no memory."""
+    shape = (num_layers, num_layers, len(submeshes), max(map(len, variants)))
+    first, last, kind, variant = np.indices(shape)
+    count = np.array([len(ways) for ways in variants])
+    exists = (last >= first) & (variant < count[kind])
+    nothing = np.zeros(shape)
+    return StageCosts(
+        submeshes=tuple(submeshes),
+        microbatch_s=np.where(exists, 1.0, np.inf),
+        once_s=nothing,
+        resident_bytes=nothing,
+        microbatch_bytes=nothing,
+        temporary_bytes=nothing,
+    )

@@ -1,0 +1,140 @@
+"""The search for a pipeline that keeps to pins, or names those that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.finish import NamedLayers
+from meshwise.inter.pin_conflicts import fits, fits_without_costs, smallest_conflict
+from meshwise.inter.remedies import least_memory_counts, remedies
+from meshwise.inter.search import Found, SearchOptions, microbatch_counts, search
+from meshwise.inter.variants import VariantCosts
+from meshwise.pinned_layers import PinnedCosts, PinnedSource
+from meshwise.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
+from meshwise.trace.layers.layering import Layering
+
+
+def pinned_search(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    pins: Sequence[PipelinePin],
+    report: Callable[[str], object],
+) -> tuple[NamedLayers, Found, VariantCosts]:
+    """Find the fastest pipeline that keeps to pins.
+
+    Args:
+        layers: The layers.
+        cluster: Where they run.
+        options: What is searched, pins apart.
+        pins: What is fixed; if any, also the numbers of stages and of micro-batches.
+        report: Is told of progress.
+
+    Returns:
+        The layers as they were planned, the pipeline, plans of layers.
+
+    Raises:
+        PlanError: pins contradict each other, the cluster or its memory; they are named.
+        PinError: a pin of a layout names nothing.
+        InfeasibleError: nothing fits, with or without pins.
+    """
+    if not pins:
+        costs = VariantCosts(layers, options.intra)
+        try:
+            found, _ = search(layers, cluster, options, report, costs)
+        except InfeasibleError as error:
+            helps = remedies(cluster, options, costs, report)
+            if not helps:
+                raise
+            raise InfeasibleError(f"{error}; planned: it fits with {' or '.join(helps)}") from error
+        return layers, found, costs
+    # What is asked for beside the pins is among them: it may contradict others.
+    options = replace(options, num_stages=None, num_microbatches=None)
+    count = len(layers.classes)
+    pins = resolved(pins, count)
+    values = microbatch_counts(options)
+
+    def could_be(some: Sequence[PipelinePin]) -> bool:
+        asked = with_pins(options, some)
+        return asked is not None and fits_without_costs(cluster, asked, count, values[0])
+
+    if not could_be(pins) and (conflict := smallest_conflict(pins, could_be)):
+        raise PlanError(_contradiction(conflict, cluster, count))
+    asked = with_pins(options, pins)
+    assert asked is not None
+    source, costs = _source(layers, options, pins)
+    try:
+        found, costs = search(source, cluster, asked, report, costs)
+    except InfeasibleError as error:
+        report("looking for the pins that leave no plan")
+        conflict = _conflict(layers, cluster, options, pins, costs)
+        if not conflict:
+            raise
+        raise PlanError(_too_much(conflict, error, costs)) from error
+    return source, found, costs
+
+
+def _source(
+    layers: Layering, options: SearchOptions, pins: Sequence[PipelinePin]
+) -> tuple[NamedLayers, VariantCosts]:
+    layouts = layouts_of(pins)
+    if not layouts:
+        return layers, VariantCosts(layers, options.intra)
+    source = PinnedSource(layers, layouts)
+    return source, PinnedCosts(source, options.intra, layouts)
+
+
+def _conflict(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    pins: Sequence[PipelinePin],
+    costs: VariantCosts,
+) -> tuple[PipelinePin, ...]:
+    """A smallest set of pins without a plan; layers are planned anew for fewer pins of layouts."""
+    planned = {frozenset(layouts_of(pins)): costs}
+
+    def is_feasible(some: Sequence[PipelinePin]) -> bool:
+        asked = with_pins(options, some)
+        if asked is None:
+            return False
+        names = frozenset(layouts_of(some))
+        if names not in planned:
+            _, planned[names] = _source(layers, options, some)
+        return fits(cluster, asked, planned[names], least_memory_counts(asked))
+
+    return smallest_conflict(pins, is_feasible)
+
+
+def _texts(pins: Sequence[PipelinePin]) -> str:
+    *most, last = [repr(pin.text) for pin in pins]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _contradiction(pins: Sequence[PipelinePin], cluster: Cluster, num_layers: int) -> str:
+    shapes = dict.fromkeys(kind.shape for kind in cluster.submesh_kinds())
+    there = (
+        f"{num_layers} layers, {cluster.num_devices} devices of {cluster.name}, submeshes "
+        f"{', '.join(f'{hosts}x{devices}' for hosts, devices in shapes)}"
+    )
+    if len(pins) == 1:
+        return f"pin {_texts(pins)} cannot be kept, whatever the memory: there are {there}"
+    return (
+        f"pins {_texts(pins)} contradict each other, whatever the memory (any of them can be kept "
+        f"without the others): there are {there}; drop or change one of them"
+    )
+
+
+def _too_much(pins: Sequence[PipelinePin], error: InfeasibleError, costs: VariantCosts) -> str:
+    why = str(error)
+    if isinstance(costs, PinnedCosts) and costs.refused and any(p.layout for p in pins):
+        why += f"; on some meshes {costs.refused[0]}"
+    if len(pins) == 1:
+        return f"no plan keeps pin {_texts(pins)}, and without it there is one: {why}"
+    return (
+        f"no plan keeps the pins {_texts(pins)} together, and without any one of them there is "
+        f"one; drop or change one: {why}"
+    )

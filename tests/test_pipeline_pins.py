@@ -1,0 +1,292 @@
+"""Pins of pipelines: read, honoured, or refused with those that contradict each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.cli.plan import plan as plan_command
+from meshwise.errors import InfeasibleError, PinError, PlanError
+from meshwise.inter.conditioned import MemoryPrice
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import GPIPE
+from meshwise.inter.variants import Variant
+from meshwise.intra.options import IntraOptions
+from meshwise.pinned_layers import PinnedCosts, PinnedSource
+from meshwise.pins import Pin
+from meshwise.pipeline_pins import layout_value, read_pins, split_pin
+from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import StepSignature
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+MIDDLE = "0/1"
+
+
+def make_step(num_layers: int) -> tuple[Any, Any, Any]:
+    """A perceptron with names for its activations."""
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * num_layers
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            x = batch["x"]
+            for w in weights:
+                x = checkpoint_name(jnp.tanh(x @ w), "hidden")
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    rows = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    return step, weights, {"x": rows, "y": rows}
+
+
+def make_three() -> tuple[Any, Any, Any]:
+    return make_step(3)
+
+
+def layering(num_layers: int) -> Layering:
+    step, state, batch = make_step(num_layers)
+    return layers_of(step, (state, batch), {}, SIGNATURE, num_layers)[0]
+
+
+def planned(pins: Any, **changes: Any) -> PipelinePlan:
+    step, state, batch = make_step(3)
+    given = {"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), "remats": ("none",)}
+    request = PipelineRequest(**{**given, "pins": pins, **changes})
+    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request)[0]
+
+
+def ranges(plan: PipelinePlan) -> list[tuple[int, int]]:
+    return [(s.first_layer, s.last_layer) for s in plan.stages]
+
+
+@pytest.fixture(scope="module")
+def pinned_stages() -> PipelinePlan:
+    return planned(
+        {"stages": "0-0,1-2", "submesh.0": "1x2", "mesh.1": "2x1", "remat.1": "selective"}
+    )
+
+
+def test_layers_submesh_mesh_and_remat_of_stages(pinned_stages: PipelinePlan) -> None:
+    first, second = pinned_stages.stages
+    assert ranges(pinned_stages) == [(0, 0), (1, 2)]
+    assert first.submesh == (1, 2)
+    assert second.mesh.sizes == (2,)
+    assert second.remat == "selective"
+    assert "pins stages=0-0,1-2, submesh.0=1x2, mesh.1=2x1, remat.1=selective" in (
+        pinned_stages.space
+    )
+
+
+def test_pins_cost_what_they_take_away(pinned_stages: PipelinePlan) -> None:
+    free = planned({"stages": 2}, remats=("none", "selective"))
+    assert free.step_time_s <= pinned_stages.step_time_s * (1 + 1e-9)
+
+
+def test_number_of_stages_microbatches_and_schedule() -> None:
+    plan = planned({"stages": 2, "microbatches": 8, "schedule": "gpipe"}, num_microbatches=(4, 8))
+    assert len(plan.stages) == 2
+    assert plan.num_microbatches == 8
+    assert plan.schedule == GPIPE.table_name
+
+
+def test_a_stage_named_by_a_layer_and_a_mesh_that_is_not_tried_by_itself() -> None:
+    plan = planned({"mesh@2": "4x1", "submesh": "1x4 on p3.8xlarge"})
+    assert [s.mesh.sizes for s in plan.stages] == [(4,)]
+
+
+def test_layouts_of_parameters_and_activations() -> None:
+    plan = planned(
+        {MIDDLE: P(None, "x"), "mesh": "2x2", "0/0": Pin(forbid="y"), "activation:*": P("x", "y")}
+    )
+    layouts = {name: layout for s in plan.stages for k in s.layers for name, _, layout in k.inputs}
+    assert layouts[MIDDLE].dims == ((), (0,))
+    assert all(1 not in axes for axes in layouts["0/0"].dims)
+
+
+def test_a_pinned_layer_is_no_longer_equal_to_others() -> None:
+    layers = layering(6)
+    free = PinnedSource(layers, {}).classes
+    assert free == layers.classes == (0, 1, 1, 1, 1, 5)
+    assert PinnedSource(layers, {"0/3": P("x")}).classes == (0, 1, 1, 3, 1, 5)
+    assert PinnedSource(layers, {"0/1": P("x")}).classes == (0, 1, 2, 2, 2, 5)
+    assert PinnedSource(layers, {"0/*": P("x")}).classes == free
+    assert PinnedSource(layers, {"activation:hidden": P("x")}).classes == free
+
+
+def test_where_a_layout_does_not_fit_a_mesh_only_its_layer_has_no_plan() -> None:
+    layers = layering(3)
+    pins = {"0/0": P("y", None)}
+    costs = PinnedCosts(PinnedSource(layers, pins), IntraOptions(), pins)
+    price = MemoryPrice()
+    pair = Variant(mesh=CLUSTER.submesh(0, 1, 0, 2).kind.mesh((2,)), remat="none", price=price)
+    runs = costs.runs(pair, 4)
+    assert runs is not None
+    assert np.isinf(runs.loop_s[0]).all()
+    assert np.isfinite(runs.loop_s[1, 1:]).all()
+    assert np.isfinite(runs.loop_s[2, 2])
+    assert "the mesh has ['x']" in costs.refused[0]
+    grid = dataclasses.replace(pair, mesh=CLUSTER.submesh(0, 1).kind.mesh((2, 2)))
+    on_grid = costs.runs(grid, 4)
+    assert on_grid is not None
+    assert np.isfinite(on_grid.loop_s[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("pins", "named", "not_named"),
+    [
+        # Numbers.
+        ((("stages", 2), ("stages", 3), ("remat", "none")), ("stages=2", "stages=3"), "remat"),
+        ((("microbatches", 8),), ("microbatches=8", "num_microbatches=4"), "stages"),
+        ((("schedule", "gpipe"), ("schedule", "1f1b")), ("gpipe", "1f1b"), "num_microbatches"),
+        # Layers against the number.
+        ((("stages", 3), ("stages", "0-0,1-2")), ("stages=3", "stages=0-0,1-2"), "num_micro"),
+        ((("stages", "0-1"), ("stages", "1-2")), ("stages=0-1", "stages=1-2"), "num_micro"),
+        # Four devices.
+        (
+            (("stages", 2), ("submesh.0", "1x4"), ("remat.0", "none")),
+            ("stages=2", "submesh.0=1x4"),
+            "remat",
+        ),
+        ((("submesh.0", "1x2"), ("mesh.0", "2x2")), ("submesh.0=1x2", "mesh.0=2x2"), "num_micro"),
+        ((("remat@1", "full"), ("remat", "none")), ("remat@1=full", "remat=none"), "num_micro"),
+        # One alone.
+        ((("submesh.0", "1x3"), ("remat", "none")), ("submesh.0=1x3", "1x1, 1x2, 1x4"), "remat"),
+        ((("mesh", "8"),), ("mesh=8", "4 devices of 1x p3.8xlarge"), "num_micro"),
+        ((("submesh.0", "1x2 on h200"),), ("on h200",), "num_micro"),
+        ((("stages", 4),), ("stages=4", "3 layers"), "num_micro"),
+        # Layouts.
+        (((MIDDLE, "P(x)"), (MIDDLE, "P(-, x)"), ("stages", 2)), ("P(x)", "P(-, x)"), "stages=2"),
+    ],
+)
+def test_contradictions_name_a_smallest_set(
+    pins: Any, named: tuple[str, ...], not_named: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        planned(pins)
+    text = str(caught.value)
+    assert all(name in text for name in named), text
+    assert not_named not in text.partition("there are")[0], text
+
+
+@pytest.mark.parametrize(
+    ("kib", "named"), [(80, ["stages=1"]), (120, ["stages=1", "num_microbatches=4"])]
+)
+def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str]) -> None:
+    # 136 KiB on one device; 70 as three stages; less with smaller micro-batches.
+    pins = {"schedule": "1f1b", "stages": 1, "remat.0": "none"}
+    with pytest.raises(PlanError) as caught:
+        planned(pins, memory_bytes=kib * 1024)
+    before, _, reason = str(caught.value).partition(":")
+    assert re.findall(r"'(.*?)'", before) == named
+    assert "no stages fit into memory" in reason
+    # Without the pins there is a plan.
+    assert planned({}, memory_bytes=kib * 1024).peak_bytes <= kib * 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"memory_bytes": 60 * 1024}, r"layer 1 does not fit.*66 KiB a device of 60 KiB \("),
+        ({"memory_bytes": 60 * 1024}, r"planned: it fits with (32 micro-batches|twice)"),
+        ({"memory_bytes": 80 * 1024, "num_stages": 1}, "fits with .*any number of stages"),
+        (
+            {"memory_bytes": 74 * 1024, "schedules": (GPIPE,)},
+            "remat full or 32 .* or schedule 1f1b",
+        ),
+        ({"num_stages": 4}, "at most 3 stages, or more layers; planned: .*any number of stages"),
+        ({"memory_bytes": 1024}, "does not fit into memory: the least that it needs"),
+    ],
+)
+def test_what_would_help_is_planned_before_it_is_named(changes: Any, told: str) -> None:
+    with pytest.raises(InfeasibleError, match=told) as caught:
+        planned({}, **changes)
+    # A kilobyte is too little for anything.
+    assert ("it fits with" in str(caught.value)) == (changes.get("memory_bytes") != 1024)
+
+
+def test_a_layout_that_fits_no_mesh_is_refused_with_the_reason() -> None:
+    with pytest.raises(PlanError, match=r"no plan keeps pin .*P\(z\).*names axis 'z'") as caught:
+        planned({MIDDLE: "P(z)", "stages": 1})
+    assert "stages=1" not in str(caught.value).partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("pins", "error", "message"),
+    [
+        ({"stages": "0-5"}, PlanError, "no layer 5; the step was cut into layers 0 to 2"),
+        ({"remat@3": "full"}, PlanError, "no layer 3"),
+        ({"remat.1": "full"}, PlanError, r"layers of stage 1 are not known.*remat@12="),
+        ({"stages": 2, "mesh.2": "2"}, PlanError, "layers of stage 2 are not known"),
+        ({"0/nothing/kernel": P("x")}, PinError, "names no argument; the nearest are"),
+        ({"activation:nothing": P("x")}, PinError, "names no activation"),
+    ],
+)
+def test_pins_of_what_is_not_there(pins: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        planned(pins)
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("stages", "NAME=VALUE"),
+        ("=4", "NAME=VALUE"),
+        ("stage=4", "did you mean 'stages'"),
+        ("remats.0=full", "did you mean 'remat'"),
+        ("stages=0", "at least 1"),
+        ("stages=0-3,3-5", "layer 3 stands in two stages"),
+        ("stages=3-0", "end before they begin"),
+        ("stages=a", "write a number of stages, or their layers"),
+        ("microbatches=x", "at least 1"),
+        ("schedule=fast", "no such schedule; there are 1f1b, gpipe"),
+        ("remat.0=some", "one of none, selective, full"),
+        ("mesh.0=2by4", "as 2x4"),
+        ("submesh.0=8", "hosts x devices"),
+        ("0/params/**=x", r"write a layout as P\(None, 'x'\)"),
+        ("0/params/**=P(x y)", "write a layout"),
+    ],
+)
+def test_pins_that_cannot_be_read(pin: str, message: str) -> None:
+    with pytest.raises(PinError, match=message):
+        read_pins([split_pin(pin)])
+    if "'" not in message and "\\" not in message:
+        run = CliRunner().invoke(
+            plan_command, ["--model", "gpt-tiny", "--cluster", "1x p3.8xlarge", "--pin", pin]
+        )
+        assert run.exit_code == 2
+        assert message in " ".join(run.output.split())
+
+
+def test_layouts_in_words() -> None:
+    free = P.UNCONSTRAINED
+    assert layout_value("", "P(None, 'x')") == Pin(P(None, "x"))
+    assert layout_value("", "P(-, (x, y), ?)") == Pin(P(None, ("x", "y"), free))
+    assert layout_value("", "P(P.UNCONSTRAINED, x)") == Pin(P(free, "x"))
+    assert layout_value("", "P()") == Pin(P())
+    assert layout_value("", "forbid(y, x)") == Pin(forbid=("y", "x"))
+
+
+def test_the_command_honours_pins(tmp_path: Any) -> None:
+    run = CliRunner().invoke(
+        plan_command,
+        ["--step", "test_pipeline_pins:make_three", "--cluster", "1x p3.8xlarge",
+         "--layers", "3", "--microbatches", "2", "--pin", "stages=0-0,1-2", "--pin", "mesh.0=2",
+         "--pin", "0/0=P(x, -)", "--any-devices"],
+    )  # fmt: skip
+    assert run.exit_code == 0, run.output
+    assert "2 stages on 1x p3.8xlarge" in run.output
