@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.anchor import anchor
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
 from benchmarks.mixed_clusters import mixed_clusters
@@ -25,8 +26,9 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "mixed_clusters": mixed_clusters,
     "one_device": one_device,
     "one_gpu": one_gpu,
+    "anchor": anchor,
 }
-CPU_BENCHMARKS = ("planning", "fidelity", "hand_written", "mixed_clusters", "one_device")
+CPU_BENCHMARKS = ("planning", "fidelity", "hand_written", "mixed_clusters", "one_device", "anchor")
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ LAYERS = (
     "api",
     "__init__",
     "train",
+    "bench",
     "cli",
 )
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}

@@ -10,7 +10,9 @@ from typing import Any
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import TraceError
+from meshwise.inter.clustering import Ranges
 from meshwise.inter.finish import finished
+from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
@@ -58,8 +60,18 @@ def layers_of(
     kwargs: Mapping[str, Any],
     signature: StepSignature,
     num_layers: int | None = None,
+    *,
+    cut: Callable[[OperatorChain], Ranges] | None = None,
 ) -> tuple[Layering, float]:
     """Cut a step into layers.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+        num_layers: How many; None: as many as repeat.
+        cut: Says where, in place of the clustering of eq. 6.
 
     Returns:
         The layers, and the FLOP of the forward pass on the whole batch.
@@ -77,6 +89,8 @@ def layers_of(
     split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
     chain = chain_of(split)
     numbers = operator_chain(chain)
+    if cut is not None:
+        return Layering(split, chain, cut(numbers), sizes.pop()), math.fsum(chain.flop)
     layers = regular_layers(numbers) if num_layers is None else clustered(numbers, num_layers)
     if layers is None:
         raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
@@ -113,30 +127,60 @@ def plan_pipeline(
         report("tracing")
         layers, flop = layers_of(fun, args, kwargs, signature, request.num_layers)
         report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
-        options = SearchOptions(
-            batch_size=layers.batch_size,
-            step_flop=flop,
-            num_microbatches=request.num_microbatches,
-            schedules=request.schedules,
-            remats=request.remats,
-            memory_bytes=request.memory_bytes,
-            use_all_devices=request.use_all_devices,
-            num_stages=request.num_stages,
-        )
+        options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()
-        source, found, costs = pinned_search(layers, request.cluster, options, pins, report)
-        if pins:
-            space = f"{found.plan.space}; pins {', '.join(pin.text for pin in pins)}"
-            found = replace(found, plan=replace(found.plan, space=space))
-        return finished(
-            source,
-            request.cluster,
-            found,
-            costs,
-            batch_size=layers.batch_size,
-            step_flop=flop,
-            tied=layers.tied_names(),
-        )
+        return plan_layers(layers, request.cluster, options, report, pins)
+
+
+def search_options(layers: Layering, step_flop: float, request: PipelineRequest) -> SearchOptions:
+    """What is searched for given layers."""
+    return SearchOptions(
+        batch_size=layers.batch_size,
+        step_flop=step_flop,
+        num_microbatches=request.num_microbatches,
+        schedules=request.schedules,
+        remats=request.remats,
+        memory_bytes=request.memory_bytes,
+        use_all_devices=request.use_all_devices,
+        num_stages=request.num_stages,
+    )
+
+
+def plan_layers(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+    pins: Sequence[PipelinePin] = (),
+) -> tuple[PipelinePlan, Timeline]:
+    """Find the fastest pipeline for given layers, and simulate it.
+
+    Args:
+        layers: The layers.
+        cluster: Where they run.
+        options: What is searched, pins apart.
+        report: Is told of progress.
+        pins: What is fixed.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        PlanError: a number of micro-batches does not divide the batch, or pins contradict each
+            other, the cluster or its memory.
+        PinError: a pin names nothing.
+    """
+    source, found, costs = pinned_search(layers, cluster, options, pins, report)
+    if pins:
+        space = f"{found.plan.space}; pins {', '.join(pin.text for pin in pins)}"
+        found = replace(found, plan=replace(found.plan, space=space))
+    return finished(
+        source,
+        cluster,
+        found,
+        costs,
+        batch_size=layers.batch_size,
+        step_flop=options.step_flop,
+        tied=layers.tied_names(),
+    )
 
 
 def _asked(request: PipelineRequest) -> Iterator[PipelinePin]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from meshwise.models.mixed_precision import (
@@ -15,6 +18,7 @@ from meshwise.models.mixed_precision import (
     scale_loss,
     unscale,
     where_finite,
+    with_master_copy,
 )
 
 
@@ -62,3 +66,23 @@ def test_the_scale_halves_at_once_and_doubles_after_some_good_steps() -> None:
     assert seen == [8, 4, 4, 8, 8, 16, 16, 8, 4, 2, 1, 1]
     assert scale.value.dtype == jnp.float32
     assert scale.good_steps.dtype == jnp.int32
+
+
+def test_narrow_parameters_are_the_rounded_master_copy() -> None:
+    wide = {"w": jax.random.normal(jax.random.key(0), (64,))}
+    tx = optax.adam(1e-3)
+    narrow = cast_floats(wide, jnp.float16)
+    expected, state = cast_floats(narrow, jnp.float32), tx.init(wide)
+    half = with_master_copy(tx)
+    params, kept = narrow, half.init(narrow)
+    for k in range(3):
+        grads = cast_floats(jax.tree.map(lambda x, k=k: x * (k + 1), wide), jnp.float16)
+        updates, state = tx.update(cast_floats(grads, jnp.float32), state, expected)
+        expected: Any = optax.apply_updates(expected, updates)
+        updates, kept = half.update(grads, kept, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(kept.master["w"], expected["w"])
+    assert params["w"].dtype == jnp.float16
+    np.testing.assert_array_equal(params["w"], expected["w"].astype(jnp.float16))
+    # The steps are smaller than a float16 can tell near 1, and are not lost.
+    assert np.any(np.asarray(params["w"]) != np.asarray(narrow["w"]))

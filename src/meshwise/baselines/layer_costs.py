@@ -61,7 +61,7 @@ class MethodCosts:
         self._pieces: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
-        self._forward: dict[int, tuple[float, Entry]] = {}
+        self._known: dict[int, tuple[RunCost, Entry]] = {}
 
     def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunCost | None:
         """The cost of the layers `first` to `last`; None if they have no plan."""
@@ -162,19 +162,23 @@ class MethodCosts:
             return None
 
     def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> RunCost:
-        layer = self.source.classes[layer]
+        """The cost of a layer's plan; a run has many layers with one plan."""
+        if id(plan) not in self._known:
+            cost = self._priced(self.source.classes[layer], plan, variant, num_microbatches)
+            # The plan is kept, so that its id stays taken.
+            self._known[id(plan)] = (cost, plan)
+        return self._known[id(plan)][0]
+
+    def _priced(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> RunCost:
         piece = self._piece(layer, variant, num_microbatches)
         loop_s, once_s = plan.loop_s, plan.once_s
         if self.method == ALPA_INTRA_OP:
             # It was chosen by communication alone; it costs what it costs.
-            loop_s, once_s = _priced(piece, plan, variant)
-        if id(plan) not in self._forward:
-            forward_s, _ = pass_seconds(piece, plan.decision, variant.mesh, loop_s)
-            # The plan is kept, so that its id stays taken.
-            self._forward[id(plan)] = (forward_s, plan)
+            loop_s, once_s = _seconds(piece, plan, variant)
+        forward_s, _ = pass_seconds(piece, plan.decision, variant.mesh, loop_s)
         return RunCost(
             microbatch_s=loop_s / num_microbatches,
-            forward_s=self._forward[id(plan)][0],
+            forward_s=forward_s,
             once_s=once_s,
             resident_bytes=plan.memory.resident_bytes,
             microbatch_bytes=plan.memory.microbatch_bytes,
@@ -197,7 +201,7 @@ def _has_plan(layer: ConditionedLayer) -> bool:
     return False
 
 
-def _priced(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, float]:
+def _seconds(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, float]:
     """Seconds of a plan in its loop and outside."""
     parts = regions(piece.graph)
     once_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[:1])

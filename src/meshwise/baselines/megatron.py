@@ -59,7 +59,7 @@ def megatron_lm(
         for point in points:
             report(str(point))
             of_method = costs["MegatronSharded" if point.is_sharded else "Megatron"]
-            yield _candidate(point, source, cluster, options, of_method)
+            yield megatron_candidate(point, source, cluster, options, of_method)
 
     return best_of("Megatron-LM", tried(), cluster, memory_of(_part(cluster, 1), options))
 
@@ -70,13 +70,22 @@ def _part(cluster: Cluster, stages: int) -> SubmeshKind:
     return kind
 
 
-def _candidate(
+def megatron_candidate(
     point: MegatronPoint,
     source: LayerSource,
     cluster: Cluster,
     options: SearchOptions,
     costs: MethodCosts,
 ) -> Candidate | Refused:
+    """One point of the grid with the best memory options of its stages.
+
+    Args:
+        point: The point.
+        source: The layers.
+        cluster: Equal hosts.
+        options: Of the search.
+        costs: Layers planned as Megatron does, with or without the distributed optimizer.
+    """
     kind = _part(cluster, point.stages)
     mesh = kind.mesh((point.data_parallel, point.tensor_parallel))
     chunks = chunk_ranges(body_of(source.classes), len(source.classes), point.stages * point.chunks)

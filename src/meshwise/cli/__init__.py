@@ -13,7 +13,7 @@ import click
 from meshwise.cli.clock import process_start
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
-COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "doctor")
+COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "bench", "doctor")
 
 
 class _LazyGroup(click.Group):

@@ -2,7 +2,7 @@
 
 For each number of micro-batches B the layers are planned on every submesh (`variants`), their
 costs composed (`compose`), and for each schedule the best stages chosen (`stage_dp`).  B goes up
-and down from a middle value, for as long as the step gets faster.
+from a middle value, and down for as long as the step gets faster.
 
 Source: Alpa section 5; DESIGN decision 10.
 """
@@ -309,22 +309,22 @@ def search(
 
 
 def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:
-    """Numbers of micro-batches to try: from the middle, both ways while the step gets faster."""
+    """Numbers of micro-batches to try: a middle one, all above, those below while steps get faster.
+
+    More micro-batches have the bounds of fewer, so that those that cannot win are told at once;
+    and a step that is no faster says little of the next, since less memory may save recomputation.
+    """
     values = microbatch_counts(options)
     if options.num_microbatches is not None:
         yield from values
         return
     middle = _middle(values, num_devices)
-    yield values[middle]
-    for way in (1, -1):
-        before = tried[values[middle]]
-        at = middle + way
-        while 0 <= at < len(values):
-            yield values[at]
-            now = tried[values[at]]
-            if now >= before and any(map(math.isfinite, tried.values())):
-                break
-            before, at = now, at + way
+    yield from values[middle:]
+    for at in range(middle - 1, -1, -1):
+        yield values[at]
+        some = any(map(math.isfinite, tried.values()))
+        if some and not tried[values[at]] < tried[values[at + 1]]:
+            break
 
 
 def _middle(values: Sequence[int], num_devices: int) -> int:

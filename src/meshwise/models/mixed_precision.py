@@ -15,6 +15,9 @@ gradients are divided by it, and a step whose gradients are not finite is skippe
     params = where_finite(finite, apply(grads), state.params)
     scale = adjust(state.scale, finite)
 
+`with_master_copy(tx)` is the other way to keep the state: narrow parameters and gradients, and a
+float32 copy of the parameters in the optimizer's state.
+
 Source: Micikevicius et al. 2018, section 3; the schedule of the scale as NVIDIA Apex has it.
 """
 
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 # Source: NVIDIA Apex, `LossScaler`: first scale, steps until it grows, factors.
 FIRST_SCALE = 2.0**16
@@ -103,3 +107,35 @@ def adjust(
     return LossScale(
         jnp.where(is_finite, up, down).astype(scale.value.dtype), jnp.where(grows, 0, good)
     )
+
+
+class MasterState(NamedTuple):
+    """State of an optimizer that works on wide parameters.
+
+    Attributes:
+        master: The parameters in float32.
+        inner: State of the optimizer.
+    """
+
+    master: Any
+    inner: Any
+
+
+def with_master_copy(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, on a float32 copy of narrow parameters.
+
+    A step of it leaves the parameters as the copy rounded to their dtype.
+    """
+
+    def init(params: Any) -> MasterState:
+        master = cast_floats(params, jnp.float32)
+        return MasterState(master, tx.init(master))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MasterState]:
+        wide = cast_floats(updates, jnp.float32)
+        updates, inner = tx.update(wide, state.inner, state.master)
+        master: Any = optax.apply_updates(state.master, updates)
+        moved = jax.tree.map(lambda new, old: new - old.astype(new.dtype), master, params)
+        return moved, MasterState(master, inner)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,1 @@
+"""The evaluation of the Alpa paper in simulation; nothing here is measured."""

@@ -1,0 +1,168 @@
+"""Every method that the figures compare: layers, cluster and options in, an answer out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from meshwise.baselines.deciders import DECIDERS, Decider
+from meshwise.baselines.result import BaselineResult
+from meshwise.bench.result import Answer, StageRow
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import InfeasibleError
+from meshwise.inter.ablations import equal_layer, equal_operator
+from meshwise.inter.finish import finished
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.search import SearchOptions, microbatch_counts, search
+from meshwise.inter.stage_dp import StagePlan
+from meshwise.inter.stage_problem import StageProblem
+from meshwise.pipeline_planning import plan_layers
+from meshwise.report.pipeline_text import pipeline_text
+from meshwise.simulate.timeline import Timeline
+from meshwise.trace.layers.layering import Layering
+
+OURS = "Meshwise"
+EQUAL_LAYER, EQUAL_OPERATOR = "equal layer", "equal operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is to be planned.
+
+    Attributes:
+        layers: The layers.
+        cluster: Where they run.
+        options: What may be searched.
+    """
+
+    layers: Layering
+    cluster: Cluster
+    options: SearchOptions
+
+
+Report = Callable[[str], object]
+Method = Callable[[Work, Report], Answer]
+
+
+def _ours(work: Work, report: Report) -> Answer:
+    try:
+        plan, timeline = plan_layers(work.layers, work.cluster, work.options, report)
+    except InfeasibleError as error:
+        return Answer.nothing(str(error))
+    return _answer(plan, timeline)
+
+
+def _answer(plan: PipelinePlan, timeline: Timeline) -> Answer:
+    stages = tuple(
+        StageRow(
+            first_layer=s.first_layer,
+            last_layer=s.last_layer,
+            submesh=s.submesh,
+            mesh=s.mesh.sizes,
+            remat=s.remat,
+            microbatch_s=s.forward_s + s.backward_s,
+            once_s=s.once_s,
+        )
+        for s in plan.stages
+    )
+    return Answer(
+        step_time_s=timeline.step_time_s,
+        peak_bytes=max(timeline.peak_bytes),
+        num_microbatches=plan.num_microbatches,
+        chosen=stages_text(stages),
+        stages=stages,
+        text=pipeline_text(plan),
+    )
+
+
+def stages_text(stages: Sequence[StageRow]) -> str:
+    """As `2 x (1,2) as 2x1`: runs of stages on equal meshes."""
+    runs: list[tuple[str, int]] = []
+    for s in stages:
+        word = f"({s.submesh[0]},{s.submesh[1]}) as {'x'.join(map(str, s.mesh))}"
+        if runs and runs[-1][0] == word:
+            runs[-1] = (word, runs[-1][1] + 1)
+        else:
+            runs.append((word, 1))
+    return ", ".join(f"{count} x {word}" for word, count in runs)
+
+
+def _decided(decide: Decider) -> Method:
+    def method(work: Work, report: Report) -> Answer:
+        found = decide(work.layers, work.cluster, work.options, report)
+        return _of_baseline(found) if found.fits else Answer.nothing(found.why)
+
+    return method
+
+
+def _of_baseline(found: BaselineResult) -> Answer:
+    return Answer(
+        step_time_s=found.step_time_s,
+        peak_bytes=found.peak_bytes,
+        num_microbatches=found.num_microbatches,
+        chosen=found.chosen,
+        stages=tuple(
+            StageRow(
+                first_layer=s.first_layer,
+                last_layer=s.last_layer,
+                submesh=s.submesh,
+                mesh=s.mesh,
+                remat=s.remat,
+            )
+            for s in found.stages
+        ),
+    )
+
+
+def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
+    """The same search, but a rule says where stages begin; the best number of micro-batches."""
+
+    def method(work: Work, report: Report) -> Answer:
+        best, why = Answer.nothing("no number of micro-batches fits"), ""
+        for count in microbatch_counts(work.options):
+            options = dataclasses.replace(work.options, num_microbatches=(count,))
+            try:
+                found, costs = search(work.layers, work.cluster, options, report)
+                found = dataclasses.replace(found, plan=rule(found.problem))
+            except InfeasibleError as error:
+                why = str(error)
+                continue
+            answer = _answer(
+                *finished(
+                    work.layers,
+                    work.cluster,
+                    found,
+                    costs,
+                    batch_size=options.batch_size,
+                    step_flop=options.step_flop,
+                )
+            )
+            best = min(best, answer, key=lambda a: a.step_time_s)
+        return best if best.fits or not why else Answer.nothing(why)
+
+    return method
+
+
+def _equal_operators(work: Work, report: Report) -> Answer:
+    counts = [last - first + 1 for first, last in work.layers.ranges]
+    return _with_rule(lambda problem: equal_operator(problem, counts))(work, report)
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        OURS: _ours,
+        **{name: _decided(decide) for name, decide in DECIDERS.items()},
+        EQUAL_LAYER: _with_rule(equal_layer),
+        EQUAL_OPERATOR: _equal_operators,
+    }
+)
+
+
+def is_above(ours: Answer, other: Answer, tolerance: float = 1e-6) -> bool:
+    """Whether ours takes longer than a plan of another method that fits."""
+    return math.isfinite(other.step_time_s) and ours.step_time_s > other.step_time_s * (
+        1 + tolerance
+    )

@@ -1,0 +1,49 @@
+"""Training steps of the paper's models, cut into layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from meshwise.baselines.block_layers import block_ranges
+from meshwise.models.mixed_precision import with_master_copy
+from meshwise.models.steps import Config, model_step
+from meshwise.models.wide_resnet import WideResNetConfig
+from meshwise.pipeline_planning import layers_of
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import StepSignature
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+# Parameters and gradients in 16 bits, a float32 copy in the optimizer's state.
+# Source: Alpa repository, `TrainState.create(use_master_copy=True)` where the dtype is float16.
+HALF = {"dtype": "float16", "param_dtype": "float16"}
+
+
+def optimizer_of(config: Config) -> optax.GradientTransformation:
+    """As the paper's benchmarks have it.
+
+    Source: Alpa repository, folder `benchmark/alpa`: Adam for transformers, with a float32 copy of
+    the parameters where these are float16; momentum for Wide-ResNet.
+    """
+    if isinstance(config, WideResNetConfig):
+        return optax.sgd(0.1, momentum=0.9, nesterov=True)
+    tx = optax.adam(1e-3)
+    return with_master_copy(tx) if config.param_dtype == "float16" else tx
+
+
+def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layering, float]:
+    """A training step as layers, and the FLOP of its forward pass.
+
+    Args:
+        config: The model.
+        rows: Batch size.
+        blocks: Layers are the repeated blocks, which hand-written systems divide; else as many as
+            repeat.
+
+    Raises:
+        TraceError: the step cannot be cut.
+    """
+    step, state, batch = model_step(config, rows, optimizer_of(config)).abstract
+    args: tuple[Any, ...] = (state, batch)
+    return layers_of(step, args, {}, SIGNATURE, cut=block_ranges if blocks else None)
