@@ -15,18 +15,19 @@ The row and column sums make the relaxation as tight as the messages' bound.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import highspy
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStubs]
 
-from meshwise.errors import SolverError
+from meshwise.intra.solver.beside import Beside
 from meshwise.intra.solver.bound import dearest
 from meshwise.intra.solver.network import Network, starts
+from meshwise.intra.solver.program import Program, solve_program
 
 # Without type stubs.
 sparse: Any = scipy_sparse
@@ -36,6 +37,8 @@ _SCALE = 1e6
 # What HiGHS says of costs is exact to about 1e-6; one unit must be far larger.
 _LEAST_UNIT = 1e-4
 _ROWS_A_TURN = 50
+# A larger program goes to another process: HiGHS may be deaf for as long as its root takes.
+_COLUMNS_HERE = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,63 +99,35 @@ class _Program:
             )
         self.matrix = sparse.vstack([self.matrix, *parts]).tocsr()
         limits = np.array([1.0 if net.capacity[r] > 0 else 0.0 for r in rows])
-        self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -highspy.kHighsInf)])
+        self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -np.inf)])
         self.row_upper = np.concatenate([self.row_upper, limits])
 
     def solve(
-        self, time_limit_s: float, seed: int, stop: NDArray[np.int8] | None
+        self, deadline: float, seed: int, stop: NDArray[np.int8] | None, beside: Beside
     ) -> tuple[str, float, NDArray[np.float64]]:
-        net = self.network
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self.cost), self.matrix.shape[0]
-        lp.col_cost_ = self.cost * self.scale
-        lp.col_lower_, lp.col_upper_ = np.zeros(len(self.cost)), self.upper
-        lp.row_lower_, lp.row_upper_ = self.row_lower, self.row_upper
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = self.matrix.indptr.astype(np.int32)
-        lp.a_matrix_.index_ = self.matrix.indices.astype(np.int32)
-        lp.a_matrix_.value_ = self.matrix.data
-        whole, free = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        lp.integrality_ = [whole] * len(net.cost) + [free] * len(net.matrices)
-        solver = highspy.Highs()
-        for name, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("random_seed", seed),
-            ("time_limit", time_limit_s),
-            ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", 1e-6),
-            ("mip_feasibility_tolerance", 1e-9),
-            ("primal_feasibility_tolerance", 1e-9),
-        ):
-            solver.setOptionValue(name, value)
-        solver.passModel(lp)
-        if stop is not None:
-            _heed(solver, stop)
-        solver.run()
-        status = solver.getModelStatus()
-        bound = float(solver.getInfo().mip_dual_bound) / self.scale + self.constant
-        names = {
-            highspy.HighsModelStatus.kOptimal: "optimal",
-            highspy.HighsModelStatus.kInfeasible: "infeasible",
-            highspy.HighsModelStatus.kTimeLimit: "time limit",
-            highspy.HighsModelStatus.kInterrupt: "time limit",
-        }
-        if status not in names:
-            raise SolverError(f"HiGHS stopped with {solver.modelStatusToString(status)}")
-        return names[status], bound, np.array(solver.getSolution().col_value, np.float64)
+        """Let HiGHS solve it; its status, bound and values."""
+        program = Program(
+            cost=self.cost * self.scale,
+            upper=self.upper,
+            num_whole=len(self.network.cost),
+            row_lower=self.row_lower,
+            row_upper=self.row_upper,
+            first=self.matrix.indptr.astype(np.int32),
+            column=self.matrix.indices.astype(np.int32),
+            value=self.matrix.data,
+        )
 
+        def must_stop() -> bool:
+            return stop is not None and bool(stop[0])
 
-def _heed(solver: Any, stop: NDArray[np.int8]) -> None:
-    """Let HiGHS look at a flag now and then, and end when it is set."""
-
-    def look(_kind: Any, _message: str, _said: Any, reply: Any, _data: Any) -> None:
-        if stop[0]:
-            reply.user_interrupt = True
-
-    solver.setCallback(look, None)
-    for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt", "kCallbackIpmInterrupt"):
-        solver.startCallback(getattr(highspy.cb.HighsCallbackType, kind))
+        if len(program.cost) > _COLUMNS_HERE and sys.executable:
+            found = beside.solve(program, deadline=deadline, seed=seed, must_stop=must_stop)
+            if found is None:
+                return "time limit", -np.inf, np.zeros(0)
+        else:
+            left = max(deadline - time.monotonic(), 0.0)
+            found = solve_program(program, time_limit_s=left, seed=seed, must_stop=must_stop)
+        return found.status, found.bound / self.scale + self.constant, found.values
 
 
 def _structure(net: Network) -> Any:
@@ -204,12 +179,25 @@ def solve_exactly(
     Raises:
         SolverError: HiGHS failed.
     """
+    with Beside() as beside:
+        return _solved(network, cutoff, first_rows, deadline, seed, stop, beside)
+
+
+def _solved(
+    network: Network,
+    cutoff: float,
+    first_rows: list[int],
+    deadline: float,
+    seed: int,
+    stop: NDArray[np.int8] | None,
+    beside: Beside,
+) -> ExactAnswer:
     program = _Program(network, cutoff)
     trusted = program.scale >= _LEAST_UNIT
     if first_rows:
         program.add_rows(first_rows)
-    while (left := deadline - time.monotonic()) > 0 and not (stop is not None and stop[0]):
-        status, bound, values = program.solve(left, seed, stop)
+    while time.monotonic() < deadline and not (stop is not None and stop[0]):
+        status, bound, values = program.solve(deadline, seed, stop, beside)
         if status == "infeasible":
             # Without a cutoff nothing depends on costs and their scale.
             return ExactAnswer(choice=None, is_proved=trusted or np.isinf(cutoff))
