@@ -16,12 +16,9 @@ from pathlib import Path
 import click
 
 from meshwise.errors import SolverError
-from meshwise.intra.solver.answer import Answer, Progress, checked_answer
-from meshwise.intra.solver.first import first_solution
+from meshwise.intra.solver.answer import Answer, Progress
 from meshwise.intra.solver.helper import kernels
-from meshwise.intra.solver.instance import Instance
 from meshwise.intra.solver.read import read_instance
-from meshwise.intra.solver.small import is_small
 from meshwise.intra.solver.solve import solve_instance
 from meshwise.intra.solver.stream import OutOfTimeError
 
@@ -29,8 +26,6 @@ from meshwise.intra.solver.stream import OutOfTimeError
 _RESERVE_S = 0.5
 _LEAST_RESERVE_S = 0.1
 _RESERVE_SHARE = 0.05
-# Share of the limit that is left for a first solution where kernels are not there yet.
-_SHARE_WITHOUT_KERNELS = 0.3
 _SHOW_EVERY_S = 1.0
 
 
@@ -69,39 +64,27 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
         try:
             with kernels(view.line) as wait_for_kernels:
                 instance = read_instance(file, deadline=deadline)
-                until = deadline - _SHARE_WITHOUT_KERNELS * time_limit
-                if not (is_small(instance) or wait_for_kernels(until)):
-                    answer = _first_answer(instance, start, deadline, seed)
-                    view.line(f"no kernels yet: a first solution costs {answer.cost}")
-                    if not wait_for_kernels(deadline):
-                        raise OutOfTimeError
                 interrupt.is_raised = False
-                found = solve_instance(
+                answer = solve_instance(
                     instance,
                     time_limit_s=max(deadline - time.monotonic(), 0.01),
                     seed=seed,
                     report=view.progress,
                     interrupt=interrupt.event,
+                    wait_for_kernels=wait_for_kernels,
                 )
-                answer = answer if found.gap > answer.gap else found
         except OutOfTimeError:
-            view.line("time was over while the file was read or kernels were compiled")
+            view.line("time was over while the file was read")
         except SolverError as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
-            # While the file was read or kernels were compiled.
+            # While the file was read.
             pass
         view.end(answer)
         if as_json:
             click.echo(json.dumps(_document(answer)))
         else:
             click.echo(json.dumps(list(answer.choice or ())))
-
-
-def _first_answer(instance: Instance, start: float, deadline: float, seed: int) -> Answer:
-    choice = first_solution(instance, must_stop=lambda: time.monotonic() >= deadline, seed=seed)
-    status = "unknown" if choice is None else "feasible"
-    return checked_answer(instance, choice, 0, status, start, seed)
 
 
 @dataclass(slots=True)
@@ -155,6 +138,9 @@ class _View:
 
     def progress(self, now: Progress) -> None:
         """One line of what is known."""
+        if not now.has_kernels:
+            self.line(f"no kernels yet: a first solution costs {now.cost}")
+            return
         if now.seconds - self.shown < _SHOW_EVERY_S:
             return
         self.shown = now.seconds

@@ -93,6 +93,21 @@ def planted_instance(
     return parse_instance(document, "planted")
 
 
+def deaf_instance() -> Instance:
+    """HiGHS begins quickly with it, and then looks at nothing for longer than a test may take."""
+    rng, size, count = np.random.default_rng(0), 10, 100
+    pairs = [[u, (u + k) % count] for u in range(count) for k in (1, 7, 31, 50)]
+    nodes = {
+        "intervals": [[0, 1]] * count,
+        "costs": rng.integers(0, 1000, (count, size)).tolist(),
+        "usages": rng.integers(0, 1000, (count, size)).tolist(),
+    }
+    matrices = rng.integers(0, 1000, (len(pairs), size**2)).tolist()
+    document = _document("deaf", nodes, {"nodes": pairs, "costs": matrices})
+    document["problem"]["usage_limit"] = 400 * count
+    return parse_instance(document, "deaf")
+
+
 def random_instance(seed: int, **options: Any) -> Instance:
     """The same, read."""
     return parse_instance(random_document(seed, **options), "random")

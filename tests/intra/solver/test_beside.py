@@ -9,13 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from intra.solver.problems import random_document
+from intra.solver.problems import deaf_instance
 from meshwise.errors import SolverError
 from meshwise.intra.solver.beside import Beside
 from meshwise.intra.solver.exact import num_columns, solve_exactly
-from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.program import Outcome, Program, solve_program
-from meshwise.intra.solver.read import parse_instance
 from meshwise.intra.solver.small import network_of
 
 FAR_S = 1e6
@@ -33,22 +31,6 @@ def _knapsack(capacity: float, upper: float = 1.0) -> Program:
         column=np.arange(5, dtype=np.int32),
         value=np.array([5.0, 3.0, 3.0, 2.0, 2.0]),
     )
-
-
-def _deaf() -> Network:
-    """HiGHS begins quickly, and then looks at nothing for longer than a test may take."""
-    rng, size, count = np.random.default_rng(0), 10, 100
-    document = random_document(0, num_nodes=2)
-    pairs = [[u, (u + k) % count] for u in range(count) for k in (1, 7, 31, 50)]
-    document["problem"]["nodes"] = {
-        "intervals": [[0, 1]] * count,
-        "costs": rng.integers(0, 1000, (count, size)).tolist(),
-        "usages": rng.integers(0, 1000, (count, size)).tolist(),
-    }
-    matrices = rng.integers(0, 1000, (len(pairs), size**2)).tolist()
-    document["problem"]["edges"] = {"nodes": pairs, "costs": matrices}
-    document["problem"]["usage_limit"] = 400 * count
-    return network_of(parse_instance(document, "deaf"))
 
 
 def _after(looks: int, then: Callable[[], bool]) -> Callable[[], bool]:
@@ -90,7 +72,7 @@ def test_a_failure_comes_back() -> None:
 
 def test_the_exact_engine_ends_in_the_middle_of_the_root() -> None:
     """What it would have found by its deadline is not waited for."""
-    network = _deaf()
+    network = network_of(deaf_instance())
     assert num_columns(network) > 40_000
     stop = np.zeros(1, np.int8)
     timer = threading.Timer(0.5, stop.fill, (1,))

@@ -173,6 +173,31 @@ def test_a_limit_that_ends_before_kernels_are_compiled_leaves_a_first_solution(
     assert "no kernels yet: a first solution costs" in errors
 
 
+_CALL = """
+import os, pathlib, sys
+sys.path[:0] = {path!r}
+from meshwise.intra.solver import reduction
+from meshwise.intra.solver.read import read_instance
+from meshwise.intra.solver.solve import solve_instance
+answer = solve_instance(read_instance(pathlib.Path({file!r})), time_limit_s=2)
+print(answer.status, len(reduction._run.nopython_signatures))
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("no child")
+"""
+
+
+def test_a_caller_never_waits_for_its_own_compilation(large: Path, tmp_path: Path) -> None:
+    """Others compile; until they have, there is a first solution."""
+    found = subprocess.run(
+        [sys.executable, "-c", _CALL.format(path=sys.path, file=str(large))],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout == "feasible 0\nno child\n"
+
+
 def test_kernels_for_another_processor_are_in_another_folder(tmp_path: Path) -> None:
     script = f"""
 import sys

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from intra.solver.problems import optimum, random_document, random_instance
+from intra.solver.problems import deaf_instance, optimum, random_document, random_instance
 from meshwise.errors import SolverError
 from meshwise.intra.solver.answer import Progress
 from meshwise.intra.solver.exact import solve_exactly
@@ -191,6 +191,18 @@ def test_nothing_is_known_after_an_interrupt_at_once():
     answer = solve_instance(random_instance(3, num_nodes=3000, tight=0.3), interrupt=interrupt)
     assert answer.status in ("unknown", "infeasible")
     assert answer.choice is None
+
+
+def test_an_interrupt_does_not_wait_for_the_exact_engine():
+    """Which would think about the problem for a quarter of the limit."""
+    interrupt = threading.Event()
+    timer = threading.Timer(0.2, interrupt.set)
+    timer.start()
+    answer = solve_instance(
+        deaf_instance(), time_limit_s=40, small_columns=10**9, interrupt=interrupt
+    )
+    timer.join()
+    assert answer.status == "unknown"
 
 
 @pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])

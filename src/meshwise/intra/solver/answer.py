@@ -24,12 +24,14 @@ class Progress:
         cost: Of the best solution; None if none was found yet.
         bound: No solution costs less.
         num_nodes: Nodes that the bound still decides about.
+        has_kernels: Whether kernels are compiled; if not, `cost` is of a first solution.
     """
 
     seconds: float
     cost: int | None
     bound: int
     num_nodes: int
+    has_kernels: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

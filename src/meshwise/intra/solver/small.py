@@ -21,13 +21,16 @@ def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
     return len(instance.costs) + len(instance.edge_costs) <= columns
 
 
-def solve_small(instance: Instance, *, deadline: float, seed: int) -> ExactAnswer:
+def solve_small(
+    instance: Instance, *, deadline: float, seed: int, stop: NDArray[np.int8] | None = None
+) -> ExactAnswer:
     """Give a problem to the exact engine as it is.
 
     Args:
         instance: A small one.
         deadline: Of `time.monotonic`, in seconds.
         seed: Of the engine.
+        stop: Ends the search when another thread sets it to 1.
     """
     if not instance.num_nodes:
         return ExactAnswer(choice=np.zeros(0, np.int64), is_proved=True)
@@ -47,7 +50,7 @@ def solve_small(instance: Instance, *, deadline: float, seed: int) -> ExactAnswe
     for _ in range(_TRIES):
         try:
             found = solve_exactly(
-                network, cutoff=cutoff, first_rows=rows, deadline=deadline, seed=seed
+                network, cutoff=cutoff, first_rows=rows, deadline=deadline, seed=seed, stop=stop
             )
         except SolverError:
             break

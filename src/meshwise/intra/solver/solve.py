@@ -12,12 +12,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 
 import numpy as np
 
 from meshwise.errors import SolverError
 from meshwise.intra.solver.answer import Answer, Progress, checked_answer
 from meshwise.intra.solver.ascent import Ascent
+from meshwise.intra.solver.beginning import await_kernels, solve_at_once
 from meshwise.intra.solver.bound import choices_within
 from meshwise.intra.solver.consistent import find_consistent
 from meshwise.intra.solver.ending import (
@@ -31,13 +33,14 @@ from meshwise.intra.solver.ending import (
 )
 from meshwise.intra.solver.exact import num_columns
 from meshwise.intra.solver.first import first_solution
+from meshwise.intra.solver.helper import kernels
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import sweep
 from meshwise.intra.solver.primal import Primal
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 from meshwise.intra.solver.shared import Shared, Turn, whole
-from meshwise.intra.solver.small import SMALL_COLUMNS, is_small, solve_small
+from meshwise.intra.solver.small import SMALL_COLUMNS, is_small
 
 _ROUNDS_A_TURN = 20
 # Rounds before a proof is tried.
@@ -49,8 +52,6 @@ _LAST_SWEEPS = 50
 _SETTLED = 1e-4
 # Without rows a reduction is tried each time the gap has become this part of what it was.
 _CLOSER = 0.25
-# The exact engine may take so long for a small problem before anything else is tried.
-_SMALL_S = 3.0
 # Share of the time limit after which the first reduction is cut short.
 _REDUCTION_SHARE = 0.3
 # Kept back for the check of the answer, for each node and edge.
@@ -82,6 +83,7 @@ def solve_instance(
     report: Callable[[Progress], None] | None = None,
     small_columns: int = SMALL_COLUMNS,
     interrupt: threading.Event | None = None,
+    wait_for_kernels: Callable[[float], bool] | None = None,
     without: Collection[str] = (),
     deterministic: bool = False,
     brief: bool = False,
@@ -95,6 +97,7 @@ def solve_instance(
         report: Is told of progress now and then, in the calling thread.
         small_columns: A problem of at most so many costs is given to the exact engine first.
         interrupt: Ends the search when it is set: the best so far is the answer.
+        wait_for_kernels: Of `helper.kernels`, if the caller has begun to compile them.
         without: Ingredients to leave out, to measure what they are worth.
         deterministic: One thread in turns of fixed length: the same answer each time, unless the
             limit ends the search.
@@ -119,22 +122,23 @@ def solve_instance(
         shared.reducing[0] = CUT
     if interrupt is not None:
         shared.interrupt = interrupt
-    if not (is_small(instance, small_columns) and _solve_small(shared, start, seed)):
+    if is_small(instance, small_columns) and solve_at_once(shared, start, seed):
+        return _result(shared, start, seed)
+
+    def tell() -> None:
+        if report is not None:
+            report(_progress(shared, start, has_kernels=False))
+
+    waiting = kernels(_ignore) if wait_for_kernels is None else nullcontext(wait_for_kernels)
+    with waiting as wait:
+        has_kernels = await_kernels(shared, wait, start, seed, tell)
+    if has_kernels:
         _run_threads(shared, seed, start, report)
     return _result(shared, start, seed)
 
 
-def _solve_small(shared: Shared, start: float, seed: int) -> bool:
-    """Give the problem to the exact engine as it is; whether nothing is left to do."""
-    share = (shared.deadline - start) / 4
-    until = start + (share if shared.deterministic else min(_SMALL_S, share))
-    small = solve_small(shared.instance, deadline=until, seed=seed)
-    if small.choice is not None:
-        shared.known = tuple(small.choice.tolist())
-    if small.is_proved:
-        shared.is_impossible = shared.known is None
-        shared.proven = 0 if shared.is_impossible else whole(math.inf)
-    return small.is_proved
+def _ignore(_: str) -> None:
+    """What is announced; a library says nothing."""
 
 
 def _result(shared: Shared, start: float, seed: int) -> Answer:
@@ -172,14 +176,7 @@ def _run_threads(
                 shared.reducing[0] = CUT
                 cut = shared.deadline
             if report is not None:
-                report(
-                    Progress(
-                        seconds=time.monotonic() - start,
-                        cost=_known_cost(shared),
-                        bound=shared.proven,
-                        num_nodes=shared.num_nodes,
-                    )
-                )
+                report(_progress(shared, start))
     finally:
         shared.finish()
         # What a kernel or engine is in the middle of is not waited for: its result is of no use.
@@ -187,6 +184,16 @@ def _run_threads(
         for thread in threads:
             if thread.ident is not None:
                 thread.join(timeout=max(until - time.monotonic(), 0.0))
+
+
+def _progress(shared: Shared, start: float, *, has_kernels: bool = True) -> Progress:
+    return Progress(
+        seconds=time.monotonic() - start,
+        cost=_known_cost(shared),
+        bound=shared.proven,
+        num_nodes=shared.num_nodes,
+        has_kernels=has_kernels,
+    )
 
 
 def _known_cost(shared: Shared) -> int | None:
