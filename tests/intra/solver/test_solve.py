@@ -199,7 +199,11 @@ def test_an_interrupt_does_not_wait_for_the_exact_engine():
     timer = threading.Timer(0.2, interrupt.set)
     timer.start()
     answer = solve_instance(
-        deaf_instance(), time_limit_s=40, small_columns=10**9, interrupt=interrupt
+        deaf_instance(),
+        time_limit_s=80,
+        small_columns=10**9,
+        interrupt=interrupt,
+        deterministic=True,
     )
     timer.join()
     assert answer.status == "unknown"
