@@ -7,13 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from intra.solver.problems import optimum, random_instance
+from intra.solver.problems import optimum, random_document, random_instance
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.instance import Instance, evaluate
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
+from meshwise.intra.solver.network import Network
+from meshwise.intra.solver.read import parse_instance
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
+from meshwise.intra.solver.small import network_of
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -128,3 +131,29 @@ def test_bounds_never_exceed_the_optimum(tight):
             assert round(found[0]) == want
             full = reduction.expand(deeper.expand(found[1]))
             assert evaluate(instance, full.tolist()).cost == want
+
+
+def _large_rows(seed: int) -> Network:
+    """A problem whose bytes are so many that their prices are small parts of one."""
+    document = random_document(seed, num_nodes=7, tight=0.3)
+    nodes = document["problem"]["nodes"]
+    nodes["usages"] = [[k * 10**10 for k in row] for row in nodes["usages"]]
+    document["problem"]["usage_limit"] *= 10**10
+    nodes["costs"] = [[k * 10**6 for k in row] for row in nodes["costs"]]
+    return network_of(parse_instance(document, "x"))
+
+
+def test_small_prices_of_many_bytes_lose_nothing_in_exact_arithmetic():
+    num_priced = 0
+    for seed in range(40):
+        net = _large_rows(seed)
+        ascent = Ascent.of(net)
+        ascent.run(200)
+        sweep(True, net, ascent.held)
+        bound = sweep(False, net, ascent.held) + net.constant
+        bound -= float(ascent.prices @ net.capacity)
+        num_priced += bool(ascent.prices.any())
+        proven = exact_bound(net, ascent.held, ascent.prices)
+        assert proven is not None
+        assert abs(proven - bound) <= 2 + 1e-9 * abs(bound)
+    assert num_priced > 10

@@ -9,14 +9,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.solver.compiled import FORWARD, kernel
+from meshwise.intra.solver.compiled import FORWARD, ONE, kernel
 from meshwise.intra.solver.messages import Messages, collect, pass_on
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import INF, least_in
 
 # Integers of this size leave room for a sum of some terms.
 _BITS = 58
-_FINEST = 2.0**20
+# Binary digits behind the point, of costs and of prices, at most.
+_FINEST, _FINEST_PRICES = 20, 50
+# Digits of usage that are multiplied apart, so that products may have more than 64.
+_APART = 16
 
 
 @kernel
@@ -96,14 +99,18 @@ def _integer_minima(
 
 @kernel
 def _priced(
-    net: Network, until: np.ndarray, at_u: np.ndarray, at_v: np.ndarray, node: np.ndarray
-) -> None:
-    """Add prices of memory to integer costs and take out what the edges hold."""
+    net: Network, until: np.ndarray, finer: int, apart: int, at_u: np.ndarray, at_v: np.ndarray,
+    node: np.ndarray,
+) -> None:  # fmt: skip
+    """Add prices of memory, finer by so many digits, to integer costs; take out what edges hold."""
+    rest = (ONE << apart) - ONE
     for i in range(net.size.size):
         for k in range(net.first_item[i], net.first_item[i + 1]):
             price = until[net.item_high[k]] - until[net.item_low[k]]
             for s in range(net.size[i]):
-                node[net.first_choice[i] + s] += price * net.usage[net.first_usage[k] + s]
+                used = net.usage[net.first_usage[k] + s]
+                worth = price * (used >> apart) + ((price * (used & rest)) >> apart)
+                node[net.first_choice[i] + s] += worth >> (finer - apart)
     for e in range(net.u.size):
         for s in range(net.size[net.u[e]]):
             node[net.first_choice[net.u[e]] + s] -= at_u[net.first_u[e] + s]
@@ -128,30 +135,52 @@ def exact_bound(network: Network, held: Messages, prices: NDArray[np.float64]) -
     """
     if not (np.isfinite(prices).all() and np.isfinite(held.node).all()):
         return None
-    finite = network.matrices[np.isfinite(network.matrices)]
-    largest = max(
-        float(np.abs(values).max()) if len(values) else 1.0
-        for values in (network.cost, finite, held.at_u, held.at_v)
-    )
-    usage = float(network.usage.max()) if len(network.usage) else 0.0
-    worth = float(prices.sum()) * usage
-    degree = 1 + int(
-        np.bincount(np.concatenate([network.u, network.v]), minlength=1).max(initial=0)
-    )
-    most = max(largest * degree, worth * 4, 1.0)
+    # A byte has a price of a small part of one; costs need no digits that fine.
+    worth = float(prices.sum()) * max(float(network.usage.max(initial=0)), 1.0)
+    most = max(_largest(network, held), 4 * worth, 1.0)
     if not math.isfinite(most):
         return None
-    scale = min(_FINEST, 2.0 ** math.floor(_BITS - math.log2(most)))
-    if scale < 1.0:
+    digits = min(_FINEST, math.floor(_BITS - math.log2(most)))
+    if digits < 0:
         return None
-    fine = np.floor(prices * scale).astype(np.int64)
+    scale = 2.0**digits
+    apart, finer = _APART, _digits_of_prices(prices, worth, _APART) - digits
+    if finer < apart:
+        apart, finer = 0, max(_digits_of_prices(prices, worth, 0) - digits, 0)
+    fine = np.floor(prices * 2.0 ** (digits + finer)).astype(np.int64)
     until = np.concatenate([[0], np.cumsum(fine)])
     at_u, at_v = (np.round(a * scale).astype(np.int64) for a in (held.at_u, held.at_v))
     node = (network.cost * scale).astype(np.int64)
-    _priced(network, until, at_u, at_v, node)
+    _priced(network, until, np.int64(finer), np.int64(apart), at_u, at_v, node)
     nodes = np.zeros(len(network.size), np.int64)
     edges = np.zeros(len(network.u), np.int64)
     _integer_minima(network, node, at_u, at_v, scale, nodes, edges)
-    total = sum(nodes.tolist()) + sum(edges.tolist()) + int(network.constant) * int(scale)
-    total -= sum(p * c for p, c in zip(fine.tolist(), network.capacity.tolist(), strict=True))
-    return -(-total // int(scale))
+    total = sum(nodes.tolist()) + sum(edges.tolist()) + (int(network.constant) << digits)
+    held_back = sum(p * c for p, c in zip(fine.tolist(), network.capacity.tolist(), strict=True))
+    return -((held_back - (total << finer)) >> (digits + finer))
+
+
+def _digits_of_prices(prices: NDArray[np.float64], worth: float, apart: int) -> int:
+    """As many as leave room for the products with usage and with the digits of it apart."""
+    of_usage = _BITS + apart - math.log2(max(4 * worth, 1.0))
+    of_rest = _BITS - apart - math.log2(max(4 * float(prices.sum()), 1.0))
+    return min(_FINEST_PRICES, math.floor(min(of_usage, of_rest)))
+
+
+def _largest(network: Network, held: Messages) -> float:
+    """No sum of a node's cost and its messages, nor of a pair's, is larger."""
+    load = np.zeros(len(network.size))
+    apart = 0.0
+    for ends, first, values in (
+        (network.u, network.first_u, held.at_u),
+        (network.v, network.first_v, held.at_v),
+    ):
+        if len(ends):
+            largest = np.maximum.reduceat(np.abs(values), first)
+            np.add.at(load, ends, largest)
+            apart += float(largest.max())
+    finite = network.matrices[np.isfinite(network.matrices)]
+    of_pairs = float(np.abs(finite).max(initial=0.0)) + apart
+    return max(
+        float(np.abs(network.cost).max(initial=0.0)) + float(load.max(initial=0.0)), of_pairs
+    )
