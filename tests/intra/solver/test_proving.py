@@ -17,7 +17,7 @@ from meshwise.intra.solver.lines import Effort, bounds_of, lines_at
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.ordering import in_order, narrow_order
-from meshwise.intra.solver.proving import prove
+from meshwise.intra.solver.proving import _improved, prove
 from meshwise.intra.solver.reduction import reduce_instance
 from meshwise.intra.solver.small import network_of
 
@@ -52,6 +52,28 @@ def test_the_best_choice_is_found_and_proved(tight: float, price: float) -> None
         assert proof.bound <= want
     assert num_found > 3
     assert num_rows > 1
+
+
+def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself() -> None:
+    num_better = 0
+    effort = Effort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
+    for seed in range(40):
+        network = reduce_instance(random_instance(seed, num_nodes=30, tight=0.4)).network
+        if not len(network.size):
+            continue
+        prices = np.ones(len(network.capacity))
+        allowed = np.array([10**6], np.int64)
+        choice = np.zeros(len(network.size), np.int64)
+        lines = lines_at(network, prices, dearest(network) + 1, effort)
+        bounds = bounds_of(network, lines, dearest(network) + 1, effort.stop)
+        if find_labels(network, bounds, math.inf, 128, 4, allowed, choice) != FOUND:
+            continue
+        found = [_improved(network, prices, choice, effort) for _ in range(2)]
+        assert found[0].tolist() == found[1].tolist()
+        assert room_left(network, found[0]).min(initial=0) >= 0
+        assert cost_of(network, found[0]) <= cost_of(network, choice)
+        num_better += cost_of(network, found[0]) < cost_of(network, choice)
+    assert num_better
 
 
 def test_rows_that_cannot_be_met_are_proved() -> None:

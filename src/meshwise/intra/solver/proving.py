@@ -5,7 +5,9 @@ dear, at any of some prices of memory, go (`lines`), then those that a trial pro
 (`probing`), and what the reductions leave is searched with labels (`labels`), few of them at first:
 what that finds lowers the target.  Targets rise from the bound to the cost that is known, in steps
 that grow, so that a cost known that is far from the best does no harm: the first target below which
-there is a solution ends the search, and the others are each a lower bound.
+there is a solution ends the search, and the others are each a lower bound.  Few labels find
+choices that fit, and the search around those finds better ones: the nearer to the best what is
+known, the less is left to prove.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ from meshwise.intra.solver.lines import (
     scaled_prices,
     slack_of,
 )
-from meshwise.intra.solver.messages import cost_of, sweep
+from meshwise.intra.solver.messages import cost_of, room_left, sweep
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.ordering import in_order, narrow_order
+from meshwise.intra.solver.part import scratch_for
 from meshwise.intra.solver.probing import probe
 from meshwise.intra.solver.reduction import Reduction, reduce_network
+from meshwise.intra.solver.room import room_of
+from meshwise.intra.solver.search import improve
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -46,8 +51,12 @@ _LABEL_WORK = 40
 # Labels side by side at most, and where few are followed, before which some are left out.
 _ROOM = 1 << 17
 _BEAMS, _ROOM_OF_BEAM = (100, 1000), 32
+# Searches around a choice that was found, tries of each, and nodes of a part at most.
+_STARTS, _TRIES, _LARGEST_PART = 2, 250, 200
+# Share of them that free two parts which compete for memory.
+_RIVALS = 0.5
 # Pairs of a label and a choice for the first target that is given up.
-_FIRST_PAIRS = 2_000_000
+_FIRST_PAIRS = 4_000_000
 # The first target, as a share of the gap, or of the bound where less; each is so much further.
 _FIRST_SHARE, _FIRST_OF_BOUND, _FASTER = 1 / 16, 1e-3, 4
 # A target beyond this share of the gap may as well be what is known.
@@ -115,6 +124,7 @@ def prove(
     bound = max(line.bound for line in lines)
     # A choice that is nearly the best saves much: all that comes later looks below it only.
     best = _labelled(placed, lines, known, _BEAMS[0], WORK, effort)[1]
+    best = best if best is None else _improved(placed, lines[0].prices, best, effort)
     known = known if best is None else cost_of(placed, best)
     below, proved, num_failed, is_proved = bound, -math.inf, 0, False
     step = max(min(_FIRST_SHARE * (known - bound), _FIRST_OF_BOUND * abs(bound)), 1.0)
@@ -177,6 +187,7 @@ def _below(
                 if said == NOTHING:
                     break
                 if choice is not None:
+                    choice = _improved(network, prices, choice, effort)
                     best, target = _expanded(chain, choice), cost_of(network, choice)
                 continue
             if not may_probe:
@@ -198,6 +209,22 @@ def _below(
     if says == NOTHING and best is not None:
         says = FOUND
     return says, best
+
+
+def _improved(network: Network, prices: Floats, choice: Integers, effort: Effort) -> Integers:
+    """The best of some searches around a choice that fits."""
+    if not len(network.size):
+        return choice
+    work = scratch_for(network, effort.stop)
+    work.price[1:] = np.cumsum(prices)
+    best, least = choice, cost_of(network, choice)
+    for seed in range(_STARTS):
+        better, room = choice.copy(), room_of(room_left(network, choice))
+        rng = np.random.default_rng(seed)
+        improve(_TRIES, _LARGEST_PART, 0.0, _RIVALS, network, better, room, work, rng)
+        if (cost := cost_of(network, better)) < least:
+            best, least = better, cost
+    return best
 
 
 def _without(network: Network, keep: NDArray[np.bool_], stop: NDArray[np.int8]) -> Reduction | None:
