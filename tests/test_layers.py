@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
 
 # A folder imports only from itself and from the lines above its own.
 LAYERS = (
-    "errors units collector atomic_file",
+    "errors units collector atomic_file child_process",
     "cluster",
     "graph",
     # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.
@@ -52,6 +52,7 @@ LAYERS = (
     "train",
     "bench",
     "cli",
+    "__main__",
 )
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
 FIRST_JAX_LAYER = "jax_compat"

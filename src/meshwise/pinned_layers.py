@@ -87,6 +87,8 @@ class PinnedCosts(VariantCosts):
         refused: Why pins do not fit meshes.
     """
 
+    is_shareable = False
+
     def __init__(
         self, source: PinnedSource, options: IntraOptions, pins: Mapping[str, Any]
     ) -> None:

@@ -14,12 +14,13 @@ import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import Remat
+from meshwise.inter.second_process import Ask, SecondProcess
 from meshwise.inter.stage_problem import Stage, StageCosts
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variants import Variant, VariantCosts
 
-# What is known of a variant: bounds for a smaller number of micro-batches, for B, or plans.
-_OF_FEWER, _OWN, _PLANNED = range(3)
+# What is known of a variant: bounds for fewer micro-batches, its own, or plans.
+_ROUGH, _OWN, _PLANNED = range(3)
 _NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
 
 
@@ -34,6 +35,7 @@ class LazyTable:
         num_microbatches: int,
         *,
         bounds_of: int,
+        beside: SecondProcess | None = None,
         report: Callable[[str], object],
     ) -> None:
         """Bound everything.
@@ -43,29 +45,39 @@ class LazyTable:
             submeshes: Kinds of submeshes.
             variants: For each of them the ways to plan on it.
             num_microbatches: B.
-            bounds_of: A number of micro-batches, at most B.  A layer takes no more time for the
-                rows of several micro-batches at once than one by one, so that its bounds hold.
+            bounds_of: A number of micro-batches that divides B, for rough bounds: a layer takes no
+                more time for the rows of several micro-batches at once than one by one.
+            beside: Computes bounds too.
             report: Is told what is being planned.
         """
+        self._beside = beside
         self._costs, self._submeshes = costs, tuple(submeshes)
         self._variants, self._count = variants, num_microbatches
         self._report = report
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
         self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
-        self._level = np.full(shape[2:], _OF_FEWER if bounds_of < num_microbatches else _OWN)
+        self._level = np.full(shape[2:], _ROUGH if bounds_of < num_microbatches else _OWN)
+        places: list[tuple[int, int, Ask]] = []
         for m, ways in enumerate(variants):
             first: dict[tuple[LogicalMesh, Remat], int] = {}
             for v, way in enumerate(ways):
                 first.setdefault((way.mesh, way.remat), v)
-            for v in first.values():
-                self._bound(m, v, bounds_of)
+            places += [(m, v, Ask(mesh, remat, bounds_of)) for (mesh, remat), v in first.items()]
+        self._bound_all(places)
 
-    def _bound(self, m: int, v: int, bounds_of: int) -> None:
+    def _bound_all(self, places: Sequence[tuple[int, int, Ask]]) -> None:
+        if self._beside is not None:
+            self._beside.bound([ask for _, _, ask in places], self._report)
+        for m, v, ask in places:
+            self._bound(m, v, ask)
+
+    def _bound(self, m: int, v: int, ask: Ask) -> None:
         """Write the bounds that all variants with one mesh and rematerialisation share."""
         way = self._variants[m][v]
-        self._report(f"bounds on {self._submeshes[m]} as {_named(way.mesh)}, remat {way.remat}")
-        bounds = self._costs.bounds(way.mesh, way.remat, bounds_of)
+        if not self._costs.has_bounds(*ask):
+            self._report(f"bounds on {self._submeshes[m]} as {_named(ask.mesh)}, remat {ask.remat}")
+        bounds = self._costs.bounds(*ask)
         # None where a pin names axes that one device does not have.
         alone = self._costs.alone(way.mesh, way.remat, self._count)
         at = (slice(None), slice(None), m, v)
@@ -79,7 +91,7 @@ class LazyTable:
             "microbatch_s": bounds.loop_s / self._count,
             "once_s": nothing,
             "resident_bytes": bounds.resident_bytes,
-            "microbatch_bytes": bounds.microbatch_bytes * bounds_of / self._count,
+            "microbatch_bytes": bounds.microbatch_bytes * ask.num_microbatches / self._count,
             "temporary_bytes": nothing,
         }
         if alone is not None:
@@ -103,15 +115,17 @@ class LazyTable:
         """
         places = sorted({(s.submesh, s.variant) for s in stages})
         todo = [place for place in places if self._level[place] < _PLANNED]
-        lowest = min((self._level[place] for place in todo), default=_PLANNED)
+        better: list[tuple[int, int, Ask]] = []
         for m, v in todo:
-            if self._level[m, v] > lowest:
-                continue
-            if lowest == _OF_FEWER:
+            if self._level[m, v] == _ROUGH:
                 self._level[m, v] = _OWN
-                self._bound(m, v, self._count)
-            else:
-                self._plan(m, v)
+                way = self._variants[m][v]
+                better.append((m, v, Ask(way.mesh, way.remat, self._count)))
+        self._bound_all(better)
+        if not better:
+            for m, v in todo:
+                if self._level[m, v] < _PLANNED:
+                    self._plan(m, v)
         return bool(todo)
 
     def plan_all(self) -> None:

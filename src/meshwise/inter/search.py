@@ -23,6 +23,7 @@ from meshwise.inter.directions import build_either_way
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+from meshwise.inter.second_process import SecondProcess
 from meshwise.inter.stage_dp import StagePlan, build_stages
 from meshwise.inter.stage_pins import StagePin, masked, without_ones
 from meshwise.inter.stage_problem import FloatArray, StageCosts, StageProblem
@@ -249,10 +250,21 @@ def search(
         InfeasibleError: nothing fits.
         PlanError: a number of micro-batches does not divide the batch.
     """
+    costs = costs or VariantCosts(source, options.intra)
+    with SecondProcess(costs) as beside:
+        return _searched(cluster, options, report, costs, beside), costs
+
+
+def _searched(
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object],
+    costs: VariantCosts,
+    beside: SecondProcess,
+) -> Found:
     kinds, submeshes = asked_submeshes(cluster, options)
     second = guessed_s(kinds, cluster, options)
     variants = [variants_of(kind, options, second) for kind in kinds]
-    costs = costs or VariantCosts(source, options.intra)
     tried: dict[int, float] = {}
     best: Found | None = None
     first: tuple[LazyTable, Callable[[PipelineSchedule], StageProblem]] | None = None
@@ -263,9 +275,10 @@ def search(
             variants,
             count,
             bounds_of=_bounds_of(count, options, cluster.num_devices),
+            beside=beside,
             report=lambda text, b=count: report(f"B={b}: {text}"),
         )
-        transfers = transfer_s(source, kinds, count, [m.is_inner for m in submeshes])
+        transfers = transfer_s(costs.source, kinds, count, [m.is_inner for m in submeshes])
 
         def problem(
             schedule: PipelineSchedule,
@@ -305,7 +318,7 @@ def search(
         # Says what is missing.
         build_stages(problem(options.schedules[0]), num_stages=options.num_stages)
         raise InfeasibleError("no pipeline fits")
-    return best, costs
+    return best
 
 
 def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:

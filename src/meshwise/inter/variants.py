@@ -102,7 +102,15 @@ def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
 
 
 class VariantCosts:
-    """Plans layers, and remembers what was planned."""
+    """Plans layers, and remembers what was planned.
+
+    Attributes:
+        source: The layers.
+        options: How they are planned.
+        is_shareable: Whether another process may plan by source and options alone.
+    """
+
+    is_shareable = True
 
     def __init__(self, source: LayerSource, options: IntraOptions) -> None:
         self.source = source
@@ -150,7 +158,7 @@ class VariantCosts:
     ) -> LayerNetwork | None:
         key = (c, mesh, remat, num_microbatches)
         if key not in self._networks:
-            graph = self._graph(c, remat, num_microbatches)
+            graph = self.graph(c, remat, num_microbatches)
             try:
                 graph, options = self.restricted(graph, mesh)
                 self._networks[key] = layer_network(graph, mesh, options)
@@ -158,7 +166,8 @@ class VariantCosts:
                 self._networks[key] = None
         return self._networks[key]
 
-    def _graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
+    def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
+        """The graph to plan of a class of layers."""
         key = (c, remat, num_microbatches)
         if key not in self._graphs:
             self._graphs[key] = self.source.graph(c, c, num_microbatches, remat)
@@ -178,6 +187,16 @@ class VariantCosts:
         if key not in self._bounds:
             self._bounds[key] = self._bounded(mesh, remat, num_microbatches)
         return self._bounds[key]
+
+    def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
+        """Whether they are known."""
+        return (mesh, remat, num_microbatches) in self._bounds
+
+    def learn(
+        self, mesh: LogicalMesh, remat: Remat, num_microbatches: int, bounds: RunBounds | None
+    ) -> None:
+        """Take bounds that were computed elsewhere."""
+        self._bounds[mesh, remat, num_microbatches] = bounds
 
     def _bounded(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
         classes = self.source.classes

@@ -151,7 +151,7 @@ def exact_bound(network: Network, held: Messages, prices: NDArray[np.float64]) -
     until = np.concatenate([[0], np.cumsum(fine)])
     at_u, at_v = (np.round(a * scale).astype(np.int64) for a in (held.at_u, held.at_v))
     node = (network.cost * scale).astype(np.int64)
-    _priced(network, until, np.int64(finer), np.int64(apart), at_u, at_v, node)
+    _priced(network, until, finer, apart, at_u, at_v, node)
     nodes = np.zeros(len(network.size), np.int64)
     edges = np.zeros(len(network.u), np.int64)
     _integer_minima(network, node, at_u, at_v, scale, nodes, edges)

@@ -1,0 +1,123 @@
+"""A Python process that answers requests through pipes, and ends with the one that asks.
+
+It ends when the pipe to its standard input is closed, however the process at the other end ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import IO, Any, Self
+
+_LENGTH = struct.Struct("<q")
+
+
+class ChildProcess:
+    """The process; none is left when the block ends."""
+
+    def __init__(self, script: str) -> None:
+        """Start it.
+
+        Args:
+            script: Python text that answers what `requests` gives with `answer`.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path},
+            # Ctrl-C is for the process that asks.
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End it."""
+        self.end()
+
+    def send(self, value: object) -> None:
+        """Ask.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        assert self.process.stdin is not None
+        _send(self.process.stdin, value)
+
+    def receive(self) -> Any:
+        """Wait for the next answer.
+
+        Raises:
+            EOFError: the process has ended.
+            OSError: likewise.
+        """
+        assert self.process.stdout is not None
+        return pickle.loads(_message(self.process.stdout))
+
+    def kill(self) -> None:
+        """End the process while another thread may wait for its answer."""
+        self.process.kill()
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self.process.wait()
+
+
+def requests() -> Iterator[Any]:
+    """What is asked of this process, one after the other; it ends where nobody asks any more."""
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                waiting.put(_message(sys.stdin.buffer))
+        # In the middle of whatever is done: nobody waits for it.
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield pickle.loads(waiting.get())
+
+
+def answer(value: object) -> None:
+    """Answer the last request."""
+    _send(sys.stdout.buffer, value)
+
+
+def _send(pipe: IO[bytes], value: object) -> None:
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    pipe.write(_LENGTH.pack(len(data)))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _message(pipe: IO[bytes]) -> bytes:
+    """The next one; what comes here was sent by the process at the other end of an own pipe."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data
