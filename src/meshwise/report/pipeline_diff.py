@@ -85,7 +85,7 @@ def _tried(first: PipelinePlan, second: PipelinePlan) -> list[Difference]:
 def _tried_text(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    return seconds_text(seconds) if seconds < float("inf") else "does not fit"
+    return seconds_text(seconds) if seconds < float("inf") else "nothing faster"
 
 
 def _stages(first: PipelinePlan, second: PipelinePlan) -> list[Difference]:

@@ -35,7 +35,7 @@ def pipeline_text(plan: PipelinePlan) -> str:
     ]  # fmt: skip
     lines += ["", "step time by number of micro-batches (best found)"]
     rows = [
-        (str(b), seconds_text(s) if s < float("inf") else "does not fit") for b, s in plan.tried
+        (str(b), seconds_text(s) if s < float("inf") else "nothing faster") for b, s in plan.tried
     ]
     lines += table(("micro-batches", "step"), rows, "rr")
     shown: set[object] = set()

@@ -70,7 +70,7 @@ def tried_table(plan: PipelinePlan) -> str:
     rows = [
         (
             f"<strong>{count}</strong>" if count == plan.num_microbatches else str(count),
-            seconds_text(seconds) if seconds < float("inf") else "does not fit",
+            seconds_text(seconds) if seconds < float("inf") else "nothing faster",
         )
         for count, seconds in plan.tried
     ]
