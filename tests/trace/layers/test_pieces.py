@@ -20,11 +20,17 @@ from meshwise.jax_compat import jaxpr_as_fun
 from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.layers.chain import chain_of
+from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.layering import Layering
+from meshwise.trace.layers.planned import in_microbatches
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.step import StepSignature, open_step
+from meshwise.trace.time.emit import microbatched
+from meshwise.trace.time.state import Batch
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "x64")
 
@@ -32,18 +38,31 @@ SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto
 Step = Callable[..., Any]
 
 
-def layering(step: Step, args: tuple[Any, ...], num_layers: int) -> Layering:
+def layering(
+    step: Step, args: tuple[Any, ...], num_layers: int, *, local_statistics: bool = False
+) -> Layering:
     opened = open_step(step, args, {}, SIGNATURE)
     split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
     chain = chain_of(split)
     bounds = np.linspace(0, len(chain.links), num_layers + 1).astype(int).tolist()
     ranges = [(low, high - 1) for low, high in itertools.pairwise(bounds)]
     (size,) = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
-    return Layering(split, chain, ranges, size)
+    return Layering(split, chain, ranges, size, local_statistics=local_statistics)
 
 
-def run_in_pieces(layers: Layering, flat: list[Any], runs: list[tuple[int, int]]) -> list[Any]:
-    """One step on one device, stage by stage, as a pipeline runs it with one micro-batch."""
+def run_joint(layers: Layering, joint: Joint, inputs: list[Any], b: int) -> list[Any]:
+    """A differentiated piece in `b` micro-batches, whose rows are joined again."""
+    if b == 1:
+        return run_program(joint.program, inputs)
+    batch = Batch(layers.batch_size, b, 1)
+    block = in_microbatches(layers.cutter, joint, batch, local_statistics=layers.local_statistics)
+    return microbatched(joint.program, block, batch, inputs)
+
+
+def run_in_pieces(
+    layers: Layering, flat: list[Any], runs: list[tuple[int, int]], b: int = 1
+) -> list[Any]:
+    """One step on one device, stage by stage, as a pipeline runs it."""
     split, update = layers.split, layers.update
     known: dict[Any, Any] = {}
     loss = split.forward.jaxpr.outvars
@@ -51,7 +70,11 @@ def run_in_pieces(layers: Layering, flat: list[Any], runs: list[tuple[int, int]]
     weights = {run: layers.cutter.prepare(joints[run].piece, flat) for run in runs}
     for run in runs:
         piece = joints[run].piece
-        outs = layers.cutter.forward(piece, flat, weights[run], [known[v] for v in piece.entering])
+        # What leaves does not depend on the cotangents.
+        inputs = [flat[i] for i in piece.arguments] + weights[run]
+        inputs += [known[v] for v in piece.entering]
+        inputs += [jnp.zeros(v.aval.shape, v.aval.dtype) for v in joints[run].outward]
+        outs = run_joint(layers, joints[run], inputs, b)[: len(piece.leaving)]
         known.update(zip(piece.leaving, outs, strict=True))
     cotangents: dict[Any, Any] = {}
     gradients: dict[int, Any] = {}
@@ -60,7 +83,7 @@ def run_in_pieces(layers: Layering, flat: list[Any], runs: list[tuple[int, int]]
         piece = joint.piece
         inputs = [flat[i] for i in piece.arguments] + weights[run]
         inputs += [known[v] for v in piece.entering] + [cotangents[v] for v in joint.outward]
-        outs = run_program(joint.program, inputs)
+        outs = run_joint(layers, joint, inputs, b)
         back = outs[len(piece.leaving) :]
         for v, ct in zip(joint.inward, back, strict=False):
             cotangents[v] = cotangents[v] + ct if v in cotangents else ct
@@ -148,6 +171,23 @@ def unet_step() -> tuple[Step, tuple[Any, ...]]:
     return step, ((params, tx.init(params)), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
 
 
+def model(
+    name: str, tx: optax.GradientTransformation, rows: int, **changes: Any
+) -> tuple[Step, tuple[Any, ...]]:
+    """The step of a named model in float64, with a state and a batch."""
+    config = model_config(name, dtype="float64", param_dtype="float64", **changes)
+    made = model_step(config, rows, tx)
+    rng = np.random.default_rng(0)
+
+    def data(spec: Any) -> jax.Array:
+        is_float = jnp.issubdtype(spec.dtype, jnp.floating)
+        drawn = rng.normal(size=spec.shape) if is_float else rng.integers(16, size=spec.shape)
+        return jnp.asarray(drawn, spec.dtype)
+
+    state = jax.jit(made.create)(jax.random.key(0))
+    return made.step, (state, jax.tree.map(data, made.batch))
+
+
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.05), optax.adam(1e-2, eps=1e-3))
 STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
     "tied embedding, clipping": lambda: gpt_step(CLIPPED),
@@ -155,21 +195,65 @@ STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
     "remat": lambda: gpt_step(optax.sgd(0.1), remat=True),
     "skips": unet_step,
 }
+EACH_OF_FIVE = [(k, k) for k in range(5)]
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("runs", [[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], [(0, 1), (2, 4)]])
+@pytest.mark.parametrize("runs", [EACH_OF_FIVE, [(0, 1), (2, 4)]])
 def test_a_step_in_pieces_is_the_step(name: str, runs: list[tuple[int, int]]) -> None:
     step, args = STEPS[name]()
     layers = layering(step, args, 5)
     flat, _ = jax.tree.flatten((args, {}))
     found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), runs))(*flat)
-    expected = jax.tree.leaves(jax.jit(step)(*args))
+    assert_equal(found, jax.tree.leaves(jax.jit(step)(*args)))
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected)
     for mine, theirs in zip(found, expected, strict=True):
         if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
             mine, theirs = jax.random.key_data(mine), jax.random.key_data(theirs)
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_a_term_of_the_loss_crosses_cuts() -> None:
+    """Experts: the balancing terms of all layers meet at the end; groups of tokens in each row."""
+    step, args = model("moe-tiny", CLIPPED, 8, num_layers=4, seq_len=8, group_size=8)
+    layers = layering(step, args, 5)
+    flat, _ = jax.tree.flatten((args, {}))
+    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE, 4))(*flat)
+    assert_equal(found, jax.tree.leaves(jax.jit(step)(*args)))
+    # Both terms enter the last layer, and neither is an activation of its micro-batches.
+    last = layers.joint(4, 4)
+    assert len(last.late & set(last.piece.entering)) == 2
+    crossing = layers.graph(4, 4, 4).entering
+    assert len(crossing) == len(last.piece.entering) - 2
+    assert all(c.num_bytes > 8 for c in crossing)
+
+
+def bent_term_step() -> tuple[Step, tuple[Any, ...]]:
+    """A loss that is not linear in a mean that an early layer makes."""
+
+    def loss(params: Any, x: Any) -> Any:
+        first = jnp.tanh(x @ params[0])
+        term = jnp.mean(first**2)
+        last = jnp.tanh(jnp.tanh(first @ params[1]) @ params[2])
+        return jnp.mean(last**2) + term**2
+
+    def step(state: Any, x: Any) -> Any:
+        value, grads = mw.value_and_grad(loss)(state, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
+
+    rng = np.random.default_rng(2)
+    weights = [jnp.asarray(rng.normal(size=(4, 4))) for _ in range(3)]
+    return step, (weights, jnp.asarray(rng.normal(size=(8, 4))))
+
+
+def test_a_term_that_the_loss_bends_does_not_cross_cuts() -> None:
+    step, args = bent_term_step()
+    layers = layering(step, args, 2)
+    with pytest.raises(TraceError, match="no cut is possible after .* the loss bends it"):
+        layers.graph(1, 1, 4)
 
 
 def test_equal_layers_are_one_class() -> None:

@@ -6,6 +6,7 @@ Source: DESIGN decision 4: cut, then differentiate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -18,11 +19,12 @@ from jax.extend.core import jaxprs_in_params
 from meshwise.inter.piece import Remat
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
+from meshwise.trace.layers.chain import num_bytes
+from meshwise.trace.layers.crossing import analyzed, is_late
 from meshwise.trace.layers.cut import Cutter, Piece, is_differentiable
 from meshwise.trace.layers.equations import traced
 from meshwise.trace.program import Node, Program
-from meshwise.trace.time.analyze import analyze
-from meshwise.trace.time.state import SPLIT, Batch
+from meshwise.trace.time.state import SPLIT, Batch, Crossed
 from meshwise.trace.to_graph import equation_detail
 
 
@@ -35,21 +37,35 @@ class Joint:
         program: Inputs: `arguments`, parameters, entering activations, cotangents of the leaving
             ones.  Results: leaving activations, cotangents of the entering ones, gradients.
         batch_dims: Batch dim of each input of the program that holds rows, by position.
+        crossed: Inputs of the program that come from other pieces.
         inward: Entering activations that have a cotangent.
         outward: Leaving activations that have a cotangent: those that later pieces read.
         rows: Batch dim of each leaving activation that holds rows.
+        late: Entering and leaving values that are known only after all micro-batches, and small: a
+            term of the loss, as the balancing of experts, that later pieces add to others.  They
+            cross a cut once for each step, and the loss is linear in them, so that their cotangents
+            are known before the first micro-batch.
     """
 
     piece: Piece
     program: Program
     batch_dims: Mapping[int, int]
+    crossed: Crossed
     inward: tuple[Any, ...]
     outward: tuple[Any, ...]
     rows: Mapping[Any, int]
+    late: AbstractSet[Any]
 
 
 def join(
-    cutter: Cutter, piece: Piece, rows: Mapping[Any, int], batch_size: int, remat: Remat = "none"
+    cutter: Cutter,
+    piece: Piece,
+    rows: Mapping[Any, int],
+    late: AbstractSet[Any],
+    batch_size: int,
+    remat: Remat = "none",
+    *,
+    local_statistics: bool = False,
 ) -> Joint:
     """Differentiate a piece.
 
@@ -57,8 +73,10 @@ def join(
         cutter: Of the step.
         piece: A run of links.
         rows: Batch dim of each activation that enters.
+        late: Values of earlier pieces that are known only after all micro-batches.
         batch_size: Rows of the whole batch.
         remat: What the backward pass computes again.
+        local_statistics: Let what does not separate become a statistic of each micro-batch.
 
     Raises:
         TraceError: the piece does not separate into micro-batches.
@@ -107,16 +125,27 @@ def join(
     dims = {n: split.batch_dims[i] for n, i in enumerate(piece.arguments) if i in split.batch_dims}
     start = len(arguments) + len(roots)
     dims |= {start + n: rows[v] for n, v in enumerate(piece.entering) if v in rows}
-    found = _leaving_rows(flatten(traced(forward, avals)), dims, piece, batch_size)
+    streamed = {start + n for n, v in enumerate(piece.entering) if v in rows}
+    crossed = Crossed(
+        streamed=frozenset(streamed),
+        late=frozenset(start + n for n, v in enumerate(piece.entering) if v in late),
+    )
+    found, after = _leaving(
+        flatten(traced(forward, avals)), dims, crossed, piece, batch_size, local_statistics
+    )
+    after = {v for v in after if cutter.is_read_after(v, piece.last)}
     dims |= {len(avals) + n: found[v] for n, v in enumerate(outward) if v in found}
+    streamed |= {len(avals) + n for n, v in enumerate(outward) if v in found}
     program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
     return Joint(
         piece=piece,
         program=_once(without_barriers(with_batch_dims(program)), dims),
         batch_dims=dims,
+        crossed=replace(crossed, streamed=frozenset(streamed)),
         inward=inward,
         outward=outward,
         rows=found,
+        late=frozenset({v for v in piece.entering if v in late} | after),
     )
 
 
@@ -182,15 +211,27 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
     return replace(program, nodes=tuple(nodes), outputs=outputs)
 
 
-def _leaving_rows(
-    program: Program, dims: Mapping[int, int], piece: Piece, batch_size: int
-) -> dict[Any, int]:
-    """Batch dim of each activation that leaves a piece."""
-    program = with_batch_dims(program)
+def _leaving(
+    program: Program,
+    dims: Mapping[int, int],
+    crossed: Crossed,
+    piece: Piece,
+    batch_size: int,
+    local_statistics: bool,
+) -> tuple[dict[Any, int], set[Any]]:
+    """What leaves a piece: the batch dims of rows, and what is known after all micro-batches."""
     # Where rows are does not depend on how many parts they are cut into, if it is more than one;
     # the fewest parts separate most easily (experts take tokens in groups of several rows).
     fewest = next((d for d in range(2, batch_size + 1) if batch_size % d == 0), 1)
-    batch = Batch(batch_size, fewest, 1)
-    block = analyze(program, dims, batch, local_statistics=False)
-    states = zip(piece.leaving, block.outputs, strict=True)
-    return {v: s.dim for v, s in states if s.kind == SPLIT and s.sections == 1}
+    block = analyzed(
+        with_batch_dims(program),
+        dims,
+        crossed,
+        Batch(batch_size, fewest, 1),
+        local_statistics=local_statistics,
+    )
+    states = list(zip(piece.leaving, block.outputs, strict=True))
+    return (
+        {v: s.dim for v, s in states if s.kind == SPLIT and s.sections == 1},
+        {v for v, s in states if is_late(s, num_bytes(v.aval))},
+    )

@@ -23,15 +23,24 @@ class Layering:
     Attributes:
         ranges: First and last link of each layer.
         batch_size: Rows of the whole batch.
+        local_statistics: Whether what does not separate into micro-batches becomes a statistic of
+            each micro-batch alone.
         classes: For each layer the first one that is equal to it.
     """
 
     def __init__(
-        self, split: SplitStep, chain: Chain, ranges: Sequence[tuple[int, int]], batch_size: int
+        self,
+        split: SplitStep,
+        chain: Chain,
+        ranges: Sequence[tuple[int, int]],
+        batch_size: int,
+        *,
+        local_statistics: bool = False,
     ) -> None:
         self.split = split
         self.ranges = tuple(ranges)
         self.batch_size = batch_size
+        self.local_statistics = local_statistics
         self.cutter = Cutter(split, chain)
         readers: list[list[int]] = [[] for _ in range(split.num_roots)]
         for k, (first, last) in enumerate(self.ranges):
@@ -40,6 +49,7 @@ class Layering:
         self.update = Update(split, readers)
         self.classes = self._classes()
         self._rows: dict[Any, int] = {}
+        self._late: set[Any] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
 
     def _classes(self) -> tuple[int, ...]:
@@ -101,10 +111,19 @@ class Layering:
         if key not in self._joints:
             piece = self.piece(first, last)
             for v in piece.entering:
-                if v not in self._rows:
+                if v not in self._rows and v not in self._late:
                     self._find_rows(first - 1)
-            joint = join(self.cutter, piece, self._rows, self.batch_size, remat)
+            joint = join(
+                self.cutter,
+                piece,
+                self._rows,
+                self._late,
+                self.batch_size,
+                remat,
+                local_statistics=self.local_statistics,
+            )
             self._rows.update(joint.rows)
+            self._late.update(joint.late)
             self._joints[key] = joint
         return self._joints[key]
 
@@ -124,6 +143,7 @@ class Layering:
             self.update.share(first, last),
             batch_size=self.batch_size,
             num_microbatches=num_microbatches,
+            local_statistics=self.local_statistics,
         )
 
 

@@ -14,13 +14,13 @@ from meshwise.inter.piece import Crossing, PieceGraph
 from meshwise.jax_compat import source_line
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
+from meshwise.trace.layers.crossing import analyzed
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import traced
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.update import Share, Update
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
-from meshwise.trace.time.analyze import analyze
 from meshwise.trace.time.emit import (
     accumulated,
     after_loop,
@@ -29,7 +29,7 @@ from meshwise.trace.time.emit import (
     inside_loop,
     made_inside,
 )
-from meshwise.trace.time.state import AFTER_LOOP, SPLIT, Batch, BlockTime
+from meshwise.trace.time.state import SPLIT, WHOLE, Batch, BlockTime
 from meshwise.trace.to_graph import to_graph
 
 
@@ -41,6 +41,7 @@ def piece_graph(
     *,
     batch_size: int,
     num_microbatches: int,
+    local_statistics: bool = False,
 ) -> PieceGraph:
     """The graph to plan of a piece.
 
@@ -51,14 +52,14 @@ def piece_graph(
         share: What the piece does of it.
         batch_size: Rows of the whole batch.
         num_microbatches: B; it divides the batch.
+        local_statistics: Let what does not separate become a statistic of each micro-batch.
 
     Raises:
         TraceError: the piece does not separate into micro-batches.
     """
     split, piece = cutter.split, joint.piece
     batch = Batch(batch_size, num_microbatches, 1)
-    block = analyze(joint.program, joint.batch_dims, batch, local_statistics=False)
-    _check(cutter, joint, block)
+    block = in_microbatches(cutter, joint, batch, local_statistics=local_statistics)
     owned = {r for r in piece.roots if r in share.owned}
     tied = [r for r in piece.roots if r in owned and r in share.tied]
     of_state = {j: i for i, j in split.aliases}
@@ -73,7 +74,7 @@ def piece_graph(
 
     start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
     crossing = [
-        micro(v.aval, joint.batch_dims[start + n])
+        micro(v.aval, joint.batch_dims.get(start + n))
         for n, v in enumerate((*piece.entering, *joint.outward))
     ]
     parts = [
@@ -120,13 +121,14 @@ def piece_graph(
     out = {v: first + len(piece.entering) + n for n, v in enumerate(joint.outward)}
     sizes = [num_bytes(a) for a in crossing]
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
-    dims |= {first + n: joint.batch_dims[start + n] for n in range(len(crossing))}
+    dims |= {first - start + n: dim for n, dim in joint.batch_dims.items() if n >= start}
     return PieceGraph(
         graph=graph,
         loop=_loop(graph, num_microbatches),
         entering=tuple(
             Crossing(value=first + n, cotangent=back.get(v, -1), num_bytes=b)
             for n, (v, b) in enumerate(zip(piece.entering, sizes, strict=False))
+            if v not in joint.late
         ),
         leaving=tuple(
             Crossing(
@@ -135,6 +137,7 @@ def piece_graph(
                 num_bytes=num_bytes(micro(v.aval, joint.rows.get(v))),
             )
             for n, v in enumerate(piece.leaving)
+            if v not in joint.late
         ),
         batch_dims=dims,
         state=tuple(range(len(state))),
@@ -186,24 +189,41 @@ def _empty(program: Program, block: BlockTime, batch: Batch, ident: int) -> Any:
     return jnp.zeros(shape, aval.dtype)
 
 
-def _check(cutter: Cutter, joint: Joint, block: BlockTime) -> None:
-    """Refuse what a stage cannot do micro-batch by micro-batch."""
-    start = len(joint.program.inputs) - len(joint.piece.entering) - len(joint.outward)
-    crossing = (*joint.piece.entering, *joint.outward)
-    for n, v in enumerate(crossing):
-        if start + n not in joint.batch_dims:
-            eqn = cutter.chain.links[cutter.chain.maker[v]]
-            raise TraceError(
-                f"no cut is possible after {eqn.primitive.name} at "
-                f"{source_line(eqn.source_info)}: what crosses it are not the rows of a micro-batch"
+def in_microbatches(
+    cutter: Cutter, joint: Joint, batch: Batch, *, local_statistics: bool
+) -> BlockTime:
+    """How a differentiated piece runs micro-batch by micro-batch.
+
+    Args:
+        cutter: Of the step.
+        joint: The piece.
+        batch: How the batch is cut.
+        local_statistics: Let what does not separate become a statistic of each micro-batch.
+
+    Raises:
+        TraceError: it does not.
+    """
+    piece = joint.piece
+    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
+    for n, v in enumerate((*piece.entering, *joint.outward)):
+        if start + n not in joint.batch_dims and v not in joint.late:
+            raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
+    block = analyzed(
+        joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
+    )
+    for v, state in zip(joint.inward, block.outputs[len(piece.leaving) :], strict=False):
+        if v in joint.late and state.kind != WHOLE:
+            raise _no_cut(
+                cutter, v, "what crosses it joins all micro-batches, and the loss bends it"
             )
-    for node, decision in zip(joint.program.nodes, block.nodes, strict=True):
-        late = decision.region == AFTER_LOOP
-        if late and any(block.states[i].kind == SPLIT for i in node.inputs):
-            raise TraceError(
-                f"a stage runs micro-batch by micro-batch, but {node.name} at "
-                f"{source_line(node.source)} needs the rows of the whole batch; use one stage"
-            )
+    return block
+
+
+def _no_cut(cutter: Cutter, variable: Any, reason: str) -> TraceError:
+    eqn = cutter.chain.links[cutter.chain.maker[variable]]
+    return TraceError(
+        f"no cut is possible after {eqn.primitive.name} at {source_line(eqn.source_info)}: {reason}"
+    )
 
 
 def _loop(graph: Graph, length: int) -> int:

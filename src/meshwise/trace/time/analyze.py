@@ -10,6 +10,7 @@ micro-batch alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from meshwise.errors import TraceError
@@ -31,6 +32,7 @@ from meshwise.trace.time.state import (
     A,
     Batch,
     BlockTime,
+    Crossed,
     L,
     NodeTime,
     R,
@@ -64,27 +66,37 @@ class _RetryError(Exception):
 
 
 def analyze(
-    program: Program, batch_dims: Mapping[int, int], batch: Batch, *, local_statistics: bool
+    program: Program,
+    batch_dims: Mapping[int, int],
+    batch: Batch,
+    *,
+    local_statistics: bool,
+    crossed: Crossed | None = None,
 ) -> BlockTime:
-    """Analyse a whole step.
+    """Analyse a step, or a part of one.
 
     Args:
         program: The flat step at full batch.
         batch_dims: Batch dim of each batch argument, by position.
         batch: How the batch is cut.
         local_statistics: Let what does not separate become a statistic of each micro-batch.
+        crossed: Inputs of a part of a step that come from its other parts; None: a whole step.
 
     Raises:
         TraceError: the step does not separate into micro-batches.
     """
+    late = crossed.late if crossed else frozenset[int]()
     inputs = tuple(
-        split(batch_dims[i]) if i in batch_dims else R for i in range(len(program.inputs))
+        split(batch_dims[i]) if i in batch_dims else A if i in late else R
+        for i in range(len(program.inputs))
     )
+    not_before = {program.inputs[i] for i in (*crossed.streamed, *late)} if crossed else set[int]()
     forced = _Forced()
     while True:
         try:
-            block = _Analysis(program, batch, forced, local_statistics, top=True).run(inputs)
-            if forced.local and not program.results:
+            top = _Analysis(program, batch, forced, local_statistics, not_before=not_before)
+            block = top.run(inputs)
+            if forced.local and not program.results and crossed is None:
                 raise TraceError(_NO_LOSS)
             return block
         except _RetryError as retry:
@@ -127,7 +139,14 @@ class _Analysis:
     """One attempt over one program or body."""
 
     def __init__(
-        self, program: Program, batch: Batch, forced: _Forced, local: bool, *, top: bool
+        self,
+        program: Program,
+        batch: Batch,
+        forced: _Forced,
+        local: bool,
+        *,
+        top: bool = True,
+        not_before: AbstractSet[int] = frozenset(),
     ) -> None:
         self.program = program
         self.batch = batch
@@ -137,6 +156,8 @@ class _Analysis:
         self.states: dict[int, TimeState] = dict.fromkeys(program.constants, R)
         self.nodes: list[NodeTime] = []
         self.producer: dict[int, int] = {}
+        # Inputs that are not there before the loop.
+        self.not_before = not_before
         # After-loop values that hold gathered rows of the batch, with the equation to blame.
         self.gathered: dict[int, Node] = {}
         self._rules: dict[int, LoopRule] = {}
@@ -322,10 +343,15 @@ class _Analysis:
 
         Raises:
             _RetryError: it can be done, or the reductions can be made local.
+            NotSeparableError: `idents` follow from an input that is known only after the loop.
         """
         slice_ = self._ancestors(idents)
         dependent = [p for p in sorted(slice_) if self.nodes[p].region != BEFORE_LOOP]
-        if not any(is_heavy(self.program.nodes[p]) for p in dependent):
+        read = {*idents, *(i for p in slice_ for i in self.program.nodes[p].inputs)}
+        if any(self.states[i] == A for i in read & self.not_before):
+            raise NotSeparableError(node, "needs what is known only after all micro-batches")
+        is_early = read.isdisjoint(self.not_before)
+        if is_early and not any(is_heavy(self.program.nodes[p]) for p in dependent):
             raise _RetryError(replace(self.forced, before=self.forced.before | slice_))
         if self.local:
             frontier = {

@@ -115,6 +115,19 @@ class BlockTime:
     outputs: tuple[TimeState, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossed:
+    """Inputs of a part of a step that come from its other parts, by position.
+
+    Attributes:
+        streamed: Rows; there is one micro-batch of them at a time, never all.
+        late: Values that are known only after all micro-batches.
+    """
+
+    streamed: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """How the batch is cut.

@@ -1,0 +1,66 @@
+"""Micro-batches in a piece: what of its crossing values there is when.
+
+An activation crosses a cut micro-batch by micro-batch, as rows.  A small value that all rows have a
+part in crosses it once, after the last micro-batch; its cotangent crosses before the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwise.errors import TraceError
+from meshwise.jax_compat import source_line
+from meshwise.trace.program import Program
+from meshwise.trace.time.analyze import analyze
+from meshwise.trace.time.state import (
+    AFTER,
+    AFTER_LOOP,
+    LOCAL,
+    PARTIAL,
+    SPLIT,
+    Batch,
+    BlockTime,
+    Crossed,
+    TimeState,
+)
+
+# A term of the loss or a few statistics; what is larger is meant to be rows.
+_LATE_BYTES = 1 << 16
+
+
+def is_late(state: TimeState, num_bytes: int) -> bool:
+    """Whether a value in `state` can cross a cut after all micro-batches."""
+    return state.kind in (PARTIAL, LOCAL, AFTER) and num_bytes <= _LATE_BYTES
+
+
+def analyzed(
+    program: Program,
+    batch_dims: Mapping[int, int],
+    crossed: Crossed,
+    batch: Batch,
+    *,
+    local_statistics: bool,
+) -> BlockTime:
+    """The micro-batches of a piece.
+
+    Args:
+        program: Of the piece.
+        batch_dims: Batch dim of each input that holds rows, by position.
+        crossed: Inputs that come from other pieces.
+        batch: How the batch is cut.
+        local_statistics: Let what does not separate become a statistic of each micro-batch.
+
+    Raises:
+        TraceError: it does not separate, or needs the rows of all micro-batches at once.
+    """
+    block = analyze(program, batch_dims, batch, local_statistics=local_statistics, crossed=crossed)
+    for node, decision in zip(program.nodes, block.nodes, strict=True):
+        late = decision.region == AFTER_LOOP
+        if late and any(block.states[i].kind == SPLIT for i in node.inputs):
+            other = "" if local_statistics else ', or accept microbatch_statistics="local"'
+            raise TraceError(
+                f"a stage runs micro-batch by micro-batch, but {node.name} at "
+                f"{source_line(node.source)} needs the rows of the whole batch; use one stage"
+                f"{other}"
+            )
+    return block
