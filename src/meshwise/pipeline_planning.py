@@ -24,7 +24,7 @@ from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
-from meshwise.trace.step import StepSignature, open_step
+from meshwise.trace.step import Statistics, StepSignature, open_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class PipelineRequest:
         remats: To choose from.
         memory_bytes: Of a device; None: what the cluster has.
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
+        statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
     """
 
@@ -51,6 +52,7 @@ class PipelineRequest:
     remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
     memory_bytes: int | None = None
     use_all_devices: bool | None = None
+    statistics: Statistics = "exact"
     pins: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
 
 
@@ -62,6 +64,7 @@ def layers_of(
     num_layers: int | None = None,
     *,
     cut: Callable[[OperatorChain], Ranges] | None = None,
+    statistics: Statistics = "exact",
 ) -> tuple[Layering, float]:
     """Cut a step into layers.
 
@@ -72,6 +75,7 @@ def layers_of(
         signature: Which arguments are batch data.
         num_layers: How many; None: as many as repeat.
         cut: Says where, in place of the clustering of eq. 6.
+        statistics: "exact", or "local" for statistics of each micro-batch.
 
     Returns:
         The layers, and the FLOP of the forward pass on the whole batch.
@@ -90,11 +94,15 @@ def layers_of(
     chain = chain_of(split)
     numbers = operator_chain(chain)
     if cut is not None:
-        return Layering(split, chain, cut(numbers), sizes.pop()), math.fsum(chain.flop)
-    layers = regular_layers(numbers) if num_layers is None else clustered(numbers, num_layers)
-    if layers is None:
-        raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
-    return Layering(split, chain, layers.ranges, sizes.pop()), math.fsum(chain.flop)
+        ranges = cut(numbers)
+    else:
+        found = regular_layers(numbers) if num_layers is None else clustered(numbers, num_layers)
+        if found is None:
+            raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
+        ranges = found.ranges
+    local = statistics == "local"
+    layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local)
+    return layers, math.fsum(chain.flop)
 
 
 def plan_pipeline(
@@ -125,7 +133,9 @@ def plan_pipeline(
     pins = read_pins(request.pins)
     with collection_paused():
         report("tracing")
-        layers, flop = layers_of(fun, args, kwargs, signature, request.num_layers)
+        layers, flop = layers_of(
+            fun, args, kwargs, signature, request.num_layers, statistics=request.statistics
+        )
         report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
         options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()

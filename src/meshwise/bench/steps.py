@@ -46,4 +46,7 @@ def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layerin
     """
     step, state, batch = model_step(config, rows, optimizer_of(config)).abstract
     args: tuple[Any, ...] = (state, batch)
-    return layers_of(step, args, {}, SIGNATURE, cut=block_ranges if blocks else None)
+    # Batch norm: as the paper's systems, statistics of each micro-batch.
+    statistics = "local" if isinstance(config, WideResNetConfig) else "exact"
+    cut = block_ranges if blocks else None
+    return layers_of(step, args, {}, SIGNATURE, cut=cut, statistics=statistics)

@@ -79,6 +79,14 @@ Examples:
 )
 @click.option("--memory", type=ByteSize(), help="Of a device, as 14GiB; the cluster's by default.")
 @click.option(
+    "--microbatch-statistics",
+    "statistics",
+    type=click.Choice(["exact", "local"]),
+    default="exact",
+    show_default=True,
+    help="Of the full batch, or (batch norm) of each micro-batch alone.",
+)
+@click.option(
     "--pin",
     "pins",
     multiple=True,
@@ -117,6 +125,7 @@ def plan(
     schedules: tuple[str, ...],
     remats: tuple[Any, ...],
     memory: int | None,
+    statistics: Any,
     pins: tuple[str, ...],
     use_all_devices: bool | None,
     out: Path | None,
@@ -152,6 +161,7 @@ def plan(
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
         use_all_devices=use_all_devices,
+        statistics=statistics,
         pins=pinned,
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")

@@ -29,8 +29,18 @@ from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.planned import in_microbatches
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.step import StepSignature, open_step
-from meshwise.trace.time.emit import microbatched
-from meshwise.trace.time.state import Batch
+from meshwise.trace.time.emit import (
+    accumulated,
+    after_loop,
+    before_loop,
+    empty_sums,
+    inside_loop,
+    join_rows,
+    made_inside,
+    take_rows,
+)
+from meshwise.trace.time.state import SPLIT, Batch, split
+from one_device import run_traced, traced
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "x64")
 
@@ -51,12 +61,36 @@ def layering(
 
 
 def run_joint(layers: Layering, joint: Joint, inputs: list[Any], b: int) -> list[Any]:
-    """A differentiated piece in `b` micro-batches, whose rows are joined again."""
+    """A differentiated piece in `b` micro-batches.
+
+    Rows are joined again; a statistic of each micro-batch alone, which crosses cuts as such, is
+    stacked.
+    """
+    program = joint.program
     if b == 1:
-        return run_program(joint.program, inputs)
+        return run_program(program, inputs)
     batch = Batch(layers.batch_size, b, 1)
     block = in_microbatches(layers.cutter, joint, batch, local_statistics=layers.local_statistics)
-    return microbatched(joint.program, block, batch, inputs)
+    whole = before_loop(program, block, inputs)
+    sums, stacked, equal = made_inside(program, block)
+    stacked += [program.outputs[n] for n in joint.crossed.local_results]
+    total = empty_sums(program, block, sums)
+    parts: list[list[Any]] = []
+    for t in range(b):
+        rows = {
+            program.inputs[n]: take_rows(inputs[n], split(dim), batch, t)
+            for n, dim in joint.batch_dims.items()
+        }
+        rows |= {program.inputs[n]: inputs[n][t] for n in joint.crossed.local}
+        made = inside_loop(program, block, batch, jnp.int32(t), whole, rows)
+        total = accumulated(block, batch, sums, total, made(sums))
+        parts.append(made([*equal, *stacked]))
+    whole.update(zip(sums, total, strict=True))
+    for i, values in zip([*equal, *stacked], zip(*parts, strict=True), strict=True):
+        is_rows = block.states[i].kind == SPLIT
+        whole[i] = jnp.stack(values) if i in stacked else values[0]
+        whole[i] = join_rows(whole[i], block.states[i], batch) if is_rows else whole[i]
+    return after_loop(program, block, whole)
 
 
 def run_in_pieces(
@@ -73,7 +107,7 @@ def run_in_pieces(
         # What leaves does not depend on the cotangents.
         inputs = [flat[i] for i in piece.arguments] + weights[run]
         inputs += [known[v] for v in piece.entering]
-        inputs += [jnp.zeros(v.aval.shape, v.aval.dtype) for v in joints[run].outward]
+        inputs += [no_cotangent(layers, joints[run], v, b) for v in joints[run].outward]
         outs = run_joint(layers, joints[run], inputs, b)[: len(piece.leaving)]
         known.update(zip(piece.leaving, outs, strict=True))
     cotangents: dict[Any, Any] = {}
@@ -93,6 +127,9 @@ def run_in_pieces(
         gradients.setdefault(r, jnp.zeros(root.aval.shape, root.aval.dtype))
     forward = run_flat(split.forward, flat)
     count = 1 + split.num_aux
+    if layers.local_statistics:  # what later pieces read is stacked
+        joined = {v for joint in joints.values() for v in joint.joined}
+        known.update((v, jnp.mean(known[v], 0)) for v in joined)
     values = [known.get(v, x) for v, x in zip(loss[:count], forward[:count], strict=True)]
     shares = [update.share(*run) for run in runs]
     mine = [{r: gradients[r] for r in share.owned} for share in shares]
@@ -107,6 +144,12 @@ def run_in_pieces(
         made, _ = update.run(share, flat, owned, values, [shared[v] for v in share.shared])
         results.update(zip(share.results, made, strict=True))
     return [results[j] for j in range(len(results))]
+
+
+def no_cotangent(layers: Layering, joint: Joint, variable: Any, b: int) -> jax.Array:
+    zeros = jnp.zeros(variable.aval.shape, variable.aval.dtype)
+    is_stacked = layers.local_statistics and b > 1 and variable in joint.joined
+    return jnp.broadcast_to(zeros, (b, *zeros.shape)) if is_stacked else zeros
 
 
 def run_flat(closed: Any, flat: list[Any]) -> list[Any]:
@@ -218,16 +261,16 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
 
 def test_a_term_of_the_loss_crosses_cuts() -> None:
     """Experts: the balancing terms of all layers meet at the end; groups of tokens in each row."""
-    step, args = model("moe-tiny", CLIPPED, 8, num_layers=4, seq_len=8, group_size=8)
-    layers = layering(step, args, 5)
+    step, args = model("moe-tiny", optax.sgd(0.1), 4, num_layers=4, seq_len=8, group_size=8)
+    layers = layering(step, args, 3)
     flat, _ = jax.tree.flatten((args, {}))
-    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE, 4))(*flat)
+    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE[:3], 2))(*flat)
     assert_equal(found, jax.tree.leaves(jax.jit(step)(*args)))
-    # Both terms enter the last layer, and neither is an activation of its micro-batches.
-    last = layers.joint(4, 4)
-    assert len(last.late & set(last.piece.entering)) == 2
-    crossing = layers.graph(4, 4, 4).entering
-    assert len(crossing) == len(last.piece.entering) - 2
+    # A term enters the last layer, and is no activation of its micro-batches.
+    last = layers.joint(2, 2)
+    assert len(last.joined & set(last.piece.entering)) == 1
+    crossing = layers.graph(2, 2, 2).entering
+    assert len(crossing) == len(last.piece.entering) - 1
     assert all(c.num_bytes > 8 for c in crossing)
 
 
@@ -254,6 +297,46 @@ def test_a_term_that_the_loss_bends_does_not_cross_cuts() -> None:
     layers = layering(step, args, 2)
     with pytest.raises(TraceError, match="no cut is possible after .* the loss bends it"):
         layers.graph(1, 1, 4)
+
+
+def norms_step() -> tuple[Step, tuple[Any, ...]]:
+    """Two batch norms with running means."""
+
+    def loss(params: Any, kept: Any, x: Any) -> Any:
+        means = []
+        for w, mean in zip(params, kept, strict=True):
+            x = x @ w
+            means.append(0.9 * mean + 0.1 * jnp.mean(x, 0))
+            x = jnp.tanh((x - jnp.mean(x, 0)) * jax.lax.rsqrt(jnp.var(x, 0) + 1e-5))
+        return jnp.mean((x @ params[0]) ** 2), means
+
+    def step(state: Any, x: Any) -> Any:
+        params, kept = state
+        (value, kept), grads = mw.value_and_grad(loss, has_aux=True)(params, kept, x)
+        return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), kept), value
+
+    rng = np.random.default_rng(3)
+    weights = [jnp.asarray(rng.normal(size=(6, 6))) for _ in range(2)]
+    means = [jnp.asarray(rng.normal(size=6)) for _ in range(2)]
+    return step, ((weights, means), jnp.asarray(rng.normal(size=(8, 6))))
+
+
+def test_batch_norms_are_cut_with_statistics_of_each_micro_batch() -> None:
+    """Running means included; some of the cuts stand in the middle of a norm."""
+    step, args = norms_step()
+    layers = layering(step, args, 5, local_statistics=True)
+    flat, _ = jax.tree.flatten((args, {}))
+    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE, 4))(*flat)
+    cut = traced(step, *args, b=4, num_devices=1, statistics="local")
+    assert_equal(found, jax.tree.leaves(run_traced(cut, *args)))
+    assert any(layers.joint(k, k).crossed.local for k in range(5))
+
+
+def test_batch_norms_ask_for_statistics_of_each_micro_batch() -> None:
+    step, args = norms_step()
+    layers = layering(step, args, 2)
+    with pytest.raises(TraceError, match='microbatch_statistics="local"'):
+        layers.graph(0, 0, 4)
 
 
 def test_equal_layers_are_one_class() -> None:

@@ -2,6 +2,7 @@
 
 An activation crosses a cut micro-batch by micro-batch, as rows.  A small value that all rows have a
 part in crosses it once, after the last micro-batch; its cotangent crosses before the first one.
+With statistics of each micro-batch alone it crosses micro-batch by micro-batch too.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from meshwise.trace.time.state import (
 )
 
 # A term of the loss or a few statistics; what is larger is meant to be rows.
-_LATE_BYTES = 1 << 16
+_JOINED_BYTES = 1 << 16
 
 
-def is_late(state: TimeState, num_bytes: int) -> bool:
-    """Whether a value in `state` can cross a cut after all micro-batches."""
-    return state.kind in (PARTIAL, LOCAL, AFTER) and num_bytes <= _LATE_BYTES
+def is_joined(state: TimeState, num_bytes: int) -> bool:
+    """Whether a value in `state` that is no rows can cross a cut: all rows have a part in it."""
+    return state.kind in (PARTIAL, LOCAL, AFTER) and num_bytes <= _JOINED_BYTES
 
 
 def analyzed(
@@ -46,7 +47,7 @@ def analyzed(
     Args:
         program: Of the piece.
         batch_dims: Batch dim of each input that holds rows, by position.
-        crossed: Inputs that come from other pieces.
+        crossed: What comes from other pieces and goes to them.
         batch: How the batch is cut.
         local_statistics: Let what does not separate become a statistic of each micro-batch.
 

@@ -20,7 +20,7 @@ from meshwise.inter.piece import Remat
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
-from meshwise.trace.layers.crossing import analyzed, is_late
+from meshwise.trace.layers.crossing import analyzed, is_joined
 from meshwise.trace.layers.cut import Cutter, Piece, is_differentiable
 from meshwise.trace.layers.equations import traced
 from meshwise.trace.program import Node, Program
@@ -37,14 +37,15 @@ class Joint:
         program: Inputs: `arguments`, parameters, entering activations, cotangents of the leaving
             ones.  Results: leaving activations, cotangents of the entering ones, gradients.
         batch_dims: Batch dim of each input of the program that holds rows, by position.
-        crossed: Inputs of the program that come from other pieces.
+        crossed: What the program has from other pieces and gives to them.
         inward: Entering activations that have a cotangent.
         outward: Leaving activations that have a cotangent: those that later pieces read.
         rows: Batch dim of each leaving activation that holds rows.
-        late: Entering and leaving values that are known only after all micro-batches, and small: a
-            term of the loss, as the balancing of experts, that later pieces add to others.  They
-            cross a cut once for each step, and the loss is linear in them, so that their cotangents
-            are known before the first micro-batch.
+        joined: Entering and leaving values that all rows have a part in, and small: a term of the
+            loss, as the balancing of experts, that later pieces add to others.  They cross a cut
+            once for each step, after all micro-batches; the loss is linear in them, so that their
+            cotangents are known before the first one.  Where statistics are local they cross it in
+            each micro-batch.
     """
 
     piece: Piece
@@ -54,14 +55,14 @@ class Joint:
     inward: tuple[Any, ...]
     outward: tuple[Any, ...]
     rows: Mapping[Any, int]
-    late: AbstractSet[Any]
+    joined: AbstractSet[Any]
 
 
 def join(
     cutter: Cutter,
     piece: Piece,
     rows: Mapping[Any, int],
-    late: AbstractSet[Any],
+    joined: AbstractSet[Any],
     batch_size: int,
     remat: Remat = "none",
     *,
@@ -73,7 +74,7 @@ def join(
         cutter: Of the step.
         piece: A run of links.
         rows: Batch dim of each activation that enters.
-        late: Values of earlier pieces that are known only after all micro-batches.
+        joined: Values of earlier pieces that all rows have a part in.
         batch_size: Rows of the whole batch.
         remat: What the backward pass computes again.
         local_statistics: Let what does not separate become a statistic of each micro-batch.
@@ -126,9 +127,11 @@ def join(
     start = len(arguments) + len(roots)
     dims |= {start + n: rows[v] for n, v in enumerate(piece.entering) if v in rows}
     streamed = {start + n for n, v in enumerate(piece.entering) if v in rows}
+    once = frozenset(start + n for n, v in enumerate(piece.entering) if v in joined)
     crossed = Crossed(
         streamed=frozenset(streamed),
-        late=frozenset(start + n for n, v in enumerate(piece.entering) if v in late),
+        late=frozenset() if local_statistics else once,
+        local=once if local_statistics else frozenset(),
     )
     found, after = _leaving(
         flatten(traced(forward, avals)), dims, crossed, piece, batch_size, local_statistics
@@ -136,16 +139,22 @@ def join(
     after = {v for v in after if cutter.is_read_after(v, piece.last)}
     dims |= {len(avals) + n: found[v] for n, v in enumerate(outward) if v in found}
     streamed |= {len(avals) + n for n, v in enumerate(outward) if v in found}
+    after |= joined & set(piece.entering)
+    crossed = replace(crossed, streamed=frozenset(streamed))
+    if local_statistics:
+        cotangents = {len(avals) + n for n, v in enumerate(outward) if v in after}
+        results = {n for n, v in enumerate((*piece.leaving, *inward)) if v in after}
+        crossed = replace(crossed, local=once | cotangents, local_results=frozenset(results))
     program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
     return Joint(
         piece=piece,
         program=_once(without_barriers(with_batch_dims(program)), dims),
         batch_dims=dims,
-        crossed=replace(crossed, streamed=frozenset(streamed)),
+        crossed=crossed,
         inward=inward,
         outward=outward,
         rows=found,
-        late=frozenset({v for v in piece.entering if v in late} | after),
+        joined=frozenset(after),
     )
 
 
@@ -219,7 +228,7 @@ def _leaving(
     batch_size: int,
     local_statistics: bool,
 ) -> tuple[dict[Any, int], set[Any]]:
-    """What leaves a piece: the batch dims of rows, and what is known after all micro-batches."""
+    """What leaves a piece: the batch dims of rows, and what all rows have a part in."""
     # Where rows are does not depend on how many parts they are cut into, if it is more than one;
     # the fewest parts separate most easily (experts take tokens in groups of several rows).
     fewest = next((d for d in range(2, batch_size + 1) if batch_size % d == 0), 1)
@@ -233,5 +242,5 @@ def _leaving(
     states = list(zip(piece.leaving, block.outputs, strict=True))
     return (
         {v: s.dim for v, s in states if s.kind == SPLIT and s.sections == 1},
-        {v for v, s in states if is_late(s, num_bytes(v.aval))},
+        {v for v, s in states if is_joined(s, num_bytes(v.aval))},
     )

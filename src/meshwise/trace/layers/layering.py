@@ -49,7 +49,7 @@ class Layering:
         self.update = Update(split, readers)
         self.classes = self._classes()
         self._rows: dict[Any, int] = {}
-        self._late: set[Any] = set()
+        self._joined: set[Any] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
 
     def _classes(self) -> tuple[int, ...]:
@@ -111,19 +111,19 @@ class Layering:
         if key not in self._joints:
             piece = self.piece(first, last)
             for v in piece.entering:
-                if v not in self._rows and v not in self._late:
+                if v not in self._rows and v not in self._joined:
                     self._find_rows(first - 1)
             joint = join(
                 self.cutter,
                 piece,
                 self._rows,
-                self._late,
+                self._joined,
                 self.batch_size,
                 remat,
                 local_statistics=self.local_statistics,
             )
             self._rows.update(joint.rows)
-            self._late.update(joint.late)
+            self._joined.update(joint.joined)
             self._joints[key] = joint
         return self._joints[key]
 

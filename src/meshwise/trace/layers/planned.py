@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from meshwise.trace.time.emit import (
     inside_loop,
     made_inside,
 )
-from meshwise.trace.time.state import SPLIT, WHOLE, Batch, BlockTime
+from meshwise.trace.time.state import LOCAL, SPLIT, WHOLE, Batch, BlockTime
 from meshwise.trace.to_graph import to_graph
 
 
@@ -96,7 +96,7 @@ def piece_graph(
             given[i] = value
         roots = cutter.prepare(piece, given)
         inputs = [*(given[i] for i in piece.arguments), *roots, *entering, *cotangents]
-        made = iter(_in_time(joint.program, block, batch, joint.batch_dims, inputs))
+        made = iter(_in_time(joint, block, batch, inputs))
         leaving = [next(made) for _ in piece.leaving]
         backward = [next(made) for _ in joint.inward]
         gradients = dict(zip(piece.roots, made, strict=True))
@@ -128,7 +128,7 @@ def piece_graph(
         entering=tuple(
             Crossing(value=first + n, cotangent=back.get(v, -1), num_bytes=b)
             for n, (v, b) in enumerate(zip(piece.entering, sizes, strict=False))
-            if v not in joint.late
+            if v not in joint.joined
         ),
         leaving=tuple(
             Crossing(
@@ -137,7 +137,7 @@ def piece_graph(
                 num_bytes=num_bytes(micro(v.aval, joint.rows.get(v))),
             )
             for n, v in enumerate(piece.leaving)
-            if v not in joint.late
+            if v not in joint.joined
         ),
         batch_dims=dims,
         state=tuple(range(len(state))),
@@ -157,16 +157,11 @@ def arguments_of(cutter: Cutter, piece: Piece, share: Share) -> tuple[list[int],
     return state, [*state, *sorted(read.difference(state))]
 
 
-def _in_time(
-    program: Program,
-    block: BlockTime,
-    batch: Batch,
-    dims: Mapping[int, int],
-    inputs: Sequence[Any],
-) -> list[Any]:
-    """Results of a program after all micro-batches: sums, and the rows of the last one."""
+def _in_time(joint: Joint, block: BlockTime, batch: Batch, inputs: Sequence[Any]) -> list[Any]:
+    """Results of a piece after all micro-batches: sums, and the rows of the last one."""
+    program = joint.program
     whole = before_loop(program, block, inputs)
-    rows = {program.inputs[n]: inputs[n] for n in dims}
+    rows = {program.inputs[n]: inputs[n] for n in (*joint.batch_dims, *joint.crossed.local)}
     sums, stacked, equal = made_inside(program, block)
     latest = [*stacked, *equal]
 
@@ -206,13 +201,19 @@ def in_microbatches(
     piece = joint.piece
     start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
     for n, v in enumerate((*piece.entering, *joint.outward)):
-        if start + n not in joint.batch_dims and v not in joint.late:
+        if start + n not in joint.batch_dims and v not in joint.joined:
             raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
     block = analyzed(
         joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
     )
-    for v, state in zip(joint.inward, block.outputs[len(piece.leaving) :], strict=False):
-        if v in joint.late and state.kind != WHOLE:
+    results = zip((*piece.leaving, *joint.inward), block.outputs, strict=False)
+    for n, (v, state) in enumerate(results):
+        if v not in joint.joined:
+            continue
+        is_cotangent = n >= len(piece.leaving)
+        if local_statistics and state.kind not in (LOCAL, WHOLE):
+            raise _no_cut(cutter, v, "what crosses it is not there for each micro-batch alone")
+        if is_cotangent and not local_statistics and state.kind != WHOLE:
             raise _no_cut(
                 cutter, v, "what crosses it joins all micro-batches, and the loss bends it"
             )

@@ -9,7 +9,7 @@ micro-batch alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -80,22 +80,22 @@ def analyze(
         batch_dims: Batch dim of each batch argument, by position.
         batch: How the batch is cut.
         local_statistics: Let what does not separate become a statistic of each micro-batch.
-        crossed: Inputs of a part of a step that come from its other parts; None: a whole step.
+        crossed: What a part of a step shares with its other parts; None: a whole step.
 
     Raises:
         TraceError: the step does not separate into micro-batches.
     """
-    late = crossed.late if crossed else frozenset[int]()
-    inputs = tuple(
-        split(batch_dims[i]) if i in batch_dims else A if i in late else R
-        for i in range(len(program.inputs))
-    )
-    not_before = {program.inputs[i] for i in (*crossed.streamed, *late)} if crossed else set[int]()
+    shared = crossed or Crossed()
+    given = {i: split(dim) for i, dim in batch_dims.items()}
+    given |= dict.fromkeys(shared.late, A) | dict.fromkeys(shared.local, L)
+    inputs = tuple(given.get(i, R) for i in range(len(program.inputs)))
+    not_before = {program.inputs[i] for i in shared.streamed | shared.late | shared.local}
     forced = _Forced()
     while True:
         try:
             top = _Analysis(program, batch, forced, local_statistics, not_before=not_before)
             block = top.run(inputs)
+            top.localize_results([program.outputs[i] for i in shared.local_results])
             if forced.local and not program.results and crossed is None:
                 raise TraceError(_NO_LOSS)
             return block
@@ -354,17 +354,27 @@ class _Analysis:
         if is_early and not any(is_heavy(self.program.nodes[p]) for p in dependent):
             raise _RetryError(replace(self.forced, before=self.forced.before | slice_))
         if self.local:
-            frontier = {
-                i
-                for p in dependent
-                if self.nodes[p].region == AFTER_LOOP
-                for i in self.program.nodes[p].inputs
-                if self.states[i].kind == PARTIAL
-            }
-            frontier |= {i for i in idents if self.states[i].kind == PARTIAL}
-            if frontier:
-                self._localize(sorted(frontier))
+            self._localize(self._frontier(dependent, idents))
         return next((self.program.nodes[p] for p in dependent if self._bends(p)), node)
+
+    def localize_results(self, idents: Sequence[int]) -> None:
+        """Make values statistics of each micro-batch.
+
+        Raises:
+            _RetryError: that takes another attempt.
+        """
+        late = [i for i in idents if self.states[i].kind in (PARTIAL, AFTER)]
+        self._localize(self._frontier(self._ancestors(late), late))
+
+    def _frontier(self, positions: Iterable[int], idents: Sequence[int]) -> set[int]:
+        """The terms that `idents` are made of, by equations at `positions` after the loop."""
+        read = (
+            i
+            for p in positions
+            if self.nodes[p].region == AFTER_LOOP
+            for i in self.program.nodes[p].inputs
+        )
+        return {i for i in (*read, *idents) if self.states[i].kind == PARTIAL}
 
     def _bends(self, position: int) -> bool:
         """Whether an equation after the loop is not linear in what depends on the batch."""
@@ -378,7 +388,7 @@ class _Analysis:
             for index, ident in enumerate(node.inputs)
         )
 
-    def _localize(self, idents: Sequence[int]) -> None:
+    def _localize(self, idents: Iterable[int]) -> None:
         new = {(id(self.program), i) for i in idents}
         if not new <= self.forced.local:
             raise _RetryError(replace(self.forced, local=self.forced.local | new))

@@ -117,15 +117,19 @@ class BlockTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossed:
-    """Inputs of a part of a step that come from its other parts, by position.
+    """What a part of a step has from its other parts and gives to them, by position.
 
     Attributes:
-        streamed: Rows; there is one micro-batch of them at a time, never all.
-        late: Values that are known only after all micro-batches.
+        streamed: Inputs that hold rows; there is one micro-batch of them at a time, never all.
+        late: Inputs that are known only after all micro-batches.
+        local: Inputs that are statistics of each micro-batch alone.
+        local_results: Results that must be so.
     """
 
     streamed: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
+    local: frozenset[int] = frozenset()
+    local_results: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
