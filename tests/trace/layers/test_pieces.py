@@ -341,6 +341,11 @@ def test_batch_norms_ask_for_statistics_of_each_micro_batch() -> None:
 
 def test_equal_layers_are_one_class() -> None:
     step, args = gpt_step(optax.adam(1e-3), num_layers=3)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_equal_layers_are_one_class(dropout: float) -> None:
+    step, args = gpt_step(optax.adam(1e-3), num_layers=3, dropout=dropout)
     opened = open_step(step, args, {}, SIGNATURE)
     split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
     chain = chain_of(split)

@@ -2,44 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
 from meshwise.jax_compat import Literal
 from meshwise.trace.layers.cut import Cutter, Piece
+from meshwise.trace.layers.equations import variables
+from meshwise.trace.layers.streams import SLICE, stream_equations
 from meshwise.trace.layers.update import Share, Update
 
 # Names for display; functions, whose text holds an address: the bodies beside them say the rest.
 _DISPLAY = ("name", "debug_info", "ctx_mesh", "resource_env")
+# Where a slice of keys starts; its shape is that of its result.
+_START = ("start_indices", "limit_indices")
 
 
 class _Writer:
-    """Numbers variables as they appear."""
+    """Numbers variables as they appear, and streams of random numbers."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
         self.rows: list[object] = []
+        self.streams: dict[object, int] = {}
+        self.literals: set[object] = set()
 
     def atom(self, v: Any) -> object:
         if isinstance(v, Literal):
-            return (str(v.aval), str(v.val))
+            said = (str(v.aval), str(v.val))
+            self.literals.add(said)
+            return said
         return self.numbers.setdefault(v, len(self.numbers))
+
+    def stream(self, said: object) -> object:
+        return "stream", self.streams.setdefault(said, len(self.streams))
 
     def role(self, kind: str, v: Any, *details: object) -> None:
         self.rows.append((kind, self.atom(v), v.aval.str_short(), *details))
 
-    def equations(self, equations: Sequence[Any]) -> None:
+    def equations(
+        self, equations: Sequence[Any], given: Iterable[Any], results: Iterable[Any]
+    ) -> None:
+        known = set(given)
+        streams = stream_equations(equations, known, results)
         for eqn in equations:
-            params = tuple(
-                (key, str(value))
+            is_stream = id(eqn) in streams
+            params = [
+                (key, self.parameter(value, eqn, known))
                 for key, value in eqn.params.items()
-                if key not in _DISPLAY and not isinstance(value, FunctionType | partial)
+                if key not in _DISPLAY
+                and not isinstance(value, FunctionType | partial)
+                and not (is_stream and key in _START)
+            ]
+            if is_stream and eqn.primitive.name == SLICE:
+                params.append(("start", self.stream(tuple(str(eqn.params[k]) for k in _START))))
+            ins = tuple(
+                (str(v.aval), self.stream((str(v.aval), str(v.val))))
+                if is_stream and isinstance(v, Literal)
+                else self.atom(v)
+                for v in eqn.invars
             )
-            ins = tuple(self.atom(v) for v in eqn.invars)
             outs = tuple((self.atom(v), v.aval.str_short()) for v in eqn.outvars)
-            self.rows.append((eqn.primitive.name, params, ins, outs))
+            self.rows.append((eqn.primitive.name, tuple(params), ins, outs))
+            if not known.isdisjoint(variables(eqn.invars)):
+                known.update(eqn.outvars)
+
+    def parameter(self, value: Any, eqn: Any, known: set[Any]) -> object:
+        """A body as its equations, anything else as text."""
+        if isinstance(value, ClosedJaxpr):
+            return self.parameter(value.jaxpr, eqn, known)
+        if isinstance(value, tuple | list) and any(
+            isinstance(v, ClosedJaxpr | Jaxpr) for v in value
+        ):
+            return tuple(self.parameter(v, eqn, known) for v in value)
+        if not isinstance(value, Jaxpr):
+            return str(value)
+        outer = self.numbers, self.rows
+        self.numbers, self.rows = {}, []
+        for v in (*value.constvars, *value.invars):
+            self.role("takes", v)
+        # Where operands are passed on one by one, what is given is known.
+        pairs = zip(value.invars, eqn.invars, strict=False)
+        is_each = len(value.invars) == len(eqn.invars)
+        given = [v for v, o in pairs if is_each and variables([o]) and o in known]
+        self.equations(value.eqns, given, value.outvars)
+        self.rows.append(("gives", *map(self.atom, value.outvars)))
+        inside = tuple(self.rows)
+        self.numbers, self.rows = outer
+        return inside
+
+    def done(self) -> tuple[object, ...]:
+        """All rows; a stream that is an ordinary constant too is one value of the graph."""
+        shared = sorted(n for said, n in self.streams.items() if said in self.literals)
+        return *self.rows, ("shared", *shared)
 
 
 def signature(cutter: Cutter, piece: Piece, update: Update, share: Share) -> tuple[object, ...]:
@@ -60,8 +118,10 @@ def signature(cutter: Cutter, piece: Piece, update: Update, share: Share) -> tup
         writer.role("root", split.roots[r], r in share.owned, r in share.tied)
     for v in piece.entering:
         writer.role("enters", v)
-    writer.equations(piece.preparation)
-    writer.equations(piece.equations)
+    roots = [split.roots[r] for r in piece.roots]
+    given = [*(invars[i] for i in piece.arguments), *variables(roots), *piece.entering]
+    writer.equations(piece.preparation, invars, roots)
+    writer.equations(piece.equations, given, piece.leaving)
     for v in piece.leaving:
         writer.role("leaves", v, cutter.is_read_after(v, piece.last))
     later = split.update.jaxpr
@@ -70,7 +130,10 @@ def signature(cutter: Cutter, piece: Piece, update: Update, share: Share) -> tup
     for r in piece.roots:
         if r in share.owned:
             writer.role("gradient", update.gradients[r])
-    writer.equations(share.equations)
+    sends = [v for phase in share.sends for v in phase]
+    writer.equations(
+        share.equations, later.invars, [*(later.outvars[j] for j in share.results), *sends]
+    )
     for j in share.results:
         writer.rows.append(("result", writer.atom(later.outvars[j])))
-    return tuple(writer.rows)
+    return writer.done()
