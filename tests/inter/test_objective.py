@@ -16,7 +16,7 @@ from meshwise.inter.submeshes import uniform_submeshes
 # Times of a micro-batch of layers 0, 1, 2 on one device; nothing else is possible.
 TIMES = (2.0, 5.0, 3.0)
 ONCE = (0.5, 0.25, 1.5)
-TRANSFERS = (1.0, 6.0)
+TRANSFERS = (5.0, 8.0)
 
 
 def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
@@ -60,22 +60,22 @@ def test_eq_2():
 @pytest.mark.parametrize(
     ("schedule", "fill", "steady", "bottleneck"),
     [
-        # Slots 2 + 1, 5 + 6, 3.
-        (ONE_F_ONE_B, 10.0, 3 * 11.0, 1),
-        (GPIPE, 10.0, 3 * 11.0, 1),
-        # Slots 2, 6 (the transfer), 3.
-        (EAGER, 10.0, 3 * 6.0, 1),
+        # Half of the transfers at both ends: slots 2 + 2.5, 5 + 6.5, 3 + 4.
+        (ONE_F_ONE_B, 10.0, 3 * 11.5, 1),
+        (GPIPE, 10.0, 3 * 11.5, 1),
+        # Slots 2.5, 6.5, 4 (the transfers).
+        (EAGER, 10.0, 3 * 6.5, 1),
         # Fill 1 + 4 + 2 of times without twice the weights' 0.5; each slot's rest of 1 is added.
-        (ZERO_BUBBLE, 7.0, 3 * 11.0 + 1.0, 1),
+        (ZERO_BUBBLE, 7.0, 3 * 11.5 + 1.0, 1),
         # Half of each time fills; the other half is added.
-        (interleaved(2), 5.0, 3 * 11.0 + 2.5, 1),
+        (interleaved(2), 5.0, 3 * 11.5 + 2.5, 1),
     ],
 )
 def test_the_whole_objective(schedule, fill, steady, bottleneck):
     time = step_time(three_stages(schedule), STAGES)
-    assert (time.fill_s, time.transfer_s, time.steady_s) == (fill, 7.0, steady)
+    assert (time.fill_s, time.transfer_s, time.steady_s) == (fill, 13.0, steady)
     assert (time.once_s, time.bottleneck) == (1.5, bottleneck)
-    assert time.total_s == fill + 7.0 + steady + 1.5
+    assert time.total_s == fill + 13.0 + steady + 1.5
 
 
 def test_equal_stages_take_what_the_schedules_say():

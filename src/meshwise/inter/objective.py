@@ -9,10 +9,15 @@ transfer over the boundary after stage i (x_n = 0; `_transfer_s`).
         + max_i [(B - 1) slot_i + (t_i - f_i)]      steady state                      (`steady_s`)
         + max_i once_i                              gradients, optimizer              (`once_s`)
 
-    slot_i = max(t_i, x_i) if the schedule hides transfers, else t_i + x_i            (`_slot_s`)
+    slot_i = max(t_i, y_i) if the schedule hides transfers, else t_i + y_i            (`_slot_s`)
+    y_i = (x_(i-1) + x_i) / 2
 
 With f = t, x = 0 and once = 0 this is eq. 2, T = sum_i t_i + (B - 1) max_j t_j; so it is for a
-problem of `as_alpa`.  A boundary is charged to the slot of the stage on its left alone.
+problem of `as_alpa`.
+
+x holds both directions.  In the steady state of 1F1B two neighbours exchange an activation and a
+gradient at once, in opposite directions of full-duplex links, so that each of them stops for half
+of x once a micro-batch: a stage for half of what passes at both its ends.
 
 Memory, for every stage, with s = n - i + 1 stages from it to the end (`memory_bytes`):
 
@@ -70,7 +75,8 @@ def step_time(problem: StageProblem, stages: Sequence[Stage]) -> StepTime:
         passed = _transfer_s(problem, stages, i)
         fill += shown
         transfer += passed
-        loads.append((problem.num_microbatches - 1) * _slot_s(problem, whole, passed))
+        at_ends = 0.5 * passed + 0.5 * _transfer_s(problem, stages, i - 1)
+        loads.append((problem.num_microbatches - 1) * _slot_s(problem, whole, at_ends))
         loads[-1] += whole - shown
         once = max(once, float(costs.once_s[at]))
     loads.reverse()
@@ -86,7 +92,8 @@ def objective_s(problem: StageProblem, stages: Sequence[Stage]) -> float:
 
 
 def _transfer_s(problem: StageProblem, stages: Sequence[Stage], index: int) -> float:
-    if problem.transfer_s is None or index == len(stages) - 1:
+    """Over the boundary after a stage; none is before the first and after the last."""
+    if problem.transfer_s is None or index < 0 or index == len(stages) - 1:
         return 0.0
     left, right = stages[index], stages[index + 1]
     return float(problem.transfer_s[left.last_layer, left.submesh, right.submesh])

@@ -18,6 +18,7 @@ class Options(NamedTuple):
         kind: Submesh of each group.
         first_option: Of each group, and the end.
         least_transfer: Of each group, to any right neighbour.
+        least_before: Of each group, half of the least from any left neighbour.
         slot: Time of a micro-batch of each option.
         fill: Its fill.
         once: Its time once a step.
@@ -25,6 +26,9 @@ class Options(NamedTuple):
         right_class: Of each kind; kinds of a class cost every left neighbour the same.
         num_classes: How many.
         transfer: [boundary, left kind, right kind].
+        before: [boundary, right class, level]: halves of the transfers of all left kinds, each
+            once, from the least up; infinite where there are fewer.
+        rank: [boundary, left kind, right class]: where its half is among these.
         more_batches: B - 1.
         hides: Whether transfers run beside computation.
     """
@@ -34,6 +38,7 @@ class Options(NamedTuple):
     kind: Array
     first_option: Array
     least_transfer: Array
+    least_before: Array
     slot: Array
     fill: Array
     once: Array
@@ -41,6 +46,8 @@ class Options(NamedTuple):
     right_class: Array
     num_classes: int
     transfer: Array
+    before: Array
+    rank: Array
     more_batches: float
     hides: bool
 

@@ -20,14 +20,17 @@ _INF = np.inf
 _LARGE = 1e300
 # Limits are sums of the same numbers in another order.
 _ROUNDING = 1.0 + 1e-12
+# Of `_Labels.number`.
+_COLUMNS = 6
 
 
 @part
-def _load(t: float, fill: float, transfer: float, options: Options) -> float:
+def _load(t: float, fill: float, passed: float, options: Options) -> float:
+    """What a stage adds to the steady state; half the transfers at both its ends are its own."""
     if options.hides:
-        slot = t if t > transfer else transfer
+        slot = t if t > passed else passed
     else:
-        slot = t + transfer
+        slot = t + passed
     return options.more_batches * slot + (t - fill)
 
 
@@ -50,10 +53,11 @@ def least_fill_of_groups(
         for g in range(options.first_group[k], options.first_group[k + 1]):
             to_end = least_to_end[options.last[g] + 1] + 1
             transfer = options.least_transfer[g]
+            passed = 0.5 * transfer + options.least_before[g]
             for o in range(options.first_option[g], options.first_option[g + 1]):
                 if to_end > options.most_to_end[o] or options.once[o] > most_once:
                     continue
-                if _load(options.slot[o], options.fill[o], transfer, options) > most_load:
+                if _load(options.slot[o], options.fill[o], passed, options) > most_load:
                     continue
                 cost[g] = options.fill[o] + transfer
                 if to_end < least_to_end[k]:
@@ -207,7 +211,7 @@ class _Labels(NamedTuple):
     Attributes:
         value: Fill of the stages and transfers.
         number: Column 0: stages; 1: first option; 2: kind of the first stage; 3: its first device;
-            4: next label, -1 at the end.
+            4: next label, -1 at the end; 5: how many of `Options.before` the first stage allows.
     """
 
     value: Array
@@ -217,47 +221,109 @@ class _Labels(NamedTuple):
 @part
 def _grown(labels: _Labels) -> _Labels:
     size = len(labels.value)
-    value, number = np.empty(2 * size), np.empty((2 * size, 5), np.int64)
+    value, number = np.empty(2 * size), np.empty((2 * size, _COLUMNS), np.int64)
     value[:size] = labels.value
     number[:size] = labels.number
     return _Labels(value, number)
+
+
+class _Found(NamedTuple):
+    """The best ways of one state, by class of the first submesh, stages, and what may come before.
+
+    Attributes:
+        labels: One for each [class, number of stages, level]; the value is infinite if none.
+        touched: The places of those that are not, in the order in which they were found.
+        count: How many these are; one entry.
+    """
+
+    labels: _Labels
+    touched: Array
+    count: Array
+
+
+@part
+def _level(slot: float, fill: float, after: float, before: Array, most: float, options: Options):
+    """How many of the least transfers to the left a stage allows, with half of that to the right.
+
+    Args:
+        slot: Time of the stage.
+        fill: Its fill.
+        after: Half the transfer to the right.
+        before: Halves of those to the left, sorted.
+        most: Limit of its load.
+        options: The stages.
+    """
+    low, high = 0, len(before)
+    at = high - 1
+    while low < high:
+        if _load(slot, fill, after + before[at], options) <= most:
+            low = at + 1
+        else:
+            high = at
+        at = (low + high) // 2
+    return low
+
+
+@part
+def _offer(value: float, number: Array, options: Options, found: _Found) -> None:
+    """Keep a way if it is the best of its class, number of stages and level."""
+    at = options.right_class[number[2]] * len(options.first_group) + number[0]
+    at = at * (options.before.shape[2] + 1) + number[5]
+    if value < found.labels.value[at]:
+        if found.labels.value[at] == _INF:
+            found.touched[found.count[0]] = at
+            found.count[0] += 1
+        found.labels.value[at] = value
+        found.labels.number[at] = number
 
 
 @part
 def _extend(
     g: int,
     label: int,
-    p: int,
+    start: tuple[int, int],
     room: float,
     limits: tuple[float, float, float],
     options: Options,
     labels: _Labels,
-    found: _Labels,
+    found: _Found,
+    number: Array,
 ) -> None:
-    """Put a stage of a group before a label, if what comes out is among the best of its class."""
+    """Put a stage of a group, at a first layer and device, before a label."""
     kind, last = options.kind[g], options.last[g]
     transfer = 0.0
     if last < len(options.first_group) - 2:
-        transfer = options.transfer[last, kind, labels.number[label, 2]]
+        right = labels.number[label, 2]
+        if options.rank[last, kind, options.right_class[right]] >= labels.number[label, 5]:
+            # Too much for the stage on the right.
+            return
+        transfer = options.transfer[last, kind, right]
     count = labels.number[label, 0] + 1
+    top, best = 0, -1
+    if start[0] > 0:
+        before = options.before[start[0] - 1, options.right_class[kind]]
+        top = len(before)
     for o in range(options.first_option[g], options.first_option[g + 1]):
         value = options.fill[o] + limits[2] + transfer + labels.value[label]
         if value > room:
             return
         if count > options.most_to_end[o] or options.once[o] > limits[1]:
             continue
-        if _load(options.slot[o], options.fill[o], transfer, options) > limits[0]:
+        slot, fill = options.slot[o], options.fill[o]
+        if _load(slot, fill, 0.5 * transfer, options) > limits[0]:
             continue
-        at = options.right_class[kind] * len(options.first_group) + count
-        if value < found.value[at]:
-            found.value[at] = value
-            found.number[at, 0] = count
-            found.number[at, 1] = o
-            found.number[at, 2] = kind
-            found.number[at, 3] = p
-            found.number[at, 4] = label
-        # The next options of the group have more fill.
-        return
+        level = 0
+        if top > 0:
+            level = _level(slot, fill, 0.5 * transfer, before, limits[0], options)
+            if level == 0:
+                continue
+        if level > best:
+            number[:] = (count, o, kind, start[1], label, level)
+            _offer(value, number, options, found)
+            best = level
+        if level == top:
+            # The next options of the group have more fill.
+            return
 
 
 @part
@@ -272,42 +338,58 @@ def _keep(labels: _Labels, used: int, value: float, number: Array) -> _Labels:
 
 @part
 def _keep_best(
-    labels: _Labels, used: int, found: _Labels, width: int, every: bool
+    labels: _Labels, used: int, found: _Found, num_layers: int, levels: int, every: bool
 ) -> tuple[_Labels, int]:
-    """Keep what was found, of each class those with fewer stages than all that cost less.
+    """Keep what was found, of each class what no other beats, and make room for the next state.
 
     Args:
         labels: All labels.
         used: How many there are.
-        found: One for each class and number of stages.
-        width: Numbers of stages.
+        found: One for each class, number of stages and level.
+        num_layers: L.
+        levels: How many there are.
         every: Keep more stages at a higher cost too: their number may be what is wanted.
 
     Returns:
         All labels, and how many there are.
     """
-    best = _INF
-    for at in range(len(found.value)):
-        if at % width == 0:
-            best = _INF
-        if found.value[at] < best:
-            best = best if every else found.value[at]
-            labels = _keep(labels, used, found.value[at], found.number[at])
-            used += 1
+    width = (num_layers + 1) * levels
+    touched = np.sort(found.touched[: found.count[0]])
+    begin = 0
+    while begin < len(touched):
+        end = begin
+        while end < len(touched) and touched[end] // width == touched[begin] // width:
+            end += 1
+        for at in touched[begin:end]:
+            value, number = found.labels.value[at], found.labels.number[at]
+            is_beaten = False
+            for other in touched[begin:end]:
+                better = found.labels.number[other]
+                if other == at or better[0] > number[0] or better[5] < number[5]:
+                    continue
+                if every and better[0] != number[0]:
+                    continue
+                # Of equal ones that with fewer stages stays, or which allows more.
+                if found.labels.value[other] <= value:
+                    is_beaten = True
+                    break
+            if not is_beaten:
+                labels = _keep(labels, used, value, number)
+                used += 1
+        begin = end
+    found.labels.value[touched] = _INF
+    found.count[0] = 0
     return labels, used
 
 
 @part
 def _take_over(
-    first: int, behind: int, room: float, options: Options, labels: _Labels, found: _Labels
+    first: int, behind: int, room: float, options: Options, labels: _Labels, found: _Found
 ) -> None:
     """Ways that leave the first device unused."""
     for label in range(first, behind):
-        kind = labels.number[label, 2]
-        at = options.right_class[kind] * len(options.first_group) + labels.number[label, 0]
-        if labels.value[label] <= room and labels.value[label] < found.value[at]:
-            found.value[at] = labels.value[label]
-            found.number[at] = labels.number[label]
+        if labels.value[label] <= room:
+            _offer(labels.value[label], labels.number[label], options, found)
 
 
 @kernel
@@ -325,7 +407,8 @@ def cheapest_stages(
     """Least fill and transfers of stages within the limits that cost no more than the cutoff.
 
     From the last layer to the first, each state (k, p) keeps its best ways to the end by number of
-    stages, for memory, and by class of its first submesh, for the transfer to what comes before.
+    stages, for memory, by class of its first submesh, for the transfer to what comes before, and by
+    how much of that the first stage allows.
 
     Args:
         options: The stages.
@@ -347,7 +430,7 @@ def cheapest_stages(
     limits = (most_load * _ROUNDING, most_once * _ROUNDING, toll)
     skips = devices.may_start.size > 0 and not devices.use_all
     from_start = _cost_from_start(options, cost, to_end, devices, cutoff)
-    labels = _Labels(np.empty(1024), np.empty((1024, 5), np.int64))
+    labels = _Labels(np.empty(1024), np.empty((1024, _COLUMNS), np.int64))
     # Label 0, shared by all ends: no stages.
     labels.value[0] = 0.0
     labels.number[0, :] = 0
@@ -357,14 +440,19 @@ def cheapest_stages(
     behind = np.zeros((num_layers + 1, count + 2), np.int64)
     for p in range(count + 1):
         behind[num_layers, p] = 1 if from_start[num_layers, p] < _INF else 0
-    width = options.num_classes * (num_layers + 1)
-    found = _Labels(np.full(width, _INF), np.empty((width, 5), np.int64))
+    levels = options.before.shape[2] + 1
+    width = options.num_classes * (num_layers + 1) * levels
+    found = _Found(
+        _Labels(np.full(width, _INF), np.empty((width, _COLUMNS), np.int64)),
+        np.empty(width, np.int64),
+        np.zeros(1, np.int64),
+    )
+    number = np.empty(_COLUMNS, np.int64)
     for k in range(num_layers - 1, -1, -1):
         for p in range(count, -1, -1):
             room = cutoff - from_start[k, p]
             if from_start[k, p] == _INF or to_end[k, p] > room:
                 continue
-            found.value[:] = _INF
             for g in range(options.first_group[k], options.first_group[k + 1]):
                 kind = options.kind[g]
                 if cost[g] == _INF or not _may_start(kind, p, devices):
@@ -373,11 +461,11 @@ def cheapest_stages(
                 if cost[g] + to_end[end, q] > room:
                     continue
                 for label in range(first[end, q], behind[end, q]):
-                    _extend(g, label, p, room, limits, options, labels, found)
+                    _extend(g, label, (k, p), room, limits, options, labels, found, number)
             if skips:
                 _take_over(first[k, p + 1], behind[k, p + 1], room, options, labels, found)
             first[k, p] = used
-            labels, used = _keep_best(labels, used, found, num_layers + 1, num_stages >= 1)
+            labels, used = _keep_best(labels, used, found, num_layers, levels, num_stages >= 1)
             behind[k, p] = used
     return _best_way(first[0, 0], behind[0, 0], labels, num_stages)
 

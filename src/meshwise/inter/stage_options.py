@@ -72,13 +72,16 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
     if transfer is None:
         transfer = np.zeros((num_layers - 1, len(size), len(size)))
     least = np.concatenate((transfer.min(axis=2), np.zeros((1, len(size)))))[last, kind]
+    before_any = np.concatenate((np.zeros((1, len(size))), 0.5 * transfer.min(axis=1)))[first, kind]
     right_class = _classes_of_columns(transfer)
+    before, rank = _levels(transfer, right_class)
     options = Options(
         first_group=np.searchsorted(first, np.arange(num_layers + 1)),
         last=last,
         kind=kind,
         first_option=np.append(first_option, len(row)),
         least_transfer=least,
+        least_before=before_any,
         slot=slot[row, variant],
         fill=fill[row, variant],
         once=once[row, variant],
@@ -86,6 +89,8 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
         right_class=right_class,
         num_classes=int(right_class.max()) + 1,
         transfer=np.ascontiguousarray(transfer),
+        before=before,
+        rank=rank,
         more_batches=float(problem.num_microbatches - 1),
         hides=schedule.hides_transfers,
     )
@@ -192,3 +197,22 @@ def _classes_of_columns(transfer: FloatArray) -> IntArray:
     columns = transfer.reshape(-1, transfer.shape[2]).T
     _, classes = np.unique(columns, axis=0, return_inverse=True)
     return classes.reshape(-1).astype(np.int64)
+
+
+def _levels(transfer: FloatArray, right_class: IntArray) -> tuple[FloatArray, IntArray]:
+    """`Options.before` and `Options.rank`."""
+    _, of_class = np.unique(right_class, return_index=True)
+    halves = 0.5 * transfer[:, :, of_class]
+    order = np.argsort(halves, axis=1, kind="stable")
+    sorted_halves = np.take_along_axis(halves, order, axis=1)
+    is_new = np.ones(halves.shape, np.bool_)
+    is_new[:, 1:] = sorted_halves[:, 1:] > sorted_halves[:, :-1]
+    level = np.cumsum(is_new, axis=1) - 1
+    rank = np.empty(halves.shape, np.int64)
+    np.put_along_axis(rank, order, level, axis=1)
+    count = int(level.max(initial=0)) + 1
+    # A row at least, which kernels may look at where there is no boundary.
+    before = np.full((max(halves.shape[0], 1), halves.shape[2], count), np.inf)
+    cut, place, right = np.indices(halves.shape)
+    before[cut, right, level] = sorted_halves[cut, place, right]
+    return before, rank
