@@ -45,6 +45,8 @@ class Blocks:
 class Formulas(VariantCosts):
     """Seconds and bytes of layers in closed form, monotone in every number of a device."""
 
+    is_shareable = False
+
     def runs(self, variant, num_microbatches):
         mesh = variant.mesh
         n, count = mesh.num_devices, len(self.source.classes)

@@ -339,10 +339,6 @@ def test_batch_norms_ask_for_statistics_of_each_micro_batch() -> None:
         layers.graph(0, 0, 4)
 
 
-def test_equal_layers_are_one_class() -> None:
-    step, args = gpt_step(optax.adam(1e-3), num_layers=3)
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_equal_layers_are_one_class(dropout: float) -> None:
     step, args = gpt_step(optax.adam(1e-3), num_layers=3, dropout=dropout)
