@@ -29,7 +29,8 @@ def build_either_way(
         The plan, its stages at their real places; None if none fit or none is faster.
     """
     ahead = build_stages_below(problem, at_most_s, num_stages=num_stages)
-    if all(m.starts is None for m in problem.costs.submeshes):
+    # Equal hosts look the same from either end.
+    if all(m.starts is None or not m.host_kinds for m in problem.costs.submeshes):
         return ahead
     at_most_s = at_most_s if ahead is None else ahead.total_s
     back = build_stages_below(mirrored(problem), at_most_s, num_stages=num_stages)

@@ -113,7 +113,16 @@ class LazyTable:
 
         Bounds of fewer micro-batches become those of B, and bounds become plans.
         """
-        places = sorted({(s.submesh, s.variant) for s in stages})
+        ways = self._variants
+        places = sorted(
+            {
+                # The same submesh may be there twice, with other places.
+                (m, s.variant)
+                for s in stages
+                for m in range(len(ways))
+                if ways[m] == ways[s.submesh]
+            }
+        )
         todo = [place for place in places if self._level[place] < _PLANNED]
         better: list[tuple[int, int, Ask]] = []
         for m, v in todo:

@@ -66,7 +66,7 @@ def fits_without_costs(
         num_layers: L.
         num_microbatches: B.
     """
-    kinds, submeshes = asked_submeshes(cluster, options)
+    kinds, submeshes = asked_submeshes(cluster, replace(options, places=False))
     variants = [variants_of(kind, replace(options, prices=(0.0,)), 1.0) for kind in kinds]
     costs = masked(_free(submeshes, variants, num_layers), options.pins, kinds, variants)
     problems = (
@@ -87,7 +87,7 @@ def fits(
         costs: Plans of layers.
         counts: Values of B.
     """
-    kinds, submeshes = asked_submeshes(cluster, options)
+    kinds, submeshes = asked_submeshes(cluster, replace(options, places=False))
     second = guessed_s(kinds, cluster, options)
     variants = [variants_of(kind, options, second) for kind in kinds]
     for count in counts:

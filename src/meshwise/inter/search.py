@@ -18,8 +18,8 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.anywhere import build_placed
 from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.directions import build_either_way
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
@@ -54,7 +54,7 @@ class SearchOptions:
         num_stages: Exactly so many; None for any number.
         every_submesh: All shapes; else up to one host, and powers of two of hosts, or all.
         pins: What is fixed about stages.
-        places: Whether stages lie in the order of the devices also where hosts are equal:
+        places: Whether stages may lie in the order of the devices also where hosts are equal:
             transfers inside hosts are then told from those between them.
         guess_s: About what a step takes, for the scale of prices; None: from the FLOP.
         intra: How layers are planned.
@@ -71,7 +71,7 @@ class SearchOptions:
     num_stages: int | None = None
     every_submesh: bool = False
     pins: tuple[StagePin, ...] = ()
-    places: bool = False
+    places: bool = True
     guess_s: float | None = None
     intra: IntraOptions = field(default_factory=IntraOptions)
 
@@ -158,7 +158,7 @@ def asked_submeshes(
         every=options.every_submesh,
         memory_bytes=options.memory_bytes,
         also={pin.submesh for pin in options.pins},
-        places=options.places,
+        places=options.places and cluster.num_hosts > 1,
     )
 
 
@@ -295,7 +295,7 @@ def _searched(
             cutoff = min(fastest, math.inf if best is None else best.plan.total_s)
             while True:
                 now = problem(schedule)
-                plan = build_either_way(now, cutoff, num_stages=options.num_stages)
+                plan = build_placed(now, cluster, cutoff, num_stages=options.num_stages)
                 if plan is None or not table.plan(plan.stages):
                     break
             if plan is None:
