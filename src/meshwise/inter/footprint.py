@@ -10,6 +10,7 @@ Source: Alpa eq. 5, with what is held once apart from what is held for each micr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,14 +45,53 @@ def forward_end(piece: PieceGraph) -> int:
     body = loop.bodies[0]
     assert loop.structure is not None
     maker = {t: i for i, op in enumerate(body.operators) for t in op.outputs}
-    leaving = {piece.graph.outputs[c.value] for c in piece.leaving}
-    results = {j for j, t in enumerate(loop.outputs) if t in leaving}
-    made = [
-        maker.get(body.outputs[n], -1)
-        for n, j in enumerate(loop.structure.parts[0].results)
-        if j in results
-    ]
+    results = _results_for(piece, [piece.graph.outputs[c.value] for c in piece.leaving])
+    part = loop.structure.parts[0]
+    entry = dict(zip(part.operands, body.inputs, strict=True))
+    made: list[int] = []
+    for n, j in enumerate(part.results):
+        if j in results:
+            k = loop.structure.carry_of(j)
+            term = _term(body, body.outputs[n], maker, -1 if k is None else entry[k])
+            made.append(maker.get(term, -1))
     return 1 + max(made, default=len(body.operators) - 1)
+
+
+def _results_for(piece: PieceGraph, tensors: list[int]) -> set[int]:
+    """Results of the loop that tensors are, or are made of after it."""
+    graph = piece.graph
+    loop = graph.operators[piece.loop]
+    number = {t: j for j, t in enumerate(loop.outputs)}
+    maker = {t: op for op in graph.operators if op is not loop for t in op.outputs}
+    found: set[int] = set()
+    todo, seen = list(tensors), set(tensors)
+    while todo:
+        t = todo.pop()
+        if t in number:
+            found.add(number[t])
+        elif t in maker:
+            new = set(maker[t].inputs) - seen
+            seen |= new
+            todo += new
+    return found
+
+
+def _term(body: Graph, result: int, maker: dict[int, int], carried: int) -> int:
+    """What a micro-batch adds to a sum, as the forward pass leaves it; others are what they are.
+
+    Sums are added up, and terms scaled, at the end of the body.
+    """
+    if result not in maker or carried not in (inputs := body.operators[maker[result]].inputs):
+        return result
+    readers = Counter(t for op in body.operators for t in op.inputs)
+    terms = [t for t in inputs if t != carried]
+    term = terms[0] if terms else result
+    while term in maker and readers[term] == 1:
+        inputs = [t for t in body.operators[maker[term]].inputs if not body.tensors[t].generated]
+        if len(inputs) != 1 or body.tensors[inputs[0]].shape != body.tensors[term].shape:
+            break
+        (term,) = inputs
+    return term
 
 
 def residuals(body: Graph, end: int) -> list[int]:

@@ -16,6 +16,7 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import TraceError
+from meshwise.inter.footprint import forward_end
 from meshwise.jax_compat import jaxpr_as_fun
 from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config
@@ -337,6 +338,20 @@ def test_batch_norms_ask_for_statistics_of_each_micro_batch() -> None:
     layers = layering(step, args, 2)
     with pytest.raises(TraceError, match='microbatch_statistics="local"'):
         layers.graph(0, 0, 4)
+
+
+def test_a_forward_pass_ends_before_what_it_sums_is_added_up() -> None:
+    """In the last layer too, where nothing but sums leaves."""
+    step, args = norms_step()
+    layers = layering(step, args, 3, local_statistics=True)
+    for k in range(3):
+        piece = layers.graph(k, k, 4)
+        kinds = [op.kind for op in piece.graph.operators[piece.loop].bodies[0].operators]
+        products = sum(
+            e.primitive.name == "dot_general" for e in layers.joint(k, k).piece.equations
+        )
+        assert kinds[: forward_end(piece)].count("dot_general") == products
+        assert kinds.count("dot_general") > products > 0
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
