@@ -97,7 +97,9 @@ class LoopRule:
 
 def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
     """Mesh axes that split `loop`, major to minor (ascending)."""
-    return tuple(a for a, choice in enumerate(strategy) if choice == loop)
+    if loop not in strategy:
+        return ()
+    return tuple([a for a, choice in enumerate(strategy) if choice == loop])
 
 
 def dim_axes(
@@ -107,6 +109,8 @@ def dim_axes(
 
     A minor loop of a compound dim may be split only if every loop above it is split completely.
     """
+    if len(loops) == 1:
+        return axes_of_loop(strategy, loops[0])
     axes: tuple[int, ...] = ()
     complete = True
     for loop in loops:
@@ -119,16 +123,16 @@ def dim_axes(
     return axes
 
 
-def _layout(
+def _split_dims(
     rule: LoopRule, strategy: Strategy, dims: DimMap, sizes: Sequence[int]
-) -> Layout | None:
+) -> tuple[tuple[int, ...], ...] | None:
     out: list[tuple[int, ...]] = []
     for loops in dims:
         axes = dim_axes(rule, strategy, loops, sizes)
         if axes is None:
             return None
         out.append(axes)
-    return Layout(tuple(out))
+    return tuple(out)
 
 
 def operand_layouts(
@@ -137,15 +141,15 @@ def operand_layouts(
     """Layouts in which a strategy wants its operands; None if it is not a block layout."""
     layouts: list[Layout] = []
     for index, dims in enumerate(rule.operands):
-        layout = _layout(rule, strategy, dims, sizes)
-        if layout is None:
+        split = _split_dims(rule, strategy, dims, sizes)
+        if split is None:
             return None
         partial = tuple(
             a
             for a, choice in enumerate(strategy)
             if choice <= -2 and index in rule.linear[-2 - choice]
         )
-        layouts.append(Layout(layout.dims, partial, SUM if partial else ""))
+        layouts.append(Layout(split, partial, SUM if partial else ""))
     return tuple(layouts)
 
 
@@ -165,10 +169,10 @@ def result_layouts(
     monoid = next(iter(monoids), "")
     layouts: list[Layout] = []
     for dims in rule.results:
-        layout = _layout(rule, strategy, dims, sizes)
-        if layout is None:
+        split = _split_dims(rule, strategy, dims, sizes)
+        if split is None:
             return None
-        layouts.append(Layout(layout.dims, tuple(partial), monoid))
+        layouts.append(Layout(split, tuple(partial), monoid))
     return tuple(layouts)
 
 

@@ -22,10 +22,12 @@ from meshwise.inter.footprint import Footprint, footprint
 from meshwise.inter.held import HeldBytes, held_bytes
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.reduced import ReducedLayer
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
 from meshwise.intra.network import BLOCK, Network, build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.problem import PairCost, Problem, objective
+from meshwise.intra.regions import Region
 from meshwise.intra.solve import solve
 from meshwise.intra.ties import Ties, tied_problem
 from meshwise.plan.decision import GraphDecision
@@ -80,14 +82,27 @@ class LayerNetwork:
     held: HeldBytes
 
 
-def layer_network(piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -> LayerNetwork:
+def layer_network(
+    piece: PieceGraph,
+    mesh: LogicalMesh,
+    options: IntraOptions,
+    parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
+) -> LayerNetwork:
     """The decisions about one layer on one mesh.
+
+    Args:
+        piece: The layer.
+        mesh: The mesh.
+        options: Of planning.
+        parts: The regions of the layer's graph if they are known.
+        evaluators: That know what was computed for other layers.
 
     Raises:
         InfeasibleError: an operator has no strategy on the mesh.
     """
     network, ties, entering, leaving = with_boundaries(
-        piece, build_network(piece.graph, mesh, options)
+        piece, build_network(piece.graph, mesh, options, parts, evaluators)
     )
     return LayerNetwork(
         piece=piece,

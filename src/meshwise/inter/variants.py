@@ -13,9 +13,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
+from meshwise.graph.graph import Graph
 from meshwise.inter.compose import RunCosts, compose, least_sums
 from meshwise.inter.conditioned import (
     ConditionedLayer,
@@ -26,7 +27,9 @@ from meshwise.inter.conditioned import (
     layer_network,
 )
 from meshwise.inter.piece import PieceGraph, Remat
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
+from meshwise.intra.regions import Region, regions
 
 Array = NDArray[np.float64]
 
@@ -115,6 +118,10 @@ class VariantCosts:
     def __init__(self, source: LayerSource, options: IntraOptions) -> None:
         self.source = source
         self.options = options
+        self._evaluators = Evaluators()
+        # The graph is kept, so that its id stays taken.
+        self._regions: dict[int, tuple[Graph, tuple[Region, ...]]] = {}
+        self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
@@ -161,10 +168,16 @@ class VariantCosts:
             graph = self.graph(c, remat, num_microbatches)
             try:
                 graph, options = self.restricted(graph, mesh)
-                self._networks[key] = layer_network(graph, mesh, options)
+                parts = self._parts(graph.graph)
+                self._networks[key] = layer_network(graph, mesh, options, parts, self._evaluators)
             except InfeasibleError:
                 self._networks[key] = None
         return self._networks[key]
+
+    def _parts(self, graph: Graph) -> tuple[Region, ...]:
+        if id(graph) not in self._regions:
+            self._regions[id(graph)] = (graph, regions(graph))
+        return self._regions[id(graph)][1]
 
     def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
         """The graph to plan of a class of layers."""
@@ -214,7 +227,10 @@ class VariantCosts:
 
     def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""
-        one = replace(mesh, axes=(replace(mesh.axes[0], size=1),))
+        # Nothing is sent there: all links are the same.
+        one = self._single.setdefault(
+            mesh.device, replace(mesh, axes=(replace(mesh.axes[0], size=1),))
+        )
         way = Variant(mesh=one, remat=remat, price=MemoryPrice())
         return self.runs(way, num_microbatches)
 

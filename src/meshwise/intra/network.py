@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.graph.graph import Graph, Tensor
+from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout, replicated, shift_in, used_axes
 from meshwise.graph.loops import Strategy
 from meshwise.graph.structure import PREDICATE
 from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.boundaries import entering, leaving
 from meshwise.intra.candidates import whole_layouts
+from meshwise.intra.evaluators import Evaluators, resharding_s
 from meshwise.intra.options import AllowedChoices, IntraOptions
 from meshwise.intra.regions import END, Region, regions
 from meshwise.intra.shapes import Table
 from meshwise.intra.tables import Evaluator
-from meshwise.resharding.within import cost_matrix
 
 # A tensor of a region: (region, tensor id).
 Place = tuple[int, int]
@@ -127,12 +127,7 @@ class _Builder:
         default_factory=dict[tuple[int, int, int], int]
     )
     results: dict[int, int] = field(default_factory=dict[int, int])
-    tables: dict[object, Table] = field(default_factory=dict[object, Table])
     keys: dict[object, int] = field(default_factory=dict[object, int])
-    matrices: dict[object, NDArray[np.float64]] = field(
-        default_factory=dict[object, NDArray[np.float64]]
-    )
-    layout_keys: dict[object, int] = field(default_factory=dict[object, int])
 
     def key(self, value: object) -> int:
         return self.keys.setdefault(value, len(self.keys))
@@ -194,14 +189,14 @@ class _Builder:
                 path = (*region.path, block.members[0])
                 allowed = self.options.restriction.allowed.get(path)
                 only = self.options.strategies.get(path)
-            key = (id(evaluator), key, allowed, only)
-            if key not in self.tables:
-                self.tables[key] = (
+            key = (key, allowed, only)
+            if key not in evaluator.tables:
+                evaluator.tables[key] = (
                     evaluator.cluster(shape)
                     if block.kind == CLUSTER
                     else evaluator.single(shape, allowed, only)
                 )
-            table = self.tables[key]
+            table = evaluator.tables[key]
             if not table.strategies:
                 where = shape.members[0].op.where or shape.members[0].op.kind
                 raise InfeasibleError(f"{where}: no strategy is left under the restrictions")
@@ -296,52 +291,13 @@ class _Builder:
 
     # -- edges --------------------------------------------------------------------------------
 
-    def matrix(
-        self,
-        tensor: Tensor,
-        trips: int,
-        left: tuple[Layout, ...],
-        wants: tuple[tuple[Layout, ...], ...],
-        forbid: frozenset[str],
-    ) -> tuple[NDArray[np.float64], int]:
-        """Seconds from each layout of `left` to each set of wanted layouts."""
-        a = self.layout_keys.setdefault(left, len(self.layout_keys))
-        b = self.layout_keys.setdefault(wants, len(self.layout_keys))
-        key = (tensor.shape, tensor.itemsize, trips, a, b, forbid)
-        if key not in self.matrices:
-            rows = list(dict.fromkeys(left))
-            columns = list(dict.fromkeys(w for want in wants for w in want))
-            base = cost_matrix(
-                tensor.shape,
-                tensor.itemsize,
-                rows,
-                columns,
-                self.mesh,
-                forbid=forbid,
-            )
-            base = np.hstack([base, np.zeros((len(rows), 1))])
-            row_of = {w: i for i, w in enumerate(rows)}
-            column_of = {w: i for i, w in enumerate(columns)}
-            width = max((len(want) for want in wants), default=0)
-            out = np.zeros((len(left), len(wants)))
-            source = np.array([row_of[w] for w in left], dtype=np.intp)
-            for place in range(width):
-                target = np.array(
-                    [column_of[w[place]] if place < len(w) else len(columns) for w in wants],
-                    dtype=np.intp,
-                )
-                out += base[np.ix_(source, target)]
-            # What is forbidden stays so in a loop that never runs.
-            self.matrices[key] = out * trips if trips else np.where(np.isinf(out), out, 0.0)
-        return self.matrices[key], self.key(("edge", key))
-
     def connect(self) -> None:
         for (r, t, group), uses in self.uses.items():
             source = self.sources.get((r, t))
             if source is None:
                 continue
             tensor, trips = self.regions[r].graph.tensors[t], self.regions[r].trips
-            forbid = self.evaluators[r > 0].forbid
+            evaluator = self.evaluators[r > 0]
             node, left = source.node, source.layouts
             if len(uses) > 1:
                 wanted = (w for use in uses for want in use.wants for w in want)
@@ -352,12 +308,12 @@ class _Builder:
                 copy = self.layout_node(COPY, (r, t, group), layouts, extra, before)
                 self.copies[r, t, group] = copy
                 wants = tuple((w,) for w in layouts)
-                cost, key = self.matrix(tensor, trips, left, wants, forbid)
-                self.edge(node, copy, cost, (r, t), group, key)
+                cost, key = resharding_s(evaluator, tensor, trips, left, wants)
+                self.edge(node, copy, cost, (r, t), group, self.key(key))
                 node, left = copy, layouts
             for use in uses:
-                cost, key = self.matrix(tensor, trips, left, use.wants, forbid)
-                self.edge(node, use.node, cost, (r, t), group, key)
+                cost, key = resharding_s(evaluator, tensor, trips, left, use.wants)
+                self.edge(node, use.node, cost, (r, t), group, self.key(key))
 
     def edge(
         self,
@@ -378,17 +334,26 @@ def build_network(
     mesh: LogicalMesh,
     options: IntraOptions,
     parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
 ) -> Network:
-    """All decisions about `graph` on `mesh`; `parts` are its regions if they are known.
+    """All decisions about a graph on a mesh.
+
+    Args:
+        graph: The graph.
+        mesh: The mesh.
+        options: Of planning.
+        parts: The regions of the graph if they are known.
+        evaluators: That know what was computed for other graphs.
 
     Raises:
         InfeasibleError: the restrictions leave an operator no strategy.
     """
     forbid = options.restriction.forbid
-    outside = inside = Evaluator(mesh, options.objective, forbid)
+    evaluators = evaluators or Evaluators()
+    outside = inside = evaluators.of(mesh, options.objective, forbid)
     if options.restriction.forbid_inside - forbid:
         forbid = forbid | options.restriction.forbid_inside
-        inside = Evaluator(mesh, options.objective, forbid)
+        inside = evaluators.of(mesh, options.objective, forbid)
     builder = _Builder(graph, mesh, options, (outside, inside), parts or regions(graph))
     builder.inputs()
     for region in builder.regions:

@@ -73,11 +73,7 @@ class _Compute:
         evaluator = self.evaluator
         chosen = tuple(decision.operators[i].strategy for i in shape.block.members)
         if shape.block.kind == CLUSTER:
-            numbers = [
-                evaluator.op_id(m.op, tuple(shape.locals[x] for x in (*m.inputs, *m.outputs)))
-                for m in shape.members
-            ]
-            walk = evaluator.account(shape, chosen, numbers)
+            walk = evaluator.account(shape, chosen)
             assert walk is not None
             return evaluator.fused_s(shape, walk) + evaluator.cluster_edges_s(shape, chosen)
         member = shape.members[0]

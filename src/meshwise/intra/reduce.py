@@ -141,7 +141,7 @@ class _Reducer:
         beats = (worst < 0) | ((worst == 0) & (order[:, None] < order[None, :]))
         np.fill_diagonal(beats, val=False)
         dominated = np.zeros(count, dtype=bool)
-        for j in range(count):
+        for j in np.flatnonzero(beats.any(axis=0)):
             dominated[j] = bool((beats[:, j] & ~dominated).any())
         if dominated.any():
             self.keep(u, ~dominated)

@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import SUM, Layout, used_axes
-from meshwise.graph.loops import NONE, Strategy, enumerate_strategies, passing
+from meshwise.graph.loops import NONE, LoopRule, Strategy, enumerate_strategies, passing
 from meshwise.intra.blocks import CLUSTER, Block
 from meshwise.intra.options import ALPA, AllowedChoices
 from meshwise.intra.regions import OWN_GROUP, Region
@@ -37,28 +38,42 @@ Local = tuple[int, int]
 
 
 class Evaluator:
-    """Computes tables on one mesh; remembers what it has computed."""
+    """Computes tables on one mesh; remembers them.
+
+    Attributes:
+        forbid: Kinds of collectives that may not be used.
+        tables: By the key of a block's shape, and what is allowed there.
+        layout_keys: Numbers of tuples of layouts.
+        matrices: Costs of resharding by tensor, trips and numbers of layouts.
+    """
 
     def __init__(self, mesh: LogicalMesh, objective: str, forbid: frozenset[str]) -> None:
         self.mesh = mesh
         self.sizes = mesh.sizes
         self.objective = objective
         self.forbid = forbid
+        self.tables: dict[object, Table] = {}
+        self.layout_keys: dict[object, int] = {}
+        self.matrices: dict[object, NDArray[np.float64]] = {}
         self._op_ids: dict[object, int] = {}
         self._rule_ids: dict[int, tuple[object, int]] = {}
         self._layouts: dict[
             tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]] | None
         ] = {}
+        self._feasible: dict[int, tuple[Strategy, ...]] = {}
         self._reshard: dict[tuple[tuple[int, ...], int, Layout, Layout], float] = {}
 
-    def op_id(self, op: Operator, tensors: tuple[Tensor, ...]) -> int:
-        """A number that equal operators on equal tensors share."""
-        found = self._rule_ids.get(id(op.rule))
+    def _rule_id(self, rule: LoopRule) -> int:
+        found = self._rule_ids.get(id(rule))
         if found is None:
-            number = self._op_ids.setdefault(op.rule, len(self._op_ids))
+            number = self._op_ids.setdefault(rule, len(self._op_ids))
             # The rule is kept, so that its id stays taken.
-            found = self._rule_ids[id(op.rule)] = (op.rule, number)
-        key = (op.kind, op.detail, found[1], op.heavy, op.flop) + tuple(
+            found = self._rule_ids[id(rule)] = (rule, number)
+        return found[1]
+
+    def _op_id(self, op: Operator, tensors: tuple[Tensor, ...]) -> int:
+        """A number that equal operators on equal tensors share."""
+        key = (op.kind, op.detail, self._rule_id(op.rule), op.heavy, op.flop) + tuple(
             (t.shape, t.dtype) for t in tensors
         )
         return self._op_ids.setdefault(key, len(self._op_ids))
@@ -76,13 +91,20 @@ class Evaluator:
         return self._reshard[key]
 
     def layouts(
-        self, number: int, op: Operator, strategy: Strategy
+        self, op: Operator, strategy: Strategy
     ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
-        """`strategy_layouts`, remembered by operator number."""
-        key = (number, strategy)
+        """`strategy_layouts`, remembered by rule."""
+        key = (self._rule_id(op.rule), strategy)
         if key not in self._layouts:
             self._layouts[key] = strategy_layouts(op, strategy, self.sizes)
         return self._layouts[key]
+
+    def _strategies(self, op: Operator) -> tuple[Strategy, ...]:
+        """`enumerate_strategies`, remembered by rule."""
+        key = self._rule_id(op.rule)
+        if key not in self._feasible:
+            self._feasible[key] = tuple(enumerate_strategies(op.rule, self.sizes))
+        return self._feasible[key]
 
     def shape_of(self, region: Region, block: Block) -> tuple[Shape, tuple[Local, ...], object]:
         """The shape of a block, its tensors in order, and a key that equal shapes share."""
@@ -105,7 +127,7 @@ class Evaluator:
                     outer.add(known)
             outs = tuple(index.setdefault((t, OWN_GROUP), len(index)) for t in op.outputs)
             members.append(Member(op=op, inputs=tuple(ids), outputs=outs))
-            number = self.op_id(op, tuple(graph.tensors[t] for t in (*op.inputs, *op.outputs)))
+            number = self._op_id(op, tuple(graph.tensors[t] for t in (*op.inputs, *op.outputs)))
             signature.append((number, tuple(ids), outs))
         inside = set(block.members)
         visible: set[int] = set()
@@ -180,9 +202,7 @@ class Evaluator:
         """
         member = shape.members[0]
         op = member.op
-        possible = [
-            s for s in enumerate_strategies(op.rule, self.sizes) if only is None or s in only
-        ]
+        possible = [s for s in self._strategies(op) if only is None or s in only]
         options = [
             s
             for s in possible
@@ -195,7 +215,7 @@ class Evaluator:
         wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
         leaves: dict[int, list[Layout]] = {x: [] for x in member.outputs}
         for strategy in options:
-            found = strategy_layouts(op, strategy, self.sizes)
+            found = self.layouts(op, strategy)
             if found is None:
                 continue
             operands, results = found
@@ -225,15 +245,11 @@ class Evaluator:
         runs: list[Walk] = []
         wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
         leaves: dict[int, list[Layout]] = {x: [] for x in sorted(shape.visible)}
-        numbers = [
-            self.op_id(m.op, tuple(shape.locals[x] for x in (*m.inputs, *m.outputs)))
-            for m in shape.members
-        ]
         options = [
             (NONE,) if size == 1 else (NONE, *range(shape.block.num_classes)) for size in self.sizes
         ]
         for choice in itertools.product(*options):
-            for run in self._ways(shape, choice, numbers):
+            for run in self._ways(shape, choice):
                 runs.append(run)
                 for x, layouts in wants.items():
                     layouts.append(tuple(run.wants.get(x, ())))
@@ -247,38 +263,35 @@ class Evaluator:
             moves=tuple(tuple(run.moves) for run in runs),
         )
 
-    def _ways(self, shape: Shape, choice: tuple[int, ...], numbers: list[int]) -> list[Walk]:
+    def _ways(self, shape: Shape, choice: tuple[int, ...]) -> list[Walk]:
         """A choice with partial sums reduced as late as may be, and as early.
 
         The mean of a batch norm has several users: passed on to each, it is reduced for each.
         """
-        late = self.walk(shape, choice, numbers)
+        late = self.walk(shape, choice)
         if late is None or all(c > -2 for strategy in late.strategies for c in strategy):
             return [] if late is None else [late]
-        early = self.walk(shape, choice, numbers, may_pass=False)
+        early = self.walk(shape, choice, may_pass=False)
         return [late] if early is None else [late, early]
 
-    def walk(
-        self, shape: Shape, choice: tuple[int, ...], numbers: list[int], *, may_pass: bool = True
-    ) -> Walk | None:
+    def walk(self, shape: Shape, choice: tuple[int, ...], *, may_pass: bool = True) -> Walk | None:
         """Derive the strategies of all members from one choice of a cluster.
 
         Args:
             shape: The cluster.
             choice: For each axis a class of loops, or NONE.
-            numbers: Of the members' operators.
             may_pass: Whether linear members let partial sums pass.
         """
         made: dict[int, Layout] = {}
         chosen: list[Strategy] = []
         for place, member in enumerate(shape.members):
             strategy = self._member_strategy(shape, place, choice, made if may_pass else {})
-            found = self.layouts(numbers[place], member.op, strategy)
+            found = self.layouts(member.op, strategy)
             if found is None:
                 return None
             chosen.append(strategy)
             made.update(zip(member.outputs, found[1], strict=True))
-        return self.account(shape, tuple(chosen), numbers)
+        return self.account(shape, tuple(chosen))
 
     def _member_strategy(
         self, shape: Shape, place: int, choice: tuple[int, ...], made: dict[int, Layout]
@@ -337,14 +350,12 @@ class Evaluator:
                 return False
         return True
 
-    def account(
-        self, shape: Shape, chosen: tuple[Strategy, ...], numbers: list[int]
-    ) -> Walk | None:
+    def account(self, shape: Shape, chosen: tuple[Strategy, ...]) -> Walk | None:
         """Costs and layouts of a cluster whose members run with the strategies `chosen`."""
         walk = Walk(strategies=chosen)
         seen: set[tuple[int, Layout]] = set()
-        for member, strategy, number in zip(shape.members, chosen, numbers, strict=True):
-            found = self.layouts(number, member.op, strategy)
+        for member, strategy in zip(shape.members, chosen, strict=True):
+            found = self.layouts(member.op, strategy)
             if found is None:
                 return None
             operands, results = found

@@ -128,9 +128,22 @@ class Layering:
         return self._joints[key]
 
     def _find_rows(self, last: int) -> None:
-        """Find the batch dims of what leaves the layers up to `last`."""
+        """Find the batch dims of what leaves the layers up to `last`; of equal layers once."""
         for k in range(last + 1):
-            self.joint(k, k)
+            first = self.classes[k]
+            piece, equal = self.piece(k, k), self.piece(first, first)
+            if self._states(piece.entering) != self._states(equal.entering):
+                self.joint(k, k)
+                continue
+            joint = self.joint(first, first)
+            for v, w in zip(piece.leaving, equal.leaving, strict=True):
+                if w in joint.rows:
+                    self._rows[v] = joint.rows[w]
+                if w in joint.joined:
+                    self._joined.add(v)
+
+    def _states(self, activations: Sequence[Any]) -> list[tuple[int | None, bool]]:
+        return [(self._rows.get(v), v in self._joined) for v in activations]
 
     def graph(
         self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
