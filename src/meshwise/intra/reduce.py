@@ -132,11 +132,11 @@ class _Reducer:
             return
         # worst[i, j]: how much dearer choice i may be than j.
         worst = self.cost[u][:, None] - self.cost[u][None, :]
-        for matrix in self.adjacent[u].values():
-            with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):
+            for matrix in self.adjacent[u].values():
                 difference = matrix[:, None, :] - matrix[None, :, :]
-            # inf - inf: neither choice can be taken with that neighbour's choice.
-            worst = worst + np.fmax.reduce(difference, axis=2, initial=-np.inf)
+                # inf - inf: neither choice can be taken with that neighbour's choice.
+                worst = worst + np.fmax.reduce(difference, axis=2, initial=-np.inf)
         order = np.arange(count)
         beats = (worst < 0) | ((worst == 0) & (order[:, None] < order[None, :]))
         np.fill_diagonal(beats, val=False)

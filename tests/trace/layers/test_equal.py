@@ -126,3 +126,11 @@ def said(graph: Graph) -> Any:
             for op in graph.operators
         ),
     )
+
+
+def test_rows_of_equal_layers_are_those_of_the_first() -> None:
+    layers, apart = layering(folded), layering(folded)
+    apart.classes = tuple(range(BLOCKS))
+    assert len(set(layers.classes)) < BLOCKS
+    for k in range(BLOCKS):
+        assert layers.joint(k, k).batch_dims == apart.joint(k, k).batch_dims
