@@ -12,11 +12,14 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, Self
 
-_LENGTH = struct.Struct("<q")
+# A mark and the length of what follows.
+_HEAD = struct.Struct("<8sq")
+_MARK = b"meshwise"
 
 
 class ChildProcess:
@@ -26,14 +29,15 @@ class ChildProcess:
         """Start it.
 
         Args:
-            script: Python text that answers what `requests` gives with `answer`.
+            script: Python text that answers what `requests` gives.
 
         Raises:
             OSError: it cannot be started.
         """
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script],
+            # -P: what lies in the working directory is imported only where it is here.
+            [sys.executable, "-P", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -55,6 +59,7 @@ class ChildProcess:
 
         Raises:
             OSError: the process has ended.
+            PicklingError: the value cannot be sent; nothing was.
         """
         assert self.process.stdin is not None
         _send(self.process.stdin, value)
@@ -83,8 +88,14 @@ class ChildProcess:
         self.process.wait()
 
 
-def requests() -> Iterator[Any]:
-    """What is asked of this process, one after the other; it ends where nobody asks any more."""
+def requests() -> Iterator[tuple[Any, Callable[[object], None]]]:
+    """What is asked of this process, one after the other, each with the way to answer it.
+
+    The process ends where nobody asks any more.
+    """
+    # What others print must not come between answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
@@ -96,27 +107,29 @@ def requests() -> Iterator[Any]:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        yield pickle.loads(waiting.get())
-
-
-def answer(value: object) -> None:
-    """Answer the last request."""
-    _send(sys.stdout.buffer, value)
+        yield pickle.loads(waiting.get()), partial(_send, answers)
 
 
 def _send(pipe: IO[bytes], value: object) -> None:
-    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    pipe.write(_LENGTH.pack(len(data)))
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except (AttributeError, TypeError, RecursionError) as error:
+        # What pickle says of local classes, locks and deep structures.
+        raise pickle.PicklingError(str(error)) from error
+    pipe.write(_HEAD.pack(_MARK, len(data)))
     pipe.write(data)
     pipe.flush()
 
 
 def _message(pipe: IO[bytes]) -> bytes:
     """The next one; what comes here was sent by the process at the other end of an own pipe."""
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+    head = pipe.read(_HEAD.size)
+    if len(head) < _HEAD.size:
         raise EOFError
-    (length,) = _LENGTH.unpack(head)
+    mark, length = _HEAD.unpack(head)
+    if mark != _MARK:
+        # Something else was printed; where the next message begins nobody knows.
+        raise EOFError
     data = pipe.read(length)
     if len(data) < length:
         raise EOFError

@@ -68,3 +68,13 @@ def test_a_process_that_ends_is_done_without(layers: Any) -> None:
         beside.bound(ASKS, lambda _: None)
         assert beside.process is None
     assert costs.bounds(*ASKS[-1]) is not None
+
+
+def test_what_cannot_be_sent_is_computed_here(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As rules of a user may be.
+    costs = VariantCosts(layers, IntraOptions())
+    monkeypatch.setattr(costs, "graph", lambda *_: lambda: None)
+    monkeypatch.setattr(costs, "bounds", lambda *_: None)
+    with SecondProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        assert beside.process is None

@@ -5,6 +5,7 @@ What comes back is what would be computed here: it does not matter who did what.
 
 from __future__ import annotations
 
+import pickle
 import queue
 import subprocess
 import threading
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
-from meshwise.child_process import ChildProcess, answer, requests
+from meshwise.child_process import ChildProcess, requests
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.inter.variants import RunBounds, VariantCosts
@@ -130,7 +131,7 @@ class SecondProcess:
         self._sent.update(graphs)
         try:
             self._child.send(_Request(ask, graphs, costs.source.classes, costs.options))
-        except OSError:
+        except (OSError, pickle.PicklingError):
             return False
         return True
 
@@ -140,6 +141,8 @@ def _receive(child: ChildProcess, answers: queue.SimpleQueue[RunBounds | EOFErro
         while True:
             answers.put(child.receive())
     except (OSError, EOFError, ValueError):
+        pass
+    finally:
         answers.put(EOFError())
 
 
@@ -164,7 +167,7 @@ def serve() -> None:
     """Answer requests until nobody asks any more."""
     source: _Known | None = None
     costs: VariantCosts | None = None
-    for request in requests():
+    for request, answer in requests():
         if source is None or costs is None:
             source = _Known(request.classes)
             costs = VariantCosts(source, request.options)

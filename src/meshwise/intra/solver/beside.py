@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from meshwise.child_process import ChildProcess, answer, requests
+from meshwise.child_process import ChildProcess, requests
 from meshwise.errors import SolverError
 from meshwise.intra.solver.program import Outcome, Program, solve_program
 
@@ -89,7 +89,7 @@ class Beside:
 
 def serve() -> None:
     """Solve what comes from the standard input, one program after the other, until it is closed."""
-    for program, deadline, seed in requests():
+    for (program, deadline, seed), answer in requests():
         # The clock is the same one in all processes.
         left = (1 - _WAY_BACK) * max(deadline - time.monotonic(), 0.0)
         try:
