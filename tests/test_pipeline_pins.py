@@ -118,6 +118,11 @@ def test_layouts_of_parameters_and_activations() -> None:
     assert all(1 not in axes for axes in layouts["0/0"].dims)
 
 
+def test_a_layout_along_an_axis_that_smaller_meshes_do_not_have() -> None:
+    plan = planned({MIDDLE: P("y", "x")})
+    assert [s.mesh.sizes for s in plan.stages] == [(2, 2)]
+
+
 def test_a_pinned_layer_is_no_longer_equal_to_others() -> None:
     layers = layering(6)
     free = PinnedSource(layers, {}).classes
@@ -140,6 +145,11 @@ def test_where_a_layout_does_not_fit_a_mesh_only_its_layer_has_no_plan() -> None
     assert np.isfinite(runs.loop_s[1, 1:]).all()
     assert np.isfinite(runs.loop_s[2, 2])
     assert "the mesh has ['x']" in costs.refused[0]
+    bounds = costs.bounds(pair.mesh, pair.remat, 4)
+    assert bounds is not None
+    assert (np.isfinite(bounds.loop_s) == np.isfinite(runs.loop_s)).all()
+    some = np.isfinite(runs.loop_s)
+    assert (bounds.resident_bytes[some] <= runs.resident_bytes[some]).all()
     grid = dataclasses.replace(pair, mesh=CLUSTER.submesh(0, 1).kind.mesh((2, 2)))
     on_grid = costs.runs(grid, 4)
     assert on_grid is not None

@@ -140,11 +140,14 @@ def test_no_run_is_below_its_bound(gpt: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
     costs = VariantCosts(gpt, IntraOptions())
     runs = costs.runs(Variant(mesh=mesh, remat="none", price=MemoryPrice()), 4)
+    own = costs.bounds(mesh, "none", 4)
     assert runs is not None
+    assert own is not None
     for count in (2, 4):
         bounds = costs.bounds(mesh, "none", count)
         assert bounds is not None
         some = np.isfinite(runs.cost_s)
+        assert (bounds.resident_bytes[some] <= own.resident_bytes[some]).all()
         assert (np.isfinite(bounds.loop_s) == some).all()
         assert (bounds.loop_s[some] <= runs.loop_s[some] * (1 + 1e-6)).all()
         assert (bounds.resident_bytes[some] <= runs.resident_bytes[some]).all()

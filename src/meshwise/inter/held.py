@@ -65,6 +65,19 @@ def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
     )
 
 
+def row_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Array, ...]:
+    """The part of the bytes held all the time that are rows of a micro-batch's inputs."""
+    graph, sizes = piece.graph, network.mesh.sizes
+    rows = [np.zeros(len(node.cost_s)) for node in network.nodes]
+    for i in set(piece.batch_dims) - crossing_inputs(piece):
+        node = network.maker[0, graph.inputs[i]]
+        rows[node] += [
+            local_bytes(graph.tensors[graph.inputs[i]], w, sizes)
+            for w in network.nodes[node].layouts
+        ]
+    return _by_class(rows, ties)
+
+
 def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Array]]:
     """Inputs that the loop reads in another layout than they have."""
     graph, sizes = piece.graph, network.mesh.sizes

@@ -78,7 +78,7 @@ class LazyTable:
         if not self._costs.has_bounds(*ask):
             self._report(f"bounds on {self._submeshes[m]} as {_named(ask.mesh)}, remat {ask.remat}")
         bounds = self._costs.bounds(*ask)
-        # None where a pin names axes that one device does not have.
+        # None, or infinite, where a pin names axes that one device does not have.
         alone = self._costs.alone(way.mesh, way.remat, self._count)
         at = (slice(None), slice(None), m, v)
         for name in _NAMES:
@@ -98,7 +98,7 @@ class LazyTable:
             # Each of n devices holds an n-th at least.
             for name in _NAMES[2:]:
                 share = getattr(alone, name) / way.mesh.num_devices
-                columns[name] = np.maximum(columns[name], share)
+                columns[name] = np.fmax(columns[name], np.where(np.isfinite(share), share, 0.0))
         for name in _NAMES:
             self._arrays[name][at] = np.where(exists, columns[name], np.inf)
 

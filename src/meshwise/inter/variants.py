@@ -6,7 +6,8 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -195,7 +196,7 @@ class VariantCosts:
         return self._costs[key]
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
-        """What no run of layers is below on a mesh, at any price; None if it has no plan."""
+        """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
         key = (mesh, remat, num_microbatches)
         if key not in self._bounds:
             self._bounds[key] = self._bounded(mesh, remat, num_microbatches)
@@ -212,18 +213,24 @@ class VariantCosts:
         self._bounds[mesh, remat, num_microbatches] = bounds
 
     def _bounded(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
-        classes = self.source.classes
-        known: dict[int, LayerBounds] = {}
-        for c in set(classes):
+        known: dict[int, LayerBounds | None] = {}
+        for c in set(self.source.classes):
             network = self._network(c, mesh, remat, count)
-            if network is None:
-                return None
-            known[c] = layer_bounds(network)
-        return RunBounds(
-            loop_s=least_sums([known[c].loop_s for c in classes]),
-            resident_bytes=_run_sums([known[c].resident_bytes for c in classes]),
-            microbatch_bytes=_run_sums([known[c].microbatch_bytes for c in classes]),
+            known[c] = None if network is None else layer_bounds(network)
+        layers = [known[c] for c in self.source.classes]
+        if not any(layers):
+            return None
+        shape = (len(layers), len(layers))
+        found = RunBounds(
+            loop_s=np.full(shape, np.inf),
+            resident_bytes=np.full(shape, np.inf),
+            microbatch_bytes=np.full(shape, np.inf),
         )
+        for at, some in _segments(layers):
+            found.loop_s[at, at] = least_sums([b.loop_s for b in some])
+            found.resident_bytes[at, at] = _run_sums([b.resident_bytes for b in some])
+            found.microbatch_bytes[at, at] = _run_sums([b.microbatch_bytes for b in some])
+        return found
 
     def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""
@@ -233,6 +240,18 @@ class VariantCosts:
         )
         way = Variant(mesh=one, remat=remat, price=MemoryPrice())
         return self.runs(way, num_microbatches)
+
+
+def _segments(
+    layers: Sequence[LayerBounds | None],
+) -> Iterator[tuple[slice, list[LayerBounds]]]:
+    """Where layers that have plans follow each other: no run goes over one that has none."""
+    first = 0
+    for there, group in itertools.groupby(layers, key=lambda b: b is not None):
+        some = list(group)
+        if there:
+            yield slice(first, first + len(some)), [b for b in some if b is not None]
+        first += len(some)
 
 
 def _run_sums(values: Sequence[float]) -> Array:
