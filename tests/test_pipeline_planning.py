@@ -203,6 +203,8 @@ def test_a_model_is_a_size_of_its_family() -> None:
 def test_microbatches_that_do_not_divide_the_batch_are_refused() -> None:
     with pytest.raises(PlanError, match=r"16 is not divisible by num_microbatches=3.*\[1, 2, 4"):
         planned(num_microbatches=(4, 3))
+    with pytest.raises(PlanError, match="num_microbatches is empty"):
+        planned(num_microbatches=())
 
 
 def test_what_cannot_be_written_is_refused_before_planning(tmp_path: Any) -> None:

@@ -363,6 +363,8 @@ def microbatch_counts(options: SearchOptions) -> Sequence[int]:
     size = options.batch_size
     if options.num_microbatches is None:
         return [1 << p for p in range(size.bit_length()) if size % (1 << p) == 0]
+    if not options.num_microbatches:
+        raise PlanError("num_microbatches is empty; leave it out to try powers of two")
     for count in options.num_microbatches:
         if count < 1 or size % count:
             divisors = [b for b in range(1, size + 1) if size % b == 0][:16]
