@@ -90,7 +90,7 @@ class MethodCosts:
         variants: Sequence[Sequence[Variant]],
         num_microbatches: int,
     ) -> StageCosts:
-        """Costs of every run of layers on every submesh, as `VariantCosts.table` has them."""
+        """Costs of every run of layers on every submesh, as `LazyTable.costs` has them."""
         count = len(self.source.classes)
         shape = (count, count, len(submeshes), max(map(len, variants)))
         arrays = {name: np.full(shape, np.inf) for name in _NAMES}
