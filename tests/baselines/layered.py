@@ -11,8 +11,8 @@ import optax
 
 import meshwise as mw
 from meshwise.baselines.block_layers import block_ranges
-from meshwise.baselines.layer_costs import RunCost
 from meshwise.inter.search import SearchOptions
+from meshwise.inter.simulated import Chunk
 from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
@@ -105,14 +105,14 @@ def options(layers: Layering, **changes: Any) -> SearchOptions:
     return SearchOptions(batch_size=layers.batch_size, step_flop=flop, **changes)
 
 
-def run_cost(**changes: float) -> RunCost:
+def run_cost(**changes: float) -> Chunk:
     """A run that takes a second forward and two backward."""
     base = {
-        "microbatch_s": 3.0,
         "forward_s": 1.0,
+        "backward_s": 2.0,
         "once_s": 0.0,
         "resident_bytes": 10.0,
         "microbatch_bytes": 1.0,
         "temporary_bytes": 0.0,
     }
-    return RunCost(**(base | changes))
+    return Chunk(**(base | changes))

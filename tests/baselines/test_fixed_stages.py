@@ -56,7 +56,7 @@ def test_equal_stages_take_what_1f1b_takes():
 
 
 def test_interleaving_divides_the_bubble():
-    half = run_cost(microbatch_s=1.5, forward_s=0.5, resident_bytes=5.0)
+    half = run_cost(forward_s=0.5, backward_s=1.0, resident_bytes=5.0)
     timeline = simulate(pipeline([half] * 8, interleaved(2)), HOST)
     assert timeline.step_time_s == pytest.approx(3.0 * (B + 3 / 2), abs=1e-3)
 
@@ -85,7 +85,7 @@ def test_transfers_between_hosts_take_their_time():
 def remat_costs(way, first, last):
     del last
     if way.remat == "full":
-        return run_cost(microbatch_s=4.0)
+        return run_cost(backward_s=3.0)
     return run_cost(microbatch_bytes=10.0)
 
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused_with_numbers():
 
 
 def candidate(label, seconds, resident=10.0):
-    cost = run_cost(microbatch_s=seconds, forward_s=seconds / 3, resident_bytes=resident)
+    cost = run_cost(forward_s=seconds / 3, backward_s=2 * seconds / 3, resident_bytes=resident)
     chunks = [cost] * 4
     return Candidate(label=label, objective_s=seconds * 11, stages=(), pipeline=pipeline(chunks))
 
@@ -152,8 +152,8 @@ def test_the_fastest_that_fits_is_chosen_and_all_are_listed():
 
 def test_the_bound_that_prunes_is_one():
     for chunks, schedule in (
-        ([run_cost(microbatch_s=m, once_s=1.0) for m in (1.0, 5.0, 2.0, 3.0)], ONE_F_ONE_B),
-        ([run_cost(microbatch_s=m) for m in range(2, 10)], interleaved(2)),
+        ([run_cost(backward_s=m - 1, once_s=1.0) for m in (1.0, 5.0, 2.0, 3.0)], ONE_F_ONE_B),
+        ([run_cost(backward_s=m - 1) for m in range(2, 10)], interleaved(2)),
     ):
         sent = pipeline(chunks, schedule)
         assert least_s(sent) <= simulate(sent, HOST).step_time_s

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwise.baselines.layer_costs import RunCost, summed
+from meshwise.baselines.layer_costs import summed
 from meshwise.baselines.result import Candidate, ChosenStage, Refused
 from meshwise.baselines.simulated import Pipeline
 from meshwise.cluster.submesh import SubmeshKind
@@ -15,13 +15,14 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import with_cuts
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.pipeline_schedule import PipelineSchedule
+from meshwise.inter.simulated import Chunk
 from meshwise.inter.stage_problem import StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import bytes_per_s
 from meshwise.inter.variants import Variant
 
 # For each chunk its cost; None if a variant has no plan for it.
-ChunkCosts = Sequence[RunCost | None]
+ChunkCosts = Sequence[Chunk | None]
 
 
 def fixed_stages(
@@ -29,7 +30,7 @@ def fixed_stages(
     kind: SubmeshKind,
     chunks: Ranges,
     ways: Sequence[Variant],
-    cost: Callable[[Variant, int, int], RunCost | None],
+    cost: Callable[[Variant, int, int], Chunk | None],
     crossing_bytes: Sequence[float],
     *,
     num_microbatches: int,

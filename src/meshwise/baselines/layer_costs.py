@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from meshwise.inter.compose import cheapest_states, compose
 from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
+from meshwise.inter.simulated import Chunk
 from meshwise.inter.stage_problem import StageCosts
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variants import LayerSource, Variant
@@ -23,27 +23,6 @@ from meshwise.intra.regions import regions
 # What puts a batch together where an operator needs all of it.
 _CONCEDED = frozenset(("all-gather",))
 _NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCost:
-    """One run of layers on one mesh.
-
-    Attributes:
-        microbatch_s: Forward and backward of one micro-batch.
-        forward_s: Of it, the forward pass.
-        once_s: Once a step.
-        resident_bytes: Held all the time by one device.
-        microbatch_bytes: Held for each micro-batch in flight.
-        temporary_bytes: On top at the peak.
-    """
-
-    microbatch_s: float
-    forward_s: float
-    once_s: float
-    resident_bytes: float
-    microbatch_bytes: float
-    temporary_bytes: float
 
 
 class MethodCosts:
@@ -61,9 +40,9 @@ class MethodCosts:
         self._pieces: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
-        self._known: dict[int, tuple[RunCost, Entry]] = {}
+        self._known: dict[int, tuple[Chunk, Entry]] = {}
 
-    def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunCost | None:
+    def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> Chunk | None:
         """The cost of the layers `first` to `last`; None if they have no plan."""
         layers = self._conditioned(variant, num_microbatches, first, last)
         if layers is None:
@@ -161,7 +140,7 @@ class MethodCosts:
         except InfeasibleError:
             return None
 
-    def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> RunCost:
+    def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
         """The cost of a layer's plan; a run has many layers with one plan."""
         if id(plan) not in self._known:
             cost = self._priced(self.source.classes[layer], plan, variant, num_microbatches)
@@ -169,16 +148,16 @@ class MethodCosts:
             self._known[id(plan)] = (cost, plan)
         return self._known[id(plan)][0]
 
-    def _priced(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> RunCost:
+    def _priced(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
         piece = self._piece(layer, variant, num_microbatches)
         loop_s, once_s = plan.loop_s, plan.once_s
         if self.method == ALPA_INTRA_OP:
             # It was chosen by communication alone; it costs what it costs.
             loop_s, once_s = _seconds(piece, plan, variant)
-        forward_s, _ = pass_seconds(piece, plan.decision, variant.mesh, loop_s)
-        return RunCost(
-            microbatch_s=loop_s / num_microbatches,
+        forward_s, backward_s = pass_seconds(piece, plan.decision, variant.mesh, loop_s)
+        return Chunk(
             forward_s=forward_s,
+            backward_s=backward_s,
             once_s=once_s,
             resident_bytes=plan.memory.resident_bytes,
             microbatch_bytes=plan.memory.microbatch_bytes,
@@ -209,11 +188,11 @@ def _seconds(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, f
     return loop_s, once_s
 
 
-def summed(costs: Sequence[RunCost]) -> RunCost:
+def summed(costs: Sequence[Chunk]) -> Chunk:
     """Several runs on one mesh as one."""
-    return RunCost(
-        microbatch_s=sum(c.microbatch_s for c in costs),
+    return Chunk(
         forward_s=sum(c.forward_s for c in costs),
+        backward_s=sum(c.backward_s for c in costs),
         once_s=sum(c.once_s for c in costs),
         resident_bytes=sum(c.resident_bytes for c in costs),
         microbatch_bytes=sum(c.microbatch_bytes for c in costs),

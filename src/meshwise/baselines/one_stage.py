@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from meshwise.baselines.fixed_stages import fixed_stages
 from meshwise.baselines.grid_options import counts, memory_of, variants, whole
-from meshwise.baselines.layer_costs import MethodCosts, RunCost
+from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import INTRA_OP
 from meshwise.baselines.methods import plan_baseline
 from meshwise.baselines.result import BaselineResult, Candidate, Refused, best_of
@@ -18,6 +18,7 @@ from meshwise.inter.footprint import footprint
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search import SearchOptions
+from meshwise.inter.simulated import Chunk
 from meshwise.inter.variants import LayerSource, Variant, logical_views
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
@@ -64,7 +65,7 @@ def one_mesh(
 
                     def run(
                         way: Variant, first: int, last: int, method: str = method, b: int = b
-                    ) -> RunCost | None:
+                    ) -> Chunk | None:
                         return costs[method].run(way, b, first, last)
 
                     yield _candidate(label, kind, ways, run, last, b, options)
@@ -91,7 +92,7 @@ def heuristic(
                 ways = variants(kind, (mesh,), cluster, options)
                 by_remat = tuple({way.remat: way for way in ways}.values())
 
-                def run(way: Variant, first: int, last: int, b: int = b) -> RunCost | None:
+                def run(way: Variant, first: int, last: int, b: int = b) -> Chunk | None:
                     return _propagated(source, way, b, first, last, options)
 
                 yield _candidate(label, kind, by_remat, run, last, b, options)
@@ -106,7 +107,7 @@ def _propagated(
     first: int,
     last: int,
     options: SearchOptions,
-) -> RunCost | None:
+) -> Chunk | None:
     """Layers planned as one graph by sharding propagation."""
     piece = source.graph(first, last, num_microbatches, way.remat)
     try:
@@ -118,9 +119,9 @@ def _propagated(
     loop_s = step_time_s(piece.graph, found.decision, way.mesh, parts=parts[1:])
     memory = footprint(piece, found.decision, way.mesh)
     forward_s, backward_s = pass_seconds(piece, found.decision, way.mesh, loop_s)
-    return RunCost(
-        microbatch_s=forward_s + backward_s,
+    return Chunk(
         forward_s=forward_s,
+        backward_s=backward_s,
         once_s=once_s,
         resident_bytes=memory.resident_bytes,
         microbatch_bytes=memory.microbatch_bytes,
@@ -181,7 +182,7 @@ def _candidate(
     label: str,
     kind: SubmeshKind,
     ways: Sequence[Variant],
-    run: Callable[[Variant, int, int], RunCost | None],
+    run: Callable[[Variant, int, int], Chunk | None],
     last: int,
     num_microbatches: int,
     options: SearchOptions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from meshwise.baselines.grid_options import counts, crossing_bytes, memory_of, variants
-from meshwise.baselines.layer_costs import MethodCosts, RunCost
+from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
 from meshwise.baselines.result import BaselineResult, Candidate, ChosenStage, Refused, best_of
 from meshwise.baselines.simulated import Pipeline
@@ -17,6 +17,7 @@ from meshwise.inter.ablations import inter_op_only as one_device_a_stage
 from meshwise.inter.objective import step_time
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search import SearchOptions, submeshes_of
+from meshwise.inter.simulated import Chunk
 from meshwise.inter.stage_dp import StagePlan, build_stages
 from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.transfers import transfer_s
@@ -122,7 +123,7 @@ def _pipeline(
             use_all_devices=use_all_devices,
         )
         plan = decide(problem)
-        chunks: list[RunCost] = []
+        chunks: list[Chunk] = []
         stages: list[ChosenStage] = []
         for stage in plan.stages:
             way = ways[stage.submesh][stage.variant]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.baselines.layer_costs import RunCost
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.pipeline_schedule import PipelineSchedule
@@ -26,7 +25,7 @@ class Pipeline:
         schedule: Of the stage construction.
     """
 
-    chunks: tuple[RunCost, ...]
+    chunks: tuple[Chunk, ...]
     crossing_bytes: tuple[float, ...]
     meshes: tuple[SubmeshKind, ...]
     num_microbatches: int
@@ -45,21 +44,10 @@ def simulate(pipeline: Pipeline, cluster: Cluster) -> Timeline:
         cluster,
         pipeline.schedule.table_name,
         pipeline.num_microbatches,
-        [_chunk(cost) for cost in pipeline.chunks],
+        pipeline.chunks,
         [(h, kind.devices_per_host) for h, kind in zip(hosts, pipeline.meshes, strict=True)],
         pipeline.crossing_bytes,
         hides_transfers=pipeline.schedule.hides_transfers,
-    )
-
-
-def _chunk(cost: RunCost) -> Chunk:
-    return Chunk(
-        forward_s=cost.forward_s,
-        backward_s=cost.microbatch_s - cost.forward_s,
-        once_s=cost.once_s,
-        resident_bytes=cost.resident_bytes,
-        microbatch_bytes=cost.microbatch_bytes,
-        temporary_bytes=cost.temporary_bytes,
     )
 
 

@@ -147,9 +147,10 @@ class LazyTable:
     def _plan(self, m: int, v: int) -> None:
         """Plan all variants of a submesh that have the mesh and the rematerialisation of one."""
         chosen = self._variants[m][v]
-        self._report(
-            f"layers on {self._submeshes[m]} as {_named(chosen.mesh)}, remat {chosen.remat}"
-        )
+        if not self._costs.has_runs(chosen, self._count):
+            self._report(
+                f"layers on {self._submeshes[m]} as {_named(chosen.mesh)}, remat {chosen.remat}"
+            )
         for w, way in enumerate(self._variants[m]):
             if (way.mesh, way.remat) != (chosen.mesh, chosen.remat):
                 continue

@@ -42,6 +42,11 @@ class Chunk:
     microbatch_bytes: float
     temporary_bytes: float
 
+    @property
+    def microbatch_s(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward_s + self.backward_s
+
 
 def simulate_chunks(
     cluster: Cluster,

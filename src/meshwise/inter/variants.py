@@ -187,6 +187,10 @@ class VariantCosts:
             self._graphs[key] = self.source.graph(c, c, num_microbatches, remat)
         return self._graphs[key]
 
+    def has_runs(self, variant: Variant, num_microbatches: int) -> bool:
+        """Whether their costs are known."""
+        return (variant, num_microbatches) in self._costs
+
     def runs(self, variant: Variant, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs of layers under a variant; None if it has none."""
         key = (variant, num_microbatches)
