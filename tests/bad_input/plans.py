@@ -90,7 +90,7 @@ PLANS = (
         "unknown host",
         lambda: mw.Cluster.virtual("8x p9"),
         ClusterError,
-        "no host 'p9' in the catalog; known: p3.8xlarge, p3.16xlarge",
+        "no host 'p9' in the catalog; known: p3.2xlarge, p3.8xlarge, p3.16xlarge",
     ),
     Case(
         "a number as cluster",

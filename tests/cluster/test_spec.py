@@ -26,6 +26,7 @@ def test_virtual_cluster_takes_hosts_from_the_catalog():
 @pytest.mark.parametrize(
     "name",
     [
+        "p3.2xlarge",
         "p3.8xlarge",
         "p3.16xlarge",
         "p4d.24xlarge",
@@ -61,7 +62,7 @@ def test_text_that_names_no_cluster_is_refused(text):
 
 
 def test_unknown_host_is_named_with_the_known_ones():
-    with pytest.raises(ClusterError, match=r"no host 'p9.huge' in the catalog; known: p3.8xlarge"):
+    with pytest.raises(ClusterError, match=r"no host 'p9.huge' in the catalog; known: p3.2xlarge"):
         Cluster.virtual("2x p9.huge")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from meshwise.baselines.result import Candidate, Refused
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
+from meshwise.errors import TraceError
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.search import SearchOptions, microbatch_counts
 from meshwise.inter.variants import LayerSource, Variant
@@ -64,3 +66,11 @@ def counts(options: SearchOptions, data_parallel: int = 1) -> list[int]:
 def crossing_bytes(source: LayerSource, last_layer: int, num_microbatches: int) -> float:
     """Bytes of one micro-batch that pass after a layer."""
     return source.crossing_bytes(last_layer) / num_microbatches
+
+
+def separated(label: str, candidate: Callable[[], Candidate | Refused]) -> Candidate | Refused:
+    """A point of a grid, refused if the step has not that many micro-batches."""
+    try:
+        return candidate()
+    except TraceError as error:
+        return Refused(label=label, why=str(error))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from meshwise.baselines.block_layers import body_of
 from meshwise.baselines.fixed_stages import fixed_stages
-from meshwise.baselines.grid_options import counts, crossing_bytes, memory_of, variants
+from meshwise.baselines.grid_options import counts, crossing_bytes, memory_of, separated, variants
 from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.megatron_grid import (
     MegatronPoint,
@@ -59,7 +60,8 @@ def megatron_lm(
         for point in points:
             report(str(point))
             of_method = costs["MegatronSharded" if point.is_sharded else "Megatron"]
-            yield megatron_candidate(point, source, cluster, options, of_method)
+            found = partial(megatron_candidate, point, source, cluster, options, of_method)
+            yield separated(str(point), found)
 
     return best_of("Megatron-LM", tried(), cluster, memory_of(_part(cluster, 1), options))
 

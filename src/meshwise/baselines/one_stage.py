@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from meshwise.baselines.fixed_stages import fixed_stages
-from meshwise.baselines.grid_options import counts, memory_of, variants, whole
+from meshwise.baselines.grid_options import counts, memory_of, separated, variants, whole
 from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import INTRA_OP
 from meshwise.baselines.methods import plan_baseline
@@ -68,7 +69,8 @@ def one_mesh(
                     ) -> Chunk | None:
                         return costs[method].run(way, b, first, last)
 
-                    yield _candidate(label, kind, ways, run, last, b, options)
+                    found = partial(_candidate, label, kind, ways, run, last, b, options)
+                    yield separated(label, found)
 
     return best_of(name, tried(), cluster, memory_of(kind, options))
 
@@ -95,7 +97,8 @@ def heuristic(
                 def run(way: Variant, first: int, last: int, b: int = b) -> Chunk | None:
                     return _propagated(source, way, b, first, last, options)
 
-                yield _candidate(label, kind, by_remat, run, last, b, options)
+                found = partial(_candidate, label, kind, by_remat, run, last, b, options)
+                yield separated(label, found)
 
     return best_of("Heuristic", tried(), cluster, memory_of(kind, options))
 

@@ -12,7 +12,7 @@ from meshwise.baselines.simulated import Pipeline
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.errors import InfeasibleError
+from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.ablations import inter_op_only as one_device_a_stage
 from meshwise.inter.objective import step_time
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
@@ -157,7 +157,7 @@ def _pipeline(
             report(f"{name} B={b}")
             try:
                 yield chosen(b)
-            except InfeasibleError as error:
+            except (InfeasibleError, TraceError) as error:
                 yield Refused(label=f"B={b}", why=str(error))
 
     return best_of(name, tried(), cluster, memory_of(kinds[0], options))

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshwise.bench.methods import EQUAL_LAYER, EQUAL_OPERATOR, OURS
-from meshwise.bench.settings import ABLATION, GPT, MOE, WIDE_RESNET, Setting
+from meshwise.bench.methods import EQUAL_LAYER, EQUAL_OPERATOR, MEGATRON_NARROW, OURS
+from meshwise.bench.settings import ABLATION, GPT, LARGE, MOE, WIDE_RESNET, Setting
 
 MEGATRON, DEEPSPEED, PP_DP = "Megatron-LM", "DeepSpeed", "PP-DP"
 INTRA, INTER, ALPA = "intra-op only", "inter-op only", "Alpa"
+DATA_PARALLEL, ZERO2, ZERO3 = "data parallel", "ZeRO-2", "ZeRO-3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ _ALL = (
         name="fig8",
         title="Figure 8: intra-operator parallelism alone, 8 GPUs of one host",
         settings=tuple(ABLATION),
-        methods=(INTRA, "data parallel", "ZeRO-2", "ZeRO-3", "Heuristic"),
+        methods=(INTRA, DATA_PARALLEL, ZERO2, ZERO3, "Heuristic"),
         published=(
             "Plain data parallel runs out of memory.",
             "ZeRO-2 and ZeRO-3 lose when gradients outweigh activations.",
@@ -122,6 +123,16 @@ _ALL = (
             "late.",
         ),
         shows="plans",
+    ),
+    Figure(
+        name="large",
+        title="Beyond the paper: Llama-70B on 64, GPT-175B on 1,024",
+        settings=tuple(LARGE),
+        methods=(OURS, MEGATRON_NARROW, DATA_PARALLEL, ZERO2, ZERO3),
+        published=(
+            "Nothing. Megatron-LM's grid is cut to what is plausible: tensor parallel inside a "
+            "host, at most 8; the values of B that the others try, too.",
+        ),
     ),
 )
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _ALL})

@@ -6,9 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from meshwise.baselines.deciders import DECIDERS, Decider
+from meshwise.baselines.megatron import megatron_lm
 from meshwise.baselines.result import BaselineResult
 from meshwise.bench.result import Answer, StageRow
 from meshwise.cluster.spec import Cluster
@@ -26,6 +28,7 @@ from meshwise.trace.layers.layering import Layering
 
 OURS = "Meshwise"
 EQUAL_LAYER, EQUAL_OPERATOR = "equal layer", "equal operator"
+MEGATRON_NARROW = "Megatron-LM, tp up to 8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {
         OURS: _ours,
         **{name: _decided(decide) for name, decide in DECIDERS.items()},
+        MEGATRON_NARROW: _decided(partial(megatron_lm, largest_tensor_parallel=8)),
         EQUAL_LAYER: _with_rule(equal_layer),
         EQUAL_OPERATOR: _equal_operators,
     }

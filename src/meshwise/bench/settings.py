@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwise.bench.rates import first_devices, with_rate
-from meshwise.bench.steps import HALF
+from meshwise.bench.steps import BFLOAT16, HALF
 from meshwise.cluster.spec import Cluster
 from meshwise.models.named import model_config
 from meshwise.models.steps import Config
@@ -128,6 +128,31 @@ ABLATION = [
     ),
 ]
 
+# Beyond the paper: today's models on today's hosts, in bfloat16, about 4 million tokens a step.
+_GPT3 = (("hidden", 12288), ("num_layers", 96), ("num_heads", 96), ("seq_len", 2048))
+LARGE = [
+    Setting(
+        name=f"llama-70b-{host}",
+        model="llama-70b",
+        num_devices=64,
+        batch=512,
+        changes=tuple(BFLOAT16.items()),
+        microbatches=(32, 64, 128, 256),
+        host=host,
+    )
+    for host in ("dgx-a100", "dgx-h100")
+] + [
+    Setting(
+        name="gpt-175b",
+        model="gpt-39b",
+        num_devices=1024,
+        batch=2048,
+        changes=(*_GPT3, *BFLOAT16.items()),
+        microbatches=(32, 64, 128),
+        host="dgx-h100",
+    )
+]
+
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {s.name: s for s in (*GPT, *MOE, *WIDE_RESNET, *ABLATION)}
+    {s.name: s for s in (*GPT, *MOE, *WIDE_RESNET, *ABLATION, *LARGE)}
 )

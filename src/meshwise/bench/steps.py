@@ -18,18 +18,19 @@ SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto
 # Parameters and gradients in 16 bits, a float32 copy in the optimizer's state.
 # Source: Alpa repository, `TrainState.create(use_master_copy=True)` where the dtype is float16.
 HALF = {"dtype": "float16", "param_dtype": "float16"}
+BFLOAT16 = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 
 
 def optimizer_of(config: Config) -> optax.GradientTransformation:
     """As the paper's benchmarks have it.
 
     Source: Alpa repository, folder `benchmark/alpa`: Adam for transformers, with a float32 copy of
-    the parameters where these are float16; momentum for Wide-ResNet.
+    the parameters where these have 16 bits; momentum for Wide-ResNet.
     """
     if isinstance(config, WideResNetConfig):
         return optax.sgd(0.1, momentum=0.9, nesterov=True)
     tx = optax.adam(1e-3)
-    return with_master_copy(tx) if config.param_dtype == "float16" else tx
+    return with_master_copy(tx) if config.param_dtype in ("float16", "bfloat16") else tx
 
 
 def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layering, float]:

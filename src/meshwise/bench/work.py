@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from meshwise.models import gpt_sizes, moe_sizes, wide_resnet_sizes
+from meshwise.models import gpt_sizes, llama_sizes, moe_sizes, wide_resnet_sizes
 from meshwise.models.gpt import GptConfig
+from meshwise.models.llama import LlamaConfig
 from meshwise.models.moe import MoeConfig
 from meshwise.models.steps import Config
 from meshwise.models.wide_resnet import WideResNetConfig
@@ -24,6 +25,8 @@ def paper_flop(config: Config, rows: int) -> int:
     match config:
         case GptConfig():
             forward = gpt_sizes.forward_flop(config, rows)
+        case LlamaConfig():
+            forward = llama_sizes.forward_flop(config, rows)
         case MoeConfig():
             forward = moe_sizes.forward_flop(config, rows)
         case WideResNetConfig():

@@ -226,6 +226,18 @@ def _tpu_host(name: str, num_devices: int, chip: _Chip, link: float) -> HostSpec
 
 
 _HOSTS = (
+    # One GPU: its link is the PCIe slot, and joins it to nothing.
+    _host(
+        "p3.2xlarge",
+        1,
+        V100,
+        link_peak_bytes_per_s=15.75 * GIGA,
+        link_latency_s=NVLINK_LATENCY_S,
+        nic_peak_bytes_per_s=gbit_per_s(10),
+        nic_latency_s=TCP_LATENCY_S,
+        num_nics=1,
+        source="Amazon EC2 P3 page: network up to 10 Gbit/s; PCIe 3.0 x16",
+    ),
     # NVLink 200 GB/s (4 GPUs) and 300 GB/s (8) both ways together.
     _host(
         "p3.8xlarge",

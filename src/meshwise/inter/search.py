@@ -17,7 +17,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.errors import InfeasibleError, PlanError
+from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.inter.anywhere import build_placed
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.lazy_table import LazyTable
@@ -44,7 +44,7 @@ class SearchOptions:
     Attributes:
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch, for the scale of prices.
-        num_microbatches: Values of B; None for all powers of two that divide the batch.
+        num_microbatches: Values of B; None for powers of two, or the nearest divisors of the batch.
         schedules: To choose from.
         remats: To choose from.
         prices: Of memory, in steps for all that a device has.
@@ -249,6 +249,7 @@ def search(
     Raises:
         InfeasibleError: nothing fits.
         PlanError: a number of micro-batches does not divide the batch.
+        TraceError: the step does not separate into micro-batches that were asked for, or into any.
     """
     costs = costs or VariantCosts(source, options.intra)
     with SecondProcess(costs) as beside:
@@ -268,16 +269,25 @@ def _searched(
     tried: dict[int, float] = {}
     best: Found | None = None
     first: tuple[LazyTable, Callable[[PipelineSchedule], StageProblem]] | None = None
+    refused: TraceError | None = None
     for count in _outward(options, cluster.num_devices, tried):
-        table = LazyTable(
-            costs,
-            submeshes,
-            variants,
-            count,
-            bounds_of=_bounds_of(count, options, cluster.num_devices),
-            beside=beside,
-            report=lambda text, b=count: report(f"B={b}: {text}"),
-        )
+        try:
+            table = LazyTable(
+                costs,
+                submeshes,
+                variants,
+                count,
+                bounds_of=_bounds_of(count, options, cluster.num_devices),
+                beside=beside,
+                report=lambda text, b=count: report(f"B={b}: {text}"),
+            )
+        except TraceError as error:
+            # Too few rows for what must stay together, such as a group of experts.
+            if options.num_microbatches is not None:
+                raise
+            refused, tried[count] = error, math.inf
+            report(f"B={count}: the step does not separate")
+            continue
         transfers = transfer_s(costs.source, kinds, count, [m.is_inner for m in submeshes])
 
         def problem(
@@ -312,6 +322,8 @@ def _searched(
         is_best = math.isfinite(fastest)
         report(f"B={count}: {f'{fastest:.4g} s a step' if is_best else 'nothing faster fits'}")
     if best is None:
+        if first is None and refused is not None:
+            raise refused
         assert first is not None
         table, problem = first
         table.plan_all()
@@ -362,7 +374,7 @@ def microbatch_counts(options: SearchOptions) -> Sequence[int]:
     """
     size = options.batch_size
     if options.num_microbatches is None:
-        return [1 << p for p in range(size.bit_length()) if size % (1 << p) == 0]
+        return _near_powers(size)
     if not options.num_microbatches:
         raise PlanError("num_microbatches is empty; leave it out to try powers of two")
     for count in options.num_microbatches:
@@ -373,3 +385,14 @@ def microbatch_counts(options: SearchOptions) -> Sequence[int]:
                 f"{divisors}"
             )
     return options.num_microbatches
+
+
+def _near_powers(size: int) -> list[int]:
+    """For each power of two the nearest divisor, where one is within a factor of the root of 2."""
+    divisors = [b for b in range(1, size + 1) if size % b == 0]
+    found: set[int] = set()
+    for power in range(size.bit_length()):
+        off, divisor = min((abs(math.log2(b) - power), b) for b in divisors)
+        if off <= 0.5:
+            found.add(divisor)
+    return sorted(found)
