@@ -5,16 +5,20 @@ Source: FACTS section 6 (figures 7 and 8).
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from layered import gpt_layers, moe_layers, options, perceptron_layers
 
 import meshwise as mw
 from meshwise.baselines.deciders import DECIDERS
 from meshwise.baselines.megatron import megatron_lm
+from meshwise.errors import TraceError
 from meshwise.inter.search import search
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 GIB = 2**30
+MICROBATCHED = ("Megatron-LM", "inter-op only")
 
 
 def results(layers, names, **changes):
@@ -131,3 +135,20 @@ def test_equal_inputs_give_equal_results():
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     one, two = (megatron_lm(layers, cluster, asked) for _ in range(2))
     assert one == two
+
+
+def test_micro_batches_smaller_than_a_group_of_experts_are_passed_over():
+    # Groups of 64 tokens are two rows of 32: four micro-batches of one row have none.
+    layers = moe_layers(4, num_layers=2, seq_len=32, group_size=64)
+    cluster = mw.Cluster.virtual("1x p3.2xlarge")
+    asked = options(layers)
+    found = [DECIDERS[n](layers, cluster, asked, lambda _: None) for n in MICROBATCHED]
+    ours, _ = search(layers, cluster, asked)
+    assert ours.tried[4] == math.inf
+    for result in found:
+        refused = [t.why for t in result.tried if "B=4" in t.label]
+        assert refused
+        assert all("does not separate into micro-batches" in why for why in refused)
+        assert ours.plan.total_s <= result.step_time_s * (1 + 1e-9) < math.inf
+    with pytest.raises(TraceError, match="does not separate into micro-batches"):
+        search(layers, cluster, options(layers, num_microbatches=(4,)))

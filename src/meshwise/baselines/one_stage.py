@@ -58,7 +58,7 @@ def one_mesh(
 
     def tried() -> Iterator[Candidate | Refused]:
         for method in methods:
-            for mesh in meshes_of(kind):
+            for mesh in logical_views(kind):
                 for b in counts(options):
                     ways = variants(kind, (mesh,), cluster, options)
                     label = _label(method, mesh, b)
@@ -86,7 +86,7 @@ def heuristic(
     last = len(source.classes) - 1
 
     def tried() -> Iterator[Candidate | Refused]:
-        for mesh in meshes_of(kind):
+        for mesh in logical_views(kind):
             for b in counts(options):
                 label = _label("Heuristic", mesh, b)
                 report(label)
@@ -169,12 +169,6 @@ def deepspeed(
     """
     methods = ("ExpertZero2", "ExpertZero3")
     return one_mesh("DeepSpeed", methods, source, cluster, options, report)
-
-
-def meshes_of(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
-    """One axis, and the views that the search tries."""
-    flat = kind.mesh((kind.num_devices,))
-    return tuple(dict.fromkeys((flat, *logical_views(kind))))
 
 
 def _label(method: str, mesh: LogicalMesh, num_microbatches: int) -> str:

@@ -9,9 +9,7 @@ from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
 from meshwise.baselines.result import BaselineResult, Candidate, ChosenStage, Refused, best_of
 from meshwise.baselines.simulated import Pipeline
-from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
-from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.ablations import inter_op_only as one_device_a_stage
 from meshwise.inter.objective import step_time
@@ -24,7 +22,6 @@ from meshwise.inter.transfers import transfer_s
 from meshwise.inter.variants import LayerSource, logical_views
 
 Report = Callable[[str], object]
-Views = Callable[[SubmeshKind], tuple[LogicalMesh, ...]]
 
 
 def _silent(text: str) -> None:
@@ -38,9 +35,7 @@ def pp_dp(
 
     Source: Alpa section 8.1 (the baseline of figure 7c).
     """
-    return _pipeline(
-        "PP-DP", "DataParallel", source, cluster, options, report, build_stages, views=_with_flat
-    )
+    return _pipeline("PP-DP", "DataParallel", source, cluster, options, report, build_stages)
 
 
 def inter_op_only(
@@ -72,12 +67,6 @@ def alpa(
     )
 
 
-def _with_flat(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
-    """One axis too: all-reduce in one ring."""
-    flat = kind.mesh((kind.num_devices,))
-    return tuple(dict.fromkeys((flat, *logical_views(kind))))
-
-
 def _pipeline(
     name: str,
     method: str,
@@ -87,7 +76,6 @@ def _pipeline(
     report: Report,
     decide: Callable[[StageProblem], StagePlan],
     *,
-    views: Views = logical_views,
     devices: int | None = None,
     use_all_devices: bool = True,
 ) -> BaselineResult:
@@ -101,7 +89,6 @@ def _pipeline(
         options: Of the search.
         report: Is told of progress.
         decide: Chooses the stages.
-        views: Logical meshes of a submesh.
         devices: Only submeshes of so many devices.
         use_all_devices: Whether every device must have a stage.
     """
@@ -110,7 +97,7 @@ def _pipeline(
     )
     keep = [i for i, k in enumerate(kinds) if devices in (None, k.num_devices)]
     kinds, submeshes = [kinds[i] for i in keep], [submeshes[i] for i in keep]
-    ways = [variants(kind, views(kind), cluster, options) for kind in kinds]
+    ways = [variants(kind, logical_views(kind), cluster, options) for kind in kinds]
     costs = MethodCosts(method, source, options.intra)
 
     def chosen(b: int) -> Candidate:

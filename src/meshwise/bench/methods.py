@@ -13,6 +13,7 @@ from meshwise.baselines.deciders import DECIDERS, Decider
 from meshwise.baselines.megatron import megatron_lm
 from meshwise.baselines.result import BaselineResult
 from meshwise.bench.result import Answer, StageRow
+from meshwise.bench.ways import seconds_by_way
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
@@ -21,7 +22,7 @@ from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.search import SearchOptions, microbatch_counts, search
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageProblem
-from meshwise.pipeline_planning import plan_layers
+from meshwise.pinned_search import pinned_search
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
@@ -51,11 +52,22 @@ Method = Callable[[Work, Report], Answer]
 
 
 def _ours(work: Work, report: Report) -> Answer:
+    layers, options = work.layers, work.options
     try:
-        plan, timeline = plan_layers(work.layers, work.cluster, work.options, report)
+        source, found, costs = pinned_search(layers, work.cluster, options, (), report)
     except InfeasibleError as error:
         return Answer.nothing(str(error))
-    return _answer(plan, timeline)
+    plan, timeline = finished(
+        source,
+        work.cluster,
+        found,
+        costs,
+        batch_size=layers.batch_size,
+        step_flop=options.step_flop,
+        tied=layers.tied_names(),
+    )
+    ways = seconds_by_way(plan, found, costs)
+    return dataclasses.replace(_answer(plan, timeline), by_way=ways)
 
 
 def _answer(plan: PipelinePlan, timeline: Timeline) -> Answer:

@@ -46,6 +46,7 @@ class Answer:
         stages: In the order of the layers.
         why: Why there is no plan; empty if there is one.
         text: The plan for people; empty where a method has none.
+        by_way: Simulated seconds of a step with each way to send between stages; of our plans only.
     """
 
     step_time_s: float
@@ -55,6 +56,7 @@ class Answer:
     stages: tuple[StageRow, ...] = ()
     why: str = ""
     text: str = ""
+    by_way: tuple[tuple[str, float], ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -124,6 +126,7 @@ class Result:
                 raise ValueError(f"not of format {FORMAT}")
             answer = data.pop("answer")
             rows = answer.pop("stages")
+            ways = tuple((str(way), float(s)) for way, s in answer.pop("by_way", ()))
             seconds = answer.pop("step_time_s")
             stages = tuple(
                 StageRow(**{**row, "submesh": tuple(row["submesh"]), "mesh": tuple(row["mesh"])})
@@ -132,7 +135,7 @@ class Result:
             counts = data.pop("microbatches")
             step_time_s = math.inf if seconds is None else seconds
             return cls(
-                answer=Answer(stages=stages, step_time_s=step_time_s, **answer),
+                answer=Answer(stages=stages, step_time_s=step_time_s, by_way=ways, **answer),
                 microbatches=None if counts is None else tuple(counts),
                 **data,
             )

@@ -57,6 +57,7 @@ def simulate_chunks(
     crossing_bytes: Sequence[float],
     *,
     hides_transfers: bool,
+    back_bytes: Sequence[float] | None = None,
 ) -> Timeline:
     """One step on a cluster.
 
@@ -68,6 +69,7 @@ def simulate_chunks(
         meshes: Hosts of each mesh, and its devices of each host.
         crossing_bytes: Bytes of one micro-batch that pass after each chunk but the last.
         hides_transfers: Whether transfers between stages run beside computation.
+        back_bytes: Of one micro-batch that come back there; None: as many as pass.
 
     Raises:
         PlanError: the schedule does not allow these sizes.
@@ -83,10 +85,12 @@ def simulate_chunks(
         Boundary(
             source=k,
             destination=k + 1,
-            forward=Crossing(flows=flows_between(cluster, meshes[a], meshes[b], num_bytes)),
-            backward=Crossing(flows=flows_between(cluster, meshes[b], meshes[a], num_bytes)),
+            forward=Crossing(flows=flows_between(cluster, meshes[a], meshes[b], there)),
+            backward=Crossing(flows=flows_between(cluster, meshes[b], meshes[a], back)),
         )
-        for k, ((a, b), num_bytes) in enumerate(zip(pairwise(places), crossing_bytes, strict=True))
+        for k, ((a, b), there, back) in enumerate(
+            zip(pairwise(places), crossing_bytes, back_bytes or crossing_bytes, strict=True)
+        )
         if a != b
     ]
     return simulate_pipeline(

@@ -88,21 +88,20 @@ class RunBounds:
     microbatch_bytes: Array
 
 
-# A logical mesh of two axes has the plans of one axis, so that one is tried only for primes.
 _MAX_AXES = 2
 
 
 def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     """The logical meshes of a submesh that are worth a try.
 
-    Across hosts the second axis is a host, or half of one.
+    Across hosts the second axis is a host, or half of one.  One axis has nearly the plans of two,
+    but tokens go to experts and back in one all-to-all.
     """
-    meshes = kind.logical_meshes(_MAX_AXES)
-    pairs = [m for m in meshes if len(m.axes) == _MAX_AXES]
+    pairs = [m for m in kind.logical_meshes(_MAX_AXES) if len(m.axes) == _MAX_AXES]
     if kind.num_hosts > 1:
         widths = (kind.devices_per_host, kind.devices_per_host // 2)
         pairs = [m for m in pairs if m.sizes[1] in widths] or pairs
-    return tuple(pairs or meshes)
+    return (*pairs, kind.mesh((kind.num_devices,)))
 
 
 class VariantCosts:

@@ -1,0 +1,89 @@
+"""Figure 11: a planned pipeline with other ways to send between its stages.
+
+The plan stays: what it says of the layouts at both ends of a cut decides how much each way sends
+and gathers.  Gathering keeps the destination from computing.
+
+Source: Alpa section 8.5 (figure 11); FACTS section 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from meshwise.graph.layout import Layout
+from meshwise.inter.compose import cheapest_states
+from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
+from meshwise.inter.search import Found
+from meshwise.inter.simulated import Chunk, simulate_chunks
+from meshwise.inter.stage_hosts import stage_hosts
+from meshwise.inter.stage_problem import Stage
+from meshwise.inter.transfers import bytes_per_s
+from meshwise.inter.variants import VariantCosts
+from meshwise.resharding.between import WAYS, passing
+
+
+def seconds_by_way(
+    plan: PipelinePlan, found: Found, costs: VariantCosts
+) -> tuple[tuple[str, float], ...]:
+    """Simulated seconds of a step with each way of `resharding.between`.
+
+    Args:
+        plan: The pipeline.
+        found: What it was made of.
+        costs: Its plans of layers.
+    """
+    if len(plan.stages) == 1:
+        return ()
+    ends = [_ends(found, costs, stage) for stage in found.plan.stages]
+    return tuple((way, _seconds(way, plan, found, ends)) for way in WAYS)
+
+
+def _ends(found: Found, costs: VariantCosts, stage: Stage) -> tuple[Layout, Layout]:
+    """Layouts of what enters a stage, and of what leaves it and comes back as a cotangent."""
+    variant = found.variants[stage.submesh][stage.variant]
+    layers = costs.layers(variant, found.problem.num_microbatches)
+    assert layers is not None
+    states = cheapest_states(layers, stage.first_layer, stage.last_layer)
+    entering = layers[stage.first_layer].layer.entering.layouts[states[0]]
+    leaving = layers[stage.last_layer].layer.leaving.layouts[states[-1]]
+    return entering, leaving
+
+
+def _seconds(
+    way: str, plan: PipelinePlan, found: Found, ends: list[tuple[Layout, Layout]]
+) -> float:
+    chunks = [_chunk(stage) for stage in plan.stages]
+    there: list[float] = []
+    back: list[float] = []
+    kinds = [found.kinds[s.submesh] for s in found.plan.stages]
+    for k, (left, right) in enumerate(pairwise(plan.stages)):
+        rate, _ = bytes_per_s(kinds[k], kinds[k + 1])
+        ahead = passing(way, left.send_bytes, ends[k + 1][0], right.mesh, rate)
+        behind = passing(way, left.send_bytes, ends[k][1], left.mesh, rate)
+        there.append(ahead.crossing_bytes)
+        back.append(behind.crossing_bytes)
+        chunks[k + 1] = replace(chunks[k + 1], forward_s=chunks[k + 1].forward_s + ahead.gather_s)
+        chunks[k] = replace(chunks[k], backward_s=chunks[k].backward_s + behind.gather_s)
+    places = [stage_hosts(stage, plan.cluster) for stage in plan.stages]
+    return simulate_chunks(
+        plan.cluster,
+        plan.schedule,
+        plan.num_microbatches,
+        chunks,
+        [(place.hosts, place.num_devices) for place in places if place is not None],
+        there,
+        hides_transfers=plan.hides_transfers,
+        back_bytes=back,
+    ).step_time_s
+
+
+def _chunk(stage: PipelineStage) -> Chunk:
+    return Chunk(
+        forward_s=stage.forward_s,
+        backward_s=stage.backward_s,
+        once_s=stage.once_s,
+        resident_bytes=stage.resident_bytes,
+        microbatch_bytes=stage.microbatch_bytes,
+        temporary_bytes=stage.temporary_bytes,
+    )
