@@ -11,7 +11,14 @@ from toy import TOY
 from meshwise.bench.methods import EQUAL_LAYER, OURS, is_above
 from meshwise.bench.result import Answer, Result
 from meshwise.bench.run import result_key, run
-from meshwise.bench.settings import FLOAT16_FLOP_PER_S, SETTINGS
+from meshwise.bench.settings import (
+    FLOAT16_FLOP_PER_S,
+    GPT,
+    HOST,
+    MOE,
+    SETTINGS,
+    WIDE_RESNET,
+)
 from meshwise.bench.store import Store
 from meshwise.bench.tables import by_name, defects
 from meshwise.bench.work import paper_flop
@@ -106,8 +113,9 @@ def test_the_papers_clusters() -> None:
     for setting in SETTINGS.values():
         cluster = setting.cluster
         assert cluster.num_devices == setting.num_devices
-        assert cluster.device.rate("float16") == FLOAT16_FLOP_PER_S
-    assert sum(not s.name.endswith("ablation") for s in SETTINGS.values()) == 18
+        if setting.host == HOST:
+            assert cluster.device.rate("float16") == FLOAT16_FLOP_PER_S
+    assert len((*GPT, *MOE, *WIDE_RESNET)) == 18
 
 
 def test_nothing_is_not_above() -> None:

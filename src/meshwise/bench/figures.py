@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshwise.bench.methods import EQUAL_LAYER, EQUAL_OPERATOR, MEGATRON_NARROW, OURS
+from meshwise.bench.methods import EQUAL_LAYER, EQUAL_OPERATOR, INTRA, MEGATRON_NARROW, OURS
 from meshwise.bench.settings import ABLATION, GPT, LARGE, MOE, WIDE_RESNET, Setting
 
 MEGATRON, DEEPSPEED, PP_DP = "Megatron-LM", "DeepSpeed", "PP-DP"
-INTRA, INTER, ALPA = "intra-op only", "inter-op only", "Alpa"
+INTER, ALPA = "inter-op only", "Alpa"
 DATA_PARALLEL, ZERO2, ZERO3 = "data parallel", "ZeRO-2", "ZeRO-3"
 
 

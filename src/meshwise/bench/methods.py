@@ -19,15 +19,15 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
 from meshwise.inter.finish import finished
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.search import SearchOptions, microbatch_counts, search
+from meshwise.inter.search import Found, SearchOptions, microbatch_counts, search
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageProblem
-from meshwise.pinned_search import pinned_search
+from meshwise.inter.variants import VariantCosts
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 
-OURS = "Meshwise"
+OURS, INTRA = "Meshwise", "intra-op only"
 EQUAL_LAYER, EQUAL_OPERATOR = "equal layer", "equal operator"
 MEGATRON_NARROW = "Megatron-LM, tp up to 8"
 
@@ -40,11 +40,13 @@ class Work:
         layers: The layers.
         cluster: Where they run.
         options: What may be searched.
+        costs: Plans of its layers, shared by the methods that plan them freely.
     """
 
     layers: Layering
     cluster: Cluster
     options: SearchOptions
+    costs: VariantCosts
 
 
 Report = Callable[[str], object]
@@ -52,22 +54,34 @@ Method = Callable[[Work, Report], Answer]
 
 
 def _ours(work: Work, report: Report) -> Answer:
-    layers, options = work.layers, work.options
+    return _searched(work, work.options, report)
+
+
+def _one_stage(work: Work, report: Report) -> Answer:
+    """The search with one stage: what is planned freely within layers is the same as in ours."""
+    return _searched(work, dataclasses.replace(work.options, num_stages=1), report)
+
+
+def _searched(work: Work, options: SearchOptions, report: Report) -> Answer:
     try:
-        source, found, costs = pinned_search(layers, work.cluster, options, (), report)
+        found, _ = search(work.layers, work.cluster, options, report, work.costs)
     except InfeasibleError as error:
         return Answer.nothing(str(error))
-    plan, timeline = finished(
-        source,
+    plan, timeline = _finished(work, found)
+    ways = seconds_by_way(plan, found, work.costs)
+    return dataclasses.replace(_answer(plan, timeline), by_way=ways)
+
+
+def _finished(work: Work, found: Found) -> tuple[PipelinePlan, Timeline]:
+    return finished(
+        work.layers,
         work.cluster,
         found,
-        costs,
-        batch_size=layers.batch_size,
-        step_flop=options.step_flop,
-        tied=layers.tied_names(),
+        work.costs,
+        batch_size=work.options.batch_size,
+        step_flop=work.options.step_flop,
+        tied=work.layers.tied_names(),
     )
-    ways = seconds_by_way(plan, found, costs)
-    return dataclasses.replace(_answer(plan, timeline), by_way=ways)
 
 
 def _answer(plan: PipelinePlan, timeline: Timeline) -> Answer:
@@ -140,21 +154,12 @@ def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
         for count in microbatch_counts(work.options):
             options = dataclasses.replace(work.options, num_microbatches=(count,))
             try:
-                found, costs = search(work.layers, work.cluster, options, report)
+                found, _ = search(work.layers, work.cluster, options, report, work.costs)
                 found = dataclasses.replace(found, plan=rule(found.problem))
             except InfeasibleError as error:
                 why = str(error)
                 continue
-            answer = _answer(
-                *finished(
-                    work.layers,
-                    work.cluster,
-                    found,
-                    costs,
-                    batch_size=options.batch_size,
-                    step_flop=options.step_flop,
-                )
-            )
+            answer = _answer(*_finished(work, found))
             best = min(best, answer, key=lambda a: a.step_time_s)
         return best if best.fits or not why else Answer.nothing(why)
 
@@ -170,6 +175,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {
         OURS: _ours,
         **{name: _decided(decide) for name, decide in DECIDERS.items()},
+        INTRA: _one_stage,
         MEGATRON_NARROW: _decided(partial(megatron_lm, largest_tensor_parallel=8)),
         EQUAL_LAYER: _with_rule(equal_layer),
         EQUAL_OPERATOR: _equal_operators,

@@ -15,7 +15,7 @@ from meshwise.bench.work import paper_flop
 from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
 from meshwise.inter.search import SearchOptions
-from meshwise.trace.layers.layering import Layering
+from meshwise.inter.variants import VariantCosts
 
 Report = Callable[[str], object]
 
@@ -43,7 +43,7 @@ def run(
         store: Where results are kept and found.
         report: Is told of progress.
     """
-    source: tuple[Layering, float] | str | None = None
+    work: Work | str | None = None
     tracing_s = 0.0
     for method in methods:
         key = result_key(setting, method)
@@ -52,13 +52,13 @@ def run(
             report(f"{method}: known")
             yield known
             continue
-        if source is None:
+        if work is None:
             report("tracing")
             start = time.perf_counter()
-            source = _layers(setting)
+            work = _work(setting)
             tracing_s = time.perf_counter() - start
         start, start_cpu = time.perf_counter(), time.process_time()
-        answer = _answered(setting, method, source, report)
+        answer = _answered(method, work, report)
         result = Result(
             key=key,
             setting=setting.name,
@@ -77,25 +77,23 @@ def run(
         yield result
 
 
-def _layers(setting: Setting) -> tuple[Layering, float] | str:
-    """The layers and the FLOP of the forward pass, or why there are none."""
+def _work(setting: Setting) -> Work | str:
+    """What is to be planned, or why it cannot be cut into layers."""
     try:
         with collection_paused():
-            return layers_of_model(setting.config, setting.batch, blocks=setting.blocks)
+            layers, flop = layers_of_model(setting.config, setting.batch, blocks=setting.blocks)
     except MeshwiseError as error:
         return str(error)
-
-
-def _answered(
-    setting: Setting, method: str, source: tuple[Layering, float] | str, report: Report
-) -> Answer:
-    if isinstance(source, str):
-        return Answer.nothing(source)
-    layers, step_flop = source
     options = SearchOptions(
-        batch_size=setting.batch, step_flop=step_flop, num_microbatches=setting.microbatches
+        batch_size=setting.batch, step_flop=flop, num_microbatches=setting.microbatches
     )
-    work = Work(layers=layers, cluster=setting.cluster, options=options)
+    costs = VariantCosts(layers, options.intra)
+    return Work(layers=layers, cluster=setting.cluster, options=options, costs=costs)
+
+
+def _answered(method: str, work: Work | str, report: Report) -> Answer:
+    if isinstance(work, str):
+        return Answer.nothing(work)
     try:
         with collection_paused():
             return METHODS[method](work, lambda text: report(f"{method}: {text}"))
