@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -85,6 +86,18 @@ def test_pages_say_that_nothing_is_measured_and_stay_tables() -> None:
     index = index_page(RESULTS)
     assert "3 of 30" in index
     assert "other code than that of these pages: somewhere" in index
+
+
+def test_ways_to_send_stand_beside_what_gathering_saves() -> None:
+    ways = (("signal", 1.0), ("send/recv", 3.0), ("local all-gather", 2.0))
+    found = result("wide-resnet-4b", OURS, 2.0)
+    answer = dataclasses.replace(found.answer, by_way=ways)
+    kept = Result.from_json(dataclasses.replace(found, answer=answer).to_json())
+    page = figure_page(FIGURES["fig11"], by_name([kept]))
+    assert "| wide-resnet-4b | 16 | Meshwise | 1 x (1,2) as 2x1 | 1 s | 3 s | 2 s | 1.500 |" in page
+    assert "| wide-resnet-4b | 16 | Meshwise (3 stages) | not run |" in page
+    one = figure_page(FIGURES["fig11"], by_name([found]))
+    assert "| wide-resnet-4b | 16 | Meshwise | one stage |" in one
 
 
 def test_figures_know_their_settings_and_methods() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from meshwise.atomic_file import write_atomically
-from meshwise.bench.figures import FIGURES, MISSING, Figure
+from meshwise.bench.figures import FIGURES, Figure
 from meshwise.bench.plots import draw
 from meshwise.bench.result import Result
 from meshwise.bench.settings import FLOAT16_FLOP_PER_S, SETTINGS
@@ -20,6 +20,7 @@ from meshwise.bench.tables import (
     plan_table,
     planning_table,
     rate_table,
+    way_table,
 )
 from meshwise.units import TERA
 
@@ -53,6 +54,12 @@ def figure_page(figure: Figure, results: Results, pictures: Sequence[str] = ()) 
             parts.append(plan_table(figure, results))
         case "planning":
             parts.append(planning_table(figure, results))
+        case "ways":
+            parts.append(
+                "Step with each way to send what crosses between stages, the plan being the same; "
+                "gathering keeps the receiving stage from computing:"
+            )
+            parts.append(way_table(figure, results))
         case _:
             parts.append(plan_table(figure, results))
             parts += _plans(figure, results)
@@ -106,7 +113,6 @@ def index_page(results: Results) -> str:
     found = defects(results)
     parts.append("## Where ours is above another method")
     parts.append("\n".join(f"- {line}" for line in found) if found else "Nowhere in these results.")
-    parts.append("## What is not here\n\n" + "\n".join(f"- {why}" for why in MISSING.values()))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -8,6 +8,7 @@ from meshwise.bench.figures import PUBLISHED_PLANS, Figure
 from meshwise.bench.methods import OURS, is_above
 from meshwise.bench.result import Result
 from meshwise.bench.settings import Setting
+from meshwise.resharding.between import GATHERED, SEND_RECV, WAYS
 from meshwise.units import bytes_text, seconds_text
 
 Results = Mapping[tuple[str, str], Result]
@@ -97,6 +98,25 @@ def planning_table(figure: Figure, results: Results) -> str:
                 )
             )
     head = ("setting", "GPUs", "values of B", "tracing", "planning, wall", "planning, CPU")
+    return markdown(head, rows)
+
+
+def way_table(figure: Figure, results: Results) -> str:
+    """Seconds of a step with each way to send between stages, and what gathering saves."""
+    rows: list[tuple[str, ...]] = []
+    for s in figure.settings:
+        for m in figure.methods:
+            found = results.get((s.name, m))
+            head = (s.name, str(s.num_devices), m)
+            if found is None or not found.answer.by_way:
+                why = NOT_RUN if found is None else "one stage" if found.answer.fits else "no plan"
+                rows.append((*head, why, *[""] * (len(WAYS) + 1)))
+                continue
+            ways = dict(found.answer.by_way)
+            seconds = [seconds_text(ways[way]) for way in WAYS]
+            saved = f"{ways[SEND_RECV] / ways[GATHERED]:.3f}"
+            rows.append((*head, _cell(found.answer.chosen), *seconds, saved))
+    head = ("setting", "GPUs", "method", "plan", *WAYS, f"{SEND_RECV} / {GATHERED}")
     return markdown(head, rows)
 
 
