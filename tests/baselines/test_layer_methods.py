@@ -145,6 +145,23 @@ def test_experts_exchange_tokens_all_to_all():
     assert all(axes == (0,) for axes in experts)
 
 
+def test_axes_that_do_not_divide_the_experts_are_left_to_zero():
+    piece = moe_layers(ROWS, num_experts=6).graph(1, 1, B)
+    info = input_info(piece.graph, piece.batch_dims, [c.value for c in piece.leaving])
+    for method, split in (("ExpertZero2", {OPTIMIZER}), ("ExpertZero3", {OPTIMIZER, PARAMETER})):
+        pins = RESTRICTIONS[method](piece.graph, TWO_AXES, info).pins
+        shapes = {i: piece.graph.tensors[t].shape for i, t in enumerate(piece.graph.inputs)}
+        found = {i for i, shape in shapes.items() if len(shape) == 3 and shape[0] == 6}
+        assert {info.roles[i] for i in found} == {OPTIMIZER, PARAMETER}
+        for i in found:
+            # Six experts over the axis of two; the axis of four along the larger other dim.
+            inner = (1,) if info.roles[i] in split else ()
+            larger = max((1, 2), key=lambda d: shapes[i][d])
+            assert pins[i].dims[0] == (0,)
+            assert pins[i].dims[larger] == inner
+            assert pins[i].dims[3 - larger] == ()
+
+
 @pytest.mark.parametrize("on", [ONE_AXIS, TWO_AXES], ids=["4", "2x4"])
 @pytest.mark.parametrize("sizes", [(64, 64, 256), (512, 32, 64), (16, 128, 512), (64, 96, 40)])
 def test_no_method_is_cheaper_than_the_free_layer(sizes, on):

@@ -14,8 +14,8 @@ GIB = 2**30
 
 def test_the_machines_of_the_issue_are_there():
     names = (
-        "p3.8xlarge", "p3.16xlarge", "p4d.24xlarge", "dgx-a100", "dgx-h100", "h200", "gb200-nvl72",
-        "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e",
+        "p3.2xlarge", "p3.8xlarge", "p3.16xlarge", "p4d.24xlarge", "dgx-a100", "dgx-h100", "h200",
+        "gb200-nvl72", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e",
     )  # fmt: skip
     assert set(names) == set(HOSTS)
     assert all(HOSTS[name].name == name for name in names)

@@ -161,11 +161,10 @@ def test_a_table_of_bounds_finds_what_a_whole_table_finds(gpt: Layering) -> None
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     options = SearchOptions(batch_size=8, step_flop=1e9, prices=(1e-3,))
     kinds, submeshes = submeshes_of(cluster, every=False, memory_bytes=None)
-    costs = VariantCosts(gpt, options.intra)
     told: list[str] = []
     tables = [
         LazyTable(
-            costs,
+            VariantCosts(gpt, options.intra),
             submeshes,
             [variants_of(kind, options, 1e-3) for kind in kinds],
             4,

@@ -38,6 +38,8 @@ def one_mesh(
     cluster: Cluster,
     options: SearchOptions,
     report: Report = _silent,
+    *,
+    meshes: Sequence[LogicalMesh] | None = None,
 ) -> BaselineResult:
     """The best of some methods over logical meshes, micro-batches and memory options.
 
@@ -48,17 +50,19 @@ def one_mesh(
         cluster: Equal hosts.
         options: Of the search.
         report: Is told of progress.
+        meshes: To try; None: those of the search.
 
     Raises:
         ClusterError: hosts differ.
     """
     kind = whole(cluster)
+    meshes = tuple(dict.fromkeys(logical_views(kind) if meshes is None else meshes))
     costs = {method: MethodCosts(method, source, options.intra) for method in methods}
     last = len(source.classes) - 1
 
     def tried() -> Iterator[Candidate | Refused]:
         for method in methods:
-            for mesh in logical_views(kind):
+            for mesh in meshes:
                 for b in counts(options):
                     ways = variants(kind, (mesh,), cluster, options)
                     label = _label(method, mesh, b)
@@ -168,7 +172,10 @@ def deepspeed(
     Source: Alpa section 8.1 (the baseline of figure 7b).
     """
     methods = ("ExpertZero2", "ExpertZero3")
-    return one_mesh("DeepSpeed", methods, source, cluster, options, report)
+    kind = whole(cluster)
+    # Experts are divided over one axis where they are no multiple of the devices.
+    meshes = (*kind.logical_meshes(2), kind.mesh((kind.num_devices,)))
+    return one_mesh("DeepSpeed", methods, source, cluster, options, report, meshes=meshes)
 
 
 def _label(method: str, mesh: LogicalMesh, num_microbatches: int) -> str:

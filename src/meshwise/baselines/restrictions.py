@@ -20,6 +20,8 @@ from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 
 _NOT_SPLIT = frozenset((NONE,))
+# What ZeRO splits.
+_STAGE_2, _STAGE_3 = frozenset((OPTIMIZER,)), frozenset((OPTIMIZER, PARAMETER))
 _ALL_TO_ALL = "all-to-all"
 # Nothing that is reduced is cut, nothing that is cut is put together again.
 _ALL_REDUCE_ONLY = frozenset((_ALL_TO_ALL, "all-gather", "reduce-scatter"))
@@ -121,12 +123,12 @@ def data_parallel(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restricti
 
 def zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Data parallel with optimizer state and gradients split: ZeRO stage 2."""
-    return _zero(graph, mesh, info, "Zero2", frozenset((OPTIMIZER,)))
+    return _zero(graph, mesh, info, "Zero2", _STAGE_2)
 
 
 def zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Parameters split too, gathered where they are used: ZeRO stage 3."""
-    return _zero(graph, mesh, info, "Zero3", frozenset((OPTIMIZER, PARAMETER)))
+    return _zero(graph, mesh, info, "Zero3", _STAGE_3)
 
 
 def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
@@ -200,16 +202,21 @@ def expert_zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restrictio
     Tokens are split over all axes; each axis that divides the experts splits them, from the last
     axis on, and tokens go to their experts and back by all-to-all.
     """
-    return _experts(graph, mesh, info, zero2(graph, mesh, info), "ExpertZero2")
+    return _experts(graph, mesh, info, zero2(graph, mesh, info), "ExpertZero2", _STAGE_2)
 
 
 def expert_zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
-    """The same with ZeRO stage 3 for all but experts."""
-    return _experts(graph, mesh, info, zero3(graph, mesh, info), "ExpertZero3")
+    """The same with ZeRO stage 3."""
+    return _experts(graph, mesh, info, zero3(graph, mesh, info), "ExpertZero3", _STAGE_3)
 
 
 def _experts(
-    graph: Graph, mesh: LogicalMesh, info: InputInfo, base: Restriction, name: str
+    graph: Graph,
+    mesh: LogicalMesh,
+    info: InputInfo,
+    base: Restriction,
+    name: str,
+    split: frozenset[str],
 ) -> Restriction:
     found = batch_loops(graph, info.batch_dims)
     allowed = dict(base.allowed)
@@ -230,8 +237,22 @@ def _experts(
         if role != BATCH and shapes[i] in of_shape:
             d = of_shape[shapes[i]]
             axes = _dividing(shapes[i][d], mesh.sizes)
-            pins[i] = Layout(tuple(axes if x == d else () for x in range(len(shapes[i]))))
+            # Where not all axes divide the experts, those left over are ZeRO's.
+            rest = tuple(a for a in _axes(mesh) if a not in axes) if role in split else ()
+            pins[i] = _with_experts(shapes[i], d, axes, rest, mesh.sizes)
     return Restriction(name=name, pins=pins, allowed=allowed)
+
+
+def _with_experts(
+    shape: Sequence[int],
+    dim: int,
+    axes: tuple[int, ...],
+    rest: tuple[int, ...],
+    sizes: Sequence[int],
+) -> Layout:
+    """Experts split over `axes`, the largest other dim over `rest`."""
+    inner = split_largest([1 if x == dim else n for x, n in enumerate(shape)], rest, sizes)
+    return Layout(tuple(axes if x == dim else inner.dims[x] for x in range(len(shape))))
 
 
 def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
