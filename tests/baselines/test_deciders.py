@@ -13,7 +13,8 @@ from layered import gpt_layers, moe_layers, options, perceptron_layers
 import meshwise as mw
 from meshwise.baselines.deciders import DECIDERS
 from meshwise.baselines.megatron import megatron_lm
-from meshwise.errors import TraceError
+from meshwise.errors import InfeasibleError, TraceError
+from meshwise.inter.ablations import equal_layer
 from meshwise.inter.search import search
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
@@ -113,6 +114,23 @@ def test_the_search_is_never_above_a_baseline(sizes):
         result = decide(layers, cluster, asked, lambda _: None)
         if result.fits and "interleaved" not in result.chosen:
             assert found.plan.total_s <= result.objective_s * (1 + 1e-6), name
+
+
+def test_a_rule_chooses_among_plans_not_among_bounds():
+    layers = perceptron_layers(1024, 256, 1024)
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    asked = options(layers, num_microbatches=(4,))
+    found, costs = search(layers, cluster, asked, rule=equal_layer)
+    for s in found.plan.stages:
+        runs = costs.runs(found.variants[s.submesh][s.variant], 4)
+        cell = (s.first_layer, s.last_layer, s.submesh, s.variant)
+        for name in ("once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes"):
+            assert getattr(found.problem.costs, name)[cell] == getattr(runs, name)[cell[:2]], name
+    free, _ = search(layers, cluster, asked, costs=costs)
+    assert free.plan.total_s <= found.plan.total_s * (1 + 1e-9)
+    tiny = options(layers, num_microbatches=(4,), memory_bytes=1 << 16)
+    with pytest.raises(InfeasibleError, match="no stages that follow the rule fit"):
+        search(layers, cluster, tiny, costs=costs, rule=equal_layer)
 
 
 def test_alpas_mode_is_priced_like_the_others():

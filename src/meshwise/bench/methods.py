@@ -19,7 +19,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
 from meshwise.inter.finish import finished
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.search import Found, SearchOptions, microbatch_counts, search
+from meshwise.inter.search import Found, SearchOptions, search
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.variants import VariantCosts
@@ -153,21 +153,14 @@ def _of_baseline(found: BaselineResult) -> Answer:
 
 
 def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
-    """The same search, but a rule says where stages begin; the best number of micro-batches."""
+    """The same search, but a rule says where stages begin."""
 
     def method(work: Work, report: Report) -> Answer:
-        best, why = Answer.nothing("no number of micro-batches fits"), ""
-        for count in microbatch_counts(work.options):
-            options = dataclasses.replace(work.options, num_microbatches=(count,))
-            try:
-                found, _ = search(work.layers, work.cluster, options, report, work.costs)
-                found = dataclasses.replace(found, plan=rule(found.problem))
-            except InfeasibleError as error:
-                why = str(error)
-                continue
-            answer = _answer(*_finished(work, found))
-            best = min(best, answer, key=lambda a: a.step_time_s)
-        return best if best.fits or not why else Answer.nothing(why)
+        try:
+            found, _ = search(work.layers, work.cluster, work.options, report, work.costs, rule)
+        except InfeasibleError as error:
+            return Answer.nothing(str(error))
+        return _answer(*_finished(work, found))
 
     return method
 

@@ -236,6 +236,7 @@ def search(
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     costs: VariantCosts | None = None,
+    rule: Callable[[StageProblem], StagePlan] | None = None,
 ) -> tuple[Found, VariantCosts]:
     """Find the fastest pipeline.
 
@@ -245,6 +246,8 @@ def search(
         options: What is searched.
         report: Is told of progress.
         costs: Plans of these layers from another search, to be added to.
+        rule: Chooses the stages in place of the stage construction; it must take the cheapest of
+            what it allows, since costs are bounds until they are used.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -253,7 +256,7 @@ def search(
     """
     costs = costs or VariantCosts(source, options.intra)
     with SecondProcess(costs) as beside:
-        return _searched(cluster, options, report, costs, beside), costs
+        return _searched(cluster, options, report, costs, beside, rule), costs
 
 
 def _searched(
@@ -262,6 +265,7 @@ def _searched(
     report: Callable[[str], object],
     costs: VariantCosts,
     beside: SecondProcess,
+    rule: Callable[[StageProblem], StagePlan] | None,
 ) -> Found:
     kinds, submeshes = asked_submeshes(cluster, options)
     second = guessed_s(kinds, cluster, options)
@@ -305,7 +309,10 @@ def _searched(
             cutoff = min(fastest, math.inf if best is None else best.plan.total_s)
             while True:
                 now = problem(schedule)
-                plan = build_placed(now, cluster, cutoff, num_stages=options.num_stages)
+                if rule is None:
+                    plan = build_placed(now, cluster, cutoff, num_stages=options.num_stages)
+                else:
+                    plan = _ruled(rule, now, cutoff)
                 if plan is None or not table.plan(plan.stages):
                     break
             if plan is None:
@@ -324,13 +331,30 @@ def _searched(
     if best is None:
         if first is None and refused is not None:
             raise refused
-        assert first is not None
-        table, problem = first
-        table.plan_all()
-        # Says what is missing.
-        build_stages(problem(options.schedules[0]), num_stages=options.num_stages)
-        raise InfeasibleError("no pipeline fits")
+        if rule is None and first is not None:
+            _say_what_is_missing(*first, options)
+        what = "no pipeline fits" if rule is None else "no stages that follow the rule fit"
+        raise InfeasibleError(what)
     return best
+
+
+def _say_what_is_missing(
+    table: LazyTable, problem: Callable[[PipelineSchedule], StageProblem], options: SearchOptions
+) -> None:
+    """Raise what the stage construction says of a problem without stages."""
+    table.plan_all()
+    build_stages(problem(options.schedules[0]), num_stages=options.num_stages)
+
+
+def _ruled(
+    rule: Callable[[StageProblem], StagePlan], problem: StageProblem, cutoff: float
+) -> StagePlan | None:
+    """What a rule chooses, if it fits and is faster."""
+    try:
+        plan = rule(problem)
+    except InfeasibleError:
+        return None
+    return plan if plan.total_s < cutoff else None
 
 
 def _outward(options: SearchOptions, num_devices: int, tried: dict[int, float]) -> Iterator[int]:
