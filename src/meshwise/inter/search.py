@@ -309,10 +309,7 @@ def _searched(
             cutoff = min(fastest, math.inf if best is None else best.plan.total_s)
             while True:
                 now = problem(schedule)
-                if rule is None:
-                    plan = build_placed(now, cluster, cutoff, num_stages=options.num_stages)
-                else:
-                    plan = _ruled(rule, now, cutoff)
+                plan = _chosen(now, cluster, options, cutoff, rule)
                 if plan is None or not table.plan(plan.stages):
                     break
             if plan is None:
@@ -346,10 +343,16 @@ def _say_what_is_missing(
     build_stages(problem(options.schedules[0]), num_stages=options.num_stages)
 
 
-def _ruled(
-    rule: Callable[[StageProblem], StagePlan], problem: StageProblem, cutoff: float
+def _chosen(
+    problem: StageProblem,
+    cluster: Cluster,
+    options: SearchOptions,
+    cutoff: float,
+    rule: Callable[[StageProblem], StagePlan] | None,
 ) -> StagePlan | None:
-    """What a rule chooses, if it fits and is faster."""
+    """The best stages, or what a rule chooses; None if nothing fits that is faster."""
+    if rule is None:
+        return build_placed(problem, cluster, cutoff, num_stages=options.num_stages)
     try:
         plan = rule(problem)
     except InfeasibleError:
