@@ -8,6 +8,7 @@ import optax
 
 from meshwise.baselines.block_layers import block_ranges
 from meshwise.models.mixed_precision import with_master_copy
+from meshwise.models.moe import MoeConfig
 from meshwise.models.steps import Config, model_step
 from meshwise.models.wide_resnet import WideResNetConfig
 from meshwise.pipeline_planning import layers_of
@@ -24,12 +25,13 @@ BFLOAT16 = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
 def optimizer_of(config: Config) -> optax.GradientTransformation:
     """As the paper's benchmarks have it.
 
-    Source: Alpa repository, folder `benchmark/alpa`: Adam for transformers, with a float32 copy of
-    the parameters where these have 16 bits; momentum for Wide-ResNet.
+    Source: Alpa repository, folder `benchmark/alpa`: Adam for GPT, Adafactor for mixtures of
+    experts (its second moments are rows and columns: with Adam 70B would not fit into 64 V100),
+    with a float32 copy of the parameters where these have 16 bits; momentum for Wide-ResNet.
     """
     if isinstance(config, WideResNetConfig):
         return optax.sgd(0.1, momentum=0.9, nesterov=True)
-    tx = optax.adam(1e-3)
+    tx = optax.adafactor(1e-2) if isinstance(config, MoeConfig) else optax.adam(1e-3)
     return with_master_copy(tx) if config.param_dtype in ("float16", "bfloat16") else tx
 
 
