@@ -90,17 +90,16 @@ def analyze(
     given |= dict.fromkeys(shared.late, A) | dict.fromkeys(shared.local, L)
     inputs = tuple(given.get(i, R) for i in range(len(program.inputs)))
     not_before = {program.inputs[i] for i in shared.streamed | shared.late | shared.local}
-    forced = _Forced()
+    top = _Analysis(program, batch, _Forced(), local_statistics, not_before=not_before)
     while True:
         try:
-            top = _Analysis(program, batch, forced, local_statistics, not_before=not_before)
             block = top.run(inputs)
             top.localize_results([program.outputs[i] for i in shared.local_results])
-            if forced.local and not program.results and crossed is None:
+            if top.forced.local and not program.results and crossed is None:
                 raise TraceError(_NO_LOSS)
             return block
         except _RetryError as retry:
-            forced = retry.forced
+            top.go_back(retry.forced)
         except NotSeparableError as error:
             raise _refusal(error.node, error.reason) from None
 
@@ -136,7 +135,7 @@ def _num_bytes(aval: object) -> int:
 
 
 class _Analysis:
-    """One attempt over one program or body."""
+    """Attempts over one program or body."""
 
     def __init__(
         self,
@@ -163,8 +162,9 @@ class _Analysis:
         self._rules: dict[int, LoopRule] = {}
 
     def run(self, inputs: Sequence[TimeState]) -> BlockTime:
+        """Decide on the equations that are not decided yet."""
         self.states.update(zip(self.program.inputs, inputs, strict=True))
-        for position, node in enumerate(self.program.nodes):
+        for position, node in enumerate(self.program.nodes[len(self.nodes) :], len(self.nodes)):
             decision = self._decide(position, node)
             results = tuple(
                 L if self._is_local(i) and s.kind == PARTIAL else s
@@ -180,6 +180,19 @@ class _Analysis:
             nodes=tuple(self.nodes),
             outputs=tuple(self.states[i] for i in self.program.outputs),
         )
+
+    def go_back(self, forced: _Forced) -> None:
+        """Forget the decisions that what was found out may change: all from the first it names."""
+        named = set(forced.before - self.forced.before)
+        for program, ident in forced.local - self.forced.local:
+            # A value of a body may be one of any equation.
+            named.add(self.producer.get(ident, 0) if program == id(self.program) else 0)
+        first, end = min(named, default=0), len(self.nodes) + 1
+        for node in self.program.nodes[first:end]:
+            for ident in node.outputs:
+                self.gathered.pop(ident, None)
+        del self.nodes[first:]
+        self.forced = forced
 
     def _is_local(self, ident: int) -> bool:
         return (id(self.program), ident) in self.forced.local
