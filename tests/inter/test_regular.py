@@ -1,0 +1,37 @@
+"""How many layers a chain is cut into."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwise.inter.operator_chain import OperatorChain
+from meshwise.inter.regular import clustered, has_bypass, regular_layers
+
+
+def chain_of(blocks):
+    """A chain of blocks, each (operators, FLOP), whose last operator reads what entered."""
+    flop = np.concatenate([np.full(count, total / count) for count, total in blocks])
+    ends = np.cumsum([count for count, _ in blocks]) - 1
+    num_bytes = np.full(len(flop) - 1, 8)
+    num_bytes[ends[:-1]] = 1
+    return OperatorChain(
+        flop=flop,
+        is_heavy=np.ones(len(flop), bool),
+        producer=np.arange(len(flop) - 1),
+        value_bytes=num_bytes,
+        read_value=np.concatenate([np.arange(len(flop) - 1), ends[:-1]]),
+        read_by=np.concatenate([np.arange(1, len(flop)), ends[1:]]),
+    )
+
+
+def test_groups_of_blocks_are_not_long_layers():
+    """As in a Wide-ResNet: groups of blocks, each with another first one, the third the longest."""
+    blocks = [(20, 2e8)]
+    for flop, count in zip((1e9, 0.98e9, 0.97e9, 0.96e9), (3, 4, 23, 3), strict=True):
+        blocks += [(80, 1.4 * flop), *[(60, flop)] * (count - 1)]
+    chain = chain_of([*blocks, (20, 1e8)])
+    found = regular_layers(chain, most=40)
+    # Eleven layers are of five kinds, but most of these hold three blocks.
+    assert len(found.ranges) >= len(blocks)
+    assert not has_bypass(chain, found)
+    assert any(has_bypass(chain, clustered(chain, count)) for count in range(36, 41))
