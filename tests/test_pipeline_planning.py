@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -22,7 +23,13 @@ from meshwise.models.gpt_sizes import forward_flop, gpt_config, training_flop
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
 from meshwise.models.wide_resnet_sizes import wide_resnet_config
-from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
+from meshwise.pipeline_planning import (
+    PipelineRequest,
+    layers_of,
+    plan_layers,
+    plan_pipeline,
+    search_options,
+)
 from meshwise.report.html.page import plan_page
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
@@ -67,6 +74,20 @@ def test_the_simulation_agrees_with_the_formula(two_stages: tuple[PipelinePlan, 
     assert timeline.step_time_s >= ideal * (1 - 1e-9)
     # Latencies of transfers weigh much in so small a model; both meshes stop for them.
     assert plan.simulated_s == pytest.approx(plan.step_time_s, rel=0.25)
+
+
+def test_micro_batches_that_would_cut_a_group_of_tokens_are_passed_over() -> None:
+    config = model_config("moe-tiny", group_size=64)  # two rows of 32 tokens
+    step, state, batch = model_step(config, 4).abstract
+    layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, 1)
+    request = PipelineRequest(cluster=CLUSTER, remats=("none",), num_stages=1)
+    told: list[str] = []
+    plan, _ = plan_layers(layers, CLUSTER, search_options(layers, flop, request), told.append)
+    assert plan.num_microbatches <= 2
+    assert any(text.startswith("B=4: the step does not separate") for text in told)
+    asked = dataclasses.replace(request, num_microbatches=(4,))
+    with pytest.raises(TraceError, match="does not separate"):
+        plan_layers(layers, CLUSTER, search_options(layers, flop, asked))
 
 
 def test_equal_requests_give_equal_plans(two_stages: tuple[PipelinePlan, Timeline]) -> None:
