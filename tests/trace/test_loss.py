@@ -15,6 +15,8 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import LossError
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
 from meshwise.trace.loss import loss_and_grad_p
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -399,3 +401,31 @@ def test_under_parallelize_with_flags_keys_and_aux() -> None:
     batch = jnp.arange(12.0).reshape(4, 3)
     wanted = jax.jit(step)(A, batch, KEY)
     assert_same(parallel(jnp.copy(A), batch, KEY), wanted)
+
+
+def the_loss(fun: Callable[..., Any], *args: Any) -> Any:
+    """The equation of the only loss of a function that binds it at top level."""
+    equations = jax.make_jaxpr(fun)(*args).jaxpr.eqns
+    (eqn,) = [e for e in equations if e.primitive is loss_and_grad_p]
+    return eqn
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "moe-tiny", "wide-resnet-tiny"])
+def test_gradients_of_a_plain_loss_have_types_without_being_made(name: str) -> None:
+    step, state, batch = model_step(model_config(name), 4).abstract
+    eqn = the_loss(step, state, batch)
+    expand = eqn.params["expand"]
+    assert expand.cache_info().misses == 0
+    wanted = expand().out_avals
+    assert [v.aval for v in eqn.outvars] == wanted
+    assert [v.aval.weak_type for v in eqn.outvars] == [a.weak_type for a in wanted]
+
+
+def test_a_loss_with_a_gradient_of_its_own_is_differentiated_at_once() -> None:
+    @jax.custom_vjp
+    def odd(x: Any) -> Any:
+        return jnp.sum(x)
+
+    odd.defvjp(lambda x: (jnp.sum(x), x), lambda x, g: (jnp.zeros_like(x) + g,))
+    eqn = the_loss(mw.grad(lambda x: odd(x)), A)
+    assert eqn.params["expand"].cache_info().misses == 1

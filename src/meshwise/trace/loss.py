@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import core
+from jax.extend.core import jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
 from meshwise.errors import LossError
@@ -49,9 +50,29 @@ def _flat(*args: Any, loss: Any, wrt: tuple[int, ...], expand: Any = None) -> li
 
 
 def _abstract(*avals: Any, loss: Any, wrt: tuple[int, ...], expand: Any) -> list[Any]:
-    del avals, loss, wrt
-    # Not the avals of `wrt`: whether a gradient is weakly typed depends on the loss.
-    return list(expand().out_avals)
+    ends = [loss.out_avals[0], *(avals[i] for i in wrt)]
+    if any(a.weak_type for a in ends) or not _is_plain(loss.jaxpr):
+        # Whether a gradient is weakly typed depends on the loss, or it has none.
+        return list(expand().out_avals)
+    return [*loss.out_avals, *(core.ShapedArray(avals[i].shape, avals[i].dtype) for i in wrt)]
+
+
+# What may have no gradient, or one whose type its author chose.
+_NOT_PLAIN = ("while", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+def _is_plain(jaxpr: Any) -> bool:
+    """Whether all has a gradient, and cotangents of the types of the values."""
+    return all(
+        eqn.primitive.name not in _NOT_PLAIN
+        and (
+            eqn.primitive in ad.primitive_jvps
+            or eqn.primitive.name == "custom_jvp_call"
+            or not eqn.invars
+        )
+        and all(map(_is_plain, jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
