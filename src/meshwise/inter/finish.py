@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, entries
@@ -15,6 +15,10 @@ from meshwise.inter.simulated_plan import simulate_stages
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, VariantCosts
 from meshwise.simulate.timeline import Timeline
+
+
+# Seconds of the forward and backward pass by the `id` of a plan of a layer.
+_Passes: TypeAlias = dict[int, tuple[float, float]]
 
 
 class NamedLayers(LayerSource, Protocol):
@@ -51,8 +55,9 @@ def finished(
     first = [s.first_device for s in chosen]
     if all(found.problem.costs.submeshes[s.submesh].starts is None for s in chosen):
         first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
+    passes: _Passes = {}
     stages = tuple(
-        _stage(source, found, costs, stage, index, place)
+        _stage(source, found, costs, stage, index, place, passes)
         for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
     )
     schedule = found.problem.schedule
@@ -91,6 +96,7 @@ def _stage(
     stage: Stage,
     index: int,
     first_device: int,
+    passes: _Passes,
 ) -> PipelineStage:
     problem, kind = found.problem, found.kinds[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
@@ -102,7 +108,11 @@ def _stage(
     numbers = range(stage.first_layer, stage.last_layer + 1)
     forward_s = backward_s = 0.0
     for k, plan in zip(numbers, plans, strict=True):
-        ahead, back = pass_seconds(layers[k].layer.piece, plan.decision, variant.mesh, plan.loop_s)
+        # Equal layers with equal states share one plan.
+        if id(plan) not in passes:
+            piece = layers[k].layer.piece
+            passes[id(plan)] = pass_seconds(piece, plan.decision, variant.mesh, plan.loop_s)
+        ahead, back = passes[id(plan)]
         forward_s, backward_s = forward_s + ahead, backward_s + back
     in_flight = problem.schedule.in_flight(
         len(found.plan.stages) - index, len(found.plan.stages), count
