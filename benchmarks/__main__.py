@@ -17,10 +17,12 @@ from benchmarks.mixed_clusters import mixed_clusters
 from benchmarks.one_device import one_device
 from benchmarks.one_gpu import one_gpu
 from benchmarks.planning import planning
+from benchmarks.planning_time import planning_time
 from benchmarks.record import write_record
 
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning": planning,
+    "planning_time": planning_time,
     "fidelity": fidelity,
     "hand_written": hand_written,
     "mixed_clusters": mixed_clusters,
@@ -28,7 +30,15 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "one_gpu": one_gpu,
     "anchor": anchor,
 }
-CPU_BENCHMARKS = ("planning", "fidelity", "hand_written", "mixed_clusters", "one_device", "anchor")
+CPU_BENCHMARKS = (
+    "planning",
+    "planning_time",
+    "fidelity",
+    "hand_written",
+    "mixed_clusters",
+    "one_device",
+    "anchor",
+)
 
 
 def main() -> None:
