@@ -16,7 +16,6 @@ from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, VariantCosts
 from meshwise.simulate.timeline import Timeline
 
-
 # Seconds of the forward and backward pass by the `id` of a plan of a layer.
 _Passes: TypeAlias = dict[int, tuple[float, float]]
 
