@@ -387,7 +387,9 @@ def _bounds_of(count: int, options: SearchOptions, num_devices: int) -> int:
     """A number of micro-batches whose bounds serve `count` too, and those next to it."""
     values = microbatch_counts(options)
     if options.num_microbatches is None:
-        lowest = values[max(_middle(values, num_devices) - 1, 0)]
+        middle = _middle(values, num_devices)
+        # With nothing above the middle one the walk goes down, to two below it at least.
+        lowest = values[max(middle - (2 if middle == len(values) - 1 else 1), 0)]
     else:
         lowest = min(values)
     return lowest if count % lowest == 0 else count
