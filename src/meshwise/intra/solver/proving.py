@@ -51,6 +51,8 @@ _LABEL_WORK = 40
 # Labels side by side at most, and where few are followed, before which some are left out.
 _ROOM = 1 << 17
 _BEAMS, _ROOM_OF_BEAM = (100, 1000), 32
+# Choices that close at most such a part of the gap are searched by themselves.
+_CORES = (0.1, 0.2)
 # Searches around a choice that was found, tries of each, and nodes of a part at most.
 _STARTS, _TRIES, _LARGEST_PART = 2, 250, 200
 # Share of them that free two parts which compete for memory.
@@ -126,6 +128,8 @@ def prove(
     best = _labelled(placed, lines, known, _BEAMS[0], WORK, effort)[1]
     best = best if best is None else _improved(placed, lines[0].prices, best, effort)
     known = known if best is None else cost_of(placed, best)
+    if (found := _within_cores(placed, lines, known, effort)) is not None:
+        best, known = found, cost_of(placed, found)
     below, proved, num_failed, is_proved = bound, -math.inf, 0, False
     step = max(min(_FIRST_SHARE * (known - bound), _FIRST_OF_BOUND * abs(bound)), 1.0)
     allowed = _FIRST_PAIRS
@@ -209,6 +213,42 @@ def _below(
     if says == NOTHING and best is not None:
         says = FOUND
     return says, best
+
+
+def _within_cores(
+    network: Network, lines: list[Line], known: float, effort: Effort
+) -> Integers | None:
+    """The best choice of those that the bounds make hardly dearer, if it is better than known.
+
+    Few choices are left where each may close a part of the gap only, so few labels go far.
+    """
+    best: Integers | None = None
+    bound = max(line.bound for line in lines)
+    shares = list(_CORES)
+    while shares and not effort.is_over:
+        target = bound + shares[0] * (known - bound)
+        reduction = _without(network, kept_by(network, lines, target), effort.stop)
+        choice = None
+        if reduction is not None:
+            core, prices = reduction.network, lines[0].prices[reduction.rows]
+            choice = _of_core(core, prices, known, effort)
+        if choice is None or reduction is None:
+            shares.pop(0)
+        else:
+            best = reduction.expand(choice)
+            known = cost_of(network, best)
+    return best
+
+
+def _of_core(core: Network, prices: Floats, known: float, effort: Effort) -> Integers | None:
+    """A choice of a core that is better than what is known, or None."""
+    if not len(core.size):
+        return np.zeros(0, np.int64) if core.constant < known else None
+    order = narrow_order(core)
+    placed = in_order(core, order)
+    lines = lines_at(placed, prices, known, effort)
+    choice = _labelled(placed, lines, known, _BEAMS[-1], WORK, effort)[1] if lines else None
+    return None if choice is None else _back(order, choice)
 
 
 def _improved(network: Network, prices: Floats, choice: Integers, effort: Effort) -> Integers:
