@@ -37,8 +37,12 @@ def main() -> None:
     parser.add_argument(
         "--ablation", type=float, metavar="S", help="also each ingredient left out, S seconds each"
     )
+    parser.add_argument(
+        "--ablation-seeds", type=int, metavar="N", help="seeds of the ablation (default --seeds)"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for JSON")
     args = parser.parse_args()
+    ablation_seeds = args.seeds if args.ablation_seeds is None else args.ablation_seeds
     runs: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
     for row in _references(args.folder):
@@ -47,7 +51,7 @@ def main() -> None:
         (path,) = args.folder.glob(f"*-{row['instance']}.json*")
         for seed in range(args.seeds):
             runs.append(_shown(run(path, row, seed)))
-            if args.ablation is not None:
+            if args.ablation is not None and seed < ablation_seeds:
                 left_out += [
                     _shown(ablation(path, row, seed, name, args.ablation))
                     for name in ("", *INGREDIENTS)

@@ -132,3 +132,20 @@ def test_a_row_that_never_binds_takes_nothing_from_the_others(limit: float) -> N
     encoded = encode(tight)
     assert not is_solution(encoded.instance, extended(encoded, (1,)))
     assert is_solution(encoded.instance, extended(encoded, (0,)))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_pair_that_weighs_where_choices_differ_takes_few_more_choices(flip: bool) -> None:
+    """Not one for each of 400 pairs; and what fits stays the same, in two rows of other weights."""
+    different = np.where(np.eye(20, dtype=bool), 0.0, np.arange(1.0, 21.0))
+    rows = tuple(
+        Row(nodes=(), pairs=((0, 1, weights.T if flip else weights),), limit=limit)
+        for weights, limit in ((different, 7.0), (2.0 * different, 12.0))
+    )
+    problem = Problem(costs=(np.zeros(20),) * 2, pairs=(), rows=rows)
+    encoded = encode(problem)
+    sizes = np.diff(encoded.instance.first_choice)
+    assert sizes.max() <= 40
+    for choice in every_choice(problem):
+        fits = is_solution(encoded.instance, extended(encoded, choice))
+        assert fits == is_feasible(problem, choice)

@@ -1,8 +1,9 @@
 """A planner's problem in the contest's form: whole numbers, one interval a node, one limit.
 
 Costs become multiples of a unit, rounded down, so that a bound of the instance bounds the problem.
-Rows become times.  A node whose weights change from row to row, and a pair that has weights, get
-nodes of their own that follow them: edges of cost zero where choices agree, infinite elsewhere.
+Rows become times.  A node whose weights change from row to row gets nodes that follow
+it; a pair that has weights gets one whose choice says what one of the two takes and how much the
+other makes of it: edges of cost zero where choices agree, infinite elsewhere.
 Rows with less room than the largest one carry a node that uses the difference.
 
 Source: the form is that of the ASPLOS 2025 contest on intra-operator parallelism.
@@ -86,16 +87,36 @@ class _Writer:
         self.edges.append((u, v))
         self.edge_costs.append(matrix)
 
-    def both(self, u: int, v: int) -> int:
-        """A node whose choices are the pairs of choices of two nodes, row-major."""
-        size_u, size_v = len(self.costs[u]), len(self.costs[v])
-        number = np.arange(size_u * size_v)
-        both = self.free(np.zeros(len(number), np.int64), 0, 0)
-        for end, of in ((u, number // size_v), (v, number % size_v)):
-            size = len(self.costs[end])
-            agree = of[None, :] == np.arange(size)[:, None]
-            self.edge(end, both, np.where(agree, 0, INFINITE_COST).astype(np.int64))
-        return both
+    def pair(self, u: int, v: int, usages: Sequence[Ints]) -> tuple[int, list[Ints]]:
+        """A node for what two nodes use together, in one or more ways, pairs row-major.
+
+        It follows one of them, with a choice for each amount that the other may make of it: often
+        two, where all pairs would be hundreds.
+
+        Returns:
+            The node, and the usages of its choices.
+        """
+        shape = len(self.costs[u]), len(self.costs[v])
+        amounts, kind = np.unique(
+            np.concatenate(usages).reshape(len(usages), -1), axis=1, return_inverse=True
+        )
+        kinds = kind.reshape(shape)
+        followed, other, kinds = min(
+            ((v, u, kinds), (u, v, kinds.T)), key=lambda way: len(_numbers_of_ways(way[2]))
+        )
+        of, amount = np.divmod(_numbers_of_ways(kinds), amounts.shape[1])
+        follower = self.free(np.zeros(len(of), np.int64), 0, 0)
+        same = of[None, :] == np.arange(len(self.costs[followed]))[:, None]
+        for end, agree in ((followed, same), (other, kinds[:, of] == amount[None, :])):
+            self.edge(end, follower, np.where(agree, 0, INFINITE_COST).astype(np.int64))
+        return follower, list(amounts[:, amount])
+
+
+def _numbers_of_ways(kinds: Ints) -> Ints:
+    """A number for each choice of the second node and each kind that the first makes of it."""
+    of = np.arange(kinds.shape[1], dtype=np.int64)
+    numbers: Ints = of[None, :] * (int(kinds.max()) + 1) + kinds
+    return np.unique(numbers)
 
 
 def encode(problem: Problem, *, reference: float | None = None, name: str = "") -> Encoded:
@@ -180,9 +201,11 @@ def _write_rows(problem: Problem, writer: _Writer) -> tuple[int | None, bool]:
             writer.use(u, usages, low, high)
     for (u, v), weights in of_pair.items():
         runs = list(_runs(weights, scale))
-        both = writer.both(u, v) if runs else -1
-        for low, high, usages in runs:
-            writer.use(both, usages, low, high)
+        if not runs:
+            continue
+        follower, amounts = writer.pair(u, v, [usages for _, _, usages in runs])
+        for (low, high, _), usages in zip(runs, amounts, strict=True):
+            writer.use(follower, usages, low, high)
     whole = [math.floor(r * scale) for r in room]
     limit = max(whole)
     for time, left in enumerate(whole):

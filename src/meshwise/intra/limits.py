@@ -1,9 +1,8 @@
-"""Rows by Lagrangian relaxation: prices on bytes give bounds, good choices and exclusions.
+"""Rows by Lagrangian relaxation: prices on bytes give bounds and good choices.
 
 For prices y >= 0, min over choices of  cost + sum_t y[t] (weight[t] - limit[t])  is a lower bound
 of the problem with rows, and it has no rows, so that reductions and dual ascent solve it fast.
-Prices rise where a row is broken and fall where it has room.  With the best prices, a choice
-whose excess lifts the bound above a known answer is in no better one.
+Prices rise where a row is broken and fall where it has room.
 
 Source: Everett's generalised Lagrange multipliers (1963).
 """
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.intra.descent import improve_within
 from meshwise.intra.dual import ascend
@@ -40,14 +38,12 @@ class Priced:
         cost: Its objective.
         bound: No choice that satisfies the rows costs less; inf if there is none.
         nearest: The choice that comes nearest to the rows.
-        keep: Choices that may be in a better answer.
     """
 
     choice: tuple[int, ...] | None
     cost: float
     bound: float
     nearest: tuple[int, ...]
-    keep: tuple[NDArray[np.bool_], ...]
 
 
 def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float = 1.0) -> Problem:
@@ -103,7 +99,6 @@ class _Prices:
         self.nearest: tuple[int, ...] = known or ()
         self.bound = -math.inf
         self.prices = [0.0] * len(problem.rows)
-        self.best_prices = list(self.prices)
         self.low = [0.0] * len(problem.rows)
         self.high = [math.inf] * len(problem.rows)
 
@@ -140,7 +135,7 @@ class _Prices:
         found, value = relaxed(priced_problem(self.problem, self.prices))
         value -= sum(p * row.limit for p, row in zip(self.prices, rows, strict=True))
         if value > self.bound:
-            self.bound, self.best_prices = value, list(self.prices)
+            self.bound = value
         if not found or self.bound >= self.best_cost * (1 - _SLACK):
             return False
         self.near(found)
@@ -167,42 +162,22 @@ class _Prices:
         return True
 
 
-def price_rows(problem: Problem, known: tuple[int, ...] | None, *, exclude: bool = True) -> Priced:
+def price_rows(problem: Problem, known: tuple[int, ...] | None) -> Priced:
     """Search prices of the rows.
 
     Args:
         problem: With at least one row.
         known: A choice that satisfies the rows.
-        exclude: Whether to work out which choices are still needed.
     """
-    everything = tuple(np.ones(len(c), dtype=bool) for c in problem.costs)
     search = _Prices(problem, known)
     if not search.can_be_met():
-        return Priced(
-            choice=None, cost=math.inf, bound=math.inf, nearest=search.nearest, keep=everything
-        )
+        return Priced(choice=None, cost=math.inf, bound=math.inf, nearest=search.nearest)
     for _ in range(_STEPS):
         if not search.step():
             break
-    keep = everything
-    if search.best is not None and exclude:
-        keep = _needed(problem, search.best_prices, search.best, search.best_cost)
     return Priced(
         choice=search.best,
         cost=search.best_cost,
         bound=min(search.bound, search.best_cost),
         nearest=search.nearest,
-        keep=keep,
-    )
-
-
-def _needed(
-    problem: Problem, prices: Sequence[float], best: tuple[int, ...], best_cost: float
-) -> tuple[NDArray[np.bool_], ...]:
-    """Choices that may be in an answer cheaper than the known one."""
-    priced = priced_problem(problem, prices)
-    credit = sum(p * row.limit for p, row in zip(prices, problem.rows, strict=True))
-    ascent = ascend(priced, None, passes=_PASSES, cost_limit=best_cost + credit)
-    return tuple(
-        mask | (np.arange(len(mask)) == i) for mask, i in zip(ascent.keep, best, strict=True)
     )

@@ -1,7 +1,8 @@
 """Solves a problem: exact reductions and dual ascent in turn, then `intra.solver` on what is left.
 
-Large problems go there at once: its reductions are compiled and reach further.  What is small does
-without its kernels, which take a while to compile on a machine that does not keep them yet.
+Large problems, and those with rows that are to be proved, go there at once: its reductions are
+compiled and reach further.  What is small does without its kernels, which take a while to compile
+on a machine that does not keep them yet.
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ def _solved(
     if any(not _has_weights(row) and row.limit < 0 for row in problem.rows):
         return _none(())
     problem = _without_idle_rows(problem)
-    if exact and _num_entries(problem) > _LARGE:
-        return solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
+    if exact and (problem.rows or _num_entries(problem) > _LARGE):
+        found = solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
+        if found.status == "infeasible" and problem.rows:
+            return _none(price_rows(problem, None).nearest)
+        return found
     return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
 
 
@@ -108,21 +112,16 @@ def _in_turns(
             if proved is not None:
                 bound = proved
                 break
-        found = (
-            price_rows(small, first, exclude=exact)
-            if problem.rows
-            else ascend(small, first, passes=_PASSES)
-        )
+        found = price_rows(small, first) if problem.rows else ascend(small, first, passes=_PASSES)
         if math.isinf(found.bound):
             nearest = found.nearest if isinstance(found, Priced) else None
             return _none(_expanded(chain, nearest) if nearest else ())
         first, bound = found.choice, found.bound
         if first is not None and bound >= found.cost * (1 - _EXACT):
             return _answer(problem, chain, first, best, status="optimal", num_left=0)
-        small = _restricted(small, found.keep)
-        after = sum(int(np.isfinite(c).sum()) for c in small.costs)
-        if after > _SHRINK * before or (problem.rows and not exact):
+        if isinstance(found, Priced) or sum(map(np.sum, found.keep)) > _SHRINK * before:
             break
+        small = _restricted(small, found.keep)
     if not exact and first is not None:
         return _answer(
             problem,

@@ -17,7 +17,7 @@ from meshwise.intra.solver.lines import Effort, bounds_of, lines_at
 from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.ordering import in_order, narrow_order
-from meshwise.intra.solver.proving import _improved, prove
+from meshwise.intra.solver.proving import _improved, _within_cores, prove
 from meshwise.intra.solver.reduction import reduce_instance
 from meshwise.intra.solver.small import network_of
 
@@ -74,6 +74,41 @@ def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself() ->
         assert cost_of(network, found[0]) <= cost_of(network, choice)
         num_better += cost_of(network, found[0]) < cost_of(network, choice)
     assert num_better
+
+
+def test_cores_hold_choices_that_fit_and_cost_less_than_what_is_known() -> None:
+    num_found, num_best = 0, 0
+    effort = Effort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
+    for seed in range(40):
+        instance = random_instance(seed, num_nodes=7, tight=0.3)
+        network = reduce_instance(instance).network
+        want = optimum(instance)
+        if not len(network.size) or want is None:
+            continue
+        for known in (want, want + 1, dearest(network) + 1):
+            lines = lines_at(network, np.ones(len(network.capacity)), known, effort)
+            choice = _within_cores(network, lines, known, effort)
+            if choice is None:
+                continue
+            assert room_left(network, choice).min(initial=0) >= 0
+            assert want <= cost_of(network, choice) < known
+            num_found += 1
+            num_best += cost_of(network, choice) == want
+    assert num_found > 3
+    assert num_best
+
+
+def test_nothing_is_better_than_the_best_where_that_is_searched_around() -> None:
+    seen = 0
+    for seed in range(30):
+        network = reduce_instance(random_instance(seed, num_nodes=12, tight=0.3)).network
+        if not len(network.size) or (best := proved(network, math.inf).choice) is None:
+            continue
+        seen += 1
+        stop, prices = np.zeros(1, np.int8), np.ones(len(network.capacity))
+        proof = prove(network, prices, cost_of(network, best), stop=stop, choice=best)
+        assert (proof.choice, proof.is_proved) == (None, True)
+    assert seen > 3
 
 
 def test_rows_that_cannot_be_met_are_proved() -> None:

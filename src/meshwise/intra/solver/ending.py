@@ -12,6 +12,7 @@ from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import dearest, exact_bound
 from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.exact import ExactAnswer, num_columns, solve_exactly
+from meshwise.intra.solver.messages import room_left
 from meshwise.intra.solver.proving import BRIEF_WORK, WORK, is_provable, prove
 from meshwise.intra.solver.reduction import Reduction
 from meshwise.intra.solver.shared import Shared, whole
@@ -64,7 +65,9 @@ def try_proof(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:
     # The first rounds may go too far for a better bound, but in a good direction.
     prices = ascent.best_prices if ascent.best_prices.any() else ascent.prices
     work = BRIEF_WORK if shared.brief else WORK
-    proof = prove(ascent.network, prices, shared.cost, stop=shared.stop, work=work)
+    fits = bool((room_left(ascent.network, ascent.choice) >= 0).all())
+    choice = ascent.choice if math.isfinite(ascent.cost) and fits else None
+    proof = prove(ascent.network, prices, shared.cost, stop=shared.stop, choice=choice, work=work)
     if shared.must_stop:
         return True
     if proof.choice is not None:

@@ -52,7 +52,7 @@ _LABEL_WORK = 40
 _ROOM = 1 << 17
 _BEAMS, _ROOM_OF_BEAM = (100, 1000), 32
 # Choices that close at most such a part of the gap are searched by themselves.
-_CORES = (0.1, 0.2)
+_CORES, _BEAM_OF_CORE = (0.1, 0.2), 1000
 # Searches around a choice that was found, tries of each, and nodes of a part at most.
 _STARTS, _TRIES, _LARGEST_PART = 2, 250, 200
 # Share of them that free two parts which compete for memory.
@@ -104,6 +104,7 @@ def prove(
     cost: float,
     *,
     stop: NDArray[np.int8],
+    choice: Integers | None = None,
     work: int = WORK,
 ) -> Proof:
     """Find the best choice, or prove that none costs less than what is known.
@@ -113,6 +114,7 @@ def prove(
         prices: Good ones, of a byte in each row.
         cost: Of the best choice known; infinite if there is none.
         stop: Ends the search when another thread sets it to 1.
+        choice: One that fits, if any is known.
         work: Entries of matrices that may be looked at.
     """
     effort = Effort(stop=stop, left=np.array([work], np.int64))
@@ -125,11 +127,8 @@ def prove(
         return Proof(choice=None, bound=-math.inf, is_proved=False)
     bound = max(line.bound for line in lines)
     # A choice that is nearly the best saves much: all that comes later looks below it only.
-    best = _labelled(placed, lines, known, _BEAMS[0], WORK, effort)[1]
-    best = best if best is None else _improved(placed, lines[0].prices, best, effort)
+    best = _good(placed, lines, known, None if choice is None else choice[order], effort)
     known = known if best is None else cost_of(placed, best)
-    if (found := _within_cores(placed, lines, known, effort)) is not None:
-        best, known = found, cost_of(placed, found)
     below, proved, num_failed, is_proved = bound, -math.inf, 0, False
     step = max(min(_FIRST_SHARE * (known - bound), _FIRST_OF_BOUND * abs(bound)), 1.0)
     allowed = _FIRST_PAIRS
@@ -149,8 +148,8 @@ def prove(
         else:
             below = proved = target
             step *= _FASTER if not num_failed else 1
-    choice = best if best is None else _back(order, best)
-    return Proof(choice=choice, bound=proved, is_proved=is_proved)
+    found = best if best is None else _back(order, best)
+    return Proof(choice=found, bound=proved, is_proved=is_proved)
 
 
 def _back(order: Integers, placed: Integers) -> Integers:
@@ -215,6 +214,26 @@ def _below(
     return says, best
 
 
+def _good(
+    network: Network, lines: list[Line], known: float, choice: Integers | None, effort: Effort
+) -> Integers | None:
+    """A choice that costs less than what is known, and hardly more than the best; None for none."""
+    best: Integers | None = None
+
+    def note(found: Integers | None) -> bool:
+        nonlocal best, choice, known
+        if found is None or cost_of(network, found) >= known:
+            return False
+        best, choice, known = found, found, cost_of(network, found)
+        return True
+
+    note(_labelled(network, lines, known, _BEAMS[0], WORK, effort)[1])
+    note(_within_cores(network, lines, known, effort))
+    if choice is not None and note(_improved(network, lines[0].prices, choice, effort)):
+        note(_within_cores(network, lines, known, effort))
+    return best
+
+
 def _within_cores(
     network: Network, lines: list[Line], known: float, effort: Effort
 ) -> Integers | None:
@@ -247,7 +266,7 @@ def _of_core(core: Network, prices: Floats, known: float, effort: Effort) -> Int
     order = narrow_order(core)
     placed = in_order(core, order)
     lines = lines_at(placed, prices, known, effort)
-    choice = _labelled(placed, lines, known, _BEAMS[-1], WORK, effort)[1] if lines else None
+    choice = _labelled(placed, lines, known, _BEAM_OF_CORE, WORK, effort)[1] if lines else None
     return None if choice is None else _back(order, choice)
 
 
