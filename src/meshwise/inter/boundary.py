@@ -74,8 +74,11 @@ def with_boundaries(
 
 
 def primary(crossings: tuple[Crossing, ...]) -> Crossing | None:
-    """The activation whose layout is the state of a cut: the largest that has a cotangent."""
-    with_cotangent = [c for c in crossings if c.cotangent >= 0]
+    """The activation whose layout is the state of a cut: the largest that has a cotangent.
+
+    Both sides of a cut see it: it goes from one layer to the next.
+    """
+    with_cotangent = [c for c in crossings if c.cotangent >= 0 and c.is_adjacent]
     return max(with_cotangent, key=lambda c: c.num_bytes, default=None)
 
 
@@ -90,6 +93,8 @@ def _input(piece: PieceGraph, network: Network, position: int) -> int:
 def _result(piece: PieceGraph, network: Network, position: int) -> int:
     """The node that decides how a result leaves the loop."""
     tensor, loop = piece.graph.outputs[position], piece.graph.operators[piece.loop]
+    if tensor in piece.graph.inputs:  # A cotangent that goes on as it came.
+        return _input(piece, network, piece.graph.inputs.index(tensor))
     if tensor not in loop.outputs:
         return network.results[position]
     j = loop.outputs.index(tensor)

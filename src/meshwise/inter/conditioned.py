@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.boundary import Boundary, with_boundaries
 from meshwise.inter.footprint import Footprint, footprint
-from meshwise.inter.held import HeldBytes, held_bytes, row_bytes
+from meshwise.inter.held import HeldBytes, held_bytes
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.reduced import ReducedLayer
 from meshwise.intra.evaluators import Evaluators
@@ -122,8 +122,7 @@ class LayerBounds:
 
     Attributes:
         loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
-        resident_bytes: Held all the time by one device, rows of the batch not counted: of fewer
-            micro-batches each has more.
+        resident_bytes: Held all the time by one device.
         microbatch_bytes: Held for each micro-batch in flight.
     """
 
@@ -135,7 +134,6 @@ class LayerBounds:
 def layer_bounds(layer: LayerNetwork) -> LayerBounds:
     """Bounds of time by messages, of bytes by what each decision holds at least."""
     problem = tied_problem(layer.network, layer.ties, only_loops=True)
-    held, rows = layer.held, row_bytes(layer.piece, layer.network, layer.ties)
 
     def least(amounts: Sequence[Array]) -> float:
         pairs = zip(amounts, problem.costs, strict=True)
@@ -143,8 +141,8 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
 
     return LayerBounds(
         loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
-        resident_bytes=least([a - b for a, b in zip(held.resident, rows, strict=True)]),
-        microbatch_bytes=least(held.microbatch),
+        resident_bytes=least(layer.held.resident),
+        microbatch_bytes=least(layer.held.microbatch),
     )
 
 

@@ -18,10 +18,9 @@ from meshwise.graph.loops import Strategy
 from meshwise.inter.footprint import (
     constants_of_loop,
     crossing_inputs,
-    forward_end,
     passing_results,
-    residuals,
 )
+from meshwise.inter.phases import read_backward
 from meshwise.inter.piece import PieceGraph
 from meshwise.intra.network import Network
 from meshwise.intra.shapes import local_bytes, strategy_layouts
@@ -65,19 +64,6 @@ def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
     )
 
 
-def row_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Array, ...]:
-    """The part of the bytes held all the time that are rows of a micro-batch's inputs."""
-    graph, sizes = piece.graph, network.mesh.sizes
-    rows = [np.zeros(len(node.cost_s)) for node in network.nodes]
-    for i in set(piece.batch_dims) - crossing_inputs(piece):
-        node = network.maker[0, graph.inputs[i]]
-        rows[node] += [
-            local_bytes(graph.tensors[graph.inputs[i]], w, sizes)
-            for w in network.nodes[node].layouts
-        ]
-    return _by_class(rows, ties)
-
-
 def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Array]]:
     """Inputs that the loop reads in another layout than they have."""
     graph, sizes = piece.graph, network.mesh.sizes
@@ -114,7 +100,7 @@ def _add_inputs(
 
     crossing = crossing_inputs(piece)
     for i, t in enumerate(graph.inputs):
-        if i not in crossing:
+        if i not in crossing and i not in piece.batch_dims:
             add(resident, network.maker[0, t], t)
     passing = passing_results(piece)
     for k, j in loop.structure.carries:
@@ -127,10 +113,17 @@ def _add_inputs(
             # Made before the loop, as a cast of weights.
             add(resident, network.boundaries[0, piece.loop, k], t)
             made.add(t)
-    for c in piece.entering:
-        t = graph.inputs[c.value]
-        if t in loop.inputs:
-            add(microbatch, network.boundaries[0, piece.loop, loop.inputs.index(t)], t)
+    inside = dict(zip(loop.structure.parts[0].operands, loop.bodies[0].inputs, strict=True))
+    read = read_backward(piece)
+    entering = {c.value for c in piece.entering}
+    for i in {*piece.batch_dims, *entering}:
+        t = graph.inputs[i]
+        if t not in loop.inputs:
+            continue
+        k = loop.inputs.index(t)
+        kept = piece.border.tensors if i in entering else read
+        if inside.get(k) in kept:
+            add(microbatch, network.boundaries[0, piece.loop, k], t)
 
 
 def _add_residuals(piece: PieceGraph, network: Network, microbatch: list[Array]) -> None:
@@ -139,7 +132,9 @@ def _add_residuals(piece: PieceGraph, network: Network, microbatch: list[Array])
     body = region.graph
     maker = {t: (i, n) for i, op in enumerate(body.operators) for n, t in enumerate(op.outputs)}
     known: dict[tuple[int, Strategy], tuple[Layout, ...]] = {}
-    for t in residuals(body, forward_end(piece)):
+    for t in piece.border.tensors:
+        if t not in maker:
+            continue
         i, place = maker[t]
         op, number = body.operators[i], region.blocks.block_of[i]
         if number < 0 or op.bodies:

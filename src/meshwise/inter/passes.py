@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.footprint import forward_end
 from meshwise.inter.piece import PieceGraph
 from meshwise.intra.price import step_time_s
 from meshwise.plan.decision import GraphDecision
@@ -24,10 +23,15 @@ def pass_seconds(
     """
     body = piece.graph.operators[piece.loop].bodies[0]
     inner = decision.operators[piece.loop].bodies[0]
-    end = forward_end(piece)
     ahead = step_time_s(
-        dataclasses.replace(body, operators=body.operators[:end], outputs=(), aliases=()),
-        GraphDecision(inputs=inner.inputs, operators=inner.operators[:end], outputs=()),
+        dataclasses.replace(
+            body, operators=tuple(body.operators[i] for i in piece.forward), outputs=(), aliases=()
+        ),
+        GraphDecision(
+            inputs=inner.inputs,
+            operators=tuple(inner.operators[i] for i in piece.forward),
+            outputs=(),
+        ),
         mesh,
     )
     once = loop_s / piece.num_microbatches

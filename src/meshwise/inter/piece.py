@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwise.graph.graph import Graph
+from meshwise.inter.kept import Kept
 
 # What the backward pass of a piece computes again: nothing, all but dense products of weights, or
 # all but what enters the piece.
@@ -28,11 +29,13 @@ class Crossing:
         cotangent: Position of its cotangent among the results (where it enters) or inputs (where
             it leaves); -1 if it has none.
         num_bytes: Of one micro-batch.
+        is_adjacent: Whether it goes from one layer to the next; others skip layers.
     """
 
     value: int
     cotangent: int
     num_bytes: int
+    is_adjacent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class PieceGraph:
         batch_dims: Batch dim of inputs that hold rows of the batch, by position.
         state: Positions of the inputs that the update overwrites: parameters, optimizer state.
         num_microbatches: B.
+        forward: Operators of the loop's body that run in the forward pass, ascending.
+        border: What the backward pass of a micro-batch has of the forward pass.
     """
 
     graph: Graph
@@ -56,3 +61,5 @@ class PieceGraph:
     batch_dims: Mapping[int, int]
     state: tuple[int, ...]
     num_microbatches: int
+    forward: tuple[int, ...]
+    border: Kept

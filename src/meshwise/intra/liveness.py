@@ -42,7 +42,7 @@ def is_bitcast(op: Operator) -> bool:
     return op.kind in _BITCASTS
 
 
-def _writes_through(op: Operator) -> bool:
+def writes_through(op: Operator) -> bool:
     """Whether an operator makes each element from few others, so that its user can repeat it."""
     return is_light(op) and not any(loop.kind != "parallel" for loop in op.rule.loops)
 
@@ -71,7 +71,7 @@ def liveness(graph: Graph) -> Liveness:
     for op in graph.operators:
         for t in op.outputs:
             if graph.tensors[t].generated or (
-                _writes_through(op) and _is_fused(graph.operators, op, users[t], end_of_time)
+                writes_through(op) and _is_fused(graph.operators, op, users[t], end_of_time)
             ):
                 fused.add(t)
     return Liveness(

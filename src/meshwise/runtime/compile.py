@@ -38,17 +38,31 @@ def compile_decided(
     """
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
     jitted = jitted_step(traced.program, traced.graph, decision, logical, mesh, traced.donated)
-    lowered = jitted.lower(*specs)
+    return checked(jitted.lower(*specs), mesh.devices, "the step")
+
+
+def checked(lowered: Any, devices: Any, name: str) -> Any:
+    """The executable of a lowered program that does what was written.
+
+    Args:
+        lowered: The program.
+        devices: Of its mesh.
+        name: For messages.
+
+    Raises:
+        ProgramError: on XLA:CPU collectives would race.
+    """
     compiled = lowered.compile()
-    if mesh.devices.flat[0].platform != "cpu" or logical.num_devices == 1:
+    if devices.flat[0].platform != "cpu" or devices.size == 1:
         return compiled
     text = compiled.as_text()
     module = parse_module(text)
     racing = overlapping(module)
     if racing:
         raise ProgramError(
-            f"on XLA:CPU the collectives {', '.join(racing)} do not wait for the loop before them "
-            "and may hang; please report this program. Another method or mesh gives another one"
+            f"on XLA:CPU the collectives {', '.join(racing)} of {name} do not wait for the loop "
+            "before them and may hang; please report this program. Another method or mesh gives "
+            "another one"
         )
     if overwritten_too_early(text, module):
         return lowered.compile(

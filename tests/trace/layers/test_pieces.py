@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,21 +14,25 @@ import optax
 import pytest
 
 import meshwise as mw
+from doubles.layered_steps import (
+    CLIPPED,
+    SIGNATURE,
+    Step,
+    assert_equal,
+    gpt_step,
+    layering,
+    model,
+    unet_step,
+)
 from meshwise.errors import TraceError
-from meshwise.inter.footprint import forward_end
 from meshwise.jax_compat import jaxpr_as_fun
-from meshwise.models.gpt import Gpt
-from meshwise.models.gpt_sizes import gpt_config
-from meshwise.models.losses import mean_cross_entropy
-from meshwise.models.named import model_config
-from meshwise.models.steps import model_step
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.layers.chain import chain_of
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.planned import in_microbatches
 from meshwise.trace.layers.split import split_step
-from meshwise.trace.step import StepSignature, open_step
+from meshwise.trace.step import open_step
 from meshwise.trace.time.emit import (
     accumulated,
     after_loop,
@@ -44,21 +47,6 @@ from meshwise.trace.time.state import SPLIT, Batch, split
 from one_device import run_traced, traced
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "x64")
-
-SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
-Step = Callable[..., Any]
-
-
-def layering(
-    step: Step, args: tuple[Any, ...], num_layers: int, *, local_statistics: bool = False
-) -> Layering:
-    opened = open_step(step, args, {}, SIGNATURE)
-    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
-    chain = chain_of(split)
-    bounds = np.linspace(0, len(chain.links), num_layers + 1).astype(int).tolist()
-    ranges = [(low, high - 1) for low, high in itertools.pairwise(bounds)]
-    (size,) = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
-    return Layering(split, chain, ranges, size, local_statistics=local_statistics)
 
 
 def run_joint(layers: Layering, joint: Joint, inputs: list[Any], b: int) -> list[Any]:
@@ -157,82 +145,6 @@ def run_flat(closed: Any, flat: list[Any]) -> list[Any]:
     return list(jaxpr_as_fun(closed)(*flat))
 
 
-def gpt_step(tx: optax.GradientTransformation, **changes: Any) -> tuple[Step, tuple[Any, ...]]:
-    config = gpt_config(
-        "tiny",
-        **{"num_layers": 2, "seq_len": 8, "dtype": "float64", "param_dtype": "float64", **changes},
-    )
-    model = Gpt(config)
-
-    def step(state: Any, batch: Any) -> Any:
-        params, opt, key, count = state
-
-        def loss_fn(params: Any) -> Any:
-            rngs = {"dropout": jax.random.fold_in(key, count)}
-            logits: Any = model.apply(
-                {"params": params}, batch["x"], deterministic=not config.dropout, rngs=rngs
-            )
-            return mean_cross_entropy(logits, batch["y"]), jnp.mean(logits)
-
-        (loss, mean), grads = mw.value_and_grad(loss_fn, has_aux=True)(params)
-        updates, opt = tx.update(grads, opt, params)
-        new = optax.apply_updates(params, updates), opt, key, count + 1
-        return new, loss, {"mean": mean, "norm": optax.tree.norm(updates)}
-
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(config.vocab_size, size=(2, 4, 8)).astype(np.int32)
-    params = model.init(jax.random.key(0), tokens[0])["params"]
-    state = params, tx.init(params), jax.random.key(1), jnp.int32(3)
-    return step, (state, {"x": jnp.asarray(tokens[0]), "y": jnp.asarray(tokens[1])})
-
-
-def unet_step() -> tuple[Step, tuple[Any, ...]]:
-    """Skips over two stages; a parameter of the first layer is read by the last one too."""
-
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x: jax.Array) -> jax.Array:
-            shared = self.param("shared", nn.initializers.normal(), (6, 6))
-            first = jnp.tanh(x @ shared)
-            middle = nn.relu(nn.Dense(8)(first))
-            low = jax.nn.softmax(nn.Dense(8)(middle) * 2.0)
-            high = nn.Dense(6)(low) + first
-            return nn.Dense(3)(jnp.tanh(high @ shared.T)) * jnp.max(middle, axis=1, keepdims=True)
-
-    model, tx = Net(), optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-3))
-
-    def step(state: Any, batch: Any) -> Any:
-        params, opt = state
-        loss, grads = mw.value_and_grad(
-            lambda p: jnp.mean((model.apply({"params": p}, batch["x"]) - batch["y"]) ** 2)  # type: ignore
-        )(params)
-        updates, opt = tx.update(grads, opt, params)
-        return (optax.apply_updates(params, updates), opt), loss
-
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 3))
-    params = model.init(jax.random.key(0), x)["params"]
-    return step, ((params, tx.init(params)), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
-
-
-def model(
-    name: str, tx: optax.GradientTransformation, rows: int, **changes: Any
-) -> tuple[Step, tuple[Any, ...]]:
-    """The step of a named model in float64, with a state and a batch."""
-    config = model_config(name, dtype="float64", param_dtype="float64", **changes)
-    made = model_step(config, rows, tx)
-    rng = np.random.default_rng(0)
-
-    def data(spec: Any) -> jax.Array:
-        is_float = jnp.issubdtype(spec.dtype, jnp.floating)
-        drawn = rng.normal(size=spec.shape) if is_float else rng.integers(16, size=spec.shape)
-        return jnp.asarray(drawn, spec.dtype)
-
-    state = jax.jit(made.create)(jax.random.key(0))
-    return made.step, (state, jax.tree.map(data, made.batch))
-
-
-CLIPPED = optax.chain(optax.clip_by_global_norm(0.05), optax.adam(1e-2, eps=1e-3))
 STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
     "tied embedding, clipping": lambda: gpt_step(CLIPPED),
     "dropout, momentum": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), dropout=0.2),
@@ -250,14 +162,6 @@ def test_a_step_in_pieces_is_the_step(name: str, runs: list[tuple[int, int]]) ->
     flat, _ = jax.tree.flatten((args, {}))
     found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), runs))(*flat)
     assert_equal(found, jax.tree.leaves(jax.jit(step)(*args)))
-
-
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for mine, theirs in zip(found, expected, strict=True):
-        if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
-            mine, theirs = jax.random.key_data(mine), jax.random.key_data(theirs)
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
 def test_a_term_of_the_loss_crosses_cuts() -> None:
@@ -346,11 +250,13 @@ def test_a_forward_pass_ends_before_what_it_sums_is_added_up() -> None:
     layers = layering(step, args, 3, local_statistics=True)
     for k in range(3):
         piece = layers.graph(k, k, 4)
-        kinds = [op.kind for op in piece.graph.operators[piece.loop].bodies[0].operators]
+        operators = piece.graph.operators[piece.loop].bodies[0].operators
+        kinds = [op.kind for op in operators]
+        ahead = [operators[i].kind for i in piece.forward]
         products = sum(
             e.primitive.name == "dot_general" for e in layers.joint(k, k).piece.equations
         )
-        assert kinds[: forward_end(piece)].count("dot_general") == products
+        assert ahead.count("dot_general") == products
         assert kinds.count("dot_general") > products > 0
 
 

@@ -12,7 +12,7 @@ from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
 from meshwise.trace.layers.joint import Joint, join
-from meshwise.trace.layers.planned import arguments_of, piece_graph
+from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
 from meshwise.trace.layers.split import SplitStep
 from meshwise.trace.layers.update import Update
 
@@ -57,14 +57,36 @@ class Layering:
         first: dict[object, int] = {}
         return tuple(
             first.setdefault(
-                signature(self.cutter, self.piece(k, k), self.update, self.update.share(k, k)), k
+                (
+                    signature(self.cutter, self.piece(k, k), self.update, self.update.share(k, k)),
+                    self._adjacency(k),
+                ),
+                k,
             )
             for k in range(len(self.ranges))
         )
 
+    def _adjacency(self, k: int) -> tuple[bool, ...]:
+        """Which of the activations that cross the cuts of a layer go no further than one layer."""
+        piece, adjacent = self.piece(k, k), self.adjacent(k, k)
+        return tuple(v in adjacent for v in (*piece.entering, *piece.leaving))
+
     def piece(self, first: int, last: int) -> Piece:
         """The layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
+
+    def adjacent(self, first: int, last: int) -> frozenset[Any]:
+        """Variables that come from the layer before `first` or go to the one after `last`."""
+        piece, cut = self.piece(first, last), self.cutter
+        found: set[Any] = set()
+        if first:
+            start = self.ranges[first - 1][0]
+            found.update(v for v in piece.entering if cut.chain.maker[v] >= start)
+        if last + 1 < len(self.ranges):
+            low, high = self.ranges[last + 1]
+            read = {v for k in range(low, high + 1) for _, v in cut.chain.reads[k]}
+            found.update(v for v in piece.leaving if v in read)
+        return frozenset(found)
 
     def argument_names(self, layer: int) -> list[str]:
         """Names of the step's arguments that the graph of a layer takes, in its order."""
@@ -149,13 +171,20 @@ class Layering:
         self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
     ) -> PieceGraph:
         """The graph to plan of the layers `first` to `last`."""
-        return piece_graph(
+        return self.program(first, last, num_microbatches, remat).graph
+
+    def program(
+        self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
+    ) -> PieceProgram:
+        """The same with the program that it was made from."""
+        return piece_program(
             self.cutter,
             self.joint(first, last, remat),
             self.update,
             self.update.share(first, last),
             batch_size=self.batch_size,
             num_microbatches=num_microbatches,
+            adjacent=self.adjacent(first, last),
             local_statistics=self.local_statistics,
         )
 

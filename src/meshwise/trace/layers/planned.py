@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from jax import lax
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
+from meshwise.inter.phases import divided_body
 from meshwise.inter.piece import Crossing, PieceGraph
 from meshwise.jax_compat import source_line
 from meshwise.trace.flatten import flatten
@@ -33,7 +36,39 @@ from meshwise.trace.time.state import LOCAL, SPLIT, WHOLE, Batch, BlockTime
 from meshwise.trace.to_graph import to_graph
 
 
-def piece_graph(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceProgram:
+    """A piece as a program, with its graph, and where everything stands in it.
+
+    Inputs are arguments of the step, what enters, cotangents of what leaves, gradients of tied
+    parameters that other pieces send, values of the loss, what the update joins.  Results are
+    state, what leaves, cotangents of what entered, gradients sent to other pieces, other results
+    of the step, what is sent to be joined.
+
+    Attributes:
+        program: The equations.
+        graph: Made from them.
+        joint: The piece, differentiated.
+        share: What it does of the update.
+        arguments: Positions of the step's arguments.
+        tied: Parameters (numbers) whose gradients other pieces send.
+        sent: Parameters (numbers) whose gradients go to other pieces.
+        results: Positions of the step's results, state first, in the order of the results.
+        num_state: How many of them are state.
+    """
+
+    program: Program
+    graph: PieceGraph
+    joint: Joint
+    share: Share
+    arguments: tuple[int, ...]
+    tied: tuple[int, ...]
+    sent: tuple[int, ...]
+    results: tuple[int, ...]
+    num_state: int
+
+
+def piece_program(
     cutter: Cutter,
     joint: Joint,
     update: Update,
@@ -41,9 +76,10 @@ def piece_graph(
     *,
     batch_size: int,
     num_microbatches: int,
+    adjacent: AbstractSet[Any],
     local_statistics: bool = False,
-) -> PieceGraph:
-    """The graph to plan of a piece.
+) -> PieceProgram:
+    """The program of a piece, and the graph to plan of it.
 
     Args:
         cutter: Of the step.
@@ -52,6 +88,7 @@ def piece_graph(
         share: What the piece does of it.
         batch_size: Rows of the whole batch.
         num_microbatches: B; it divides the batch.
+        adjacent: Variables that go from the layer before to the piece, or to the layer after it.
         local_statistics: Let what does not separate become a statistic of each micro-batch.
 
     Raises:
@@ -122,11 +159,23 @@ def piece_graph(
     sizes = [num_bytes(a) for a in crossing]
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
     dims |= {first - start + n: dim for n, dim in joint.batch_dims.items() if n >= start}
-    return PieceGraph(
+    loop = _loop(graph, num_microbatches)
+    forward, border = divided_body(
+        graph,
+        loop,
+        {graph.inputs[first + n] for n in range(len(piece.entering))},
+        [graph.outputs[after + n] for n in range(len(piece.leaving))],
+    )
+    planned = PieceGraph(
         graph=graph,
-        loop=_loop(graph, num_microbatches),
+        loop=loop,
         entering=tuple(
-            Crossing(value=first + n, cotangent=back.get(v, -1), num_bytes=b)
+            Crossing(
+                value=first + n,
+                cotangent=back.get(v, -1),
+                num_bytes=b,
+                is_adjacent=v in adjacent,
+            )
             for n, (v, b) in enumerate(zip(piece.entering, sizes, strict=False))
             if v not in joint.joined
         ),
@@ -135,6 +184,7 @@ def piece_graph(
                 value=after + n,
                 cotangent=out.get(v, -1),
                 num_bytes=num_bytes(micro(v.aval, joint.rows.get(v))),
+                is_adjacent=v in adjacent,
             )
             for n, v in enumerate(piece.leaving)
             if v not in joint.joined
@@ -142,6 +192,22 @@ def piece_graph(
         batch_dims=dims,
         state=tuple(range(len(state))),
         num_microbatches=num_microbatches,
+        forward=forward,
+        border=border,
+    )
+    return PieceProgram(
+        program=program,
+        graph=planned,
+        joint=joint,
+        share=share,
+        arguments=tuple(arguments),
+        tied=tuple(tied),
+        sent=tuple(r for r in piece.roots if r not in owned),
+        results=(
+            *(j for j in share.results if j in of_state),
+            *(j for j in share.results if j not in of_state),
+        ),
+        num_state=len(state),
     )
 
 

@@ -8,7 +8,7 @@ follows from no gradient (a step counter, a learning rate) is repeated wherever 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,9 @@ class Update:
                 if self.label.get(v, _FREE) >= 0:
                     self.sent.setdefault(self.label[v], {})[v] = None
 
+    def _is_free(self, eqn: Any) -> bool:
+        return self.label.get(eqn.outvars[0], _FREE) == _FREE
+
     def _level_for(self, variable: Any, *, joins: bool) -> int:
         is_sent = joins and self.label.get(variable, _FREE) >= 0
         return self.level.get(variable, 0) + is_sent
@@ -191,17 +194,30 @@ class Update:
 
         Args:
             phase: Number of the phase.
-            arguments: All arguments of the step.
-            values: The value and the auxiliary results of the loss.
+            arguments: All arguments of the step; those that nothing joined follows from may be
+                None.
+            values: The value and the auxiliary results of the loss; likewise.
             sent: What the layers sent in this phase and before, by variable.
         """
         known = self._known(arguments, values)
         known.update(sent)
-        for eqn in self.split.update.jaxpr.eqns:
-            owner = self.label.get(eqn.outvars[0], _FREE)
-            if owner == _FREE or (owner == _SHARED and self.level[eqn.outvars[0]] <= phase + 1):
-                run([eqn], known)
+        ready = [e for e in self.joining if self.level[e.outvars[0]] <= phase + 1]
+        run(self.behind([v for e in ready for v in e.outvars]), known)
         return {v: known[v] for e in self.joining for v in e.outvars if v in known}
+
+    def behind(self, wanted: Iterable[Any]) -> list[Any]:
+        """Equations, in order, that joined values and what no gradient leads to follow from."""
+        free = (_FREE, _SHARED)
+        equations = self.split.update.jaxpr.eqns
+        return needed([e for e in equations if self.label.get(e.outvars[0], _FREE) in free], wanted)
+
+    def common_results(self) -> dict[int, Any]:
+        """Results of the step that no layer owns, by position."""
+        return {
+            j: v
+            for j, v in enumerate(self.split.update.jaxpr.outvars)
+            if not variables([v]) or self.label.get(v, _FREE) < 0
+        }
 
     def common(
         self, arguments: Sequence[Any], values: Sequence[Any], shared: Mapping[Any, Any]
@@ -209,19 +225,14 @@ class Update:
         """Results of the step that no layer owns, by position.
 
         Args:
-            arguments: All arguments of the step.
-            values: The value and the auxiliary results of the loss.
+            arguments: All arguments of the step; those that these do not follow from may be None.
+            values: The value and the auxiliary results of the loss; likewise.
             shared: What all phases joined, by variable.
         """
-        jaxpr = self.split.update.jaxpr
         known = self._known(arguments, values)
         known.update(shared)
-        wanted = {
-            j: v
-            for j, v in enumerate(jaxpr.outvars)
-            if not variables([v]) or self.label.get(v, _FREE) < 0
-        }
-        free = [e for e in jaxpr.eqns if self.label.get(e.outvars[0], _FREE) == _FREE]
+        wanted = self.common_results()
+        free = [e for e in self.behind(variables(wanted.values())) if self._is_free(e)]
         run(needed(free, variables(wanted.values())), known)
         return {j: read(known, v) for j, v in wanted.items()}
 

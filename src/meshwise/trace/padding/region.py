@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwise.graph.minimum_cut import INFINITE, source_side
 from meshwise.trace.padding.classes import DimClass, padded_loops
-from meshwise.trace.padding.cut import INFINITE, source_side
 from meshwise.trace.padding.scopes import Scope, Value, ports_of, scopes_of
 from meshwise.trace.to_graph import RuleCache, itemsize
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+from scipy.sparse import csr_matrix  # pyright: ignore[reportMissingTypeStubs]
+from scipy.sparse.csgraph import (  # pyright: ignore[reportMissingTypeStubs]
+    breadth_first_order,  # pyright: ignore[reportUnknownVariableType]
+    maximum_flow,  # pyright: ignore[reportUnknownVariableType]
+)
 
 # SciPy counts flow in 32 bits; half of them leave room for an edge that is never cut.
 _TOTAL = 2**30
@@ -43,8 +47,12 @@ def source_side(
     rows, columns = (np.array([edge[side] for edge in edges], np.int32) for side in (0, 1))
     shape = (num_nodes + 2, num_nodes + 2)
     graph = csr_matrix((np.array(list(edges.values()), np.int32), (rows, columns)), shape=shape)
-    flow = maximum_flow(graph, source, sink).flow
+    flow = cast("Any", maximum_flow(graph, source, sink)).flow
     residual = (graph - flow).tocsr()
     residual.eliminate_zeros()
-    reached = breadth_first_order(residual, source, return_predecessors=False)
-    return frozenset(int(node) for node in reached if node < num_nodes)
+    reached: list[int] = _reached(residual, source).tolist()
+    return frozenset(node for node in reached if node < num_nodes)
+
+
+def _reached(network: Any, source: int) -> Any:
+    return cast("Any", breadth_first_order(network, source, return_predecessors=False))

@@ -1,0 +1,386 @@
+"""Layers, a schedule and a number of micro-batches -> the instructions of every mesh.
+
+Tasks are taken in an order in which one thread can dispatch them; what a task makes for another
+mesh is sent at once, and received right before it is needed.  A buffer is freed after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwise.errors import PlanError
+from meshwise.graph.layout import Layout
+from meshwise.program.instructions import (
+    Free,
+    Instruction,
+    Load,
+    MeshProgram,
+    PipelineProgram,
+    Receive,
+    Run,
+    Send,
+)
+from meshwise.program.names import LayerSpec, Name, ProgramSpec
+from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule, Task
+
+ONCE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSpec:
+    """What joins layers, on mesh 0.
+
+    Attributes:
+        joins: For each phase of the update.
+        common: Results that no layer makes.
+        values: For each variable that is a value of the loss its number.
+        adders: For tied parameters with several senders the executable that adds gradients up.
+        passed: Pairs (result, argument) of results that are arguments.
+    """
+
+    joins: tuple[ProgramSpec, ...]
+    common: ProgramSpec
+    values: Mapping[Any, int]
+    adders: Mapping[int, ProgramSpec]
+    passed: tuple[tuple[int, int], ...]
+
+
+def emit(
+    layers: Sequence[LayerSpec],
+    update: UpdateSpec,
+    schedule: Schedule,
+) -> PipelineProgram:
+    """The program of a pipeline.
+
+    Args:
+        layers: In order; the stages of the schedule are their meshes.
+        update: What joins them.
+        schedule: Who runs what in which order.
+
+    Raises:
+        PlanError: the schedule waits for itself.
+    """
+    emitter = _Emitter(layers, update, schedule)
+    for layer in range(len(layers)):
+        emitter.run(layers[layer].mesh, layers[layer].before, layer)
+    position = [0] * len(schedule.tasks)
+    while True:
+        moved = False
+        for mesh, tasks in enumerate(schedule.tasks):
+            while position[mesh] < len(tasks) and emitter.is_ready(tasks[position[mesh]]):
+                emitter.task(tasks[position[mesh]])
+                position[mesh] += 1
+                moved = True
+        if not moved:
+            break
+    waiting = [t[p] for t, p in zip(schedule.tasks, position, strict=True) if p < len(t)]
+    if waiting:
+        raise PlanError(f"the schedule {schedule.name} waits for itself: {waiting[0]}")
+    emitter.update_all()
+    return emitter.finished()
+
+
+@dataclass(slots=True)
+class _Mesh:
+    """One mesh while its list grows."""
+
+    loads: list[Load] = field(default_factory=list[Load])
+    instructions: list[Instruction] = field(default_factory=list[Instruction])
+    results: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    buffers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    coming: dict[Hashable, tuple[int, int]] = field(default_factory=dict[Hashable, tuple[int, int]])
+    count: int = 0
+
+    def new(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+
+@dataclass(slots=True)
+class _Once:
+    """Where the values of the update are: mesh and buffer."""
+
+    values: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    gradients: dict[int, list[tuple[int, int]]] = field(
+        default_factory=dict[int, list[tuple[int, int]]]
+    )
+    shared: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
+    sent: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
+
+
+class _Emitter:
+    """The program while it grows; lives only inside `emit`."""
+
+    def __init__(self, layers: Sequence[LayerSpec], update: UpdateSpec, schedule: Schedule) -> None:
+        self.layers, self.update, self.schedule = layers, update, schedule
+        self.meshes = [_Mesh() for _ in schedule.tasks]
+        self.order: list[int] = []
+        self.transfers = 0
+        self.maker = {
+            n.what: k
+            for k, layer in enumerate(layers)
+            for n in layer.forward.outputs
+            if n.kind == "activation"
+        }
+        # Which meshes want an activation, and how.
+        self.wanted: dict[Any, dict[tuple[int, Layout], None]] = {}
+        for layer in layers:
+            for n in (*layer.forward.inputs, *layer.backward.inputs):
+                if n.kind == "activation":
+                    self.wanted.setdefault(n.what, {})[layer.mesh, n.layout] = None
+        self.done: set[Task] = set()
+
+    # -- values -------------------------------------------------------------------------------
+
+    def key(self, name: Name, layer: int, microbatch: int) -> Hashable:
+        """What a value is called on its mesh."""
+        match name.kind:
+            case "argument" | "shared" | "value" | "result":
+                return name
+            case "rows" | "activation" | "cotangent":
+                return name, microbatch
+            case "index":
+                return "index", microbatch
+            case "kept" | "entering":
+                return name, layer, microbatch
+            case _:
+                return name, layer
+
+    def buffer(self, mesh: int, name: Name, layer: int, microbatch: int) -> int:
+        """The buffer of a value that is needed now."""
+        key, state = self.key(name, layer, microbatch), self.meshes[mesh]
+        if key in state.coming:
+            transfer, source = state.coming.pop(key)
+            state.buffers[key] = state.new()
+            self.add(mesh, Receive(transfer=transfer, buffer=state.buffers[key], mesh=source))
+        if key not in state.buffers:
+            if name.kind not in ("argument", "rows", "index"):
+                raise AssertionError(f"{name} is not there on mesh {mesh}")
+            number = 0 if name.kind == "index" else name.what
+            at = ONCE if name.kind == "argument" else microbatch
+            state.buffers[key] = state.new()
+            state.loads.append(
+                Load(
+                    buffer=state.buffers[key],
+                    kind=name.kind,
+                    number=number,
+                    microbatch=at,
+                    layout=name.layout,
+                )
+            )
+        return state.buffers[key]
+
+    def add(self, mesh: int, instruction: Instruction) -> None:
+        self.meshes[mesh].instructions.append(instruction)
+        self.order.append(mesh)
+
+    def send(self, source: int, buffer: int, mesh: int, key: Hashable, layout: Layout) -> None:
+        """Move a value to another mesh, or on its own one to another layout."""
+        target = self.meshes[mesh]
+        if key in target.buffers or key in target.coming:
+            return
+        target.coming[key] = (self.transfers, source)
+        self.add(source, Send(transfer=self.transfers, buffer=buffer, mesh=mesh, layout=layout))
+        self.transfers += 1
+
+    # -- tasks --------------------------------------------------------------------------------
+
+    def run(
+        self, mesh: int, program: ProgramSpec, layer: int, microbatch: int = ONCE
+    ) -> dict[Name, int]:
+        """Run an executable; returns the buffers of what it makes."""
+        state = self.meshes[mesh]
+        inputs = tuple(self.buffer(mesh, n, layer, microbatch) for n in program.inputs)
+        outputs = tuple(state.new() for _ in range(max(program.places, default=-1) + 1))
+        made = {n: outputs[place] for n, place in zip(program.outputs, program.places, strict=True)}
+        if outputs or program.inputs:
+            self.add(
+                mesh,
+                Run(
+                    label=program.label,
+                    program=program.number,
+                    microbatch=microbatch,
+                    inputs=inputs,
+                    outputs=outputs,
+                    donated=tuple(inputs[i] for i in program.donated),
+                ),
+            )
+        for n, b in made.items():
+            if n.kind == "result":
+                state.results.append((n.what, b))
+            else:
+                state.buffers[self.key(n, layer, microbatch)] = b
+        return made
+
+    def is_ready(self, task: Task) -> bool:
+        """Whether all that comes from other stages is on its way."""
+        for layer, spec in enumerate(self.layers):
+            if spec.mesh != task.stage:
+                continue
+            program = spec.forward if task.kind == FORWARD else spec.backward
+            made = {
+                (n.kind, n.what)
+                for other in self.layers
+                if other.mesh == task.stage
+                for n in other.forward.outputs
+            }
+            for n in program.inputs:
+                if n.kind == "activation" and (n.kind, n.what) not in made:
+                    key = self.key(n, layer, task.microbatch)
+                    state = self.meshes[spec.mesh]
+                    if key not in state.buffers and key not in state.coming:
+                        return False
+        if task.kind == FORWARD:
+            return True
+        if Task(FORWARD, task.stage, task.microbatch) not in self.done:
+            return False
+        later = range(task.stage + 1, self.schedule.num_stages)
+        sends = {self.layers[k].mesh for k in self.readers(task.stage)}
+        return all(Task(BACKWARD, t, task.microbatch) in self.done for t in later if t in sends)
+
+    def readers(self, stage: int) -> list[int]:
+        """Layers of later stages that send cotangents to a stage."""
+        inputs = [n for spec in self.layers if spec.mesh == stage for n in spec.backward.inputs]
+        readers: list[int] = [n.what[1] for n in inputs if n.kind == "cotangent"]
+        return [k for k in readers if self.layers[k].mesh != stage]
+
+    def task(self, task: Task) -> None:
+        """One stage's work on one micro-batch: its layers in turn."""
+        numbers = [k for k, spec in enumerate(self.layers) if spec.mesh == task.stage]
+        for k in numbers if task.kind == FORWARD else reversed(numbers):
+            spec = self.layers[k]
+            program = spec.forward if task.kind == FORWARD else spec.backward
+            made = self.run(spec.mesh, program, k, task.microbatch)
+            for name, buffer in made.items():
+                if name.kind == "activation":
+                    for mesh, layout in self.wanted.get(name.what, {}):
+                        if mesh != spec.mesh:
+                            key = (name._replace(layout=layout), task.microbatch)
+                            self.send(spec.mesh, buffer, mesh, key, layout)
+                elif name.kind == "cotangent":
+                    self.send_back(k, name, buffer, task.microbatch)
+        self.done.add(task)
+
+    def send_back(self, reader: int, name: Name, buffer: int, microbatch: int) -> None:
+        """Give a cotangent to the layer that made the activation."""
+        maker, source = self.maker[name.what], self.layers[reader].mesh
+        target = self.layers[maker].mesh
+        for n in self.layers[maker].backward.inputs:
+            if n.kind == "cotangent" and n.what == (name.what, reader):
+                key = self.key(n, maker, microbatch)
+                if target == source:
+                    self.meshes[target].buffers[key] = buffer
+                else:
+                    self.send(source, buffer, target, key, n.layout)
+
+    # -- the update ---------------------------------------------------------------------------
+
+    def update_all(self) -> None:
+        """Everything after the last micro-batch."""
+        found = _Once()
+        for k, spec in enumerate(self.layers):
+            for name, buffer in self.run(spec.mesh, spec.once[0], k).items():
+                if name.kind == "activation" and name.what in self.update.values:
+                    found.values[self.update.values[name.what]] = (spec.mesh, buffer)
+                elif name.kind == "gradient":
+                    found.gradients.setdefault(name.what, []).append((spec.mesh, buffer))
+        for phase, join in enumerate(self.update.joins):
+            for k, spec in enumerate(self.layers):
+                program = spec.once[1 + phase]
+                self.fetch(spec.mesh, program, k, found)
+                for name, buffer in self.run(spec.mesh, program, k).items():
+                    if name.kind == "sent":
+                        found.sent[name.what] = (spec.mesh, buffer)
+            self.fetch(0, join, ONCE, found)
+            for name, buffer in self.run(0, join, ONCE).items():
+                found.shared[name.what] = (0, buffer)
+        self.fetch(0, self.update.common, ONCE, found)
+        self.run(0, self.update.common, ONCE)
+        for k, spec in enumerate(self.layers):
+            self.fetch(spec.mesh, spec.once[-1], k, found)
+            self.run(spec.mesh, spec.once[-1], k)
+
+    def fetch(self, mesh: int, program: ProgramSpec, layer: int, found: _Once) -> None:
+        """Send what the update of a layer reads of others."""
+        state = self.meshes[mesh]
+        for n in program.inputs:
+            key = self.key(n, layer, ONCE)
+            if key in state.buffers or key in state.coming:
+                continue
+            match n.kind:
+                case "value":
+                    source, buffer = found.values[n.what]
+                case "shared":
+                    source, buffer = found.shared[n.what]
+                case "sent":
+                    source, buffer = found.sent[n.what]
+                case "gradient":
+                    source, buffer = self.added(mesh, n, layer, found.gradients[n.what])
+                case _:
+                    continue
+            self.send(source, buffer, mesh, key, n.layout)
+
+    def added(
+        self, mesh: int, name: Name, layer: int, parts: Sequence[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """The gradient of a tied parameter: the sum of what several layers send."""
+        if len(parts) == 1:
+            return parts[0]
+        adder = self.update.adders[name.what]
+        for n, (source, buffer) in zip(adder.inputs, parts, strict=True):
+            self.send(source, buffer, mesh, self.key(n, layer, ONCE), n.layout)
+        made = self.run(mesh, adder, layer)
+        return mesh, next(iter(made.values()))
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def finished(self) -> PipelineProgram:
+        """The program, with what is no longer needed freed."""
+        last: list[dict[int, int]] = []
+        for state in self.meshes:
+            uses: dict[int, int] = {}
+            for at, instruction in enumerate(state.instructions):
+                for b in _touched(instruction):
+                    uses[b] = at
+            kept = {b for _, b in state.results}
+            gone = {b for i in state.instructions if isinstance(i, Run) for b in i.donated}
+            last.append({b: at for b, at in uses.items() if b not in kept | gone})
+        order: list[int] = []
+        lists: list[list[Instruction]] = [[] for _ in self.meshes]
+        position = [0] * len(self.meshes)
+        for mesh in self.order:
+            at = position[mesh]
+            position[mesh] += 1
+            instruction = self.meshes[mesh].instructions[at]
+            lists[mesh].append(instruction)
+            order.append(mesh)
+            freed = tuple(
+                b for b in dict.fromkeys(_touched(instruction)) if last[mesh].get(b) == at
+            )
+            if freed:
+                lists[mesh].append(Free(buffers=freed))
+                order.append(mesh)
+        return PipelineProgram(
+            meshes=tuple(
+                MeshProgram(
+                    loads=tuple(state.loads),
+                    instructions=tuple(found),
+                    results=tuple(state.results),
+                )
+                for state, found in zip(self.meshes, lists, strict=True)
+            ),
+            order=tuple(order),
+            passed=self.update.passed,
+        )
+
+
+def _touched(instruction: Instruction) -> tuple[int, ...]:
+    match instruction:
+        case Run():
+            return (*instruction.inputs, *instruction.outputs)
+        case Send() | Receive():
+            return (instruction.buffer,)
+        case Free():
+            return instruction.buffers

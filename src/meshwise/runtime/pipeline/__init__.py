@@ -1,0 +1,1 @@
+"""Pipelines in one process: compiled stages, and what runs them."""

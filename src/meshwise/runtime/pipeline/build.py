@@ -1,0 +1,283 @@
+"""From planned layers to compiled stages on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import TraceError
+from meshwise.graph.layout import Layout
+from meshwise.inter.piece import Remat
+from meshwise.plan.decision import GraphDecision
+from meshwise.program.names import LayerSpec, Name
+from meshwise.runtime.pipeline.compiled import (
+    CompilationCache,
+    CompiledProgram,
+    compiled_program,
+)
+from meshwise.spmd.layer import DeviceProgram, LayerLowering, PlannedLayer, planned_layer
+from meshwise.spmd.program import concrete_mesh
+from meshwise.trace.layers.layering import Layering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageChoice:
+    """A stage as it was decided.
+
+    Attributes:
+        first_layer: First layer.
+        last_layer: Last layer, included.
+        mesh: Its logical mesh.
+        devices: Its devices, row-major.
+        remat: What its backward pass computes again.
+        decisions: Of its layers.
+    """
+
+    first_layer: int
+    last_layer: int
+    mesh: LogicalMesh
+    devices: tuple[Any, ...]
+    remat: Remat
+    decisions: tuple[GraphDecision, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledLayer:
+    """One layer of a stage, ready to run.
+
+    Layers are programs of their own: equal ones share an executable, and what one needs while it
+    runs is gone when the next one starts.
+
+    Attributes:
+        layer: Its number.
+        stage: Number of its stage.
+        logical: The mesh of its stage as planned.
+        mesh: Its devices as a JAX mesh.
+        planned: The layer with its plan.
+        before: Once a step, first.
+        forward: For each micro-batch.
+        backward: For each micro-batch.
+        once: After the last micro-batch, in order: values of the loss and gradients for others;
+            for each phase of the update what is sent to be joined; the update.
+    """
+
+    layer: int
+    stage: int
+    logical: LogicalMesh
+    mesh: Mesh
+    planned: PlannedLayer
+    before: CompiledProgram
+    forward: CompiledProgram
+    backward: CompiledProgram
+    once: tuple[CompiledProgram, ...]
+
+    @property
+    def programs(self) -> tuple[CompiledProgram, ...]:
+        """All of them, in order."""
+        return (self.before, self.forward, self.backward, *self.once)
+
+    def spec(self, first: int) -> LayerSpec:
+        """The layer as instructions see it; its executables are numbered from `first`."""
+        found = [program.spec(first + n) for n, program in enumerate(self.programs)]
+        return LayerSpec(
+            mesh=self.stage,
+            before=found[0],
+            forward=found[1],
+            backward=found[2],
+            once=tuple(found[3:]),
+        )
+
+
+def compiled_layers(
+    layers: Layering, choices: Sequence[StageChoice], num_microbatches: int
+) -> list[CompiledLayer]:
+    """Lower and compile all layers.
+
+    Args:
+        layers: Of the step.
+        choices: The stages, in order; together they hold every layer once.
+        num_microbatches: B.
+
+    Raises:
+        TraceError: a value crosses a cut in a way that cannot be run yet.
+        ProgramError: XLA:CPU would let collectives race.
+    """
+    planned: list[PlannedLayer] = []
+    stage_of: list[int] = []
+    for s, choice in enumerate(choices):
+        numbers = range(choice.first_layer, choice.last_layer + 1)
+        for k, decision in zip(numbers, choice.decisions, strict=True):
+            made = layers.program(k, k, num_microbatches, choice.remat)
+            if made.joint.joined:
+                raise TraceError(
+                    "a term of the loss that all rows have a part in crosses a cut; pipelines "
+                    "cannot run that yet: use one stage"
+                )
+            planned.append(planned_layer(made, decision, choice.mesh))
+            stage_of.append(s)
+    meshes = [concrete_mesh(choice.mesh, choice.devices) for choice in choices]
+    cache = CompilationCache()
+    lies: dict[Any, tuple[int, Layout]] = {}
+    for k, layer in enumerate(planned):
+        for value in layer.programs.forward.outputs:
+            if value.role == "leaving":
+                lies[layer.leaving[value.number]] = (stage_of[k], value.layout)
+    sent_back = [layer.cotangents_made() for layer in planned]
+    found: list[CompiledLayer] = []
+    for k, layer in enumerate(planned):
+        s = stage_of[k]
+        later = {v for p in planned[k + 1 :] for v in p.entering}
+        coming = {v: layout for v, (t, layout) in lies.items() if t == s}
+        readers: dict[Any, dict[int, Layout | None]] = {}
+        for t in range(k + 1, len(planned)):
+            for v, layout in sent_back[t].items():
+                readers.setdefault(v, {})[t] = layout if stage_of[t] == s else None
+        is_cpu = meshes[s].devices.flat[0].platform == "cpu"
+        lowering = LayerLowering(layer, choices[s].mesh, coming, in_order=is_cpu)
+        functions = _functions(lowering, layers.update.num_phases, later, readers)
+        programs = _compiled(layers, k, lowering, functions, meshes[s], cache)
+        found.append(
+            CompiledLayer(
+                layer=k,
+                stage=s,
+                logical=choices[s].mesh,
+                mesh=meshes[s],
+                planned=layer,
+                before=programs[0],
+                forward=programs[1],
+                backward=programs[2],
+                once=tuple(programs[3:]),
+            )
+        )
+    return found
+
+
+def _functions(
+    lowering: LayerLowering,
+    num_phases: int,
+    later: Collection[Any],
+    readers: Mapping[Any, Mapping[int, Layout | None]],
+) -> dict[str, DeviceProgram]:
+    """The programs of a layer by name, in the order in which one makes what others take."""
+    groups = [_values_of, *(partial(_sends_of, phase=n) for n in range(num_phases)), _results_of]
+    names = ["values", *(f"norm {n}" for n in range(num_phases)), "apply"]
+    return {
+        "before": lowering.before(),
+        "forward": lowering.forward(later),
+        "backward": lowering.backward(readers),
+        **dict(zip(names, lowering.after(groups), strict=True)),
+    }
+
+
+def _compiled(
+    layers: Layering,
+    number: int,
+    lowering: LayerLowering,
+    functions: Mapping[str, DeviceProgram],
+    mesh: Mesh,
+    cache: CompilationCache,
+) -> list[CompiledProgram]:
+    specs = _Specs(layers, lowering.layer)
+    found: list[CompiledProgram] = []
+    for name, function in functions.items():
+        program = compiled_program(
+            f"{name} of layer {number}", function, specs, lowering.mesh, mesh, cache
+        )
+        specs.known.update(zip(program.outputs, program.out_avals, strict=True))
+        found.append(program)
+    return found
+
+
+def _starts(planned: PlannedLayer) -> dict[str, int]:
+    """Where the parts of a layer's results start."""
+    made = planned.made
+    found: dict[str, int] = {}
+    at = 0
+    for name, size in (
+        ("state", made.num_state),
+        ("leaving", len(made.joint.piece.leaving)),
+        ("inward", len(made.joint.inward)),
+        ("sent", len(made.sent)),
+        ("results", len(made.results) - made.num_state),
+        ("sends", sum(map(len, made.share.sends))),
+    ):
+        found[name] = at
+        at += size
+    found["end"] = at
+    return found
+
+
+def _values_of(planned: PlannedLayer) -> list[int]:
+    """Values of the loss, gradients of tied parameters for other stages."""
+    at = _starts(planned)
+    final = set(planned.programs.final)
+    return [j for j in range(at["leaving"], at["results"]) if j in final]
+
+
+def _sends_of(planned: PlannedLayer, phase: int) -> list[int]:
+    at = _starts(planned)["sends"] + sum(map(len, planned.made.share.sends[:phase]))
+    return list(range(at, at + len(planned.made.share.sends[phase])))
+
+
+def _results_of(planned: PlannedLayer) -> list[int]:
+    at = _starts(planned)
+    return [*range(at["leaving"]), *range(at["results"], at["sends"])]
+
+
+class _Specs(Mapping[Name, Any]):
+    """Global shape and dtype of what the programs of a layer take."""
+
+    def __init__(self, layers: Layering, layer: PlannedLayer) -> None:
+        self.layers = layers
+        self.known: dict[Name, Any] = {}
+        self.micro: dict[Any, Any] = {}
+        self.rows: dict[int, Any] = {}
+        made = layer.made.graph
+        graph = made.graph
+        for i, argument in enumerate(layer.made.arguments):
+            if i in made.batch_dims:
+                shape = graph.tensors[graph.inputs[i]].shape
+                dtype = layers.split.in_avals[argument].dtype
+                self.rows[argument] = jax.ShapeDtypeStruct(shape, dtype)
+        for v, c in zip(layer.entering, made.entering, strict=True):
+            self.micro[v] = graph.tensors[graph.inputs[c.value]]
+        for v, c in zip(layer.leaving, made.leaving, strict=True):
+            self.micro.setdefault(v, graph.tensors[graph.outputs[c.value]])
+
+    def __getitem__(self, name: Name) -> Any:
+        match name.kind:
+            case "argument":
+                aval = self.layers.split.in_avals[name.what]
+            case "rows":
+                return self.rows[name.what]
+            case "gradient":
+                aval = self.layers.split.roots[name.what].aval
+            case "value":
+                aval = self.layers.update.values[name.what].aval
+            case "shared":
+                aval = name.what.aval
+            case "activation":
+                return self._rows(name.what)
+            case "cotangent":
+                return self._rows(name.what[0])
+            case "index":
+                return jax.ShapeDtypeStruct((), np.int32)
+            case _:
+                return self.known[name]
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    def _rows(self, variable: Any) -> Any:
+        return jax.ShapeDtypeStruct(self.micro[variable].shape, variable.aval.dtype)
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)

@@ -1,0 +1,155 @@
+"""Programs of a stage as XLA executables on its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.program.names import Name, ProgramSpec
+from meshwise.runtime.compile import checked
+from meshwise.spmd.layer import DeviceProgram
+from meshwise.spmd.part import border_spec, packed, unpacked
+from meshwise.spmd.program import abstract_mesh, compile_options
+
+# What a later program overwrites has a buffer of its own.
+_OVERWRITTEN = frozenset(("sum", "result"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProgram:
+    """One program of a layer.
+
+    Attributes:
+        name: For messages and traces.
+        inputs: What it takes.
+        outputs: What it makes; several may be one value.
+        places: For each output its place among the results.
+        donated: Positions of inputs that it overwrites.
+        run: The executable, on global arrays.
+        in_shardings: Of the inputs.
+        in_avals: Global shapes and dtypes of the inputs, as they come in.
+        out_avals: Of the outputs, as they leave.
+    """
+
+    name: str
+    inputs: tuple[Name, ...]
+    outputs: tuple[Name, ...]
+    places: tuple[int, ...]
+    donated: tuple[int, ...]
+    run: Any
+    in_shardings: tuple[NamedSharding, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+
+    def spec(self, number: int) -> ProgramSpec:
+        """The program as instructions see it."""
+        return ProgramSpec(
+            number=number,
+            label=self.name,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            places=self.places,
+            donated=self.donated,
+        )
+
+
+class CompilationCache:
+    """Executables by the text of their programs: equal layers on the same devices share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[Any, ...]], Any] = {}
+
+    def compiled(self, lowered: Any, mesh: Mesh, name: str) -> Any:
+        """The executable of a lowered program.
+
+        Raises:
+            ProgramError: on XLA:CPU collectives would race.
+        """
+        key = (lowered.as_text(), tuple(mesh.devices.flat))
+        if key not in self._known:
+            self._known[key] = checked(lowered, mesh.devices, name)
+        return self._known[key]
+
+
+def compiled_program(
+    name: str,
+    function: DeviceProgram,
+    specs: Mapping[Name, Any],
+    logical: LogicalMesh,
+    mesh: Mesh,
+    cache: CompilationCache,
+) -> CompiledProgram:
+    """Lower and compile a program.
+
+    Args:
+        name: For messages.
+        function: On local tiles.
+        specs: Global shape and dtype of each input as it comes in (`border_spec`).
+        logical: The mesh as planned.
+        mesh: Its devices.
+        cache: Of executables.
+
+    Raises:
+        ProgramError: on XLA:CPU collectives would race.
+    """
+    names = logical.names
+    in_specs = tuple(border_spec(n.layout, names) for n in function.inputs)
+    given = [specs[n] for n in function.inputs]
+    ends = [border_spec(n.layout, names) for n in function.outputs]
+    places: list[int] = []
+
+    def distinct(*args: Any) -> tuple[Any, ...]:
+        """Each value once: an activation that leaves may be kept, too."""
+        tiles = [unpacked(a, n.layout) for a, n in zip(args, function.inputs, strict=True)]
+        results = function.run(tiles)
+        seen: dict[object, int] = {}
+        kept: list[Any] = []
+        places.clear()
+        for value, n, spec in zip(results, function.outputs, ends, strict=True):
+            key = (id(value), spec, n if n.kind in _OVERWRITTEN else None)
+            if key not in seen:
+                seen[key] = len(kept)
+                kept.append(packed(value, n.layout))
+            places.append(seen[key])
+        return tuple(kept)
+
+    # Which results are one value shows only when the program is traced.
+    nothing = jax.shard_map(
+        lambda *args: (distinct(*args), ())[1],
+        mesh=abstract_mesh(logical),
+        in_specs=in_specs,
+        out_specs=(),
+        check_vma=False,
+    )
+    jax.eval_shape(nothing, *given)
+    found = tuple(places)
+    out_specs = tuple(spec for n, spec in enumerate(ends) if found.index(found[n]) == n)
+    mapped = jax.shard_map(
+        distinct, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    in_shardings = tuple(NamedSharding(mesh, spec) for spec in in_specs)
+    platform = mesh.devices.flat[0].platform
+    lowered = jax.jit(
+        mapped,
+        in_shardings=in_shardings,
+        out_shardings=tuple(NamedSharding(mesh, spec) for spec in out_specs),
+        donate_argnums=function.donated,
+        compiler_options=compile_options(platform, logical.num_devices),
+    ).lower(*given)
+    made = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info]
+    return CompiledProgram(
+        name=name,
+        inputs=function.inputs,
+        outputs=function.outputs,
+        places=found,
+        donated=function.donated,
+        run=cache.compiled(lowered, mesh, name),
+        in_shardings=in_shardings,
+        in_avals=tuple(given),
+        out_avals=tuple(made[place] for place in found),
+    )

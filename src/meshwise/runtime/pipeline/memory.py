@@ -1,0 +1,77 @@
+"""What one device of a stage holds, as XLA reports it for the compiled programs of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from meshwise.inter.footprint import Footprint
+from meshwise.program.names import Name
+from meshwise.runtime.pipeline.build import CompiledLayer
+from meshwise.runtime.pipeline.compiled import CompiledProgram
+
+
+def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
+    """Bytes of one device for the layers of one stage, in the parts that the planner predicts.
+
+    What XLA says of a program are its arguments, results and temporaries; which of them stay is
+    known by their names.
+    """
+    found = [_of_layer(layer) for layer in layers]
+    return Footprint(
+        resident_bytes=sum(f.resident_bytes for f in found),
+        microbatch_bytes=sum(f.microbatch_bytes for f in found),
+        temporary_bytes=max(f.temporary_bytes for f in found),
+    )
+
+
+def _of_layer(layer: CompiledLayer) -> Footprint:
+    resident = {n: b for p in layer.programs for n, b in _inputs(p).items() if n.kind == "argument"}
+    resident |= _outputs(layer.before)
+    read = _inputs(layer.backward)
+    stays = ("activation", "rows", "kept", "entering")
+    kept = {n: b for n, b in read.items() if n.kind in stays}
+    counted = {**resident, **kept}
+    return Footprint(
+        resident_bytes=sum(resident.values()),
+        microbatch_bytes=_distinct(layer.forward, kept),
+        temporary_bytes=max(_extra(program, counted) for program in layer.programs),
+    )
+
+
+def _inputs(program: CompiledProgram) -> dict[Name, int]:
+    found = zip(program.inputs, program.in_shardings, program.in_avals, strict=True)
+    return {n: _local_bytes(sharding, aval) for n, sharding, aval in found}
+
+
+def _outputs(program: CompiledProgram) -> dict[Name, int]:
+    shardings = program.run.output_shardings
+    return {
+        n: _local_bytes(shardings[place], aval)
+        for n, place, aval in zip(program.outputs, program.places, program.out_avals, strict=True)
+    }
+
+
+def _local_bytes(sharding: Any, aval: Any) -> int:
+    return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
+
+
+def _distinct(program: CompiledProgram, wanted: dict[Name, int]) -> int:
+    """Bytes of values, those that are one result of a program counted once."""
+    place = dict(zip(program.outputs, program.places, strict=True))
+    return sum({place.get(n, n): b for n, b in wanted.items()}.values())
+
+
+def _extra(program: CompiledProgram, counted: dict[Name, int]) -> int:
+    """What a program needs on top of what is there anyway."""
+    found = program.run.memory_analysis()
+    total = (
+        found.argument_size_in_bytes
+        + found.output_size_in_bytes
+        + found.temp_size_in_bytes
+        - found.alias_size_in_bytes
+    )
+    there = {n: b for n, b in _inputs(program).items() if n in counted}
+    made = {n: b for n, b in _outputs(program).items() if n in counted and n not in there}
+    return int(total) - sum(there.values()) - _distinct(program, made)

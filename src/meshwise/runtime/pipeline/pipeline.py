@@ -1,0 +1,179 @@
+"""A compiled pipeline in one process, and the thread that runs its instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from meshwise.graph.layout import Layout
+from meshwise.program.emit import emit
+from meshwise.program.instructions import (
+    Free,
+    Instruction,
+    Load,
+    PipelineProgram,
+    Receive,
+    Run,
+    Send,
+)
+from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
+from meshwise.runtime.pipeline.compiled import CompiledProgram
+from meshwise.runtime.pipeline.joining import Joining
+from meshwise.schedules.schedule import Schedule
+from meshwise.spmd.part import border_spec
+from meshwise.trace.layers.layering import Layering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A pipeline that is ready to run.
+
+    Attributes:
+        layers: Of the step.
+        compiled: The layers with their executables.
+        meshes: One for each stage.
+        executables: By number.
+        program: What each mesh does.
+        schedule: In which order.
+    """
+
+    layers: Layering
+    compiled: tuple[CompiledLayer, ...]
+    meshes: tuple[Mesh, ...]
+    executables: tuple[CompiledProgram, ...]
+    program: PipelineProgram
+    schedule: Schedule
+
+    def run(self, flat: Sequence[Any]) -> list[Any]:
+        """One step.
+
+        Args:
+            flat: Arguments of the step, of any placement.
+
+        Returns:
+            Its results, each on the mesh of its stage.
+        """
+        return _Step(self, flat).run()
+
+
+def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Schedule) -> Pipeline:
+    """Compile a pipeline.
+
+    Args:
+        layers: Of the step.
+        choices: Its stages.
+        schedule: Who runs what in which order.
+
+    Raises:
+        TraceError: a value crosses a cut in a way that cannot be run yet.
+        ProgramError: XLA:CPU would let collectives race.
+        PlanError: the schedule waits for itself.
+    """
+    compiled = compiled_layers(layers, choices, schedule.num_microbatches)
+    executables: list[CompiledProgram] = []
+    specs = []
+    for layer in compiled:
+        specs.append(layer.spec(len(executables)))
+        executables += layer.programs
+    meshes: list[Mesh] = []
+    for layer in compiled:
+        if layer.stage == len(meshes):
+            meshes.append(layer.mesh)
+    joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
+    return Pipeline(
+        layers=layers,
+        compiled=tuple(compiled),
+        meshes=tuple(meshes),
+        executables=(*executables, *joining.programs),
+        program=emit(specs, joining.spec, schedule),
+        schedule=schedule,
+    )
+
+
+def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, tuple[Mesh, Layout, int]]:
+    """Parameters of which more than one layer sends a gradient, with their owners."""
+    count: dict[int, int] = {}
+    for layer in compiled:
+        for name in layer.once[0].outputs:
+            if name.kind == "gradient":
+                count[name.what] = count.get(name.what, 0) + 1
+    return {
+        name.what: (layer.mesh, name.layout, count[name.what])
+        for layer in compiled
+        for program in layer.once
+        for name in program.inputs
+        if name.kind == "gradient" and count[name.what] > 1
+    }
+
+
+class _Step:
+    """The buffers of one step."""
+
+    def __init__(self, pipeline: Pipeline, flat: Sequence[Any]) -> None:
+        self.pipeline = pipeline
+        self.flat = flat
+        self.buffers: list[dict[int, Any]] = []
+        self.travelling: dict[int, Any] = {}
+        for mesh, program in zip(pipeline.meshes, pipeline.program.meshes, strict=True):
+            self.buffers.append({load.buffer: self.loaded(mesh, load) for load in program.loads})
+
+    def loaded(self, mesh: Mesh, load: Load) -> Any:
+        """What is in a buffer when the step begins."""
+        match load.kind:
+            case "index":
+                value: Any = np.int32(load.microbatch)
+            case "rows":
+                value = self.rows(load.number, load.microbatch)
+            case _:
+                value = self.flat[load.number]
+        return put(value, mesh, load.layout)
+
+    def rows(self, argument: int, microbatch: int) -> Any:
+        """Rows of a micro-batch."""
+        layers = self.pipeline.layers
+        dim, value = layers.split.batch_dims[argument], self.flat[argument]
+        size = value.shape[dim] // self.pipeline.schedule.num_microbatches
+        place = [slice(None)] * value.ndim
+        place[dim] = slice(microbatch * size, (microbatch + 1) * size)
+        return value[tuple(place)]
+
+    def run(self) -> list[Any]:
+        """All instructions, in an order in which none waits for a later one."""
+        program = self.pipeline.program
+        lists = [iter(mesh.instructions) for mesh in program.meshes]
+        for mesh in program.order:
+            self.step(mesh, next(lists[mesh]))
+        results: dict[int, Any] = {j: self.flat[i] for j, i in program.passed}
+        for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
+            results.update((j, buffers[b]) for j, b in mesh.results)
+        return [results[j] for j in range(len(results))]
+
+    def step(self, mesh: int, instruction: Instruction) -> None:
+        """One instruction."""
+        buffers = self.buffers[mesh]
+        match instruction:
+            case Run():
+                executable = self.pipeline.executables[instruction.program]
+                made = executable.run(*(buffers[b] for b in instruction.inputs))
+                for b in instruction.donated:
+                    del buffers[b]
+                buffers.update(zip(instruction.outputs, made, strict=True))
+            case Send():
+                target = self.pipeline.meshes[instruction.mesh]
+                value = buffers[instruction.buffer]
+                self.travelling[instruction.transfer] = put(value, target, instruction.layout)
+            case Receive():
+                buffers[instruction.buffer] = self.travelling.pop(instruction.transfer)
+            case Free():
+                for b in instruction.buffers:
+                    del buffers[b]
+
+
+def put(value: Any, mesh: Mesh, layout: Layout) -> Any:
+    """A value on a mesh, in a layout."""
+    return jax.device_put(value, NamedSharding(mesh, border_spec(layout, mesh.axis_names)))

@@ -1,0 +1,89 @@
+"""Parts of a planned program, and values at their borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.layout import Layout, without_partial
+from meshwise.plan.restricted import GraphPart
+from meshwise.resharding.within import path
+from meshwise.spmd.collectives import apply_step
+from meshwise.spmd.lower import run_local
+from meshwise.spmd.program import partition_spec
+from meshwise.trace.program import Program
+
+
+def part_program(program: Program, part: GraphPart) -> Program:
+    """The equations of a part of a program's graph."""
+    return Program(
+        (*program.avals, *(program.avals[t] for t in part.copies)),
+        part.graph.inputs,
+        tuple(
+            replace(program.nodes[i], inputs=op.inputs)
+            for i, op in zip(part.operators, part.graph.operators, strict=True)
+        ),
+        part.graph.outputs,
+        program.constants,
+    )
+
+
+def run_part(
+    program: Program, part: GraphPart, mesh: LogicalMesh, args: Sequence[Any], *, in_order: bool
+) -> list[Any]:
+    """Run a part on local tiles of its inputs.
+
+    Args:
+        program: The whole program.
+        part: Of its graph.
+        mesh: The mesh; its axis names are bound by the caller's `shard_map`.
+        args: Local tiles, in the order of the part's inputs.
+        in_order: Keep collectives and loops apart by data (`spmd.order`).
+    """
+    own = part_program(program, part)
+    return run_local(own, part.graph, part.decision, mesh, args, in_order=in_order)
+
+
+def moved(
+    value: Any, shape: tuple[int, ...], before: Layout, after: Layout, mesh: LogicalMesh
+) -> Any:
+    """A local tile in another layout.
+
+    Args:
+        value: The tile.
+        shape: Of the whole tensor.
+        before: How it lies.
+        after: How it shall lie.
+        mesh: The mesh.
+    """
+    layout = before
+    if before != after:
+        for step in path(shape, value.dtype.itemsize, before, after, mesh):
+            value = apply_step(value, layout, step, mesh.sizes, mesh.names)
+            layout = step.layout
+    return value
+
+
+def border_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
+    """The PartitionSpec of a value between programs.
+
+    The terms of a partial sum lie one behind the other along a dim before all others.
+    """
+    whole = partition_spec(without_partial(layout), names)
+    if not layout.partial:
+        return whole
+    return PartitionSpec(tuple(names[a] for a in layout.partial), *whole)
+
+
+def packed(value: Any, layout: Layout) -> Any:
+    """A local tile as it leaves a program."""
+    return value[None] if layout.partial else value
+
+
+def unpacked(value: Any, layout: Layout) -> Any:
+    """A local tile as it came into a program."""
+    return value[0] if layout.partial else value
