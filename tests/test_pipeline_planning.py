@@ -111,7 +111,7 @@ def test_more_freedom_is_never_slower(two_stages: tuple[PipelinePlan, Timeline])
 
 def test_tight_memory_is_kept_or_refused() -> None:
     loose, _ = planned()
-    limit = int(loose.peak_bytes * 0.8)
+    limit = int(loose.peak_bytes * 0.85)
     tight, _ = planned(memory_bytes=limit)
     assert tight.peak_bytes <= limit
     assert tight.step_time_s >= loose.step_time_s * (1 - 1e-9)

@@ -133,8 +133,9 @@ def test_held_bytes_are_those_of_the_plan(gpt: Layering, price: float) -> None:
         resident = pairs + sum(r[c] for r, c in zip(held.resident, choice, strict=True))
         passing = sum(m[c] for m, c in zip(held.microbatch, choice, strict=True))
         assert resident == pytest.approx(entry.memory.resident_bytes, rel=1e-3)
-        # Copies in other layouts that both passes read are kept in place of the value.
-        assert passing == pytest.approx(entry.memory.microbatch_bytes, rel=0.25)
+        # Copies in other layouts that both passes read are kept in place of the value: the sum of
+        # choices does not see them.
+        assert passing <= entry.memory.microbatch_bytes * 1.1
 
 
 def test_no_run_is_below_its_bound(gpt: Layering) -> None:
