@@ -67,7 +67,7 @@ def planned(pins: Any, **changes: Any) -> PipelinePlan:
     step, state, batch = make_step(3)
     given = {"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), "remats": ("none",)}
     request = PipelineRequest(**{**given, "pins": pins, **changes})
-    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request)[0]
+    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request).plan
 
 
 def ranges(plan: PipelinePlan) -> list[tuple[int, int]]:

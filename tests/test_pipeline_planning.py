@@ -47,7 +47,8 @@ def planned(**changes: Any) -> tuple[PipelinePlan, Timeline]:
     request = PipelineRequest(
         **{"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), **changes}
     )
-    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request)
+    found = plan_pipeline(step, (state, batch), {}, SIGNATURE, request)
+    return found.plan, found.timeline
 
 
 @pytest.fixture(scope="module")

@@ -50,3 +50,28 @@ def zeros_of_spec(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.zeros(leaf.shape, leaf.dtype)
     return leaf
+
+
+def born_on_stages(fun: Callable[..., Any], args: tuple[Any, ...], shardings: Any) -> Any:
+    """What a function makes, each leaf where it lives: no device holds more than its share.
+
+    Args:
+        fun: Makes the state.
+        args: Its arguments.
+        shardings: For each leaf; None for one that may lie anywhere.
+    """
+    wanted, tree = jax.tree.flatten(shardings, is_leaf=lambda x: x is None)
+    groups: dict[Any, list[int]] = {}
+    for n, sharding in enumerate(wanted):
+        groups.setdefault(None if sharding is None else sharding.mesh, []).append(n)
+    found: list[Any] = [None] * len(wanted)
+    for mesh, places in groups.items():
+
+        def some(*args: Any, places: list[int] = places) -> list[Any]:
+            leaves = jax.tree.leaves(fun(*args))
+            return [leaves[n] for n in places]
+
+        asked = None if mesh is None else [wanted[n] for n in places]
+        for n, leaf in zip(places, jax.jit(some, out_shardings=asked)(*args), strict=True):
+            found[n] = leaf
+    return jax.tree.unflatten(tree, found)

@@ -11,6 +11,7 @@ from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
+PipelineScheduleName = Literal["1f1b", "gpipe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,31 @@ class IntraOp:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Everything found by optimisation; on one mesh the same as `IntraOp()`."""
+    """Everything found by optimisation; on one mesh the same as `IntraOp()`.
+
+    Attributes:
+        time_limit_s: For the solver, for each view of a mesh.
+        seed: Of the solver.
+        stages: Pipeline stages; None for one mesh.
+        schedule: Of the pipeline: "1f1b" or "gpipe".
+    """
 
     time_limit_s: float = 60.0
     seed: int = 0
+    stages: int | None = None
+    schedule: PipelineScheduleName = "1f1b"
 
     def __post_init__(self) -> None:
         _check_solver_limits(self)
+        if self.stages is not None and not _is_size(self.stages):
+            raise PlanError(
+                f"Auto(stages={self.stages!r}): stages must be a whole number of at least 1"
+            )
+        if self.schedule not in get_args(PipelineScheduleName):
+            raise PlanError(
+                f"Auto(schedule={self.schedule!r}): the schedules that can run are "
+                f"{' and '.join(map(repr, get_args(PipelineScheduleName)))}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +180,11 @@ class Follow:
 
 
 Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay | Follow
+
+
+def is_pipeline(method: Method) -> bool:
+    """Whether a method asks for a pipeline that can run."""
+    return isinstance(method, Auto) and method.stages is not None
 
 
 def asks_for_stages(method: Method) -> str:

@@ -19,18 +19,21 @@ from meshwise.arguments import (
     step_name,
 )
 from meshwise.errors import PlanError, TraceError
-from meshwise.init_state import split_init_args, state_place, zeros_of_spec
+from meshwise.init_state import born_on_stages, split_init_args, state_place, zeros_of_spec
+from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.jax_compat import is_tracer
-from meshwise.methods import PlannedStep, asks_for_stages
+from meshwise.methods import PlannedStep, asks_for_stages, is_pipeline
+from meshwise.pipeline_planning import PlannedPipeline, plan_pipeline
+from meshwise.pipeline_request import pipeline_request
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.pricing import Progress, priced
-from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.trace.step import TracedStep, abstract, trace_step
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
 if TYPE_CHECKING:
     from meshwise.runtime.executable import Executable
+    from meshwise.runtime.pipeline.executable import PipelineExecutable
 
 _NOT_FITTING = (TypeError, ValueError)
 
@@ -48,9 +51,10 @@ class ParallelStep(PlannedStep):
         self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
         self._traced: dict[Any, TracedStep] = {}
         self._plans: dict[Any, Plan] = {}
-        self._executables: dict[Any, Executable] = {}
-        self._recent: dict[Any, Executable] = {}
-        self._last: Executable | None = None
+        self._pipelines: dict[Any, PlannedPipeline] = {}
+        self._executables: dict[Any, Executable | PipelineExecutable] = {}
+        self._recent: dict[Any, Executable | PipelineExecutable] = {}
+        self._last: Executable | PipelineExecutable | None = None
         self._of_classes: dict[type, ParallelStep] = {}
         update_wrapper(self, fun)
 
@@ -111,7 +115,7 @@ class ParallelStep(PlannedStep):
                 pass  # other shapes, or arrays that lie elsewhere
             else:
                 self._last = recent
-                return jax.tree.unflatten(recent.traced.out_tree, out)
+                return jax.tree.unflatten(recent.out_tree, out)
         if any(map(is_tracer, leaves)):
             raise TraceError(
                 f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
@@ -121,16 +125,19 @@ class ParallelStep(PlannedStep):
         fitting = self._executable(binding, call)
         self._recent[shape] = self._last = fitting
         out = fitting.run(fitting.place(leaves))
-        return jax.tree.unflatten(fitting.traced.out_tree, out)
+        return jax.tree.unflatten(fitting.out_tree, out)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans made so far, oldest first."""
+        """The plans of one mesh made so far, oldest first."""
         return tuple(self._plans.values())
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
-        return self._plan(*self._taken_apart(args, kwargs))[1]
+        binding, call = self._taken_apart(args, kwargs)
+        if is_pipeline(self._request.method):
+            return self._pipeline(binding, call).plan
+        return self._plan(binding, call)[1]
 
     def priced(
         self,
@@ -153,7 +160,10 @@ class ParallelStep(PlannedStep):
         Raises:
             PlanError: the plan is replayed.
         """
-        traced, plan = self._plan(*self._taken_apart(args, kwargs))
+        binding, call = self._taken_apart(args, kwargs)
+        if is_pipeline(self._request.method):
+            raise PlanError("prices of other choices are known for plans of one mesh only")
+        traced, plan = self._plan(binding, call)
         return priced(
             traced, plan, self._request, rivals=rivals, more_bytes=more_bytes, progress=progress
         )
@@ -201,6 +211,8 @@ class ParallelStep(PlannedStep):
             jax.tree.structure(state), executable.in_shardings[start:stop]
         )
         concrete = jax.tree.map(zeros_of_spec, fun_args)
+        if is_pipeline(self._request.method):
+            return born_on_stages(fun, concrete, shardings)
         return jax.jit(fun, out_shardings=shardings)(*concrete)
 
     def program_text(self, *args: Any, **kwargs: Any) -> str:
@@ -212,11 +224,11 @@ class ParallelStep(PlannedStep):
 
     def compiled_text(self, *args: Any, **kwargs: Any) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
-        return {"step": self._executable(*self._taken_apart(args, kwargs)).compiled.as_text()}
+        return self._executable(*self._taken_apart(args, kwargs)).compiled_text()
 
     def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
         """Memory of one device as XLA reports it for the compiled step, in bytes."""
-        return device_peak_bytes(self._executable(*self._taken_apart(args, kwargs)).compiled)
+        return self._executable(*self._taken_apart(args, kwargs)).measured_peak_bytes()
 
     def stats(self) -> dict[str, float]:
         """What is known of the last step's program: seconds, bytes.
@@ -229,7 +241,7 @@ class ParallelStep(PlannedStep):
         return {
             "predicted_step_time_s": self._last.plan.step_time_s,
             "predicted_peak_bytes": float(self._last.plan.peak_bytes),
-            "measured_peak_bytes": float(device_peak_bytes(self._last.compiled)),
+            "measured_peak_bytes": float(self._last.measured_peak_bytes()),
             "compile_s": self._last.compile_s,
         }
 
@@ -273,16 +285,32 @@ class ParallelStep(PlannedStep):
                 warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
         return self._traced[key], self._plans[key]
 
-    def _executable(self, binding: Binding, call: Call) -> Executable:
+    def _pipeline(self, binding: Binding, call: Call) -> PlannedPipeline:
+        key = self._key(binding, call)
+        if key not in self._pipelines:
+            self._pipelines[key] = plan_pipeline(
+                binding.function(self._fun, call.statics),
+                call.args,
+                call.kwargs,
+                binding.signature,
+                pipeline_request(self._request),
+            )
+        return self._pipelines[key]
+
+    def _executable(self, binding: Binding, call: Call) -> Executable | PipelineExecutable:
         from meshwise.runtime.executable import compile_step
+        from meshwise.runtime.pipeline.executable import compile_pipeline
 
         key = self._key(binding, call)
+        if key not in self._executables and is_pipeline(self._request.method):
+            found = self._pipeline(binding, call)
+            self._executables[key] = compile_pipeline(found.layers, found.plan, found.decisions)
         if key not in self._executables:
             traced, plan = self._plan(binding, call)
             self._executables[key] = compile_step(traced, plan)
         return self._executables[key]
 
-    def _executable_for_state(self, state: Any) -> tuple[Executable, int]:
+    def _executable_for_state(self, state: Any) -> tuple[Executable | PipelineExecutable, int]:
         """A step that takes such a state, and the position of the state's first leaf."""
         from meshwise.runtime.executable import compile_step
 

@@ -11,7 +11,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import TraceError
 from meshwise.inter.clustering import Ranges
-from meshwise.inter.finish import finished
+from meshwise.inter.finish import finished, stage_decisions
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
@@ -20,6 +20,7 @@ from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.search import SearchOptions
 from meshwise.pinned_search import pinned_search
 from meshwise.pipeline_pins import PipelinePin, read_pins
+from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
@@ -101,8 +102,26 @@ def layers_of(
             raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
         ranges = found.ranges
     local = statistics == "local"
-    layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local)
+    trees = (opened.in_tree, opened.out_tree)
+    layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local, trees=trees)
     return layers, math.fsum(chain.flop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPipeline:
+    """A pipeline that was found.
+
+    Attributes:
+        layers: Of the step.
+        plan: Its stages.
+        timeline: Of a step, simulated.
+        decisions: For each stage the plans of its layers.
+    """
+
+    layers: Layering
+    plan: PipelinePlan
+    timeline: Timeline
+    decisions: tuple[tuple[GraphDecision, ...], ...]
 
 
 def plan_pipeline(
@@ -112,7 +131,7 @@ def plan_pipeline(
     signature: StepSignature,
     request: PipelineRequest,
     report: Callable[[str], object] = lambda _: None,
-) -> tuple[PipelinePlan, Timeline]:
+) -> PlannedPipeline:
     """Find the fastest pipeline for a step, and simulate it.
 
     Args:
@@ -139,7 +158,7 @@ def plan_pipeline(
         report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
         options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()
-        return plan_layers(layers, request.cluster, options, report, pins)
+        return planned_layers(layers, request.cluster, options, report, pins)
 
 
 def search_options(layers: Layering, step_flop: float, request: PipelineRequest) -> SearchOptions:
@@ -163,6 +182,18 @@ def plan_layers(
     report: Callable[[str], object] = lambda _: None,
     pins: Sequence[PipelinePin] = (),
 ) -> tuple[PipelinePlan, Timeline]:
+    """The plan of `planned_layers`, and its simulated timeline."""
+    found = planned_layers(layers, cluster, options, report, pins)
+    return found.plan, found.timeline
+
+
+def planned_layers(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+    pins: Sequence[PipelinePin] = (),
+) -> PlannedPipeline:
     """Find the fastest pipeline for given layers, and simulate it.
 
     Args:
@@ -182,7 +213,7 @@ def plan_layers(
     if pins:
         space = f"{found.plan.space}; pins {', '.join(pin.text for pin in pins)}"
         found = replace(found, plan=replace(found.plan, space=space))
-    return finished(
+    plan, timeline = finished(
         source,
         cluster,
         found,
@@ -191,6 +222,8 @@ def plan_layers(
         step_flop=options.step_flop,
         tied=layers.tied_names(),
     )
+    decisions = stage_decisions(found, costs)
+    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 
 
 def _asked(request: PipelineRequest) -> Iterator[PipelinePin]:

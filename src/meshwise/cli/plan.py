@@ -167,7 +167,8 @@ def plan(
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:
         fun, state, rows = _named(model, batch, dtype) if model else _own(step or "")
-        found, timeline = plan_pipeline(fun, (state, rows), {}, signature, request, report)
+        planned = plan_pipeline(fun, (state, rows), {}, signature, request, report)
+        found, timeline = planned.plan, planned.timeline
         found = dataclasses.replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error

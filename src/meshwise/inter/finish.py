@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, entries
+from meshwise.inter.conditioned import ConditionedLayer, Entry
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
@@ -14,6 +15,7 @@ from meshwise.inter.search import Found
 from meshwise.inter.simulated_plan import simulate_stages
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, VariantCosts
+from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.timeline import Timeline
 
 # Seconds of the forward and backward pass by the `id` of a plan of a layer.
@@ -88,6 +90,25 @@ def finished(
     return plan, timeline
 
 
+def stage_decisions(found: Found, costs: VariantCosts) -> tuple[tuple[GraphDecision, ...], ...]:
+    """For each stage the plans of its layers."""
+    return tuple(
+        tuple(plan.decision for plan in _layer_plans(found, costs, stage)[1])
+        for stage in found.plan.stages
+    )
+
+
+def _layer_plans(
+    found: Found, costs: VariantCosts, stage: Stage
+) -> tuple[list[ConditionedLayer], list[Entry]]:
+    """All layers under the variant of a stage; the plans of those of the stage."""
+    variant = found.variants[stage.submesh][stage.variant]
+    layers = costs.layers(variant, found.problem.num_microbatches)
+    assert layers is not None
+    states = cheapest_states(layers, stage.first_layer, stage.last_layer)
+    return layers, entries(layers, stage.first_layer, states)
+
+
 def _stage(
     source: NamedLayers,
     found: Found,
@@ -100,10 +121,7 @@ def _stage(
     problem, kind = found.problem, found.kinds[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
     count = problem.num_microbatches
-    layers = costs.layers(variant, count)
-    assert layers is not None
-    states = cheapest_states(layers, stage.first_layer, stage.last_layer)
-    plans = entries(layers, stage.first_layer, states)
+    layers, plans = _layer_plans(found, costs, stage)
     numbers = range(stage.first_layer, stage.last_layer + 1)
     forward_s = backward_s = 0.0
     for k, plan in zip(numbers, plans, strict=True):

@@ -18,6 +18,7 @@ from meshwise.runtime.donation import (
     without_repeats,
     without_shared_memory,
 )
+from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
@@ -43,6 +44,19 @@ class Executable:
     compile_s: float
     kept: tuple[int, ...]
     handover: Handover
+
+    @property
+    def out_tree(self) -> Any:
+        """Tree of the results."""
+        return self.traced.out_tree
+
+    def compiled_text(self) -> dict[str, str]:
+        """Optimised HLO, by name."""
+        return {"step": self.compiled.as_text()}
+
+    def measured_peak_bytes(self) -> int:
+        """Memory of one device as XLA reports it."""
+        return device_peak_bytes(self.compiled)
 
     def place(self, leaves: Sequence[Any]) -> list[Any]:
         """Arguments in the shardings of the plan; those that are there already stay.

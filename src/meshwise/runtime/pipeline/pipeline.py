@@ -120,9 +120,15 @@ class _Step:
         self.buffers: list[dict[int, Any]] = []
         self.travelling: dict[int, Any] = {}
         for mesh, program in zip(pipeline.meshes, pipeline.program.meshes, strict=True):
-            self.buffers.append({load.buffer: self.loaded(mesh, load) for load in program.loads})
+            gone = {b for i in program.instructions if isinstance(i, Run) for b in i.donated}
+            self.buffers.append(
+                {
+                    load.buffer: self.loaded(mesh, load, is_donated=load.buffer in gone)
+                    for load in program.loads
+                }
+            )
 
-    def loaded(self, mesh: Mesh, load: Load) -> Any:
+    def loaded(self, mesh: Mesh, load: Load, *, is_donated: bool) -> Any:
         """What is in a buffer when the step begins."""
         match load.kind:
             case "index":
@@ -131,7 +137,7 @@ class _Step:
                 value = self.rows(load.number, load.microbatch)
             case _:
                 value = self.flat[load.number]
-        return put(value, mesh, load.layout)
+        return put(value, mesh, load.layout, is_donated=is_donated)
 
     def rows(self, argument: int, microbatch: int) -> Any:
         """Rows of a micro-batch."""
@@ -174,6 +180,17 @@ class _Step:
                     del buffers[b]
 
 
-def put(value: Any, mesh: Mesh, layout: Layout) -> Any:
-    """A value on a mesh, in a layout."""
-    return jax.device_put(value, NamedSharding(mesh, border_spec(layout, mesh.axis_names)))
+def put(value: Any, mesh: Mesh, layout: Layout, *, is_donated: bool = False) -> Any:
+    """A value on a mesh, in a layout.
+
+    Args:
+        value: The value.
+        mesh: Where it goes.
+        layout: How it lies there.
+        is_donated: Whether it is overwritten there: then it shares no memory with `value`, unless
+            it is `value`.
+    """
+    sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
+    return jax.device_put(value, sharding, may_alias=False if is_donated else None)

@@ -26,6 +26,7 @@ class Layering:
         local_statistics: Whether what does not separate into micro-batches becomes a statistic of
             each micro-batch alone.
         classes: For each layer the first one that is equal to it.
+        trees: Of the step's arguments and of its results, where they are known.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Layering:
         batch_size: int,
         *,
         local_statistics: bool = False,
+        trees: tuple[Any, Any] | None = None,
     ) -> None:
+        self.trees = trees
         self.split = split
         self.ranges = tuple(ranges)
         self.batch_size = batch_size

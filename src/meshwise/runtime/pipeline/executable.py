@@ -1,0 +1,147 @@
+"""A step as a compiled pipeline on the devices of this process: flat arrays in and out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from meshwise.errors import ClusterError, StateLostError
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.plan.decision import GraphDecision
+from meshwise.runtime.donation import check_alive
+from meshwise.runtime.pipeline.build import StageChoice
+from meshwise.runtime.pipeline.memory import measured_footprint
+from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
+from meshwise.schedules.registry import make_schedule
+from meshwise.spmd.part import border_spec
+from meshwise.trace.layers.layering import Layering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineExecutable:
+    """A compiled pipeline.
+
+    Attributes:
+        out_tree: Tree of the results.
+        in_avals: Flat arguments.
+        plan: What was decided.
+        pipeline: What runs.
+        in_shardings: Where each flat argument lives between steps; None for one that is not read.
+        compile_s: Seconds that lowering and compilation took.
+    """
+
+    out_tree: Any
+    in_avals: tuple[Any, ...]
+    plan: PipelinePlan
+    pipeline: Pipeline
+    in_shardings: tuple[NamedSharding | None, ...]
+    compile_s: float
+
+    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Arguments move to their stages when a step begins."""
+        return leaves
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run a step.
+
+        Raises:
+            StateLostError: an argument was donated to an earlier call, or the step failed after
+                it had taken over donated state.
+        """
+        check_alive(leaves, self.pipeline.layers.split.names)
+        try:
+            return self.pipeline.run(leaves)
+        except jax.errors.JaxRuntimeError as error:
+            lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
+            if lost:
+                raise StateLostError(
+                    f"the step failed while {lost} donated state arrays were being updated; "
+                    f"restore the last checkpoint ({error})"
+                ) from error
+            raise
+
+    def measured_peak_bytes(self) -> int:
+        """Memory of one device of the worst stage, as XLA reports it for the programs."""
+        found: list[int] = []
+        for number, stage in enumerate(self.plan.stages):
+            mine = [layer for layer in self.pipeline.compiled if layer.stage == number]
+            parts = measured_footprint(mine)
+            held = stage.in_flight * parts.microbatch_bytes
+            found.append(parts.resident_bytes + held + parts.temporary_bytes)
+        return max(found)
+
+    def compiled_text(self) -> dict[str, str]:
+        """Optimised HLO of each program, by name."""
+        return {p.name: p.run.as_text() for p in self.pipeline.executables}
+
+
+def compile_pipeline(
+    layers: Layering,
+    plan: PipelinePlan,
+    decisions: Sequence[Sequence[GraphDecision]],
+) -> PipelineExecutable:
+    """Lower and compile a planned pipeline on the devices of this process.
+
+    Args:
+        layers: Of the step.
+        plan: Its stages.
+        decisions: For each stage those of its layers.
+
+    Raises:
+        ClusterError: the plan needs more devices than there are.
+        TraceError: a value crosses a cut in a way that cannot be run yet.
+        ProgramError: XLA:CPU would let collectives race.
+    """
+    devices = jax.devices()
+    count = plan.cluster.num_devices
+    if count > len(devices):
+        raise ClusterError(
+            f"the plan needs {count} devices, this process sees {len(devices)} "
+            f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
+        )
+    start = time.perf_counter()
+    choices = [
+        StageChoice(
+            first_layer=stage.first_layer,
+            last_layer=stage.last_layer,
+            mesh=stage.mesh,
+            devices=tuple(devices[stage.first_device :][: stage.num_devices]),
+            remat=stage.remat,
+            decisions=tuple(decided),
+        )
+        for stage, decided in zip(plan.stages, decisions, strict=True)
+    ]
+    schedule = make_schedule(
+        plan.schedule, num_stages=len(choices), num_microbatches=plan.num_microbatches
+    )
+    pipeline = make_pipeline(layers, choices, schedule)
+    return PipelineExecutable(
+        out_tree=None if layers.trees is None else layers.trees[1],
+        in_avals=layers.split.in_avals,
+        plan=plan,
+        pipeline=pipeline,
+        in_shardings=_homes(pipeline),
+        compile_s=time.perf_counter() - start,
+    )
+
+
+def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
+    """Where arguments live: state where its new value is made, others where they are read first."""
+    split = pipeline.layers.split
+    found: list[NamedSharding | None] = [None] * len(split.in_avals)
+    for mesh, program in zip(pipeline.meshes, pipeline.program.meshes, strict=True):
+        for load in program.loads:
+            if load.kind == "argument" and found[load.number] is None:
+                found[load.number] = NamedSharding(mesh, border_spec(load.layout, mesh.axis_names))
+    argument_of = {j: i for i, j in split.aliases}
+    for layer in pipeline.compiled:
+        shardings: Mapping[int, Any] = dict(enumerate(layer.once[-1].run.output_shardings))
+        for name, place in zip(layer.once[-1].outputs, layer.once[-1].places, strict=True):
+            if name.kind == "result" and name.what in argument_of:
+                found[argument_of[name.what]] = shardings[place]
+    return tuple(found)

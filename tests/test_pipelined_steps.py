@@ -1,0 +1,68 @@
+"""`parallelize` with pipeline stages: what a user calls, against JAX on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwise as mw
+from doubles.layered_steps import CLIPPED, gpt_step
+from meshwise.errors import PlanError, StateLostError
+
+pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
+
+
+@pytest.fixture
+def case() -> tuple[Any, Any, Any, list[float]]:
+    """The step, its state, a batch, and the losses of three steps on one device."""
+    step, (state, batch) = gpt_step(CLIPPED)
+    one, now = jax.jit(step), state
+    losses = []
+    for _ in range(3):
+        now, loss, _ = one(now, batch)
+        losses.append(float(loss))
+    return step, state, batch, losses
+
+
+def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
+    step, state, batch, losses = case
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2)
+    plan = staged.plan(state, batch)
+    assert len(plan.stages) == 2
+    key = jax.random.key_data(state[2])
+
+    def create(data: Any) -> Any:
+        return jax.tree.map(jnp.asarray, (*state[:2], jax.random.wrap_key_data(data), state[3]))
+
+    now = staged.init(create, key, batch)
+    # Born on its stage: no array is on all devices.
+    sizes = {len(x.sharding.device_set) for x in jax.tree.leaves(now[0])}
+    assert max(sizes) < len(jax.devices())
+    found = []
+    for _ in range(3):
+        before = now
+        now, loss, aux = staged(now, batch)
+        found.append(float(loss))
+    np.testing.assert_allclose(found, losses, rtol=1e-9)
+    assert set(aux) == {"mean", "norm"}
+    stats = staged.stats()
+    assert stats["measured_peak_bytes"] > 0
+    # The state was overwritten where it lay.
+    with pytest.raises(StateLostError, match="was donated to an earlier call"):
+        staged(before, batch)
+
+
+def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
+    step, state, batch, _ = case
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), dump_ilp=tmp_path)
+    with pytest.raises(PlanError, match="dump_ilp is not supported together with Auto"):
+        staged.plan(state, batch)
+    for wrong in (0, -1, 1.5, "two"):
+        with pytest.raises(PlanError, match="stages must be a whole number of at least 1"):
+            mw.Auto(stages=wrong)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="the schedules that can run are '1f1b' and 'gpipe'"):
+        mw.Auto(stages=2, schedule="eager")  # type: ignore[arg-type]
