@@ -27,7 +27,7 @@ _LESS_WORK = 0.95
 def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
-    Of all numbers up to `most` whose layers are of few kinds (by number of operators and FLOP) the
+    Of all numbers up to `most` whose layers all have heavy operators and are of few kinds (by number of operators and FLOP) the
     largest wins; or a larger one whose kinds take clearly less to plan, as in convolutional
     networks, where few kinds are long layers.
 
@@ -36,7 +36,10 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         most: At most so many layers.
     """
     found = [
-        layers for count in range(1, most + 1) if (layers := clustered(chain, count)) is not None
+        layers
+        for count in range(1, most + 1)
+        if (layers := clustered(chain, count)) is not None
+        and (count == 1 or all_are_heavy(chain, layers))
     ]
     kinds = [num_kinds(layers) for layers in found]
     repeating = [k for k, layers in zip(kinds, found, strict=True) if k < len(layers.ranges)]
@@ -67,6 +70,11 @@ def clustered(chain: OperatorChain, count: int) -> Layers | None:
         except InfeasibleError:
             continue
     return None
+
+
+def all_are_heavy(chain: OperatorChain, layers: Layers) -> bool:
+    """Whether every layer has a dense product or convolution: others are no work of their own."""
+    return all(chain.is_heavy[first : last + 1].any() for first, last in layers.ranges)
 
 
 def num_kinds(layers: Layers) -> int:
