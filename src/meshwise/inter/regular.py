@@ -27,9 +27,9 @@ _LESS_WORK = 0.95
 def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
-    Of all numbers up to `most` whose layers all have heavy operators and are of few kinds (by number of operators and FLOP) the
-    largest wins; or a larger one whose kinds take clearly less to plan, as in convolutional
-    networks, where few kinds are long layers.
+    Of all numbers up to `most` whose layers all have heavy operators and are of few kinds (by
+    number of operators and FLOP) the largest wins; or a larger one whose kinds take clearly less
+    to plan, as in convolutional networks, where few kinds are long layers.
 
     Args:
         chain: The operators.

@@ -60,8 +60,13 @@ def emit(
         schedule: Who runs what in which order.
 
     Raises:
-        PlanError: the schedule waits for itself.
+        PlanError: the schedule waits for itself, or splits the backward pass.
     """
+    if schedule.splits_backward or schedule.num_meshes != schedule.num_stages:
+        raise PlanError(
+            f"the schedule {schedule.name} splits the backward pass or runs several stages on a "
+            "mesh, which cannot run yet; use 1f1b, eager-1f1b or gpipe"
+        )
     emitter = _Emitter(layers, update, schedule)
     for layer in range(len(layers)):
         emitter.run(layers[layer].mesh, layers[layer].before, layer)
@@ -131,6 +136,16 @@ class _Emitter:
                 if n.kind == "activation":
                     self.wanted.setdefault(n.what, {})[layer.mesh, n.layout] = None
         self.done: set[Task] = set()
+        # For each stage the activations that others make, and the stages that send cotangents.
+        self.from_others: list[list[Name]] = [[] for _ in schedule.tasks]
+        self.readers: list[set[int]] = [set() for _ in schedule.tasks]
+        for layer in layers:
+            for n in layer.forward.inputs:
+                if n.kind == "activation" and layers[self.maker[n.what]].mesh != layer.mesh:
+                    self.from_others[layer.mesh].append(n)
+            for n in layer.backward.inputs:
+                if n.kind == "cotangent" and layers[n.what[1]].mesh != layer.mesh:
+                    self.readers[layer.mesh].add(layers[n.what[1]].mesh)
 
     # -- values -------------------------------------------------------------------------------
 
@@ -190,23 +205,24 @@ class _Emitter:
     def run(
         self, mesh: int, program: ProgramSpec, layer: int, microbatch: int = ONCE
     ) -> dict[Name, int]:
-        """Run an executable; returns the buffers of what it makes."""
+        """Run an executable, unless it makes nothing; returns the buffers of what it makes."""
+        if not program.outputs:
+            return {}
         state = self.meshes[mesh]
         inputs = tuple(self.buffer(mesh, n, layer, microbatch) for n in program.inputs)
-        outputs = tuple(state.new() for _ in range(max(program.places, default=-1) + 1))
+        outputs = tuple(state.new() for _ in range(max(program.places) + 1))
         made = {n: outputs[place] for n, place in zip(program.outputs, program.places, strict=True)}
-        if outputs or program.inputs:
-            self.add(
-                mesh,
-                Run(
-                    label=program.label,
-                    program=program.number,
-                    microbatch=microbatch,
-                    inputs=inputs,
-                    outputs=outputs,
-                    donated=tuple(inputs[i] for i in program.donated),
-                ),
-            )
+        self.add(
+            mesh,
+            Run(
+                label=program.label,
+                program=program.number,
+                microbatch=microbatch,
+                inputs=inputs,
+                outputs=outputs,
+                donated=tuple(inputs[i] for i in program.donated),
+            ),
+        )
         for n, b in made.items():
             if n.kind == "result":
                 state.results.append((n.what, b))
@@ -216,35 +232,13 @@ class _Emitter:
 
     def is_ready(self, task: Task) -> bool:
         """Whether all that comes from other stages is on its way."""
-        for layer, spec in enumerate(self.layers):
-            if spec.mesh != task.stage:
-                continue
-            program = spec.forward if task.kind == FORWARD else spec.backward
-            made = {
-                (n.kind, n.what)
-                for other in self.layers
-                if other.mesh == task.stage
-                for n in other.forward.outputs
-            }
-            for n in program.inputs:
-                if n.kind == "activation" and (n.kind, n.what) not in made:
-                    key = self.key(n, layer, task.microbatch)
-                    state = self.meshes[spec.mesh]
-                    if key not in state.buffers and key not in state.coming:
-                        return False
+        state = self.meshes[task.stage]
         if task.kind == FORWARD:
-            return True
-        if Task(FORWARD, task.stage, task.microbatch) not in self.done:
-            return False
-        later = range(task.stage + 1, self.schedule.num_stages)
-        sends = {self.layers[k].mesh for k in self.readers(task.stage)}
-        return all(Task(BACKWARD, t, task.microbatch) in self.done for t in later if t in sends)
-
-    def readers(self, stage: int) -> list[int]:
-        """Layers of later stages that send cotangents to a stage."""
-        inputs = [n for spec in self.layers if spec.mesh == stage for n in spec.backward.inputs]
-        readers: list[int] = [n.what[1] for n in inputs if n.kind == "cotangent"]
-        return [k for k in readers if self.layers[k].mesh != stage]
+            keys = [(name, task.microbatch) for name in self.from_others[task.stage]]
+            return all(key in state.buffers or key in state.coming for key in keys)
+        needed = [Task(BACKWARD, s, task.microbatch) for s in self.readers[task.stage]]
+        needed.append(Task(FORWARD, task.stage, task.microbatch))
+        return all(other in self.done for other in needed)
 
     def task(self, task: Task) -> None:
         """One stage's work on one micro-batch: its layers in turn."""

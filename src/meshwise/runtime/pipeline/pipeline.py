@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from meshwise.graph.layout import Layout
+from meshwise.graph.layout import Layout, replicated
 from meshwise.program.emit import emit
 from meshwise.program.instructions import (
     Free,
@@ -21,6 +21,7 @@ from meshwise.program.instructions import (
     Run,
     Send,
 )
+from meshwise.program.verify import verify_program
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.runtime.pipeline.joining import Joining
@@ -40,6 +41,7 @@ class Pipeline:
         executables: By number.
         program: What each mesh does.
         schedule: In which order.
+        indices: For each mesh the numbers of the micro-batches.
     """
 
     layers: Layering
@@ -48,6 +50,7 @@ class Pipeline:
     executables: tuple[CompiledProgram, ...]
     program: PipelineProgram
     schedule: Schedule
+    indices: tuple[tuple[Any, ...], ...]
 
     def run(self, flat: Sequence[Any]) -> list[Any]:
         """One step.
@@ -72,7 +75,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     Raises:
         TraceError: a value crosses a cut in a way that cannot be run yet.
         ProgramError: XLA:CPU would let collectives race.
-        PlanError: the schedule waits for itself.
+        PlanError: the schedule cannot run.
     """
     compiled = compiled_layers(layers, choices, schedule.num_microbatches)
     executables: list[CompiledProgram] = []
@@ -85,13 +88,19 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
         if layer.stage == len(meshes):
             meshes.append(layer.mesh)
     joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
+    program = emit(specs, joining.spec, schedule)
+    verify_program(program)
     return Pipeline(
         layers=layers,
         compiled=tuple(compiled),
         meshes=tuple(meshes),
         executables=(*executables, *joining.programs),
-        program=emit(specs, joining.spec, schedule),
+        program=program,
         schedule=schedule,
+        indices=tuple(
+            tuple(put(np.int32(b), mesh, replicated(0)) for b in range(schedule.num_microbatches))
+            for mesh in meshes
+        ),
     )
 
 
@@ -119,25 +128,26 @@ class _Step:
         self.flat = flat
         self.buffers: list[dict[int, Any]] = []
         self.travelling: dict[int, Any] = {}
-        for mesh, program in zip(pipeline.meshes, pipeline.program.meshes, strict=True):
+        for number, program in enumerate(pipeline.program.meshes):
             gone = {b for i in program.instructions if isinstance(i, Run) for b in i.donated}
             self.buffers.append(
                 {
-                    load.buffer: self.loaded(mesh, load, is_donated=load.buffer in gone)
+                    load.buffer: self.loaded(number, load, is_donated=load.buffer in gone)
                     for load in program.loads
                 }
             )
 
-    def loaded(self, mesh: Mesh, load: Load, *, is_donated: bool) -> Any:
+    def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Any:
         """What is in a buffer when the step begins."""
         match load.kind:
             case "index":
-                value: Any = np.int32(load.microbatch)
+                return self.pipeline.indices[mesh][load.microbatch]
             case "rows":
                 value = self.rows(load.number, load.microbatch)
             case _:
                 value = self.flat[load.number]
-        return put(value, mesh, load.layout, is_donated=is_donated)
+        target = self.pipeline.meshes[mesh]
+        return put(value, target, load.layout, is_donated=is_donated)
 
     def rows(self, argument: int, microbatch: int) -> Any:
         """Rows of a micro-batch."""
