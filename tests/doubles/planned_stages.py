@@ -22,10 +22,15 @@ StageShape = tuple[int, int, tuple[int, ...], Remat]
 
 
 def logical_mesh(shape: tuple[int, ...]) -> LogicalMesh:
-    """A mesh of V100s on one host."""
+    """A mesh of V100s that compute so slowly that work is split, however small the model."""
     one = Cluster.virtual("p3.16xlarge").mesh((2, 4))
-    axes = [replace(one.axes[i % 2], size=size) for i, size in enumerate(shape)]
-    return replace(one, axes=tuple(axes))
+    axes = [replace(one.axes[i % 2], size=size, latency_s=0.0) for i, size in enumerate(shape)]
+    slow = replace(
+        one.device,
+        flop_per_s=tuple((dtype, rate / 1000) for dtype, rate in one.device.flop_per_s),
+        memory_bytes_per_s=one.device.memory_bytes_per_s / 30,
+    )
+    return replace(one, axes=tuple(axes), device=slow)
 
 
 def planned_stages(

@@ -47,6 +47,7 @@ def with_boundaries(
     found: list[tuple[tuple[int, ...], tuple[Layout, ...]]] = []
     asked: dict[int, tuple[Layout, ...]] = {}
     for crossings, enters in ((piece.entering, True), (piece.leaving, False)):
+        asked.update(_without_partial(piece, network, crossings, enters=enters))
         main = primary(crossings)
         if main is None:
             found.append(((), ()))
@@ -71,6 +72,24 @@ def with_boundaries(
         for nodes, layouts in found
     ]
     return network, Ties(class_of=class_of, count=len(numbers)), sides[0], sides[1]
+
+
+def _without_partial(
+    piece: PieceGraph, network: Network, crossings: tuple[Crossing, ...], *, enters: bool
+) -> dict[int, tuple[Layout, ...]]:
+    """For the nodes of what crosses the layouts that are no partial sums: none crosses a cut."""
+    found: dict[int, tuple[Layout, ...]] = {}
+    for c in crossings:
+        if c.cotangent < 0 and not enters:
+            continue  # A value of the loss: it is summed up, and goes nowhere before.
+        given, made = (c.value, c.cotangent) if enters else (c.cotangent, c.value)
+        nodes = [_input(piece, network, given)]
+        nodes += [_result(piece, network, made)] if made >= 0 else []
+        for node in nodes:
+            layouts = tuple(w for w in network.nodes[node].layouts if not w.partial)
+            if layouts:
+                found[node] = layouts
+    return found
 
 
 def primary(crossings: tuple[Crossing, ...]) -> Crossing | None:

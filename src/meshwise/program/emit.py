@@ -144,8 +144,9 @@ class _Emitter:
                 if n.kind == "activation" and layers[self.maker[n.what]].mesh != layer.mesh:
                     self.from_others[layer.mesh].append(n)
             for n in layer.backward.inputs:
-                if n.kind == "cotangent" and layers[n.what[1]].mesh != layer.mesh:
-                    self.readers[layer.mesh].add(layers[n.what[1]].mesh)
+                reader: int = n.what[1] if n.kind == "cotangent" else -1
+                if reader >= 0 and layers[reader].mesh != layer.mesh:
+                    self.readers[layer.mesh].add(layers[reader].mesh)
 
     # -- values -------------------------------------------------------------------------------
 

@@ -22,8 +22,6 @@ from meshwise.program.names import Name
 from meshwise.spmd.part import moved, run_part
 from meshwise.trace.layers.planned import PieceProgram
 
-Group = Callable[["PlannedLayer"], Collection[int]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProgram:
@@ -168,10 +166,9 @@ class LayerLowering:
         """Once a step: casts and gathers of weights, empty sums."""
         return self._plain(self.layer.programs.before)
 
-    def after(self, groups: Sequence[Group]) -> list[DeviceProgram]:
+    def after(self, groups: Sequence[Collection[int]]) -> list[DeviceProgram]:
         """Once a step: for each group of results the program that makes them."""
-        found = self.layer.programs.after([group(self.layer) for group in groups])
-        return [self._plain(program) for program in found]
+        return [self._plain(program) for program in self.layer.programs.after(groups)]
 
     def _plain(self, program: PhaseProgram) -> DeviceProgram:
         return DeviceProgram(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from meshwise.runtime.pipeline.compiled import (
     CompiledProgram,
     compiled_program,
 )
+from meshwise.runtime.pipeline.groups import update_groups
 from meshwise.spmd.layer import DeviceProgram, LayerLowering, PlannedLayer, planned_layer
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.layers.layering import Layering
@@ -166,7 +166,7 @@ def _functions(
     readers: Mapping[Any, Mapping[int, Layout | None]],
 ) -> dict[str, DeviceProgram]:
     """The programs of a layer by name, in the order in which one makes what others take."""
-    groups = [_values_of, *(partial(_sends_of, phase=n) for n in range(num_phases)), _results_of]
+    groups = update_groups(lowering.layer, num_phases)
     names = ["values", *(f"norm {n}" for n in range(num_phases)), "apply"]
     return {
         "before": lowering.before(),
@@ -193,42 +193,6 @@ def _compiled(
         specs.known.update(zip(program.outputs, program.out_avals, strict=True))
         found.append(program)
     return found
-
-
-def _starts(planned: PlannedLayer) -> dict[str, int]:
-    """Where the parts of a layer's results start."""
-    made = planned.made
-    found: dict[str, int] = {}
-    at = 0
-    for name, size in (
-        ("state", made.num_state),
-        ("leaving", len(made.joint.piece.leaving)),
-        ("inward", len(made.joint.inward)),
-        ("sent", len(made.sent)),
-        ("results", len(made.results) - made.num_state),
-        ("sends", sum(map(len, made.share.sends))),
-    ):
-        found[name] = at
-        at += size
-    found["end"] = at
-    return found
-
-
-def _values_of(planned: PlannedLayer) -> list[int]:
-    """Values of the loss, gradients of tied parameters for other stages."""
-    at = _starts(planned)
-    final = set(planned.programs.final)
-    return [j for j in range(at["leaving"], at["results"]) if j in final]
-
-
-def _sends_of(planned: PlannedLayer, phase: int) -> list[int]:
-    at = _starts(planned)["sends"] + sum(map(len, planned.made.share.sends[:phase]))
-    return list(range(at, at + len(planned.made.share.sends[phase])))
-
-
-def _results_of(planned: PlannedLayer) -> list[int]:
-    at = _starts(planned)
-    return [*range(at["leaving"]), *range(at["results"], at["sends"])]
 
 
 class _Specs(Mapping[Name, Any]):
