@@ -52,7 +52,9 @@ def _layers():
     return {"layers": jnp.asarray(layers), "out": jnp.ones((64, 8)) / 8}
 
 
-@pytest.mark.parametrize("method", [mw.Zero3(), mw.Heuristic((2, 4))], ids=str)
+@pytest.mark.parametrize(
+    "method", [mw.Zero3(), mw.DataParallel(), mw.Megatron(dp=1, tp=8)], ids=str
+)
 def test_collectives_and_loops_run_one_after_the_other(method, monkeypatch):
     text = _check(_step_after_layers, _layers(), method)
     assert overlapping(parse_module(text)) == ()

@@ -17,7 +17,7 @@ from meshwise.runtime.pipeline.build import compiled_layers
 from meshwise.runtime.pipeline.memory import measured_footprint
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_predicted_memory_of_a_stage_is_that_of_xla(remat: Remat) -> None:
     made = model_step(model_config("gpt-small"), 8, optax.adam(1e-3))
     state = jax.eval_shape(made.create, jax.random.key(0))

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 Case = tuple[Callable[[], tuple[Step, tuple[Any, ...]]], int, str, list[StageShape]]
 
 CASES: dict[str, Case] = {
-    "tied embedding and clipping, uneven stages": (
-        lambda: gpt_step(CLIPPED),
+    "tied embedding, clipping, dropout, uneven stages": (
+        lambda: gpt_step(CLIPPED, dropout=0.2),
         4,
         "1f1b",
         [(0, 1, (2, 2), "none"), (2, 2, (1, 2), "full"), (3, 4, (2, 1), "none")],
     ),
-    "dropout": (
+    "momentum": (
         lambda: gpt_step(optax.sgd(0.1, momentum=0.9), dropout=0.2),
         2,
         "1f1b",
@@ -41,7 +41,10 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "momentum" else ()) for name in CASES],
+)
 def test_a_pipeline_is_the_step(name: str) -> None:
     make, count, schedule, shapes = CASES[name]
     step, args = make()
