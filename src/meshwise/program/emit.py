@@ -224,6 +224,9 @@ class _Emitter:
                 donated=tuple(inputs[i] for i in program.donated),
             ),
         )
+        for i in program.donated:
+            # Who reads an argument after its new value is there loads one of his own.
+            del state.buffers[self.key(program.inputs[i], layer, microbatch)]
         for n, b in made.items():
             if n.kind == "result":
                 state.results.append((n.what, b))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -128,14 +130,28 @@ class _Step:
         self.flat = flat
         self.buffers: list[dict[int, Any]] = []
         self.travelling: dict[int, Any] = {}
+        # Arguments that are results, too, as they were: what is overwritten is copied first.
+        self.passed: dict[int, Any] = {}
+        wanted = {i for _, i in pipeline.program.passed}
+        often = Counter(map(id, flat))
         for number, program in enumerate(pipeline.program.meshes):
             gone = {b for i in program.instructions if isinstance(i, Run) for b in i.donated}
-            self.buffers.append(
-                {
-                    load.buffer: self.loaded(number, load, is_donated=load.buffer in gone)
-                    for load in program.loads
-                }
-            )
+            taken = {x.number for x in program.loads if x.kind == "argument" and x.buffer in gone}
+            buffers: dict[int, Any] = {}
+            for load in program.loads:
+                is_donated = load.buffer in gone
+                value = self.loaded(number, load, is_donated=is_donated)
+                if load.kind == "argument":
+                    given = flat[load.number]
+                    is_read_later = load.number in taken and not is_donated
+                    is_twice = often[id(given)] > 1 and value is given
+                    value = jnp.copy(value) if is_read_later or is_twice else value
+                buffers[load.buffer] = value
+            for i in wanted & taken:
+                self.passed[i] = jnp.array(flat[i])
+            self.buffers.append(buffers)
+        for i in wanted - self.passed.keys():
+            self.passed[i] = flat[i] if isinstance(flat[i], jax.Array) else jnp.array(flat[i])
 
     def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Any:
         """What is in a buffer when the step begins."""
@@ -164,7 +180,7 @@ class _Step:
         lists = [iter(mesh.instructions) for mesh in program.meshes]
         for mesh in program.order:
             self.step(mesh, next(lists[mesh]))
-        results: dict[int, Any] = {j: self.flat[i] for j, i in program.passed}
+        results: dict[int, Any] = {j: self.passed[i] for j, i in program.passed}
         for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
             results.update((j, buffers[b]) for j, b in mesh.results)
         return [results[j] for j in range(len(results))]
@@ -203,4 +219,7 @@ def put(value: Any, mesh: Mesh, layout: Layout, *, is_donated: bool = False) -> 
     sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
+    if is_donated and isinstance(value, jax.Array) and value.devices() & sharding.device_set:
+        # From one device to several, `device_put` shares the memory of the one in any case.
+        value = jnp.copy(value)
     return jax.device_put(value, sharding, may_alias=False if is_donated else None)

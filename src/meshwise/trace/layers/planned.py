@@ -12,6 +12,7 @@ from jax import lax
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
+from meshwise.inter.boundary import primary
 from meshwise.inter.phases import divided_body
 from meshwise.inter.piece import Crossing, PieceGraph
 from meshwise.jax_compat import source_line
@@ -19,7 +20,7 @@ from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
 from meshwise.trace.layers.crossing import analyzed
 from meshwise.trace.layers.cut import Cutter, Piece
-from meshwise.trace.layers.equations import traced
+from meshwise.trace.layers.equations import traced, variables
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.update import Share, Update
 from meshwise.trace.program import Program
@@ -139,6 +140,10 @@ def piece_program(
         gradients = dict(zip(piece.roots, made, strict=True))
         sent = [gradients[r] for r in piece.roots if r not in owned]
         total = {r: gradients[r] for r in owned}
+        unread = share.owned.difference(piece.roots)
+        total |= {
+            r: jnp.zeros(split.roots[r].aval.shape, split.roots[r].aval.dtype) for r in unread
+        }
         for r, other in zip(tied, foreign, strict=True):
             total[r] = total[r] + other
         known: list[Any] = [None] * len(update.values)
@@ -195,6 +200,7 @@ def piece_program(
         forward=forward,
         border=border,
     )
+    check_crossings(cutter, joint, planned, to_run=False)
     return PieceProgram(
         program=program,
         graph=planned,
@@ -284,6 +290,50 @@ def in_microbatches(
                 cutter, v, "what crosses it joins all micro-batches, and the loss bends it"
             )
     return block
+
+
+def check_crossings(cutter: Cutter, joint: Joint, piece: PieceGraph, *, to_run: bool) -> None:
+    """Refuse what no pipeline can run yet.
+
+    Args:
+        cutter: Of the step.
+        joint: A piece of it, differentiated.
+        piece: Its graph.
+        to_run: Whether it shall run; else only what cannot be planned is refused.
+
+    Raises:
+        TraceError: an auxiliary result has rows of the batch, or no gradient comes back over a cut.
+    """
+    split, graph = cutter.split, piece.graph
+    aux = set(variables(split.forward.jaxpr.outvars[1 : 1 + split.num_aux]))
+    for v in joint.piece.leaving:
+        if to_run and v in aux and v in joint.rows:
+            raise _refused(
+                cutter,
+                v,
+                "an auxiliary result of the loss with a dim of the batch cannot leave a step in "
+                "stages yet; return sums or means over the batch, or use one mesh",
+            )
+    main = primary(piece.entering)
+    crossing = [v for v in joint.piece.entering if v not in joint.joined]
+    for v, c in zip(crossing, piece.entering, strict=True):
+        if c.cotangent < 0:
+            continue
+        back = graph.tensors[graph.outputs[c.cotangent]]
+        is_whole = back.shape != graph.tensors[graph.inputs[c.value]].shape
+        if (to_run and is_whole) or (back.generated and c is main):
+            raise _refused(
+                cutter,
+                v,
+                "no gradient comes back to it over a cut (stop_gradient, or an auxiliary result "
+                "made of it), which steps in stages cannot run yet: use one mesh, or compute the "
+                "auxiliary result of what the loss is made of, too",
+            )
+
+
+def _refused(cutter: Cutter, variable: Any, reason: str) -> TraceError:
+    eqn = cutter.chain.links[cutter.chain.maker[variable]]
+    return TraceError(f"{eqn.primitive.name} at {source_line(eqn.source_info)}: {reason}")
 
 
 def _no_cut(cutter: Cutter, variable: Any, reason: str) -> TraceError:

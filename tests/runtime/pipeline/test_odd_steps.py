@@ -1,0 +1,150 @@
+"""Steps in stages whose state, results or loss are out of the ordinary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwise as mw
+from doubles.layered_steps import Step, assert_equal, layering
+from doubles.planned_stages import planned_stages
+from meshwise.errors import TraceError
+from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
+from meshwise.schedules.registry import make_schedule
+
+pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
+
+WIDTH = 4
+Params = dict[str, Any]
+
+
+def moved(params: Params, grads: Params) -> Params:
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+
+
+def net(params: Params, x: Any) -> Any:
+    for w in params.values():
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def error(params: Params, batch: Any) -> Any:
+    return jnp.mean((net(params, batch["x"]) - batch["y"]) ** 2)
+
+
+def made(
+    update: Callable[[Params, Params, Any, Params], Any],
+    loss: Callable[[Params, Any], Any] = error,
+    *,
+    has_aux: bool = False,
+) -> tuple[Step, tuple[Any, ...]]:
+    def step(state: Any, batch: Any) -> Any:
+        params, old = state
+        value, grads = mw.value_and_grad(loss, has_aux=has_aux)(params, batch)
+        return update(params, old, value, grads)
+
+    rng = np.random.default_rng(0)
+    params = {f"w{i}": jnp.asarray(rng.normal(size=(WIDTH, WIDTH))) for i in range(2)}
+    data = {k: jnp.asarray(rng.normal(size=(4, WIDTH))) for k in "xy"}
+    return step, ((params, jax.tree.map(jnp.copy, params)), data)
+
+
+def in_stages(step: Step, args: Any, *, num_stages: int) -> Pipeline:
+    layers = layering(step, args, 2)
+    shapes: Any = [(0, 0, (2,), "none"), (1, 1, (1,), "none")]
+    if num_stages == 1:
+        shapes = [(0, 1, (2,), "none")]
+    order = make_schedule("1f1b", num_stages=num_stages, num_microbatches=2)
+    return make_pipeline(layers, planned_stages(layers, 2, shapes), order)
+
+
+UPDATES: dict[str, tuple[Callable[..., Any], int]] = {
+    # The update of one layer overwrites what that of the next one on its devices reads.
+    "reads parameters of all layers": (
+        lambda p, old, v, g: (
+            (jax.tree.map(lambda a, b: a - 0.1 * b / optax.tree.norm(p), p, g), old),
+            v,
+        ),
+        1,
+    ),
+    "keeps the old parameters": (lambda p, old, v, g: ((moved(p, g), p), v, old), 2),
+    "keeps one frozen": (lambda p, old, v, g: (({**moved(p, g), "w0": p["w0"]}, old), v), 2),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_is_that_of_one_device(name: str) -> None:
+    update, num_stages = UPDATES[name]
+    step, args = made(update)
+    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    pipeline = in_stages(step, args, num_stages=num_stages)
+    given = jax.tree.leaves(args)
+    found = pipeline.run(given)
+    assert_equal(found, expected)
+    # They were elsewhere, so nothing of them was overwritten.
+    assert not any(x.is_deleted() for x in given)
+    found = pipeline.run([np.asarray(x) for x in given])
+    assert_equal(found, expected)
+    assert all(isinstance(x, jax.Array) for x in found)
+
+
+def test_an_array_may_be_there_twice() -> None:
+    step, args = made(lambda p, old, v, g: ((moved(p, g), moved(old, g)), v))
+    pipeline = in_stages(step, args, num_stages=1)
+    (params, old), loss = jax.tree.unflatten(
+        jax.tree.structure(jax.eval_shape(step, *args)), pipeline.run(jax.tree.leaves(args))
+    )
+    assert float(loss) > 0
+    params = {"w0": params["w0"], "w1": params["w0"]}
+    again = ((params, old), args[1])
+    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*again)))
+    assert_equal(pipeline.run(jax.tree.leaves(again)), expected)
+
+
+def test_a_parameter_that_nothing_reads_has_a_gradient_of_zero() -> None:
+    def loss(params: Params, batch: Any) -> Any:
+        return error({"w0": params["w0"], "w1": jnp.eye(WIDTH)}, batch)
+
+    step, args = made(lambda p, old, v, g: ((moved(p, g), g), v), loss)
+    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    found = in_stages(step, args, num_stages=2).run(jax.tree.leaves(args))
+    assert_equal(found, expected)
+
+
+def stopped(params: Params, batch: Any) -> Any:
+    hidden = jax.lax.stop_gradient(net(params, net(params, batch["x"])))
+    return jnp.mean((hidden * params["w1"][0] - batch["y"]) ** 2), ()
+
+
+AUX: dict[str, tuple[Callable[[Params, Any], Any], str]] = {
+    "rows": (
+        lambda p, b: (error(p, b), jnp.tanh(b["x"] @ p["w0"])),
+        r"tanh at .*test_odd_steps.*an auxiliary result .* dim of the batch",
+    ),
+    "an argument": (
+        lambda p, b: (error(p, b), p["w0"]),
+        "auxiliary result 0 of the loss follows from no operator",
+    ),
+    "a constant": (
+        lambda p, b: (error(p, b), jnp.ones(3)),
+        "auxiliary result 0 of the loss follows from no operator",
+    ),
+    "no gradient over a cut": (
+        stopped,
+        r"dot_general at .*test_odd_steps.*no gradient comes back to it over a cut",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AUX)
+def test_what_stages_cannot_run_yet_names_its_place(name: str) -> None:
+    loss, message = AUX[name]
+    step, args = made(lambda p, old, v, g: ((moved(p, g), old), v), loss, has_aux=True)
+    with pytest.raises(TraceError, match=message):
+        in_stages(step, args, num_stages=2)
