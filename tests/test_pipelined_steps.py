@@ -63,6 +63,10 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
     staged = mw.parallelize(step, method=mw.Auto(stages=2), dump_ilp=tmp_path)
     with pytest.raises(PlanError, match="dump_ilp is not supported together with Auto"):
         staged.plan(state, batch)
+    with pytest.raises(PlanError, match="a pipeline has many programs; compiled_text"):
+        staged.program_text(state, batch)
+    with pytest.raises(PlanError, match="prices of other choices are known for plans of one mesh"):
+        staged.priced(state, batch)
     for wrong in (0, -1, 1.5, "two"):
         with pytest.raises(PlanError, match="stages must be a whole number of at least 1"):
             mw.Auto(stages=wrong)  # type: ignore[arg-type]

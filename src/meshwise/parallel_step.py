@@ -219,6 +219,10 @@ class ParallelStep(PlannedStep):
         """The explicit program of one device as text, with its collectives."""
         from meshwise.spmd.program import program_text
 
+        if is_pipeline(self._request.method):
+            raise PlanError(
+                "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each"
+            )
         traced, plan = self._plan(*self._taken_apart(args, kwargs))
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
