@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import PieceGraph
-from meshwise.inter.programs import PieceRoles, Value, piece_programs
+from meshwise.inter.piece_roles import PieceRoles, Value
+from meshwise.inter.programs import piece_programs
 from meshwise.intra.memory import peak
 from meshwise.intra.shapes import local_bytes
 from meshwise.plan.decision import GraphDecision

@@ -1,65 +1,18 @@
 """A planned piece as four programs: before its loop, forward, backward, after it.
 
 Each is a part of the piece's graph with the piece's own decision, so that what was planned is what
-runs.  What programs hand to each other is named here, by role and layout.
+runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
-from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.layout import Layout
 from meshwise.inter.kept import ancestors
-from meshwise.inter.phases import Phases, phases_of
-from meshwise.inter.piece import PieceGraph
-from meshwise.plan.decision import GraphDecision, Use
+from meshwise.inter.piece_roles import PieceRoles, Value
+from meshwise.plan.decision import Use
 from meshwise.plan.restricted import GraphPart, Slot, handed_over, restricted
-
-# input:      an argument, or a result that another piece sends for the update
-# rows:       an argument that is batch data: rows of the micro-batch
-# whole:      what the loop reads in every micro-batch, as it reads it
-# sum:        what adds up over micro-batches
-# index:      number of the micro-batch
-# entering:   an activation that comes over a cut
-# cotangent:  of an activation that leaves
-# kept:       what the backward pass has of the forward pass
-# border:     what the update has of what ran before the loop
-# leaving:    an activation that goes over a cut
-# inward:     cotangent of an activation that entered
-# output:     a result
-Role = Literal[
-    "input",
-    "rows",
-    "whole",
-    "sum",
-    "index",
-    "entering",
-    "cotangent",
-    "kept",
-    "border",
-    "leaving",
-    "inward",
-    "output",
-]
-
-
-class Value(NamedTuple):
-    """A value that programs of one piece hand to each other.
-
-    Attributes:
-        role: What it is.
-        number: Of the graph's input (`input`, `rows`) or result (`output`), of the loop's operand
-            (`whole`, `sum`), of the crossing (`entering`, `cotangent`, `leaving`, `inward`), of the
-            tensor (`kept`, `border`).
-        layout: How it lies.
-    """
-
-    role: Role
-    number: int
-    layout: Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,153 +28,6 @@ class PhaseProgram:
     part: GraphPart
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-
-
-class PieceRoles:
-    """Who is who among the values of a planned piece.
-
-    Attributes:
-        passed: Cotangents that go on as they came: for the activation that entered the one that
-            leaves.
-        early: Cotangents that are equal for all micro-batches: for the activation that entered the
-            position among the results.
-    """
-
-    def __init__(self, piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> None:
-        self.piece, self.decision, self.mesh = piece, decision, mesh
-        self.phases: Phases = phases_of(piece)
-        graph = piece.graph
-        self.loop = graph.operators[piece.loop]
-        self.chosen = decision.operators[piece.loop]
-        structure = self.loop.structure
-        assert structure is not None
-        self.structure = structure
-        self.body, self.inner = self.loop.bodies[0], self.chosen.bodies[0]
-        self.entering = {graph.inputs[c.value]: n for n, c in enumerate(piece.entering)}
-        self.cotangents = {
-            graph.inputs[c.cotangent]: n for n, c in enumerate(piece.leaving) if c.cotangent >= 0
-        }
-        self.result_of = {t: j for j, t in enumerate(self.loop.outputs)}
-        # Rows, made by each micro-batch; sums of what leaves (a loss) are sums like others.
-        self.leaving = self._passing([c.value for c in piece.leaving])
-        self.inward = self._passing([c.cotangent for c in piece.entering])
-        # Cotangents that go on as they came: by crossing that entered the one that leaves.
-        self.passed = {
-            n: self.cotangents[graph.outputs[c.cotangent]]
-            for n, c in enumerate(piece.entering)
-            if c.cotangent >= 0 and graph.outputs[c.cotangent] in self.cotangents
-        }
-        # Cotangents that no micro-batch has a part in: by crossing the result.
-        self.early = {
-            n: c.cotangent
-            for n, c in enumerate(piece.entering)
-            if c.cotangent >= 0
-            and graph.outputs[c.cotangent] not in self.result_of
-            and n not in self.passed
-        }
-        self.value_of_input = dict(zip(self.body.inputs, self._body_values(), strict=True))
-
-    def _passing(self, positions: Sequence[int]) -> dict[int, tuple[int, ...]]:
-        """By result of the loop the numbers of crossings; sums over micro-batches left out."""
-        part = self.structure.parts[0]
-        readers = {t for op in self.body.operators for t in op.inputs}
-        entry = dict(zip(part.operands, self.body.inputs, strict=True))
-        found: dict[int, tuple[int, ...]] = {}
-        for n, position in enumerate(positions):
-            t = self.piece.graph.outputs[position] if position >= 0 else -1
-            j = self.result_of.get(t, -1)
-            k = self.structure.carry_of(j) if j >= 0 else None
-            if k is not None and entry.get(k) not in readers:
-                found[j] = (*found.get(j, ()), n)
-        return found
-
-    def _body_values(self) -> Iterator[Value]:
-        """What the inputs of the body are."""
-        for k, layout in zip(self.structure.parts[0].operands, self.inner.inputs, strict=True):
-            t = self.loop.inputs[k]
-            if k in self.structure.stacked_operands:
-                yield Value("index", 0, layout)
-            elif self.structure.carried_result(k) is not None:
-                yield Value("sum", k, layout)
-            elif t in self.entering:
-                yield Value("entering", self.entering[t], layout)
-            elif t in self.cotangents:
-                yield Value("cotangent", self.cotangents[t], layout)
-            else:
-                yield self.whole(k)
-
-    def whole(self, k: int) -> Value:
-        """An operand that the loop reads in every micro-batch: an argument, or made before."""
-        t, layout = self.loop.inputs[k], self.chosen.uses[k].layout
-        graph = self.piece.graph
-        if t in graph.inputs:
-            i = graph.inputs.index(t)
-            if i in self.piece.batch_dims:
-                return Value("rows", i, layout)
-            if self.decision.inputs[i] == layout:
-                return Value("input", i, layout)
-        return Value("whole", k, layout)
-
-    def sums(self) -> list[int]:
-        """Operands of the loop that add up."""
-        passing = {*self.leaving, *self.inward}
-        return [k for k, j in self.structure.carries if j not in passing]
-
-    def body_slots(self) -> tuple[tuple[Slot, ...], tuple[Value, ...]]:
-        """All inputs of the body."""
-        slots = [
-            Slot(tensor=t, layout=layout)
-            for t, layout in zip(self.body.inputs, self.inner.inputs, strict=True)
-        ]
-        return tuple(slots), tuple(self.value_of_input[t] for t in self.body.inputs)
-
-    def body_results(self, chosen: Collection[int]) -> list[tuple[int, Use, int]]:
-        """Outputs of the body for results of the loop: tensor, how it leaves, result."""
-        outputs = zip(
-            self.structure.parts[0].results, self.body.outputs, self.inner.outputs, strict=True
-        )
-        return [(t, use, j) for j, t, use in outputs if j in chosen]
-
-    def kept(self) -> tuple[Slot, ...]:
-        """What the backward pass has of the forward pass; activations that entered included."""
-        phases = self.phases
-        free = {t for t, v in self.value_of_input.items() if v.role != "entering"}
-        first = self.body_results(self.leaving)
-        second = self.body_results({*self.result_of.values()}.difference(self.leaving))
-        return handed_over(
-            self.body,
-            self.inner,
-            self.mesh,
-            phases.forward,
-            phases.backward,
-            [(t, use) for t, use, _ in first],
-            [(t, use) for t, use, _ in second],
-            free,
-        )
-
-    def border(self) -> tuple[Slot, ...]:
-        """What the update has of what ran before the loop."""
-        graph, phases = self.piece.graph, self.phases
-        results = [self.piece.graph.outputs[j] for j in self.final_results()]
-        uses = [self.decision.outputs[j] for j in self.final_results()]
-        return handed_over(
-            graph,
-            self.decision,
-            self.mesh,
-            phases.before,
-            phases.after,
-            [(self.loop.inputs[k], use) for k, use in enumerate(self.chosen.uses)],
-            list(zip(results, uses, strict=True)),
-            graph.inputs,
-        )
-
-    def final_results(self) -> list[int]:
-        """Results of the graph that are there once, after all micro-batches."""
-        passing = {self.loop.outputs[j] for j in (*self.leaving, *self.inward)}
-        graph = self.piece.graph
-        gone = {c.cotangent for c in self.piece.entering}
-        pairs = enumerate(graph.outputs)
-        return [j for j, t in pairs if t not in passing and j not in gone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 
-from meshwise.errors import ClusterError, StateLostError
+from meshwise.errors import StateLostError
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
+from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
@@ -111,13 +112,8 @@ def compile_step(traced: TracedStep, plan: Plan) -> Executable:
         ClusterError: the plan needs more devices than there are.
         ProgramError: XLA:CPU would let collectives race.
     """
-    devices = jax.devices()
     count = plan.mesh.num_devices
-    if count > len(devices):
-        raise ClusterError(
-            f"the plan needs {count} devices, this process sees {len(devices)} "
-            f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
-        )
+    devices = devices_for(count)
     kept = tuple(i for i in range(len(traced.in_avals)) if i not in set(traced.donated))
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])

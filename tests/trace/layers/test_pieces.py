@@ -155,7 +155,9 @@ EACH_OF_FIVE = [(k, k) for k in range(5)]
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("runs", [EACH_OF_FIVE, [(0, 1), (2, 4)]])
+@pytest.mark.parametrize(
+    "runs", [EACH_OF_FIVE, pytest.param([(0, 1), (2, 4)], marks=pytest.mark.slow)]
+)
 def test_a_step_in_pieces_is_the_step(name: str, runs: list[tuple[int, int]]) -> None:
     step, args = STEPS[name]()
     layers = layering(step, args, 5)

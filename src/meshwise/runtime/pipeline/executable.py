@@ -10,9 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from meshwise.errors import ClusterError, StateLostError
+from meshwise.errors import StateLostError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.decision import GraphDecision
+from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.memory import measured_footprint
@@ -97,13 +98,7 @@ def compile_pipeline(
         TraceError: a value crosses a cut in a way that cannot be run yet.
         ProgramError: XLA:CPU would let collectives race.
     """
-    devices = jax.devices()
-    count = plan.cluster.num_devices
-    if count > len(devices):
-        raise ClusterError(
-            f"the plan needs {count} devices, this process sees {len(devices)} "
-            f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
-        )
+    devices = devices_for(plan.cluster.num_devices)
     start = time.perf_counter()
     choices = [
         StageChoice(
