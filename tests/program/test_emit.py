@@ -136,7 +136,7 @@ def test_every_fault_is_found(seed: int) -> None:
 def test_a_fault_is_shown_where_it_is() -> None:
     found = program("1f1b", 2, 2)
     _, first = next(m for m in mutants(found) if m[0].startswith("without receive"))
-    with pytest.raises(ProgramError, match=r"(?s)mesh \d.*\n> ?\d|> \d"):
+    with pytest.raises(ProgramError, match=r"(?s)^instruction \d+ of mesh \d: .*\n> \d+: "):
         verify_program(first)
 
 

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 from meshwise.graph.layout import Layout
 from meshwise.inter.compose import cheapest_states
-from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
+from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.search import Found
-from meshwise.inter.simulated import Chunk, simulate_chunks
+from meshwise.inter.simulated import simulate_chunks
+from meshwise.inter.simulated_plan import chunk_of
 from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.transfers import bytes_per_s
@@ -53,7 +54,7 @@ def _ends(found: Found, costs: VariantCosts, stage: Stage) -> tuple[Layout, Layo
 def _seconds(
     way: str, plan: PipelinePlan, found: Found, ends: list[tuple[Layout, Layout]]
 ) -> float:
-    chunks = [_chunk(stage) for stage in plan.stages]
+    chunks = [chunk_of(stage) for stage in plan.stages]
     there: list[float] = []
     back: list[float] = []
     kinds = [found.kinds[s.submesh] for s in found.plan.stages]
@@ -76,14 +77,3 @@ def _seconds(
         hides_transfers=plan.hides_transfers,
         back_bytes=back,
     ).step_time_s
-
-
-def _chunk(stage: PipelineStage) -> Chunk:
-    return Chunk(
-        forward_s=stage.forward_s,
-        backward_s=stage.backward_s,
-        once_s=stage.once_s,
-        resident_bytes=stage.resident_bytes,
-        microbatch_bytes=stage.microbatch_bytes,
-        temporary_bytes=stage.temporary_bytes,
-    )

@@ -31,22 +31,18 @@ class Phases:
         forward: Of the loop's body.
         backward: Of the loop's body; those that run again included.
         after: Of the graph; those that run again included.
-        outer_border: Between `before` and `after`; that of the passes is `PieceGraph.border`.
     """
 
     before: tuple[int, ...]
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     after: tuple[int, ...]
-    outer_border: Kept
 
 
 def phases_of(piece: PieceGraph) -> Phases:
     """Divide the operators of a piece."""
     graph = piece.graph
     loop = graph.operators[piece.loop]
-    body = loop.bodies[0]
-    rest = ancestors(body, body.outputs).difference(piece.forward)
     inward = {c.cotangent for c in piece.entering}
     early = {graph.outputs[j] for j in inward if j >= 0}.difference(loop.outputs)
     first = ancestors(graph, [*loop.inputs, *early])
@@ -57,10 +53,15 @@ def phases_of(piece: PieceGraph) -> Phases:
     return Phases(
         before=tuple(sorted(first)),
         forward=piece.forward,
-        backward=tuple(sorted({*rest, *piece.border.again})),
+        backward=_backward(piece),
         after=tuple(sorted({*late, *outer.again})),
-        outer_border=outer,
     )
+
+
+def _backward(piece: PieceGraph) -> tuple[int, ...]:
+    body = piece.graph.operators[piece.loop].bodies[0]
+    rest = ancestors(body, body.outputs).difference(piece.forward)
+    return tuple(sorted({*rest, *piece.border.again}))
 
 
 def divided_body(
@@ -94,6 +95,5 @@ def divided_body(
 def read_backward(piece: PieceGraph) -> frozenset[int]:
     """Inputs of the loop's body that the backward pass reads."""
     body = piece.graph.operators[piece.loop].bodies[0]
-    rest = ancestors(body, body.outputs).difference(piece.forward)
-    read = {t for i in {*rest, *piece.border.again} for t in body.operators[i].inputs}
+    read = {t for i in _backward(piece) for t in body.operators[i].inputs}
     return frozenset(read.intersection(body.inputs))

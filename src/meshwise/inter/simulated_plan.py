@@ -109,14 +109,15 @@ def simulate_stages(
         cluster,
         schedule,
         num_microbatches,
-        [_chunk(stage) for stage in stages],
+        [chunk_of(stage) for stage in stages],
         [(place.hosts, place.num_devices) for place in places],
         [stage.send_bytes for stage in stages[:-1]],
         hides_transfers=hides_transfers,
     )
 
 
-def _chunk(stage: PipelineStage) -> Chunk:
+def chunk_of(stage: PipelineStage) -> Chunk:
+    """A stage as the simulator takes it."""
     return Chunk(
         forward_s=stage.forward_s,
         backward_s=stage.backward_s,
