@@ -26,8 +26,8 @@ from meshwise.units import TERA
 
 _SIMULATED = (
     "Everything of ours on this page is **simulated**: plans and their costs come from a "
-    "description of the cluster, and none of these pipelines has run. What the paper published was measured by "
-    "its authors."
+    "description of the cluster, and none of these pipelines has run. What the paper published was "
+    "measured by its authors."
 )
 
 
