@@ -27,7 +27,8 @@ from meshwise.cluster.submesh import Submesh as Place
 from meshwise.inter.finish import NamedLayers, finished
 from meshwise.inter.objective import step_time
 from meshwise.inter.placement import place_stages
-from meshwise.inter.search import Found, SearchOptions, search
+from meshwise.inter.search import Found, search
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh

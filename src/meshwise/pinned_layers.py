@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PinError
-from meshwise.inter.compose import RunCosts, compose
+from meshwise.inter.compose import BoolArray, RunCosts, compose
 from meshwise.inter.conditioned import ConditionedLayer
 from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.inter.variants import Variant, VariantCosts
@@ -132,16 +132,11 @@ class PinnedCosts(VariantCosts):
         some = next((layer for layer in found if layer is not None), None)
         return None if some is None else [layer or some for layer in found]
 
-    def runs(self, variant: Variant, num_microbatches: int) -> RunCosts | None:
-        """Costs of all runs of layers that have plans; None if there are none."""
-        key = (variant, num_microbatches)
-        if key not in self._costs:
-            layers = [self._layer(c, variant, num_microbatches) for c in self.source.classes]
-            self._costs[key] = _of_segments(layers)
-        return self._costs[key]
+    def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
+        return _of_segments([self._layer(c, variant, count) for c in self.source.classes], wanted)
 
 
-def _of_segments(layers: list[ConditionedLayer | None]) -> RunCosts | None:
+def _of_segments(layers: list[ConditionedLayer | None], wanted: BoolArray) -> RunCosts | None:
     """Costs of the runs between layers without a plan; infinite for all others."""
     count = len(layers)
     gaps = [-1, *(k for k, layer in enumerate(layers) if layer is None), count]
@@ -152,8 +147,8 @@ def _of_segments(layers: list[ConditionedLayer | None]) -> RunCosts | None:
     for before, after in itertools.pairwise(gaps):
         segment = [layer for layer in layers[before + 1 : after] if layer is not None]
         if segment:
-            costs = compose(segment)
             at = slice(before + 1, after)
+            costs = compose(segment, wanted[at, at])
             for name in names:
                 out[name][at, at] = getattr(costs, name)
     return RunCosts(**out)

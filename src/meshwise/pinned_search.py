@@ -8,9 +8,11 @@ from dataclasses import replace
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.finish import NamedLayers
+from meshwise.inter.microbatch_counts import microbatch_counts
 from meshwise.inter.pin_conflicts import fits, fits_without_costs, smallest_conflict
 from meshwise.inter.remedies import least_memory_counts, remedies
-from meshwise.inter.search import Found, SearchOptions, microbatch_counts, search
+from meshwise.inter.search import Found, search
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import VariantCosts
 from meshwise.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins

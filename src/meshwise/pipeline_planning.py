@@ -17,7 +17,7 @@ from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
-from meshwise.inter.search import SearchOptions
+from meshwise.inter.search_space import SearchOptions
 from meshwise.pinned_search import pinned_search
 from meshwise.pipeline_pins import PipelinePin, read_pins
 from meshwise.plan.decision import GraphDecision

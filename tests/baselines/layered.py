@@ -11,7 +11,7 @@ import optax
 
 import meshwise as mw
 from meshwise.baselines.block_layers import block_ranges
-from meshwise.inter.search import SearchOptions
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.simulated import Chunk
 from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config

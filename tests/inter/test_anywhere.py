@@ -10,7 +10,7 @@ import pytest
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.anywhere import build_placed
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search import submeshes_of
+from meshwise.inter.search_space import submeshes_of
 from meshwise.inter.simulated import Chunk, simulate_chunks
 from meshwise.inter.stage_problem import StageCosts, StageProblem
 from meshwise.inter.transfers import transfer_s

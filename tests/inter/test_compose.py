@@ -13,7 +13,7 @@ from meshwise.inter.compose import cheapest_states, compose, entries
 from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, layer_network
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.phases import read_backward
-from meshwise.inter.search import SearchOptions, submeshes_of, variants_of
+from meshwise.inter.search_space import SearchOptions, submeshes_of, variants_of
 from meshwise.inter.stage_dp import build_stages
 from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.variants import Variant, VariantCosts

@@ -19,7 +19,8 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.compose import RunCosts
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.directions import build_either_way, mirrored
-from meshwise.inter.search import SearchOptions, search, submeshes_of
+from meshwise.inter.search import search
+from meshwise.inter.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stage_dp import build_stages
 from meshwise.inter.transfers import bytes_per_s
 from meshwise.inter.variants import RunBounds, Variant, VariantCosts

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from meshwise.baselines import megatron, one_stage, pipelines
 from meshwise.baselines.result import BaselineResult
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.search import SearchOptions
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerSource
 
 Decider = Callable[[LayerSource, Cluster, SearchOptions, Callable[[str], object]], BaselineResult]

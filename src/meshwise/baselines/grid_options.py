@@ -10,7 +10,8 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import TraceError
 from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.search import SearchOptions, microbatch_counts
+from meshwise.inter.microbatch_counts import microbatch_counts
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerSource, Variant
 
 _IN_FLIGHT = 4.0

@@ -19,7 +19,7 @@ from meshwise.baselines.result import BaselineResult, Candidate, Refused, best_o
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
-from meshwise.inter.search import SearchOptions
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerSource
 
 

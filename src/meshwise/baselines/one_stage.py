@@ -18,7 +18,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.footprint import footprint
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search import SearchOptions
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.simulated import Chunk
 from meshwise.inter.variants import LayerSource, Variant, logical_views
 from meshwise.intra.price import step_time_s

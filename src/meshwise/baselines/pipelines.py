@@ -14,7 +14,7 @@ from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.ablations import inter_op_only as one_device_a_stage
 from meshwise.inter.objective import step_time
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search import SearchOptions, submeshes_of
+from meshwise.inter.search_space import SearchOptions, submeshes_of
 from meshwise.inter.simulated import Chunk
 from meshwise.inter.stage_dp import StagePlan, build_stages
 from meshwise.inter.stage_problem import StageProblem

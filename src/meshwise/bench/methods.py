@@ -19,7 +19,8 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
 from meshwise.inter.finish import finished
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.search import Found, SearchOptions, search
+from meshwise.inter.search import Found, search
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.variants import VariantCosts

@@ -14,7 +14,7 @@ from meshwise.bench.store import Store, code_digest, key_of
 from meshwise.bench.work import paper_flop
 from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
-from meshwise.inter.search import SearchOptions
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import VariantCosts
 
 Report = Callable[[str], object]

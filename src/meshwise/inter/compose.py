@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from meshwise.inter.conditioned import ConditionedLayer, Entry
 
 Array = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 T = TypeVar("T")
 
 
@@ -76,14 +77,16 @@ def _extended(chain: _Chain, layer: ConditionedLayer) -> _Chain:
     return _Chain(cost, tuple((*chain.path[int(a)], b) for b, a in enumerate(enters)))
 
 
-def compose(layers: Sequence[ConditionedLayer]) -> RunCosts:
+def compose(layers: Sequence[ConditionedLayer], wanted: BoolArray | None = None) -> RunCosts:
     """Costs of all runs.
 
     Args:
         layers: In order; equal layers may be the same object, and runs of equal layers cost the
             same.
+        wanted: Runs that matter, (first layer, last layer); None for all.  The others come out
+            with infinite cost.
     """
-    numbers, links = _distinct_runs(layers)
+    numbers, links = _distinct_runs(layers, wanted)
     while True:
         paths = _paths(links)
         missing = {
@@ -120,15 +123,21 @@ class _Link(NamedTuple, Generic[T]):
     layer: T
 
 
-def _distinct_runs(layers: Sequence[T]) -> tuple[NDArray[np.int64], list[_Link[T]]]:
-    """For (first, last) the number of the run, -1 where last < first; and the runs."""
+def _distinct_runs(
+    layers: Sequence[T], wanted: BoolArray | None = None
+) -> tuple[NDArray[np.int64], list[_Link[T]]]:
+    """For (first, last) the number of the run, -1 where last < first; and the runs.
+
+    With `wanted`, only those, and what they begin with.
+    """
     count = len(layers)
     numbers = np.full((count, count), -1)
     links: list[_Link[T]] = []
     known: dict[tuple[int, int], int] = {}
     for first in range(count):
         before = -1
-        for last in range(first, count):
+        ends = range(first, count) if wanted is None else np.flatnonzero(wanted[first])
+        for last in range(first, int(max(ends, default=-1)) + 1):
             key = (before, id(layers[last]))
             if key not in known:
                 known[key] = len(links)

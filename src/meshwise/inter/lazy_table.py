@@ -2,8 +2,8 @@
 
 Planning layers is the dear part of the search, and most submeshes are far from worth it.  So all
 variants of one logical mesh and one way of rematerialisation share a bound until the best stages
-use it; then they are planned and the stages chosen anew.  Stages without bounds among them that
-are the best are the best of all.
+use it; then runs of layers that may be worth it (`worthwhile`) are planned and the stages chosen
+anew.  Stages without bounds among them that are the best are the best of all.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import numpy as np
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import Remat
 from meshwise.inter.second_process import Ask, SecondProcess
-from meshwise.inter.stage_problem import Stage, StageCosts
+from meshwise.inter.stage_problem import BoolArray, Stage, StageCosts
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variants import Variant, VariantCosts
+from meshwise.inter.worthwhile import worthwhile
 
-# What is known of a variant: bounds for fewer micro-batches, its own, or plans.
-_ROUGH, _OWN, _PLANNED = range(3)
 _NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
 
 
 class LazyTable:
-    """Costs of stages on submeshes."""
+    """Costs of stages on submeshes.
+
+    Attributes:
+        num_changes: How often more became known.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,9 @@ class LazyTable:
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
         self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
-        self._level = np.full(shape[2:], _ROUGH if bounds_of < num_microbatches else _OWN)
+        # Bounds are those of fewer micro-batches, or of this number; runs are planned or not.
+        self._is_rough = np.full(shape[2:], bounds_of < num_microbatches)
+        self._is_planned = np.zeros(shape, np.bool_)
         places: list[tuple[int, int, Ask]] = []
         for m, ways in enumerate(variants):
             first: dict[tuple[LogicalMesh, Remat], int] = {}
@@ -65,6 +70,7 @@ class LazyTable:
                 first.setdefault((way.mesh, way.remat), v)
             places += [(m, v, Ask(mesh, remat, bounds_of)) for (mesh, remat), v in first.items()]
         self._bound_all(places)
+        self.num_changes = 0
 
     def _bound_all(self, places: Sequence[tuple[int, int, Ask]]) -> None:
         if self._beside is not None:
@@ -108,61 +114,69 @@ class LazyTable:
             submeshes=self._submeshes, **{name: a.copy() for name, a in self._arrays.items()}
         )
 
-    def plan(self, stages: Sequence[Stage]) -> bool:
+    def plan(self, stages: Sequence[Stage], num_devices: int, at_most_s: float) -> bool:
         """Know more of what these stages use; whether there was more to know.
 
         Bounds of fewer micro-batches become those of B, and bounds become plans.
+
+        Args:
+            stages: The best ones, as far as is known.
+            num_devices: Of the cluster.
+            at_most_s: Runs of layers that no faster step can have are left for later.
         """
         ways = self._variants
-        places = sorted(
+        todo = sorted(
             {
                 # The same submesh may be there twice, with other places.
                 (m, s.variant)
                 for s in stages
                 for m in range(len(ways))
                 if ways[m] == ways[s.submesh]
+                and not self._is_planned[s.first_layer, s.last_layer, m, s.variant]
             }
         )
-        todo = [place for place in places if self._level[place] < _PLANNED]
         better: list[tuple[int, int, Ask]] = []
         for m, v in todo:
-            if self._level[m, v] == _ROUGH:
-                self._level[m, v] = _OWN
+            if self._is_rough[m, v]:
+                self._is_rough[m, v] = False
                 way = self._variants[m][v]
                 better.append((m, v, Ask(way.mesh, way.remat, self._count)))
         self._bound_all(better)
-        if not better:
+        self.num_changes += bool(todo)
+        if todo and not better:
+            worth = worthwhile(self.costs(), num_devices, self._count, at_most_s)
+            for stage in stages:
+                worth[stage.first_layer, stage.last_layer] = True
             for m, v in todo:
-                if self._level[m, v] < _PLANNED:
-                    self._plan(m, v)
+                self._plan(m, v, worth[:, :, m])
         return bool(todo)
 
     def plan_all(self) -> None:
         """Plan everything."""
+        everything = np.ones(self._is_planned.shape[:2], np.bool_)
         for m, ways in enumerate(self._variants):
             for v in range(len(ways)):
-                if self._level[m, v] < _PLANNED:
-                    self._plan(m, v)
+                if not self._is_planned[0, 0, m, v]:
+                    self._plan(m, v, everything)
 
-    def _plan(self, m: int, v: int) -> None:
+    def _plan(self, m: int, v: int, wanted: BoolArray) -> None:
         """Plan all variants of a submesh that have the mesh and the rematerialisation of one."""
         chosen = self._variants[m][v]
-        if not self._costs.has_runs(chosen, self._count):
+        if not self._costs.has_runs(chosen, self._count, wanted):
             self._report(
                 f"layers on {self._submeshes[m]} as {_named(chosen.mesh)}, remat {chosen.remat}"
             )
         for w, way in enumerate(self._variants[m]):
             if (way.mesh, way.remat) != (chosen.mesh, chosen.remat):
                 continue
-            self._level[m, w] = _PLANNED
-            at = (slice(None), slice(None), m, w)
-            runs = self._costs.runs(way, self._count)
+            self._is_planned[wanted, m, w] = True
+            runs = self._costs.runs(way, self._count, wanted)
             for name in _NAMES:
-                self._arrays[name][at] = np.inf
+                self._arrays[name][wanted, m, w] = np.inf
             if runs is not None:
-                self._arrays["microbatch_s"][at] = runs.loop_s / self._count
+                self._arrays["microbatch_s"][wanted, m, w] = runs.loop_s[wanted] / self._count
                 for name in _NAMES[1:]:
-                    self._arrays[name][at] = getattr(runs, name)
+                    self._arrays[name][wanted, m, w] = getattr(runs, name)[wanted]
 
 
 def _named(mesh: LogicalMesh) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.directions import mirrored
 from meshwise.inter.lazy_table import LazyTable
-from meshwise.inter.search import (
+from meshwise.inter.search_space import (
     SearchOptions,
     asked_submeshes,
     guessed_s,
@@ -97,7 +98,7 @@ def fits(
                 known = masked(table.costs(), options.pins, kinds, variants)
                 problem = stage_problem(known, cluster, options, count, schedule, None)
                 stages = some_stages(problem, options.num_stages)
-                if not table.plan(stages):
+                if not table.plan(stages, cluster.num_devices, math.inf):
                     break
             if stages:
                 return True

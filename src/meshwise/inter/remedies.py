@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from meshwise.cluster.host import HostGroup
 from meshwise.cluster.spec import Cluster
+from meshwise.inter.microbatch_counts import microbatch_counts
 from meshwise.inter.pin_conflicts import fits
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search import SearchOptions, microbatch_counts
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import VariantCosts
 
 

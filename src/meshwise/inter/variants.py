@@ -18,7 +18,7 @@ from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
-from meshwise.inter.compose import RunCosts, compose, least_sums
+from meshwise.inter.compose import BoolArray, RunCosts, compose, least_sums
 from meshwise.inter.conditioned import (
     ConditionedLayer,
     LayerBounds,
@@ -125,7 +125,7 @@ class VariantCosts:
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
-        self._costs: dict[object, RunCosts | None] = {}
+        self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
         self._bounds: dict[object, RunBounds | None] = {}
 
     def restricted(self, piece: PieceGraph, mesh: LogicalMesh) -> tuple[PieceGraph, IntraOptions]:
@@ -186,17 +186,39 @@ class VariantCosts:
             self._graphs[key] = self.source.graph(c, c, num_microbatches, remat)
         return self._graphs[key]
 
-    def has_runs(self, variant: Variant, num_microbatches: int) -> bool:
-        """Whether their costs are known."""
-        return (variant, num_microbatches) in self._costs
+    def has_runs(
+        self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
+    ) -> bool:
+        """Whether the costs of the runs that are wanted, of all by default, are known."""
+        known = self._costs.get((variant, num_microbatches))
+        return known is not None and bool((known[0] >= self._wanted(wanted)).all())
 
-    def runs(self, variant: Variant, num_microbatches: int) -> RunCosts | None:
-        """Costs of all runs of layers under a variant; None if it has none."""
+    def runs(
+        self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
+    ) -> RunCosts | None:
+        """Costs of runs of layers under a variant; None if it has none.
+
+        Args:
+            variant: How the layers are planned.
+            num_microbatches: B.
+            wanted: The runs that matter, (first layer, last layer); None for all.  What the others
+                cost is infinite if it is not known.
+        """
         key = (variant, num_microbatches)
-        if key not in self._costs:
-            layers = self.layers(variant, num_microbatches)
-            self._costs[key] = None if layers is None else compose(layers)
-        return self._costs[key]
+        if not self.has_runs(variant, num_microbatches, wanted):
+            asked = self._wanted(wanted)
+            if key in self._costs:
+                asked = asked | self._costs[key][0]
+            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked))
+        return self._costs[key][1]
+
+    def _wanted(self, wanted: BoolArray | None) -> BoolArray:
+        count = len(self.source.classes)
+        return np.ones((count, count), np.bool_) if wanted is None else wanted
+
+    def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
+        layers = self.layers(variant, count)
+        return None if layers is None else compose(layers, wanted)
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""

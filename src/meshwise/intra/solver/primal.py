@@ -12,7 +12,7 @@ from meshwise.intra.solver.messages import cost_of, room_left
 from meshwise.intra.solver.part import scratch_for
 from meshwise.intra.solver.repair import Repair
 from meshwise.intra.solver.room import room_of
-from meshwise.intra.solver.search import improve
+from meshwise.intra.solver.search import improve, tries_for
 from meshwise.intra.solver.shared import Shared, Turn
 
 _TRIES_A_TURN = 200
@@ -34,7 +34,7 @@ class Primal:
     def __init__(self, shared: Shared, seed: int) -> None:
         self.shared = shared
         self.rng = np.random.default_rng(seed)
-        self.pace = Turn(_TRIES_A_TURN, is_fixed=shared.deterministic)
+        self.pace = Turn(tries_for(shared.network, _TRIES_A_TURN), is_fixed=shared.deterministic)
         self.repair: Repair | None = None
         self.is_mended = False
         self.work = scratch_for(shared.network, shared.stop)

@@ -37,7 +37,7 @@ from meshwise.intra.solver.part import scratch_for
 from meshwise.intra.solver.probing import probe
 from meshwise.intra.solver.reduction import Reduction, reduce_network
 from meshwise.intra.solver.room import room_of
-from meshwise.intra.solver.search import improve
+from meshwise.intra.solver.search import improve, tries_for
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -277,10 +277,11 @@ def _improved(network: Network, prices: Floats, choice: Integers, effort: Effort
     work = scratch_for(network, effort.stop)
     work.price[1:] = np.cumsum(prices)
     best, least = choice, cost_of(network, choice)
+    tries = tries_for(network, _TRIES)
     for seed in range(_STARTS):
         better, room = choice.copy(), room_of(room_left(network, choice))
         rng = np.random.default_rng(seed)
-        improve(_TRIES, _LARGEST_PART, 0.0, _RIVALS, network, better, room, work, rng)
+        improve(tries, _LARGEST_PART, 0.0, _RIVALS, network, better, room, work, rng)
         if (cost := cost_of(network, better)) < least:
             best, least = better, cost
     return best

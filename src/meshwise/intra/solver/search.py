@@ -31,6 +31,16 @@ from meshwise.intra.solver.room import Room, is_allowed, take
 Array = Any
 
 _SWEEPS = 3
+# Without rows what the messages suggest is nearly the best: as many as one in so many nodes.
+_NODES_A_TRY = 3
+_LEAST_TRIES = 20
+
+
+def tries_for(network: Network, most: int) -> int:
+    """How many tries a search around a choice has."""
+    if len(network.capacity):
+        return most
+    return min(most, max(_LEAST_TRIES, len(network.size) // _NODES_A_TRY))
 
 
 @part
