@@ -48,7 +48,8 @@ class Formulas(VariantCosts):
 
     is_shareable = False
 
-    def runs(self, variant, num_microbatches):
+    def runs(self, variant, num_microbatches, wanted=None):
+        del wanted
         mesh = variant.mesh
         n, count = mesh.num_devices, len(self.source.classes)
         rows = BATCH / num_microbatches
@@ -86,7 +87,6 @@ class Formulas(VariantCosts):
         return RunBounds(
             loop_s=0.9 * runs.loop_s,
             resident_bytes=runs.resident_bytes,
-            microbatch_bytes=runs.microbatch_bytes,
         )
 
 

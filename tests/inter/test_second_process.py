@@ -12,8 +12,9 @@ import pytest
 import meshwise as mw
 from inter.test_compose import layers_of_model
 from meshwise.inter import second_process
-from meshwise.inter.second_process import Ask, SecondProcess
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.conditioned import MemoryPrice
+from meshwise.inter.second_process import Ask, AskPlan, AskRuns, SecondProcess
+from meshwise.inter.variants import Variant, VariantCosts
 from meshwise.intra.options import IntraOptions
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
@@ -53,6 +54,54 @@ def test_the_same_bounds(layers: Any) -> None:
         assert _same(costs.bounds(*ask), alone.bounds(*ask))
     assert process is not None
     assert process.returncode is not None
+
+
+def test_the_same_plans(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    every = np.ones((2, 2), np.bool_)
+    ways = [
+        Variant(mesh=MESH, remat=remat, price=MemoryPrice(seconds_per_byte=price))
+        for remat in ("none", "full")
+        for price in (0.0, 1e-9)
+    ]
+    theirs: list[tuple[Variant, int]] = []
+    learn = costs.learn_runs
+
+    def note(*args: Any) -> None:
+        theirs.append(args[:2])
+        learn(*args)
+
+    costs.learn_runs = note  # type: ignore[method-assign]
+    with SecondProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        beside.plan([AskRuns(way, 4, every) for way in ways])
+        assert theirs
+        assert all(costs.has_runs(way, 4) for way in ways)
+        beside.fetch([AskPlan(way, 4, 0, 1) for way in ways])
+    for way in ways:
+        assert _same(costs.runs(way, 4), alone.runs(way, 4))
+        assert costs.run_plan(way, 4, 0, 1) == alone.run_plan(way, 4, 0, 1)
+        # What was not sent is planned here, though the costs came from there.
+        assert costs.run_plan(way, 4, 1, 1) == alone.run_plan(way, 4, 1, 1)
+
+
+def test_plans_of_a_process_that_ended_are_made_here(layers: Any) -> None:
+    costs = VariantCosts(layers, IntraOptions())
+    every = np.ones((2, 2), np.bool_)
+    ways = [Variant(mesh=MESH, remat=r, price=MemoryPrice()) for r in ("none", "full")]
+    with SecondProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        beside.plan([AskRuns(way, 4, every) for way in ways])
+        assert beside.process is not None
+        os.kill(beside.process.pid, signal.SIGKILL)
+        beside.process.wait()
+        beside.fetch([AskPlan(way, 4, 0, 1) for way in ways])
+        beside.plan([AskRuns(way, 2, every) for way in ways])
+    for way in ways:
+        plans = costs.run_plan(way, 4, 0, 1).entries
+        runs = costs.runs(way, 4)
+        assert runs is not None
+        assert sum(p.cost_s for p in plans) == pytest.approx(runs.cost_s[0, 1])
 
 
 def test_a_process_that_ends_is_done_without(layers: Any) -> None:

@@ -12,13 +12,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from meshwise.graph.layout import Layout
-from meshwise.inter.compose import cheapest_states
+from meshwise.inter.finish import stage_plan
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.search import Found
 from meshwise.inter.simulated import simulate_chunks
 from meshwise.inter.simulated_plan import chunk_of
 from meshwise.inter.stage_hosts import stage_hosts
-from meshwise.inter.stage_problem import Stage
 from meshwise.inter.transfers import bytes_per_s
 from meshwise.inter.variants import VariantCosts
 from meshwise.resharding.between import WAYS, passing
@@ -36,19 +35,10 @@ def seconds_by_way(
     """
     if len(plan.stages) == 1:
         return ()
-    ends = [_ends(found, costs, stage) for stage in found.plan.stages]
+    plans = [stage_plan(found, costs, stage) for stage in found.plan.stages]
+    # Of what enters a stage, and of what leaves it and comes back as a cotangent.
+    ends = [(p.enters, p.leaves) for p in plans]
     return tuple((way, _seconds(way, plan, found, ends)) for way in WAYS)
-
-
-def _ends(found: Found, costs: VariantCosts, stage: Stage) -> tuple[Layout, Layout]:
-    """Layouts of what enters a stage, and of what leaves it and comes back as a cotangent."""
-    variant = found.variants[stage.submesh][stage.variant]
-    layers = costs.layers(variant, found.problem.num_microbatches)
-    assert layers is not None
-    states = cheapest_states(layers, stage.first_layer, stage.last_layer)
-    entering = layers[stage.first_layer].layer.entering.layouts[states[0]]
-    leaving = layers[stage.last_layer].layer.leaving.layouts[states[-1]]
-    return entering, leaving
 
 
 def _seconds(

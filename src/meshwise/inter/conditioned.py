@@ -123,12 +123,10 @@ class LayerBounds:
     Attributes:
         loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
         resident_bytes: Held all the time by one device.
-        microbatch_bytes: Held for each micro-batch in flight.
     """
 
     loop_s: Array
     resident_bytes: float
-    microbatch_bytes: float
 
 
 def layer_bounds(layer: LayerNetwork) -> LayerBounds:
@@ -142,7 +140,6 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
     return LayerBounds(
         loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
         resident_bytes=least(layer.held.resident),
-        microbatch_bytes=least(layer.held.microbatch),
     )
 
 

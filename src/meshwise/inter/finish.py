@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.compose import cheapest_states, entries
-from meshwise.inter.conditioned import ConditionedLayer, Entry
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found
 from meshwise.inter.simulated_plan import simulate_stages
 from meshwise.inter.stage_problem import Stage
-from meshwise.inter.variants import LayerSource, VariantCosts
+from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
 from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.timeline import Timeline
 
@@ -93,20 +91,16 @@ def finished(
 def stage_decisions(found: Found, costs: VariantCosts) -> tuple[tuple[GraphDecision, ...], ...]:
     """For each stage the plans of its layers."""
     return tuple(
-        tuple(plan.decision for plan in _layer_plans(found, costs, stage)[1])
+        tuple(plan.decision for plan in stage_plan(found, costs, stage).entries)
         for stage in found.plan.stages
     )
 
 
-def _layer_plans(
-    found: Found, costs: VariantCosts, stage: Stage
-) -> tuple[list[ConditionedLayer], list[Entry]]:
-    """All layers under the variant of a stage; the plans of those of the stage."""
+def stage_plan(found: Found, costs: VariantCosts, stage: Stage) -> RunPlan:
+    """The plans of the layers of a stage."""
     variant = found.variants[stage.submesh][stage.variant]
-    layers = costs.layers(variant, found.problem.num_microbatches)
-    assert layers is not None
-    states = cheapest_states(layers, stage.first_layer, stage.last_layer)
-    return layers, entries(layers, stage.first_layer, states)
+    count = found.problem.num_microbatches
+    return costs.run_plan(variant, count, stage.first_layer, stage.last_layer)
 
 
 def _stage(
@@ -121,13 +115,13 @@ def _stage(
     problem, kind = found.problem, found.kinds[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
     count = problem.num_microbatches
-    layers, plans = _layer_plans(found, costs, stage)
+    plans = stage_plan(found, costs, stage).entries
     numbers = range(stage.first_layer, stage.last_layer + 1)
+    pieces = [costs.piece(k, variant, count) for k in numbers]
     forward_s = backward_s = 0.0
-    for k, plan in zip(numbers, plans, strict=True):
+    for piece, plan in zip(pieces, plans, strict=True):
         # Equal layers with equal states share one plan.
         if id(plan) not in passes:
-            piece = layers[k].layer.piece
             passes[id(plan)] = pass_seconds(piece, plan.decision, variant.mesh, plan.loop_s)
         ahead, back = passes[id(plan)]
         forward_s, backward_s = forward_s + ahead, backward_s + back
@@ -164,7 +158,6 @@ def _stage(
                     for name, i in zip(source.state_names(k), piece.state, strict=True)
                 ),
             )
-            for k, plan in zip(numbers, plans, strict=True)
-            for piece in (layers[k].layer.piece,)
+            for k, piece, plan in zip(numbers, pieces, plans, strict=True)
         ),
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import Remat
-from meshwise.inter.second_process import Ask, SecondProcess
+from meshwise.inter.second_process import Ask, AskRuns, SecondProcess
 from meshwise.inter.stage_problem import BoolArray, Stage, StageCosts
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variants import Variant, VariantCosts
@@ -60,7 +60,7 @@ class LazyTable:
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
         self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
-        # Bounds are those of fewer micro-batches, or of this number; runs are planned or not.
+        # Bounds are those of fewer micro-batches or less work, or its own; runs are planned or not.
         self._is_rough = np.full(shape[2:], bounds_of < num_microbatches)
         self._is_planned = np.zeros(shape, np.bool_)
         places: list[tuple[int, int, Ask]] = []
@@ -68,7 +68,10 @@ class LazyTable:
             first: dict[tuple[LogicalMesh, Remat], int] = {}
             for v, way in enumerate(ways):
                 first.setdefault((way.mesh, way.remat), v)
-            places += [(m, v, Ask(mesh, remat, bounds_of)) for (mesh, remat), v in first.items()]
+            for (mesh, remat), v in first.items():
+                base: Remat = "none" if (mesh, "none") in first else remat
+                self._is_rough[m, v] |= base != remat
+                places.append((m, v, Ask(mesh, base, bounds_of)))
         self._bound_all(places)
         self.num_changes = 0
 
@@ -79,7 +82,11 @@ class LazyTable:
             self._bound(m, v, ask)
 
     def _bound(self, m: int, v: int, ask: Ask) -> None:
-        """Write the bounds that all variants with one mesh and rematerialisation share."""
+        """Write the bounds that all variants with one mesh and rematerialisation share.
+
+        Bounds for no rematerialisation serve for others too: what is computed again comes on top,
+        at best shared evenly by all devices.
+        """
         way = self._variants[m][v]
         if not self._costs.has_bounds(*ask):
             self._report(f"bounds on {self._submeshes[m]} as {_named(ask.mesh)}, remat {ask.remat}")
@@ -97,9 +104,16 @@ class LazyTable:
             "microbatch_s": bounds.loop_s / self._count,
             "once_s": nothing,
             "resident_bytes": bounds.resident_bytes,
-            "microbatch_bytes": bounds.microbatch_bytes * ask.num_microbatches / self._count,
+            "microbatch_bytes": nothing,
             "temporary_bytes": nothing,
         }
+        if alone is not None and ask.remat != way.remat:
+            once = self._costs.alone(way.mesh, ask.remat, self._count)
+            if once is not None:
+                there = np.isfinite(alone.loop_s) & np.isfinite(once.loop_s)
+                more = np.where(there, alone.loop_s, 0.0) - np.where(there, once.loop_s, 0.0)
+                more = np.fmax(more, 0.0) / way.mesh.num_devices
+                columns["microbatch_s"] = columns["microbatch_s"] + more / self._count
         if alone is not None:
             # Each of n devices holds an n-th at least.
             for name in _NAMES[2:]:
@@ -148,27 +162,44 @@ class LazyTable:
             for stage in stages:
                 worth[stage.first_layer, stage.last_layer] = True
             for m, v in todo:
+                self._tell(m, v, worth[:, :, m])
+            if self._beside is not None:
+                asks = [
+                    AskRuns(way, self._count, worth[:, :, m])
+                    for m, v in todo
+                    for _, way in self._alike(m, v)
+                ]
+                self._beside.plan(asks)
+            for m, v in todo:
                 self._plan(m, v, worth[:, :, m])
         return bool(todo)
+
+    def _tell(self, m: int, v: int, wanted: BoolArray) -> None:
+        way = self._variants[m][v]
+        if not self._costs.has_runs(way, self._count, wanted):
+            self._report(f"layers on {self._submeshes[m]} as {_named(way.mesh)}, remat {way.remat}")
+
+    def _alike(self, m: int, v: int) -> list[tuple[int, Variant]]:
+        """The variants of a submesh that have the mesh and the rematerialisation of one."""
+        chosen = self._variants[m][v]
+        return [
+            (w, way)
+            for w, way in enumerate(self._variants[m])
+            if (way.mesh, way.remat) == (chosen.mesh, chosen.remat)
+        ]
 
     def plan_all(self) -> None:
         """Plan everything."""
         everything = np.ones(self._is_planned.shape[:2], np.bool_)
         for m, ways in enumerate(self._variants):
             for v in range(len(ways)):
-                if not self._is_planned[0, 0, m, v]:
+                if not self._is_planned[:, :, m, v].all():
+                    self._tell(m, v, everything)
                     self._plan(m, v, everything)
 
     def _plan(self, m: int, v: int, wanted: BoolArray) -> None:
         """Plan all variants of a submesh that have the mesh and the rematerialisation of one."""
-        chosen = self._variants[m][v]
-        if not self._costs.has_runs(chosen, self._count, wanted):
-            self._report(
-                f"layers on {self._submeshes[m]} as {_named(chosen.mesh)}, remat {chosen.remat}"
-            )
-        for w, way in enumerate(self._variants[m]):
-            if (way.mesh, way.remat) != (chosen.mesh, chosen.remat):
-                continue
+        for w, way in self._alike(m, v):
             self._is_planned[wanted, m, w] = True
             runs = self._costs.runs(way, self._count, wanted)
             for name in _NAMES:

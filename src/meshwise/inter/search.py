@@ -31,7 +31,7 @@ from meshwise.inter.search_space import (
     stage_problem,
     variants_of,
 )
-from meshwise.inter.second_process import SecondProcess
+from meshwise.inter.second_process import AskPlan, SecondProcess
 from meshwise.inter.stage_dp import StagePlan, build_stages
 from meshwise.inter.stage_pins import masked
 from meshwise.inter.stage_problem import FloatArray, StageProblem
@@ -180,6 +180,17 @@ class _Search:
             best = self._best_of([count], math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
+        self.beside.fetch(
+            [
+                AskPlan(
+                    self.variants[s.submesh][s.variant],
+                    best.known.count,
+                    s.first_layer,
+                    s.last_layer,
+                )
+                for s in best.plan.stages
+            ]
+        )
         return Found(
             plan=best.plan,
             problem=best.problem,

@@ -1,4 +1,4 @@
-"""Bounds of layers, computed by this process and another one side by side.
+"""Bounds and plans of layers, computed by this process and another one side by side.
 
 What comes back is what would be computed here: it does not matter who did what.
 """
@@ -11,12 +11,13 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from meshwise.child_process import ChildProcess, requests
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.compose import BoolArray
 from meshwise.inter.piece import PieceGraph, Remat
-from meshwise.inter.variants import RunBounds, VariantCosts
+from meshwise.inter.variants import RunPlan, Variant, VariantCosts
 from meshwise.intra.options import IntraOptions
 
 _SCRIPT = "from meshwise.inter.second_process import serve; serve()"
@@ -37,11 +38,73 @@ class Ask(NamedTuple):
     remat: Remat
     num_microbatches: int
 
+    def is_known(self, costs: VariantCosts) -> bool:
+        """Whether there is nothing to do."""
+        return costs.has_bounds(*self)
+
+    def compute(self, costs: VariantCosts) -> Any:
+        """The bounds."""
+        return costs.bounds(*self)
+
+    def learn(self, costs: VariantCosts, found: Any) -> None:
+        """Take what the other process computed."""
+        costs.learn(*self, found)
+
+
+class AskRuns(NamedTuple):
+    """Costs of runs of layers that are wanted.
+
+    Attributes:
+        variant: How they are planned.
+        num_microbatches: B.
+        wanted: Which runs, (first layer, last layer).
+    """
+
+    variant: Variant
+    num_microbatches: int
+    wanted: BoolArray
+
+    @property
+    def remat(self) -> Remat:
+        """What the backward pass computes again."""
+        return self.variant.remat
+
+    def is_known(self, costs: VariantCosts) -> bool:
+        """Whether there is nothing to do."""
+        return costs.has_runs(*self)
+
+    def compute(self, costs: VariantCosts) -> Any:
+        """The costs."""
+        return costs.runs(*self)
+
+    def learn(self, costs: VariantCosts, found: Any) -> None:
+        """Take what the other process computed."""
+        costs.learn_runs(*self, found)
+
+
+class AskPlan(NamedTuple):
+    """Plans of a run of layers that are wanted.
+
+    Attributes:
+        variant: How they are planned.
+        num_microbatches: B.
+        first: First layer.
+        last: Last layer.
+    """
+
+    variant: Variant
+    num_microbatches: int
+    first: int
+    last: int
+
+
+Task: TypeAlias = Ask | AskRuns
+
 
 class _Request(NamedTuple):
     """What the other process is asked, with the graphs that it has not seen."""
 
-    ask: Ask
+    task: Task | tuple[AskPlan, ...]
     graphs: dict[tuple[int, Remat, int], PieceGraph]
     classes: tuple[int, ...]
     options: IntraOptions
@@ -54,12 +117,14 @@ class SecondProcess:
         """Nothing is started yet.
 
         Args:
-            costs: Where bounds are computed and kept.
+            costs: Where bounds and plans are computed and kept.
         """
         self._costs = costs
         self._child: ChildProcess | None = None
-        self._answers: queue.SimpleQueue[RunBounds | EOFError | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sent: set[tuple[int, Remat, int]] = set()
+        # Who planned layers for a variant plans more of them: much is known there.
+        self._is_theirs: dict[tuple[Variant, int], bool] = {}
         self._has_failed = False
 
     @property
@@ -82,29 +147,85 @@ class SecondProcess:
 
     def bound(self, asks: Sequence[Ask], report: Callable[[str], object]) -> None:
         """Compute bounds that are not known yet, and tell what is done."""
-        costs = self._costs
-        todo = deque(ask for ask in dict.fromkeys(asks) if not costs.has_bounds(*ask))
-        if not costs.is_shareable or not self._is_there(len(todo)):
-            return
-        beside: Ask | None = None
-        while todo or beside is not None:
-            if beside is None and len(todo) > 1:
-                beside = todo.pop()
+        todo = [ask for ask in dict.fromkeys(asks) if not ask.is_known(self._costs)]
+
+        def tell(ask: Task, left: int) -> None:
+            assert isinstance(ask, Ask)
+            sizes = "x".join(map(str, ask.mesh.sizes))
+            report(f"bounds on meshes of {sizes}, remat {ask.remat}; {left} more")
+
+        if self._is_there(len(todo)):
+            self._share(todo, tell)
+
+    def plan(self, asks: Sequence[AskRuns]) -> None:
+        """Compute costs of runs that are not known yet, where the process is there."""
+        together: dict[tuple[Variant, int], AskRuns] = {}
+        for ask in asks:
+            known = together.get(ask[:2])
+            wanted = ask.wanted if known is None else ask.wanted | known.wanted
+            together[ask[:2]] = ask._replace(wanted=wanted)
+        todo = [ask for ask in together.values() if not ask.is_known(self._costs)]
+
+        def tell(ask: Task, left: int) -> None:
+            del ask, left
+
+        if self._child is not None:
+            self._share(todo, tell)
+
+    def _share(self, tasks: Sequence[Task], tell: Callable[[Task, int], None]) -> None:
+        """Do tasks here from the first, and there from the last."""
+        ours: deque[Task] = deque()
+        theirs: deque[Task] = deque()
+        free: deque[Task] = deque()
+        for task in tasks:
+            owner = self._owner(task)
+            (free if owner is None else theirs if owner else ours).append(task)
+        beside: Task | None = None
+        while ours or theirs or free or beside is not None:
+            if beside is None and (theirs or len(free) + bool(ours) > 1):
+                beside = theirs.popleft() if theirs else free.pop()
                 if not self._asked(beside):
                     self._fail()
                     return
-            elif todo:
-                ask = todo.popleft()
-                sizes = "x".join(map(str, ask.mesh.sizes))
-                report(f"bounds on meshes of {sizes}, remat {ask.remat}; {len(todo)} more")
-                costs.bounds(*ask)
-            if beside is not None and (not todo or not self._answers.empty()):
+            elif ours or free:
+                task = ours.popleft() if ours else free.popleft()
+                tell(task, len(ours) + len(free))
+                self._note(task, is_theirs=False)
+                task.compute(self._costs)
+            if beside is not None and (not (ours or free) or not self._answers.empty()):
                 found = self._answers.get()
                 if isinstance(found, EOFError):
                     self._fail()
                     return
-                costs.learn(*beside, found)
+                self._note(beside, is_theirs=True)
+                beside.learn(self._costs, found)
                 beside = None
+
+    def _owner(self, task: Task) -> bool | None:
+        """Whether it is for the other process, or for this; None for either."""
+        if isinstance(task, Ask):
+            return None
+        return self._is_theirs.get((task.variant, task.num_microbatches))
+
+    def _note(self, task: Task, *, is_theirs: bool) -> None:
+        if isinstance(task, AskRuns):
+            self._is_theirs[task.variant, task.num_microbatches] = is_theirs
+
+    def fetch(self, asks: Sequence[AskPlan]) -> None:
+        """Take plans that the other process made; what it did not make is planned here."""
+        wanted = tuple(a for a in dict.fromkeys(asks) if self._is_theirs.get(a[:2], False))
+        if self._child is None or not wanted:
+            return
+        if not self._asked(wanted):
+            self._fail()
+            return
+        found = self._answers.get()
+        if isinstance(found, EOFError):
+            self._fail()
+            return
+        for ask, plan in zip(wanted, found, strict=True):
+            assert isinstance(plan, RunPlan)
+            self._costs.learn_plan(*ask, plan)
 
     def _fail(self) -> None:
         """The process ended: what is still unknown is computed where it is used."""
@@ -112,6 +233,8 @@ class SecondProcess:
         self._has_failed = True
 
     def _is_there(self, count: int) -> bool:
+        if not self._costs.is_shareable:
+            return False
         if self._child is None and count >= _WORTH and not self._has_failed:
             try:
                 child = self._child = ChildProcess(_SCRIPT)
@@ -121,22 +244,24 @@ class SecondProcess:
             threading.Thread(target=_receive, args=(child, self._answers), daemon=True).start()
         return self._child is not None and count > 1
 
-    def _asked(self, ask: Ask) -> bool:
+    def _asked(self, task: Task | tuple[AskPlan, ...]) -> bool:
         assert self._child is not None
         costs = self._costs
-        keys: list[tuple[int, Remat, int]] = [
-            (c, ask.remat, ask.num_microbatches) for c in set(costs.source.classes)
-        ]
-        graphs = {key: costs.graph(*key) for key in keys if key not in self._sent}
+        graphs: dict[tuple[int, Remat, int], PieceGraph] = {}
+        if isinstance(task, Ask | AskRuns):
+            keys: list[tuple[int, Remat, int]] = [
+                (c, task.remat, task.num_microbatches) for c in set(costs.source.classes)
+            ]
+            graphs = {key: costs.graph(*key) for key in keys if key not in self._sent}
         self._sent.update(graphs)
         try:
-            self._child.send(_Request(ask, graphs, costs.source.classes, costs.options))
+            self._child.send(_Request(task, graphs, costs.source.classes, costs.options))
         except (OSError, pickle.PicklingError):
             return False
         return True
 
 
-def _receive(child: ChildProcess, answers: queue.SimpleQueue[RunBounds | EOFError | None]) -> None:
+def _receive(child: ChildProcess, answers: queue.SimpleQueue[Any]) -> None:
     try:
         while True:
             answers.put(child.receive())
@@ -172,4 +297,8 @@ def serve() -> None:
             source = _Known(request.classes)
             costs = VariantCosts(source, request.options)
         source.graphs.update(request.graphs)
-        answer(costs.bounds(*request.ask))
+        task = request.task
+        if isinstance(task, Ask | AskRuns):
+            answer(task.compute(costs))
+        else:
+            answer([costs.run_plan(*ask) for ask in task])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,18 @@ from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
-from meshwise.inter.compose import BoolArray, RunCosts, compose, least_sums
+from meshwise.graph.layout import Layout
+from meshwise.inter.compose import (
+    BoolArray,
+    RunCosts,
+    cheapest_states,
+    compose,
+    entries,
+    least_sums,
+)
 from meshwise.inter.conditioned import (
     ConditionedLayer,
+    Entry,
     LayerBounds,
     LayerNetwork,
     MemoryPrice,
@@ -80,12 +89,24 @@ class RunBounds:
     Attributes:
         loop_s: Seconds of all micro-batches.
         resident_bytes: Held all the time by one device.
-        microbatch_bytes: Held for each micro-batch in flight.
     """
 
     loop_s: Array
     resident_bytes: Array
-    microbatch_bytes: Array
+
+
+class RunPlan(NamedTuple):
+    """The plans of the layers of a run.
+
+    Attributes:
+        entries: Of each layer.
+        enters: Layout of the activation at the cut before it.
+        leaves: At the cut after it.
+    """
+
+    entries: tuple[Entry, ...]
+    enters: Layout
+    leaves: Layout
 
 
 _MAX_AXES = 2
@@ -127,6 +148,9 @@ class VariantCosts:
         self._layers: dict[object, ConditionedLayer | None] = {}
         self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
         self._bounds: dict[object, RunBounds | None] = {}
+        # Runs whose costs another process computed, and plans of some that it sent.
+        self._learned: set[object] = set()
+        self._plans: dict[object, RunPlan] = {}
 
     def restricted(self, piece: PieceGraph, mesh: LogicalMesh) -> tuple[PieceGraph, IntraOptions]:
         """A layer and how it is planned on a mesh; overridden where layouts are pinned.
@@ -216,6 +240,49 @@ class VariantCosts:
         count = len(self.source.classes)
         return np.ones((count, count), np.bool_) if wanted is None else wanted
 
+    def learn_runs(
+        self, variant: Variant, num_microbatches: int, wanted: BoolArray, costs: RunCosts | None
+    ) -> None:
+        """Take costs that were computed elsewhere; `wanted` as in `runs`."""
+        key = (variant, num_microbatches)
+        if key in self._costs:
+            # What was known came from there, too, and came again.
+            wanted = wanted | self._costs[key][0]
+        self._costs[key] = (wanted, costs)
+        self._learned.add(key)
+
+    def run_plan(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunPlan:
+        """The plans of the layers of a run that has costs."""
+        key = (variant, num_microbatches, first, last)
+        if key in self._plans:
+            return self._plans[key]
+        layers = self.layers(variant, num_microbatches)
+        assert layers is not None
+        if key[:2] in self._learned:
+            compose(layers, self._only(first, last))
+        states = cheapest_states(layers, first, last)
+        return RunPlan(
+            entries=tuple(entries(layers, first, states)),
+            enters=layers[first].layer.entering.layouts[states[0]],
+            leaves=layers[last].layer.leaving.layouts[states[-1]],
+        )
+
+    def learn_plan(
+        self, variant: Variant, num_microbatches: int, first: int, last: int, plan: RunPlan
+    ) -> None:
+        """Take the plans of a run that were made elsewhere."""
+        self._plans[variant, num_microbatches, first, last] = plan
+
+    def _only(self, first: int, last: int) -> BoolArray:
+        wanted = np.zeros((len(self.source.classes),) * 2, np.bool_)
+        wanted[first, last] = True
+        return wanted
+
+    def piece(self, layer: int, variant: Variant, num_microbatches: int) -> PieceGraph:
+        """What is planned of a layer."""
+        graph = self.graph(self.source.classes[layer], variant.remat, num_microbatches)
+        return self.restricted(graph, variant.mesh)[0]
+
     def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
         layers = self.layers(variant, count)
         return None if layers is None else compose(layers, wanted)
@@ -249,12 +316,10 @@ class VariantCosts:
         found = RunBounds(
             loop_s=np.full(shape, np.inf),
             resident_bytes=np.full(shape, np.inf),
-            microbatch_bytes=np.full(shape, np.inf),
         )
         for at, some in _segments(layers):
             found.loop_s[at, at] = least_sums([b.loop_s for b in some])
             found.resident_bytes[at, at] = _run_sums([b.resident_bytes for b in some])
-            found.microbatch_bytes[at, at] = _run_sums([b.microbatch_bytes for b in some])
         return found
 
     def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
