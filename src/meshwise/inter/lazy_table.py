@@ -188,15 +188,6 @@ class LazyTable:
             if (way.mesh, way.remat) == (chosen.mesh, chosen.remat)
         ]
 
-    def plan_all(self) -> None:
-        """Plan everything."""
-        everything = np.ones(self._is_planned.shape[:2], np.bool_)
-        for m, ways in enumerate(self._variants):
-            for v in range(len(ways)):
-                if not self._is_planned[:, :, m, v].all():
-                    self._tell(m, v, everything)
-                    self._plan(m, v, everything)
-
     def _plan(self, m: int, v: int, wanted: BoolArray) -> None:
         """Plan all variants of a submesh that have the mesh and the rematerialisation of one."""
         for w, way in self._alike(m, v):

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshwise.cluster.spec import Cluster
+from meshwise.errors import TraceError
 from meshwise.inter.directions import mirrored
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.search_space import (
@@ -92,7 +93,13 @@ def fits(
     second = guessed_s(kinds, cluster, options)
     variants = [variants_of(kind, options, second) for kind in kinds]
     for count in counts:
-        table = LazyTable(costs, submeshes, variants, count, bounds_of=count, report=lambda _: None)
+        try:
+            table = LazyTable(
+                costs, submeshes, variants, count, bounds_of=count, report=lambda _: None
+            )
+        except TraceError:
+            # The step does not separate so far.
+            continue
         for schedule in options.schedules:
             while True:
                 known = masked(table.costs(), options.pins, kinds, variants)

@@ -21,6 +21,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.anywhere import build_placed
+from meshwise.inter.infeasible import what_is_missing
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.microbatch_counts import bounds_of, together
 from meshwise.inter.pipeline_schedule import PipelineSchedule
@@ -32,7 +33,7 @@ from meshwise.inter.search_space import (
     variants_of,
 )
 from meshwise.inter.second_process import AskPlan, SecondProcess
-from meshwise.inter.stage_dp import StagePlan, build_stages
+from meshwise.inter.stage_dp import StagePlan, feasible_stages
 from meshwise.inter.stage_pins import masked
 from meshwise.inter.stage_problem import FloatArray, StageProblem
 from meshwise.inter.submeshes import Submesh
@@ -284,18 +285,17 @@ class _Search:
         )
 
     def _nothing(self) -> InfeasibleError | TraceError:
-        """Why there is no pipeline.
-
-        Raises:
-            InfeasibleError: what the stage construction says of a problem without stages.
-        """
+        """Why there is no pipeline."""
         if self.rule is not None:
             return InfeasibleError("no stages that follow the rule fit")
         if not self.known and self.refused is not None:
             return self.refused
-        if self.known:
-            known = self.known[0]
-            known.table.plan_all()
+        if not self.known:
+            return InfeasibleError("no pipeline fits")
+        known = self.known[0]
+        while True:
             problem = self._problem(known, self.options.schedules[0])
-            build_stages(problem, num_stages=self.options.num_stages)
-        return InfeasibleError("no pipeline fits")
+            text, stages = what_is_missing(problem, self.options.num_stages, feasible_stages)
+            # What is said of stages must be true of their plans.
+            if not known.table.plan(stages, self.cluster.num_devices, 0.0):
+                return InfeasibleError(text)
