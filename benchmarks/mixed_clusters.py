@@ -42,7 +42,8 @@ from meshwise.trace.step import StepSignature
 CLUSTERS = Path(__file__).parents[1] / "examples" / "clusters"
 QUICK = ("v100-p4d-2", "a100-h100-2")
 BATCH, NUM_MICROBATCHES = 256, 32
-_COLUMNS = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+_MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
+_COLUMNS = ("microbatch_s", "gather_s", "once_s", *_MEMORY)
 
 
 def mixed_clusters(quick: bool) -> dict[str, Any]:

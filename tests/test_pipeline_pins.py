@@ -211,7 +211,10 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"memory_bytes": 56 * 1024}, r"with 1.11 times the memory 3 would.* needs 62 KiB a device \(.* of 56 KiB"),
+        (
+            {"memory_bytes": 56 * 1024},
+            r"with 1.11 times the memory 3 would.* needs 62 KiB a device \(.* of 56 KiB",
+        ),
         ({"memory_bytes": 60 * 1024}, r"planned: it fits with (32 micro-batches|twice)"),
         ({"memory_bytes": 80 * 1024, "num_stages": 1}, "fits with .*any number of stages"),
         (

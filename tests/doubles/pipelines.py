@@ -60,6 +60,8 @@ def pipeline(
             remat="full" if k % 2 else "none",
             forward_s=0.010 + 0.001 * (k == num_stages - 1),
             backward_s=0.020 + 0.003 * (k == num_stages - 1),
+            forward_gather_s=0.0,
+            backward_gather_s=0.0,
             once_s=0.005,
             resident_bytes=4 * GIB,
             microbatch_bytes=GIB // 2,

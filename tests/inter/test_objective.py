@@ -78,6 +78,19 @@ def test_the_whole_objective(schedule, fill, steady, bottleneck):
     assert time.total_s == fill + 13.0 + steady + 1.5
 
 
+def test_what_arrives_is_gathered_before_it_is_used():
+    problem = three_stages()
+    gather = np.zeros((3, 3, 1, 1))
+    for i, seconds in enumerate((1.0, 4.0, 2.0)):
+        gather[i, i] = seconds
+    costs = replace(problem.costs, gather_s=gather)
+    time = step_time(replace(problem, costs=costs), STAGES)
+    # Times 2 + 1, 5 + 4, 3 + 2 of a micro-batch, with the same transfers at the ends.
+    assert (time.fill_s, time.transfer_s, time.steady_s) == (17.0, 13.0, 3 * 15.5)
+    # The paper's problem has no transfers, and nothing that they bring.
+    assert objective_s(as_alpa(replace(problem, costs=costs)), STAGES) == 25.0
+
+
 def test_equal_stages_take_what_the_schedules_say():
     # B t + (n - 1) of t, t / v, t - 2 w: FACTS section 5.
     problem = three_stages()
@@ -102,6 +115,7 @@ def test_memory_follows_the_schedule():
         ({"microbatch_s": np.ones((2, 3, 1, 1))}, r"shape \(2, 3, 1, 1\), expected \(L, L, 1, V\)"),
         ({"microbatch_s": np.ones((3, 3, 2, 1))}, r"expected \(L, L, 1, V\)"),
         ({"once_s": np.ones((3, 3, 1, 2))}, r"`once_s` has shape \(3, 3, 1, 2\)"),
+        ({"gather_s": np.ones((3, 3, 1, 2))}, r"`gather_s` has shape \(3, 3, 1, 2\)"),
         ({"resident_bytes": np.full((3, 3, 1, 1), -1.0)}, "`resident_bytes` holds values"),
         ({"microbatch_bytes": np.full((3, 3, 1, 1), np.nan)}, "`microbatch_bytes` holds values"),
     ],

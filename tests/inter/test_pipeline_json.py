@@ -54,6 +54,14 @@ def test_a_cluster_reads_back_equal(cluster: Cluster) -> None:
     assert Cluster(name=name, groups=groups) == cluster
 
 
+def test_version_1_has_no_gathers() -> None:
+    data = json.loads(PLAN.to_json()) | {"version": 1}
+    for stage in data["stages"]:
+        for name in ("forward_gather_s", "backward_gather_s"):
+            assert stage.pop(name) == 0.0
+    assert PipelinePlan.from_json(json.dumps(data)) == PLAN
+
+
 def test_a_plan_of_one_mesh_is_another_format() -> None:
     with pytest.raises(PlanError, match="'format' must be 'meshwise-plan'"):
         Plan.from_json(PLAN.to_json())
@@ -80,8 +88,8 @@ def put(*path: Any, value: Any = ...) -> Edit:
     ("edit", "message"),
     [
         (put("format", value="x"), "the field 'format' must be 'meshwise-pipeline'"),
-        (put("version", value=9), "field 'version': this program reads version 1, got 9"),
-        (put("version", value=True), "field 'version': this program reads version 1, got True"),
+        (put("version", value=9), "field 'version': this program reads version 1 and 2, got 9"),
+        (put("version", value=True), "this program reads version 1 and 2, got True"),
         (put("schedule"), "field 'schedule' is missing"),
         (put("speed", value=1), "field 'speed' is unknown"),
         (put("schedule", value="2f2b"), "field 'schedule': no schedule is named '2f2b'; known are"),

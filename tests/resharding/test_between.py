@@ -6,7 +6,7 @@ import pytest
 
 import meshwise as mw
 from meshwise.graph.layout import parse_layout
-from meshwise.resharding.between import GATHERED, SEND_RECV, SIGNAL, passing
+from meshwise.resharding.between import GATHERED, SEND_RECV, SIGNAL, gather_s, passing
 
 # 2 hosts of 8 as 2 x 8: axis 1 inside a host.
 MESH = mw.Cluster.virtual("2x p3.16xlarge").mesh((2, 8))
@@ -42,6 +42,14 @@ def test_copies_on_two_hosts_are_sent_twice_where_that_is_faster_than_to_gather_
     assert fast.crossing_bytes == 2 * SIZE
     assert slow.crossing_bytes == SIZE
     assert slow.gather_s > fast.gather_s > 0
+
+
+@pytest.mark.parametrize("layout", ["R R", "S0 R", "S1 R", "S01 R"])
+def test_what_comes_once_is_gathered_whole(layout):
+    # Where next to nothing passes in a second, every byte is sent once.
+    found = sent(GATHERED, layout, rate=1e-3)
+    assert found.crossing_bytes == SIZE
+    assert gather_s(SIZE, parse_layout(layout), MESH) == found.gather_s
 
 
 def test_no_way_is_below_the_signal_or_above_send_recv():

@@ -131,7 +131,8 @@ def _problem(
 ) -> StageProblem:
     """A stage problem in which each chunk is a layer and only whole meshes are stages."""
     width, size = schedule.chunks, len(groups) * schedule.chunks
-    names = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+    names = ("microbatch_s", "gather_s", "once_s")
+    names += ("resident_bytes", "microbatch_bytes", "temporary_bytes")
     arrays = {name: np.full((size, size, 1, len(costs)), np.inf) for name in names}
     for mesh, group in enumerate(groups):
         at = (mesh * width, (mesh + 1) * width - 1, 0)

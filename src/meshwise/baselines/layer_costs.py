@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.errors import InfeasibleError
-from meshwise.inter.compose import cheapest_states, compose
+from meshwise.inter.compose import cheapest_states, compose, gathers
 from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
@@ -22,7 +23,8 @@ from meshwise.intra.regions import regions
 
 # What puts a batch together where an operator needs all of it.
 _CONCEDED = frozenset(("all-gather",))
-_NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+_MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
+_NAMES = ("microbatch_s", "gather_s", "once_s", *_MEMORY)
 
 
 class MethodCosts:
@@ -61,7 +63,10 @@ class MethodCosts:
             for k, plan in enumerate(plans)
             if plan is not None
         ]
-        return summed(found) if len(found) == len(plans) else None
+        if len(found) < len(plans):
+            return None
+        arriving_s, returning_s = gathers(layers, 0, -1, states)
+        return replace(summed(found), forward_gather_s=arriving_s, backward_gather_s=returning_s)
 
     def table(
         self,
@@ -197,4 +202,6 @@ def summed(costs: Sequence[Chunk]) -> Chunk:
         resident_bytes=sum(c.resident_bytes for c in costs),
         microbatch_bytes=sum(c.microbatch_bytes for c in costs),
         temporary_bytes=max(c.temporary_bytes for c in costs),
+        forward_gather_s=sum(c.forward_gather_s for c in costs),
+        backward_gather_s=sum(c.backward_gather_s for c in costs),
     )

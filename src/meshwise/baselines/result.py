@@ -166,7 +166,9 @@ def least_s(pipeline: Pipeline) -> float:
     count = len(pipeline.meshes)
     work = [0.0] * count
     for k, chunk in enumerate(pipeline.chunks):
-        work[k % count] += pipeline.num_microbatches * chunk.microbatch_s + chunk.once_s
+        work[k % count] += (
+            pipeline.num_microbatches * (chunk.microbatch_s + chunk.gather_s) + chunk.once_s
+        )
     return max(work)
 
 

@@ -54,8 +54,8 @@ def _seconds(
         behind = passing(way, left.send_bytes, ends[k][1], left.mesh, rate)
         there.append(ahead.crossing_bytes)
         back.append(behind.crossing_bytes)
-        chunks[k + 1] = replace(chunks[k + 1], forward_s=chunks[k + 1].forward_s + ahead.gather_s)
-        chunks[k] = replace(chunks[k], backward_s=chunks[k].backward_s + behind.gather_s)
+        chunks[k + 1] = replace(chunks[k + 1], forward_gather_s=ahead.gather_s)
+        chunks[k] = replace(chunks[k], backward_gather_s=behind.gather_s)
     places = [stage_hosts(stage, plan.cluster) for stage in plan.stages]
     return simulate_chunks(
         plan.cluster,

@@ -1,10 +1,12 @@
 """Costs of all runs of layers on one mesh, composed from the costs of single layers.
 
-    cost(i, j) = min over states s_i .. s_(j+1) of sum over k in i..j of M_k[s_k, s_(k+1)]
+    cost(i, j) = min over states s_i .. s_(j+1) of
+                     a_i[s_i] + sum over k in i..j of M_k[s_k, s_(k+1)] + r_j[s_(j+1)]
 
-M_k is the matrix of layer k (`inter.conditioned`).  Its entries are bounds until a cheapest chain
-uses them; then they are solved, and the chains are found anew.  In the end every cheapest chain
-has exact entries only, so it is the cheapest of all.
+M_k is the matrix of layer k (`inter.conditioned`), a and r what it takes to gather an activation
+that comes from another stage, and a cotangent (`inter.arrival`).  Entries of M
+are bounds until a cheapest chain uses them; then they are solved, and the chains are found anew.
+In the end every cheapest chain has exact entries only, so it is the cheapest of all.
 
 Source: DESIGN decision 10, (min,+) products.
 """
@@ -19,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.inter.conditioned import ConditionedLayer, Entry
+from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerBounds
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -35,6 +37,7 @@ class RunCosts:
     Attributes:
         cost_s: Objective of a step.
         loop_s: Seconds of all micro-batches.
+        gather_s: Seconds of one micro-batch for what other stages send.
         once_s: Seconds of what runs once a step.
         resident_bytes: Held all the time by one device.
         microbatch_bytes: Held for each micro-batch in flight.
@@ -43,6 +46,7 @@ class RunCosts:
 
     cost_s: Array
     loop_s: Array
+    gather_s: Array
     once_s: Array
     resident_bytes: Array
     microbatch_bytes: Array
@@ -61,12 +65,22 @@ def cheapest_states(layers: Sequence[ConditionedLayer], first: int, last: int) -
     chain = _start(layers[first])
     for k in range(first + 1, last + 1):
         chain = _extended(chain, layers[k])
-    return chain.path[int(np.argmin(chain.cost))]
+    return _ended(chain, layers[last])[1]
+
+
+def gathers(
+    layers: Sequence[ConditionedLayer], first: int, last: int, states: Sequence[int]
+) -> tuple[float, float]:
+    """Seconds to gather one micro-batch's activation that a run gets, and its cotangent."""
+    arriving_s = layers[first].layer.arriving_s[states[0]]
+    return float(arriving_s), float(layers[last].layer.returning_s[states[-1]])
 
 
 def _start(layer: ConditionedLayer) -> _Chain:
-    enters = layer.bound_s.argmin(axis=0)
-    cost = layer.bound_s[enters, np.arange(len(enters))]
+    count = layer.layer.piece.num_microbatches
+    total = count * layer.layer.arriving_s[:, None] + layer.bound_s
+    enters = total.argmin(axis=0)
+    cost = total[enters, np.arange(len(enters))]
     return _Chain(cost, tuple((int(a), b) for b, a in enumerate(enters)))
 
 
@@ -75,6 +89,13 @@ def _extended(chain: _Chain, layer: ConditionedLayer) -> _Chain:
     enters = total.argmin(axis=0)
     cost = total[enters, np.arange(total.shape[1])]
     return _Chain(cost, tuple((*chain.path[int(a)], b) for b, a in enumerate(enters)))
+
+
+def _ended(chain: _Chain, last: ConditionedLayer) -> tuple[float, tuple[int, ...]]:
+    """Cost and states of the cheapest of some chains that end with one layer."""
+    total = chain.cost + last.layer.piece.num_microbatches * last.layer.returning_s
+    best = int(np.argmin(total))
+    return float(total[best]), chain.path[best]
 
 
 def compose(layers: Sequence[ConditionedLayer], wanted: BoolArray | None = None) -> RunCosts:
@@ -101,19 +122,19 @@ def compose(layers: Sequence[ConditionedLayer], wanted: BoolArray | None = None)
             layer.sharpen(a, b)
 
 
-def least_sums(matrices: Sequence[Array]) -> Array:
-    """For (first, last) the cheapest chain of states, infinite where last < first.
+def least_sums(bounds: Sequence[LayerBounds]) -> Array:
+    """For (first, last) what the cheapest chain takes at least, infinite where last < first.
 
     Args:
-        matrices: Cost of each layer by the states of its cuts; equal layers may be one object.
+        bounds: Of each layer; equal layers may be one object.
     """
-    numbers, links = _distinct_runs(matrices)
+    numbers, links = _distinct_runs(bounds)
     chains: list[Array] = []
-    for before, matrix in links:
-        chains.append(
-            (chains[before][:, None] + matrix).min(axis=0) if before >= 0 else matrix.min(axis=0)
-        )
-    return np.array([*(float(c.min()) for c in chains), np.inf])[numbers]
+    for before, layer in links:
+        enters = chains[before] if before >= 0 else layer.arriving_s
+        chains.append((enters[:, None] + layer.loop_s).min(axis=0))
+    ends = [float((c + k.layer.returning_s).min()) for c, k in zip(chains, links, strict=True)]
+    return np.array([*ends, np.inf])[numbers]
 
 
 class _Link(NamedTuple, Generic[T]):
@@ -159,11 +180,8 @@ def _paths(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[int, ...]]:
     chains: list[_Chain] = []
     for before, layer in links:
         chains.append(_extended(chains[before], layer) if before >= 0 else _start(layer))
-    best = [int(np.argmin(chain.cost)) for chain in chains]
-    return [
-        chain.path[b] if np.isfinite(chain.cost[b]) else ()
-        for chain, b in zip(chains, best, strict=True)
-    ]
+    ended = [_ended(chain, link.layer) for chain, link in zip(chains, links, strict=True)]
+    return [path if np.isfinite(cost) else () for cost, path in ended]
 
 
 def entries(layers: Sequence[ConditionedLayer], first: int, states: Sequence[int]) -> list[Entry]:
@@ -177,14 +195,18 @@ def _summed(
     links: Sequence[_Link[ConditionedLayer]],
     paths: Sequence[tuple[int, ...]],
 ) -> RunCosts:
-    names = ("cost_s", "loop_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+    names = ("cost_s", "loop_s", "gather_s", "once_s")
+    names += ("resident_bytes", "microbatch_bytes", "temporary_bytes")
     sums = {name: np.full(len(links) + 1, np.inf) for name in names}
     for n, (layers, path) in enumerate(zip(_layers_of(links), paths, strict=True)):
         if not path:
             continue
         plans = entries(layers, 0, path)
         memory = [plan.memory for plan in plans]
-        sums["cost_s"][n] = sum(plan.cost_s for plan in plans)
+        gather_s = sum(gathers(layers, 0, -1, path))
+        count = layers[0].layer.piece.num_microbatches
+        sums["cost_s"][n] = sum(plan.cost_s for plan in plans) + count * gather_s
+        sums["gather_s"][n] = gather_s
         sums["loop_s"][n] = sum(plan.loop_s for plan in plans)
         sums["once_s"][n] = sum(plan.once_s for plan in plans)
         sums["resident_bytes"][n] = sum(m.resident_bytes for m in memory)

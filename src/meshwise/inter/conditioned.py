@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.arrival import gathers_s
 from meshwise.inter.boundary import Boundary, with_boundaries
 from meshwise.inter.footprint import Footprint, footprint
 from meshwise.inter.held import HeldBytes, held_bytes
@@ -68,6 +69,9 @@ class LayerNetwork:
         ties: Nodes that decide together.
         entering: Its side of the cut before it.
         leaving: Its side of the cut after it.
+        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
+            together that another stage sends.
+        returning_s: The same of a cotangent, for each state that leaves.
         problem: Seconds of a step.
         held: Bytes by choice.
     """
@@ -78,6 +82,8 @@ class LayerNetwork:
     ties: Ties
     entering: Boundary
     leaving: Boundary
+    arriving_s: Array
+    returning_s: Array
     problem: Problem
     held: HeldBytes
 
@@ -111,6 +117,8 @@ def layer_network(
         ties=ties,
         entering=entering,
         leaving=leaving,
+        arriving_s=gathers_s(entering, piece.entering, mesh),
+        returning_s=gathers_s(leaving, piece.leaving, mesh),
         problem=tied_problem(network, ties),
         held=held_bytes(piece, network, ties),
     )
@@ -122,10 +130,14 @@ class LayerBounds:
 
     Attributes:
         loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
+        arriving_s: Of all micro-batches, as `LayerNetwork` has it for one; by state that enters.
+        returning_s: The same by state that leaves.
         resident_bytes: Held all the time by one device.
     """
 
     loop_s: Array
+    arriving_s: Array
+    returning_s: Array
     resident_bytes: float
 
 
@@ -137,8 +149,11 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
         pairs = zip(amounts, problem.costs, strict=True)
         return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
 
+    count = layer.piece.num_microbatches
     return LayerBounds(
         loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
+        arriving_s=count * layer.arriving_s,
+        returning_s=count * layer.returning_s,
         resident_bytes=least(layer.held.resident),
     )
 

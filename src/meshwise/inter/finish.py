@@ -115,7 +115,8 @@ def _stage(
     problem, kind = found.problem, found.kinds[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
     count = problem.num_microbatches
-    plans = stage_plan(found, costs, stage).entries
+    plan_of_run = stage_plan(found, costs, stage)
+    plans = plan_of_run.entries
     numbers = range(stage.first_layer, stage.last_layer + 1)
     pieces = [costs.piece(k, variant, count) for k in numbers]
     forward_s = backward_s = 0.0
@@ -138,6 +139,8 @@ def _stage(
         remat=variant.remat,
         forward_s=forward_s,
         backward_s=backward_s,
+        forward_gather_s=plan_of_run.arriving_s,
+        backward_gather_s=plan_of_run.returning_s,
         once_s=sum(p.once_s for p in plans),
         resident_bytes=sum(p.memory.resident_bytes for p in plans),
         microbatch_bytes=sum(p.memory.microbatch_bytes for p in plans),

@@ -20,7 +20,8 @@ from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variants import Variant, VariantCosts
 from meshwise.inter.worthwhile import worthwhile
 
-_NAMES = ("microbatch_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes")
+_MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
+_NAMES = ("microbatch_s", "gather_s", "once_s", *_MEMORY)
 
 
 class LazyTable:
@@ -102,6 +103,7 @@ class LazyTable:
         nothing = np.zeros_like(bounds.loop_s)
         columns = {
             "microbatch_s": bounds.loop_s / self._count,
+            "gather_s": nothing,
             "once_s": nothing,
             "resident_bytes": bounds.resident_bytes,
             "microbatch_bytes": nothing,
@@ -116,7 +118,7 @@ class LazyTable:
                 columns["microbatch_s"] = columns["microbatch_s"] + more / self._count
         if alone is not None:
             # Each of n devices holds an n-th at least.
-            for name in _NAMES[2:]:
+            for name in _MEMORY:
                 share = getattr(alone, name) / way.mesh.num_devices
                 columns[name] = np.fmax(columns[name], np.where(np.isfinite(share), share, 0.0))
         for name in _NAMES:

@@ -1,8 +1,9 @@
 """What a cut into stages costs; states the objective, and knows nothing of how it is minimised.
 
-Stages 1..n with time t_i of a micro-batch (`microbatch_s`), fill f_i <= t_i (`fill_s` of the
-schedule; f_i = t_i but for interleaved and zero-bubble schedules), B micro-batches, and x_i the
-transfer over the boundary after stage i (x_n = 0; `_transfer_s`).
+Stages 1..n with time t_i of a micro-batch (`busy_s`: computation, and gathering what its
+neighbours send, `arrival`), fill f_i <= t_i (`fill_s` of the schedule; f_i = t_i but for
+interleaved and zero-bubble schedules), B micro-batches, and x_i the transfer over the boundary
+after stage i (x_n = 0; `_transfer_s`).
 
     T =   sum_i f_i                                 fill and drain of the stages      (`fill_s`)
         + sum_i x_i                                 the same of the boundaries        (`transfer_s`)
@@ -69,7 +70,8 @@ def step_time(problem: StageProblem, stages: Sequence[Stage]) -> StepTime:
     for i in reversed(range(len(stages))):
         stage = stages[i]
         at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
-        whole = float(costs.microbatch_s[at])
+        gather_s = 0.0 if costs.gather_s is None else float(costs.gather_s[at])
+        whole = float(costs.microbatch_s[at]) + gather_s
         weight = None if costs.weight_s is None else np.array(costs.weight_s[at])
         shown = float(problem.schedule.fill_s(np.array(whole), weight))
         passed = _transfer_s(problem, stages, i)

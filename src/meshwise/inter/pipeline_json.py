@@ -3,6 +3,8 @@
 The cluster stands in it with all its numbers, as `cluster.read` documents them, so that a file is
 simulated without the planner and without the catalog.  What a number of micro-batches would take
 is null where nothing fits.
+
+Version 1, which is read too, said nothing of gathering what neighbours send.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from meshwise.plan.json_read import Json, Reader
 from meshwise.plan.json_write import fields, json_text
 
 FORMAT = "meshwise-pipeline"
-VERSION = 1
+VERSION = 2
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -87,9 +89,24 @@ def pipeline_from_json(text: str) -> PipelinePlan:
         "step_flop": read.positive,
         "tied": read.list_of(read.text),
     }
-    plan = read.record(read.document(text, FORMAT, VERSION), "", PipelinePlan, known)
+    document = read.document(text, FORMAT, VERSION, {1: _of_version_1})
+    plan = read.record(document, "", PipelinePlan, known)
     check_pipeline(plan)
     return plan
+
+
+def _of_version_1(data: dict[str, Json]) -> dict[str, Json]:
+    """The fields of version 1 with what it did not say."""
+    stages = data.get("stages")
+    if not isinstance(stages, list):
+        return data
+    missing = {"forward_gather_s": 0.0, "backward_gather_s": 0.0}
+    return data | {
+        "stages": [
+            cast(dict[str, Json], s) | missing if isinstance(s, dict) else s
+            for s in cast(list[Json], stages)
+        ]
+    }
 
 
 def _cluster(value: Json, where: str) -> Cluster:
@@ -114,6 +131,8 @@ def _stage(value: Json, where: str) -> PipelineStage:
         "remat": read.one_of(REMATS),
         "forward_s": read.positive,
         "backward_s": read.positive,
+        "forward_gather_s": read.positive,
+        "backward_gather_s": read.positive,
         "once_s": read.positive,
         "resident_bytes": read.size,
         "microbatch_bytes": read.size,

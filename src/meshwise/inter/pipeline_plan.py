@@ -38,6 +38,9 @@ class PipelineStage:
         remat: What its backward pass computes again.
         forward_s: Of one micro-batch.
         backward_s: Of one micro-batch.
+        forward_gather_s: Of one micro-batch: gathering the activation that the stage before sends,
+            not part of `forward_s`.
+        backward_gather_s: The same of the cotangent that the next stage sends.
         once_s: Gradient synchronisation and update, once a step.
         resident_bytes: Held all the time.
         microbatch_bytes: Held for each micro-batch in flight.
@@ -56,6 +59,8 @@ class PipelineStage:
     remat: Remat
     forward_s: float
     backward_s: float
+    forward_gather_s: float
+    backward_gather_s: float
     once_s: float
     resident_bytes: int
     microbatch_bytes: int
@@ -64,6 +69,11 @@ class PipelineStage:
     memory_bytes: int
     send_bytes: int
     layers: tuple[LayerPlan, ...]
+
+    @property
+    def gather_s(self) -> float:
+        """Of one micro-batch, gathering what the neighbours send."""
+        return self.forward_gather_s + self.backward_gather_s
 
     @property
     def num_devices(self) -> int:

@@ -33,6 +33,8 @@ class Chunk:
         resident_bytes: Held all the time by one device.
         microbatch_bytes: Held for each micro-batch in flight.
         temporary_bytes: On top at the peak.
+        forward_gather_s: To gather an activation that another mesh sent, before its forward pass.
+        backward_gather_s: The same of a cotangent.
     """
 
     forward_s: float
@@ -41,11 +43,18 @@ class Chunk:
     resident_bytes: float
     microbatch_bytes: float
     temporary_bytes: float
+    forward_gather_s: float = 0.0
+    backward_gather_s: float = 0.0
 
     @property
     def microbatch_s(self) -> float:
         """Forward and backward of one micro-batch."""
         return self.forward_s + self.backward_s
+
+    @property
+    def gather_s(self) -> float:
+        """To gather what arrives in both directions for one micro-batch."""
+        return self.forward_gather_s + self.backward_gather_s
 
 
 def simulate_chunks(
@@ -106,9 +115,9 @@ def _stage_cost(chunk: Chunk) -> StageCost:
     temporary = round(chunk.temporary_bytes)
     weight_s = _WEIGHT_SHARE * chunk.backward_s
     return StageCost(
-        forward_s=chunk.forward_s,
-        backward_s=chunk.backward_s,
-        activation_gradient_s=chunk.backward_s - weight_s,
+        forward_s=chunk.forward_s + chunk.forward_gather_s,
+        backward_s=chunk.backward_s + chunk.backward_gather_s,
+        activation_gradient_s=chunk.backward_s - weight_s + chunk.backward_gather_s,
         weight_gradient_s=weight_s,
         apply_s=chunk.once_s,
         resident_bytes=round(chunk.resident_bytes),

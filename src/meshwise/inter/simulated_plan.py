@@ -125,6 +125,8 @@ def chunk_of(stage: PipelineStage) -> Chunk:
         resident_bytes=stage.resident_bytes,
         microbatch_bytes=stage.microbatch_bytes,
         temporary_bytes=stage.temporary_bytes,
+        forward_gather_s=stage.forward_gather_s,
+        backward_gather_s=stage.backward_gather_s,
     )
 
 
@@ -141,6 +143,8 @@ def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
         stage,
         forward_s=stage.forward_s * ratio,
         backward_s=stage.backward_s * ratio,
+        forward_gather_s=stage.forward_gather_s * ratio,
+        backward_gather_s=stage.backward_gather_s * ratio,
         microbatch_bytes=math.ceil(stage.microbatch_bytes * ratio),
         temporary_bytes=math.ceil(stage.temporary_bytes * max(ratio, 1.0)),
         send_bytes=math.ceil(stage.send_bytes * ratio),

@@ -32,6 +32,8 @@ class StageCosts:
         temporary_bytes: The most that is live beside these.
         weight_s: Of `microbatch_s`, the gradients of weights (zero-bubble schedules); none known
             if left out.
+        gather_s: To gather what the neighbours of a stage send, beside `microbatch_s`; none if
+            left out.
     """
 
     submeshes: tuple[Submesh, ...]
@@ -41,6 +43,7 @@ class StageCosts:
     microbatch_bytes: FloatArray
     temporary_bytes: FloatArray
     weight_s: FloatArray | None = None
+    gather_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and signs.
@@ -68,6 +71,11 @@ class StageCosts:
         """L."""
         return int(self.microbatch_s.shape[0])
 
+    @property
+    def busy_s(self) -> FloatArray:
+        """Time of one micro-batch with the gathers at both ends."""
+        return self.microbatch_s if self.gather_s is None else self.microbatch_s + self.gather_s
+
     def columns(self) -> dict[str, FloatArray]:
         """The arrays by name."""
         columns = {
@@ -77,7 +85,8 @@ class StageCosts:
             "microbatch_bytes": self.microbatch_bytes,
             "temporary_bytes": self.temporary_bytes,
         }
-        return columns if self.weight_s is None else columns | {"weight_s": self.weight_s}
+        others = {"weight_s": self.weight_s, "gather_s": self.gather_s}
+        return columns | {name: array for name, array in others.items() if array is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,10 +151,11 @@ class Stage:
 def as_alpa(problem: StageProblem) -> StageProblem:
     """The same problem as the paper states it.
 
-    Eq. 2 without transfers and without what is done once (a user of this mode adds its share to
-    `microbatch_s`), eq. 5 for 1F1B, every device used.
+    Eq. 2 without transfers and their gathers, and without what is done once (a user of this mode
+    adds its share to `microbatch_s`), eq. 5 for 1F1B, every device used.
     """
-    costs = replace(problem.costs, once_s=np.zeros_like(problem.costs.once_s), weight_s=None)
+    nothing = np.zeros_like(problem.costs.once_s)
+    costs = replace(problem.costs, once_s=nothing, weight_s=None, gather_s=None)
     return replace(problem, costs=costs, schedule=ALPA, transfer_s=None, use_all_devices=True)
 
 

@@ -25,6 +25,7 @@ from meshwise.inter.compose import (
     cheapest_states,
     compose,
     entries,
+    gathers,
     least_sums,
 )
 from meshwise.inter.conditioned import (
@@ -87,7 +88,7 @@ class RunBounds:
     """What no plan of a run of layers is below; arrays over (first layer, last layer).
 
     Attributes:
-        loop_s: Seconds of all micro-batches.
+        loop_s: Seconds of all micro-batches, and of gathering what other stages send.
         resident_bytes: Held all the time by one device.
     """
 
@@ -102,11 +103,15 @@ class RunPlan(NamedTuple):
         entries: Of each layer.
         enters: Layout of the activation at the cut before it.
         leaves: At the cut after it.
+        arriving_s: Seconds to gather one micro-batch's activation from the stage before.
+        returning_s: The same of the cotangent from the next stage.
     """
 
     entries: tuple[Entry, ...]
     enters: Layout
     leaves: Layout
+    arriving_s: float
+    returning_s: float
 
 
 _MAX_AXES = 2
@@ -261,10 +266,13 @@ class VariantCosts:
         if key[:2] in self._learned:
             compose(layers, self._only(first, last))
         states = cheapest_states(layers, first, last)
+        arriving_s, returning_s = gathers(layers, first, last, states)
         return RunPlan(
             entries=tuple(entries(layers, first, states)),
             enters=layers[first].layer.entering.layouts[states[0]],
             leaves=layers[last].layer.leaving.layouts[states[-1]],
+            arriving_s=arriving_s,
+            returning_s=returning_s,
         )
 
     def learn_plan(
@@ -318,7 +326,7 @@ class VariantCosts:
             resident_bytes=np.full(shape, np.inf),
         )
         for at, some in _segments(layers):
-            found.loop_s[at, at] = least_sums([b.loop_s for b in some])
+            found.loop_s[at, at] = least_sums(some)
             found.resident_bytes[at, at] = _run_sums([b.resident_bytes for b in some])
         return found
 

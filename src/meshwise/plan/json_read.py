@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from meshwise.errors import PlanError
@@ -15,6 +16,8 @@ Other = TypeVar("Other")
 Json = Any
 
 Reader = Callable[[Json, str], Any]
+# Fields of an older version to those of the present one.
+Upgrade = Callable[[dict[str, Json]], dict[str, Json]]
 
 
 def wrong(where: str, wanted: str, value: Json) -> PlanError:
@@ -40,8 +43,16 @@ def parsed(text: str) -> dict[str, Json]:
     return cast(dict[str, Json], data) if isinstance(data, dict) else {}
 
 
-def document(text: str, name: str, version: int) -> dict[str, Json]:
+def document(
+    text: str, name: str, version: int, older: Mapping[int, Upgrade] = MappingProxyType({})
+) -> dict[str, Json]:
     """The fields of a document, its `format` and `version` checked and left out.
+
+    Args:
+        text: Of the document.
+        name: Of the format.
+        version: Of the format, as it is written.
+        older: For each older version that is read too, what it makes the fields of `version` of.
 
     Raises:
         PlanError: it is none, or one of another format or version.
@@ -49,11 +60,13 @@ def document(text: str, name: str, version: int) -> dict[str, Json]:
     data = parsed(text)
     if data.get("format") != name:
         raise PlanError(f"not a plan: the field 'format' must be {name!r}")
-    if data.get("version") != version or isinstance(data.get("version"), bool):
-        raise PlanError(
-            f"field 'version': this program reads version {version}, got {data.get('version')!r}"
-        )
-    return {key: value for key, value in data.items() if key not in ("format", "version")}
+    given = data.get("version")
+    known = [*sorted(older), version]
+    if given not in known or isinstance(given, bool):
+        listed = " and ".join(map(str, known))
+        raise PlanError(f"field 'version': this program reads version {listed}, got {given!r}")
+    rest = {key: value for key, value in data.items() if key not in ("format", "version")}
+    return rest if given == version else older[given](rest)
 
 
 def record(data: Json, where: str, kind: Callable[..., Value], fields: Mapping[str, Reader]):

@@ -122,6 +122,7 @@ def _stage(number: int, a: PipelineStage, b: PipelineStage) -> list[Difference]:
             [
                 ("forward", a.forward_s, b.forward_s),
                 ("backward", a.backward_s, b.backward_s),
+                ("gathers", a.gather_s, b.gather_s),
                 ("once", a.once_s, b.once_s),
             ],
             "s",

@@ -27,10 +27,10 @@ def pipeline_text(plan: PipelinePlan) -> str:
         *textwrap.wrap(f"at most {plan.gap:.2%} above the best of: {plan.space}", WIDTH),
         "",
         *table(
-            ("stage", "layers", "devices", "mesh", "remat", "forward", "backward", "once",
-             "peak", "sends"),
+            ("stage", "layers", "devices", "mesh", "remat", "forward", "backward", "gathers",
+             "once", "peak", "sends"),
             [_row(k, stage) for k, stage in enumerate(plan.stages)],
-            "rllllrrrrr",
+            "rllllrrrrrr",
         ),
     ]  # fmt: skip
     lines += ["", "step time by number of micro-batches (best found)"]
@@ -63,6 +63,7 @@ def _row(number: int, stage: PipelineStage) -> tuple[str, ...]:
         stage.remat,
         seconds_text(stage.forward_s),
         seconds_text(stage.backward_s),
+        seconds_text(stage.gather_s) if stage.gather_s else "-",
         seconds_text(stage.once_s),
         bytes_text(stage.peak_bytes),
         bytes_text(stage.send_bytes) if stage.send_bytes else "-",

@@ -64,8 +64,7 @@ def passing(
     """
     if layout.partial:
         raise ValueError(f"a partial value cannot arrive: {layout}")
-    split = used_axes(layout)
-    same = [a for a, size in enumerate(mesh.sizes) if a not in split and size > 1]
+    same = _copied(layout, mesh)
     match way:
         case "signal":
             return Passing(crossing_bytes=1.0)
@@ -80,6 +79,24 @@ def passing(
             return min(found, key=lambda p: p.crossing_bytes / bytes_per_s + p.gather_s)
         case _:
             raise ValueError(f"no way {way!r} to send; there are {', '.join(WAYS)}")
+
+
+def gather_s(num_bytes: int, layout: Layout, mesh: LogicalMesh) -> float:
+    """Seconds to gather all copies of a tensor that came once.
+
+    Args:
+        num_bytes: Of the whole tensor.
+        layout: On the destination, nothing partial.
+        mesh: The destination.
+    """
+    same = _copied(layout, mesh)
+    return _gathered(num_bytes, layout, mesh, same, tuple(same)).gather_s
+
+
+def _copied(layout: Layout, mesh: LogicalMesh) -> list[int]:
+    """Axes along which devices hold the same."""
+    split = used_axes(layout)
+    return [a for a, size in enumerate(mesh.sizes) if a not in split and size > 1]
 
 
 def _gathered(

@@ -9,9 +9,9 @@ from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.units import bytes_text, seconds_text
 
 _HEADER = (
-    "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "once",
-    "works", "waits", "held", "each micro-batch", "in flight", "temporary", "peak", "simulated",
-    "of", "sends",
+    "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "gathers",
+    "once", "works", "waits", "held", "each micro-batch", "in flight", "temporary", "peak",
+    "simulated", "of", "sends",
 )  # fmt: skip
 
 
@@ -19,10 +19,11 @@ def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
     """The section of the page."""
     rows = [_row(plan, simulation, k) for k in range(len(plan.stages))]
     return (
-        "<h2>Stages</h2><p>Forward and backward are seconds of one micro-batch, once those of "
+        "<h2>Stages</h2><p>Forward, backward and gathers (putting together what other "
+        "stages send) are seconds of one micro-batch, once those of "
         "gradient synchronisation and update; bytes are of one device. Works is the share of the "
         "simulated step in which the stage computes, waits how long it idles for a transfer.</p>"
-        + html_table(_HEADER, rows, "rlllll" + "r" * 13)
+        + html_table(_HEADER, rows, "rlllll" + "r" * 14)
     )
 
 
@@ -39,6 +40,7 @@ def _row(plan: PipelinePlan, simulation: Simulation, number: int) -> tuple[str, 
         escaped(stage.remat),
         seconds_text(stage.forward_s),
         seconds_text(stage.backward_s),
+        seconds_text(stage.gather_s) if stage.gather_s else "-",
         seconds_text(stage.once_s),
         f"{busy_s / step_s:.1%}" if step_s else "-",
         seconds_text(timeline.exposed_s[number]),
