@@ -76,6 +76,7 @@ class Formulas(VariantCosts):
         return RunCosts(
             cost_s=loop,
             loop_s=loop,
+            gather_s=np.zeros_like(loop),
             once_s=summed(once),
             resident_bytes=summed(16 * weights / n),
             microbatch_bytes=summed(held / n),
