@@ -21,6 +21,7 @@ from meshwise.inter.variants import Variant, VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.shapes import local_bytes
+from meshwise.intra.ties import tied_problem
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
@@ -38,17 +39,20 @@ def layers_of_model(name: str, rows: int, count: int, **changes: Any) -> Layerin
 
 
 def conditioned(
-    layers: Layering, mesh: Any, price: float = 0.0, *, gathers: bool = True
+    layers: Layering, mesh: Any, price: float = 0.0, *, alone: bool = False
 ) -> list[ConditionedLayer]:
+    """The layers; `alone` ones as one program each, without neighbours."""
     known: dict[int, ConditionedLayer] = {}
     for c in layers.classes:
         if c not in known:
             network = layer_network(layers.graph(c, c, B), mesh, IntraOptions())
-            if not gathers:
+            if alone:
                 network = dataclasses.replace(
                     network,
                     arriving_s=np.zeros_like(network.arriving_s),
                     returning_s=np.zeros_like(network.returning_s),
+                    again_s=tuple(np.zeros_like(s) for s in network.again_s),
+                    problem=tied_problem(network.network, network.ties),
                 )
             known[c] = ConditionedLayer(network, MemoryPrice(seconds_per_byte=price, in_flight=2.0))
     return [known[c] for c in layers.classes]
@@ -104,7 +108,7 @@ def test_no_bound_is_above_the_cost(gpt: Layering) -> None:
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_one_layer_costs_what_its_own_plan_costs(gpt: Layering, shape: Any) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
-    costs = compose(conditioned(gpt, mesh, gathers=False)).cost_s
+    costs = compose(conditioned(gpt, mesh, alone=True)).cost_s
     for k in range(3):
         # The plan of the layer alone may lay out activation and cotangent differently.
         direct = plan_graph(gpt.graph(k, k, B).graph, mesh, IntraOptions(tie=False))
@@ -118,7 +122,7 @@ def test_a_run_costs_about_what_its_plan_as_a_whole_costs(gpt: Layering, shape: 
     # As a whole, clusters of operators reach over the cuts, which ties choices that are free
     # here, and sums may stay partial there.
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
-    costs = compose(conditioned(gpt, mesh)).cost_s
+    costs = compose(conditioned(gpt, mesh, alone=True)).cost_s
     direct = plan_graph(gpt.graph(0, 2, B).graph, mesh, IntraOptions(tie=False))
     assert 0.9 * direct.objective_s <= costs[0, 2] <= 1.03 * direct.objective_s
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.errors import InfeasibleError
+from meshwise.inter.again import again_s
 from meshwise.inter.compose import cheapest_states, compose, gathers
 from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
 from meshwise.inter.passes import pass_seconds
@@ -190,6 +191,7 @@ def _seconds(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, f
     parts = regions(piece.graph)
     once_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[:1])
     loop_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[1:])
+    loop_s += piece.num_microbatches * again_s(piece, plan.decision, variant.mesh)
     return loop_s, once_s
 
 

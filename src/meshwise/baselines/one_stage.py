@@ -15,6 +15,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
+from meshwise.inter.again import again_s
 from meshwise.inter.footprint import footprint
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
@@ -124,6 +125,7 @@ def _propagated(
     parts = regions(piece.graph)
     once_s = step_time_s(piece.graph, found.decision, way.mesh, parts=parts[:1])
     loop_s = step_time_s(piece.graph, found.decision, way.mesh, parts=parts[1:])
+    loop_s += piece.num_microbatches * again_s(piece, found.decision, way.mesh)
     memory = footprint(piece, found.decision, way.mesh)
     forward_s, backward_s = pass_seconds(piece, found.decision, way.mesh, loop_s)
     return Chunk(

@@ -10,6 +10,7 @@ Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from meshwise.inter.reduced import ReducedLayer
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
 from meshwise.intra.network import BLOCK, Network, build_network
-from meshwise.intra.options import IntraOptions
+from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.intra.problem import PairCost, Problem, objective
 from meshwise.intra.regions import Region
 from meshwise.intra.solve import solve
@@ -72,6 +73,8 @@ class LayerNetwork:
         arriving_s: For each state that enters, seconds of one micro-batch to put an activation
             together that another stage sends.
         returning_s: The same of a cotangent, for each state that leaves.
+        again_s: Seconds of one micro-batch by choice of each class of nodes, for work that the
+            backward pass repeats.
         problem: Seconds of a step.
         held: Bytes by choice.
     """
@@ -84,6 +87,7 @@ class LayerNetwork:
     leaving: Boundary
     arriving_s: Array
     returning_s: Array
+    again_s: tuple[Array, ...]
     problem: Problem
     held: HeldBytes
 
@@ -110,6 +114,9 @@ def layer_network(
     network, ties, entering, leaving = with_boundaries(
         piece, build_network(piece.graph, mesh, options, parts, evaluators)
     )
+    held = held_bytes(piece, network, ties)
+    rate = math.inf if options.objective == ALPA else mesh.device.memory_bytes_per_s
+    again_s = tuple(num_bytes / rate for num_bytes in held.again)
     return LayerNetwork(
         piece=piece,
         mesh=mesh,
@@ -119,9 +126,16 @@ def layer_network(
         leaving=leaving,
         arriving_s=gathers_s(entering, piece.entering, mesh),
         returning_s=gathers_s(leaving, piece.leaving, mesh),
-        problem=tied_problem(network, ties),
-        held=held_bytes(piece, network, ties),
+        again_s=again_s,
+        problem=_repeating(tied_problem(network, ties), again_s, piece.num_microbatches),
+        held=held,
     )
+
+
+def _repeating(problem: Problem, again_s: tuple[Array, ...], num_microbatches: int) -> Problem:
+    """A problem with the time of repeated work."""
+    pairs = zip(problem.costs, again_s, strict=True)
+    return replace(problem, costs=tuple(cost + num_microbatches * s for cost, s in pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +157,14 @@ class LayerBounds:
 
 def layer_bounds(layer: LayerNetwork) -> LayerBounds:
     """Bounds of time by messages, of bytes by what each decision holds at least."""
+    count = layer.piece.num_microbatches
     problem = tied_problem(layer.network, layer.ties, only_loops=True)
+    problem = _repeating(problem, layer.again_s, count)
 
     def least(amounts: Sequence[Array]) -> float:
         pairs = zip(amounts, problem.costs, strict=True)
         return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
 
-    count = layer.piece.num_microbatches
     return LayerBounds(
         loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
         arriving_s=count * layer.arriving_s,
@@ -264,10 +279,11 @@ class ConditionedLayer:
         layer = self.layer
         full = layer.ties.spread(choice)
         loop_s, once_s = _seconds(layer.network, full)
+        again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
         decision = expand(layer.network, full)
         return Entry(
             cost_s=objective(self.problem, choice),
-            loop_s=loop_s,
+            loop_s=loop_s + layer.piece.num_microbatches * float(again_s),
             once_s=once_s,
             memory=footprint(layer.piece, decision, layer.mesh),
             decision=decision,

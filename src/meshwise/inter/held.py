@@ -7,7 +7,7 @@ operators leave them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
+from meshwise.inter.again import repeated
 from meshwise.inter.footprint import (
     constants_of_loop,
     crossing_inputs,
@@ -38,19 +39,26 @@ class HeldBytes:
         microbatch: Held for each micro-batch in flight.
         copies: Pairs of classes (u, v), u < v, and the bytes that each pair of choices holds all
             the time: weights that are gathered for the loop.
+        again: Not held, but read and written once more for each micro-batch, since the backward
+            pass repeats work (`inter.again`).
     """
 
     resident: tuple[Array, ...]
     microbatch: tuple[Array, ...]
     copies: dict[tuple[int, int], Array]
+    again: tuple[Array, ...]
 
 
 def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
     """Bytes of one device for each choice of each class of nodes."""
     resident = [np.zeros(len(node.cost_s)) for node in network.nodes]
     microbatch = [np.zeros(len(node.cost_s)) for node in network.nodes]
+    again = [np.zeros(len(node.cost_s)) for node in network.nodes]
     _add_inputs(piece, network, resident, microbatch)
-    _add_residuals(piece, network, microbatch)
+    _add_made(piece, network, piece.border.tensors, microbatch)
+    moved = repeated(piece).tensors
+    _add_entering(piece, network, moved, again)
+    _add_made(piece, network, moved, again)
     copies: dict[tuple[int, int], Array] = {}
     for u, v, weights in _copies(piece, network):
         a, b = ties.class_of[u], ties.class_of[v]
@@ -61,6 +69,7 @@ def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
         resident=_by_class(resident, ties),
         microbatch=_by_class(microbatch, ties),
         copies=copies,
+        again=_by_class(again, ties),
     )
 
 
@@ -115,25 +124,42 @@ def _add_inputs(
             made.add(t)
     inside = dict(zip(loop.structure.parts[0].operands, loop.bodies[0].inputs, strict=True))
     read = read_backward(piece)
-    entering = {c.value for c in piece.entering}
-    for i in {*piece.batch_dims, *entering}:
+    for i in set(piece.batch_dims).difference(c.value for c in piece.entering):
         t = graph.inputs[i]
         if t not in loop.inputs:
             continue
         k = loop.inputs.index(t)
-        kept = piece.border.tensors if i in entering else read
-        if inside.get(k) in kept:
+        if inside.get(k) in read:
             add(microbatch, network.boundaries[0, piece.loop, k], t)
+    _add_entering(piece, network, piece.border.tensors, microbatch)
 
 
-def _add_residuals(piece: PieceGraph, network: Network, microbatch: list[Array]) -> None:
+def _add_entering(
+    piece: PieceGraph, network: Network, tensors: Iterable[int], to: list[Array]
+) -> None:
+    """Add those of some tensors of the loop's body that come over a cut."""
+    graph, sizes = piece.graph, network.mesh.sizes
+    loop = graph.operators[piece.loop]
+    assert loop.structure is not None
+    inside = dict(zip(loop.structure.parts[0].operands, loop.bodies[0].inputs, strict=True))
+    wanted = frozenset(tensors)
+    for i in {c.value for c in piece.entering}:
+        t = graph.inputs[i]
+        if t in loop.inputs and inside.get(k := loop.inputs.index(t)) in wanted:
+            node = network.boundaries[0, piece.loop, k]
+            layouts = network.nodes[node].layouts
+            to[node] += [local_bytes(graph.tensors[t], w, sizes) for w in layouts]
+
+
+def _add_made(piece: PieceGraph, network: Network, tensors: Iterable[int], to: list[Array]) -> None:
+    """Add those of some tensors of the loop's body that it makes, as they are made."""
     sizes = network.mesh.sizes
     region = next(r for r in network.regions if r.path == (piece.loop, 0))
     body = region.graph
     maker = {t: (i, n) for i, op in enumerate(body.operators) for n, t in enumerate(op.outputs)}
     known: dict[tuple[int, Strategy], tuple[Layout, ...]] = {}
-    for t in piece.border.tensors:
-        if t not in maker:
+    for t in tensors:
+        if t not in maker or body.tensors[t].generated:
             continue
         i, place = maker[t]
         op, number = body.operators[i], region.blocks.block_of[i]
@@ -151,7 +177,7 @@ def _add_residuals(piece: PieceGraph, network: Network, microbatch: list[Array])
                 assert found is not None
                 known[key] = found[1]
             sums.append(local_bytes(body.tensors[t], known[key][place], sizes))
-        microbatch[node] += np.array(sums, np.float64)
+        to[node] += np.array(sums, np.float64)
 
 
 def _by_class(values: list[Array], ties: Ties) -> tuple[Array, ...]:
