@@ -295,8 +295,10 @@ def _priced(layer: LayerNetwork, price: MemoryPrice) -> Problem:
         return layer.problem
     rate, held = price.seconds_per_byte, layer.held
     pairs = {(p.u, p.v): p.cost for p in layer.problem.pairs}
-    for place, num_bytes in held.copies.items():
-        pairs[place] = pairs[place] + rate * num_bytes if place in pairs else rate * num_bytes
+    for copies, weight in ((held.copies, rate), (held.kept_copies, rate * price.in_flight)):
+        for place, num_bytes in copies.items():
+            cost = weight * num_bytes
+            pairs[place] = pairs[place] + cost if place in pairs else cost
     return replace(
         layer.problem,
         costs=tuple(

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.graph.layout import Layout
-from meshwise.graph.loops import Strategy
 from meshwise.inter.again import repeated
 from meshwise.inter.footprint import (
     constants_of_loop,
     crossing_inputs,
     passing_results,
 )
+from meshwise.inter.kept_bytes import BodyBytes
 from meshwise.inter.phases import read_backward
 from meshwise.inter.piece import PieceGraph
 from meshwise.intra.network import Network
-from meshwise.intra.shapes import local_bytes, strategy_layouts
+from meshwise.intra.shapes import local_bytes
 from meshwise.intra.ties import Ties
 
 Array = NDArray[np.float64]
@@ -39,6 +38,7 @@ class HeldBytes:
         microbatch: Held for each micro-batch in flight.
         copies: Pairs of classes (u, v), u < v, and the bytes that each pair of choices holds all
             the time: weights that are gathered for the loop.
+        kept_copies: The same of what each pair holds for each micro-batch in flight.
         again: Not held, but read and written once more for each micro-batch, since the backward
             pass repeats work (`inter.again`).
     """
@@ -46,6 +46,7 @@ class HeldBytes:
     resident: tuple[Array, ...]
     microbatch: tuple[Array, ...]
     copies: dict[tuple[int, int], Array]
+    kept_copies: dict[tuple[int, int], Array]
     again: tuple[Array, ...]
 
 
@@ -55,20 +56,20 @@ def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
     microbatch = [np.zeros(len(node.cost_s)) for node in network.nodes]
     again = [np.zeros(len(node.cost_s)) for node in network.nodes]
     _add_inputs(piece, network, resident, microbatch)
-    _add_made(piece, network, piece.border.tensors, microbatch)
-    moved = repeated(piece).tensors
-    _add_entering(piece, network, moved, again)
-    _add_made(piece, network, moved, again)
-    copies: dict[tuple[int, int], Array] = {}
-    for u, v, weights in _copies(piece, network):
-        a, b = ties.class_of[u], ties.class_of[v]
-        if a > b:
-            a, b, weights = b, a, weights.T
-        copies[a, b] = copies[a, b] + weights if (a, b) in copies else weights
+    body = BodyBytes(piece, network)
+    for node, num_bytes in body.made(repeated(piece).tensors):
+        again[node] += num_bytes
+    pairs: list[tuple[int, int, Array]] = []
+    for u, v, num_bytes in body.kept():
+        if v < 0:
+            microbatch[u] += num_bytes
+        else:
+            pairs.append((u, v, num_bytes))
     return HeldBytes(
         resident=_by_class(resident, ties),
         microbatch=_by_class(microbatch, ties),
-        copies=copies,
+        copies=_pairs_by_class(_copies(piece, network), ties),
+        kept_copies=_pairs_by_class(pairs, ties),
         again=_by_class(again, ties),
     )
 
@@ -124,60 +125,26 @@ def _add_inputs(
             made.add(t)
     inside = dict(zip(loop.structure.parts[0].operands, loop.bodies[0].inputs, strict=True))
     read = read_backward(piece)
-    for i in set(piece.batch_dims).difference(c.value for c in piece.entering):
+    for i in set(piece.batch_dims) - crossing:
         t = graph.inputs[i]
         if t not in loop.inputs:
             continue
         k = loop.inputs.index(t)
         if inside.get(k) in read:
             add(microbatch, network.boundaries[0, piece.loop, k], t)
-    _add_entering(piece, network, piece.border.tensors, microbatch)
 
 
-def _add_entering(
-    piece: PieceGraph, network: Network, tensors: Iterable[int], to: list[Array]
-) -> None:
-    """Add those of some tensors of the loop's body that come over a cut."""
-    graph, sizes = piece.graph, network.mesh.sizes
-    loop = graph.operators[piece.loop]
-    assert loop.structure is not None
-    inside = dict(zip(loop.structure.parts[0].operands, loop.bodies[0].inputs, strict=True))
-    wanted = frozenset(tensors)
-    for i in {c.value for c in piece.entering}:
-        t = graph.inputs[i]
-        if t in loop.inputs and inside.get(k := loop.inputs.index(t)) in wanted:
-            node = network.boundaries[0, piece.loop, k]
-            layouts = network.nodes[node].layouts
-            to[node] += [local_bytes(graph.tensors[t], w, sizes) for w in layouts]
-
-
-def _add_made(piece: PieceGraph, network: Network, tensors: Iterable[int], to: list[Array]) -> None:
-    """Add those of some tensors of the loop's body that it makes, as they are made."""
-    sizes = network.mesh.sizes
-    region = next(r for r in network.regions if r.path == (piece.loop, 0))
-    body = region.graph
-    maker = {t: (i, n) for i, op in enumerate(body.operators) for n, t in enumerate(op.outputs)}
-    known: dict[tuple[int, Strategy], tuple[Layout, ...]] = {}
-    for t in tensors:
-        if t not in maker or body.tensors[t].generated:
-            continue
-        i, place = maker[t]
-        op, number = body.operators[i], region.blocks.block_of[i]
-        if number < 0 or op.bodies:
-            continue
-        node = network.block_nodes[region.index, number]
-        table = network.nodes[node].table
-        assert table is not None
-        member = region.blocks.blocks[number].members.index(i)
-        sums: list[int] = []
-        for strategies in table.strategies:
-            key = (id(op.rule), strategies[member])
-            if key not in known:
-                found = strategy_layouts(op, strategies[member], sizes)
-                assert found is not None
-                known[key] = found[1]
-            sums.append(local_bytes(body.tensors[t], known[key][place], sizes))
-        to[node] += np.array(sums, np.float64)
+def _pairs_by_class(
+    pairs: Iterable[tuple[int, int, Array]], ties: Ties
+) -> dict[tuple[int, int], Array]:
+    """Bytes by pairs of nodes as bytes by pairs of classes."""
+    found: dict[tuple[int, int], Array] = {}
+    for u, v, num_bytes in pairs:
+        a, b = ties.class_of[u], ties.class_of[v]
+        if a > b:
+            a, b, num_bytes = b, a, num_bytes.T
+        found[a, b] = found[a, b] + num_bytes if (a, b) in found else num_bytes
+    return found
 
 
 def _by_class(values: list[Array], ties: Ties) -> tuple[Array, ...]:

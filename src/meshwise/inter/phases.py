@@ -53,12 +53,13 @@ def phases_of(piece: PieceGraph) -> Phases:
     return Phases(
         before=tuple(sorted(first)),
         forward=piece.forward,
-        backward=_backward(piece),
+        backward=backward_operators(piece),
         after=tuple(sorted({*late, *outer.again})),
     )
 
 
-def _backward(piece: PieceGraph) -> tuple[int, ...]:
+def backward_operators(piece: PieceGraph) -> tuple[int, ...]:
+    """Operators of the loop's body that the backward pass runs, ascending."""
     body = piece.graph.operators[piece.loop].bodies[0]
     rest = ancestors(body, body.outputs).difference(piece.forward)
     return tuple(sorted({*rest, *piece.border.again}))
@@ -95,5 +96,5 @@ def divided_body(
 def read_backward(piece: PieceGraph) -> frozenset[int]:
     """Inputs of the loop's body that the backward pass reads."""
     body = piece.graph.operators[piece.loop].bodies[0]
-    read = {t for i in _backward(piece) for t in body.operators[i].inputs}
+    read = {t for i in backward_operators(piece) for t in body.operators[i].inputs}
     return frozenset(read.intersection(body.inputs))
