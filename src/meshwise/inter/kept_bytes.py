@@ -86,11 +86,15 @@ class BodyBytes:
                     yield node, copy, self._copied(t, layouts, copy, is_made_again=t in again)
             for group, copy in shared.items():
                 if copy >= 0:
-                    yield from self._larger(t, group, copy)
+                    yield from self._larger(t, group, copy, self._network.nodes[copy].layouts)
+                else:
+                    yield from self._larger(t, group, node, layouts)
 
-    def _larger(self, t: int, group: int, copy: int) -> Iterator[tuple[int, int, Array]]:
-        """What is held beyond a copy where the backward pass wants more of the value than that."""
-        there = self._bytes(t, self._network.nodes[copy].layouts)
+    def _larger(
+        self, t: int, group: int, giver: int, layouts: Iterable[Layout]
+    ) -> Iterator[tuple[int, int, Array]]:
+        """What is held beyond a value or copy where the backward pass wants more of it."""
+        there = self._bytes(t, layouts)
         wanted: dict[int, Array] = {}
         for i in backward_operators(self._piece):
             number = self._region.blocks.block_of[i]
@@ -104,8 +108,8 @@ class BodyBytes:
                 wanted[node] = np.maximum(wanted.get(node, 0.0), num_bytes)
         for node, num_bytes in wanted.items():
             more = np.maximum(0.0, num_bytes[None, :] - there[:, None])
-            if more.any():
-                yield copy, node, more
+            if node != giver and more.any():
+                yield giver, node, more
 
     def _reduced(self, t: int, node: int) -> NDArray[np.bool_]:
         """For each choice, whether the block that makes a partial sum reduces it for its users."""
