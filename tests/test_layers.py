@@ -43,6 +43,7 @@ LAYERS = (
     "pinned_layers",
     "pinned_search",
     "pipeline_planning",
+    "pipeline_replay",
     "pipeline_request",
     "pricing",
     "arguments",

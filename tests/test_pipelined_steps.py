@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -56,6 +57,57 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
     # The state was overwritten where it lay.
     with pytest.raises(StateLostError, match="was donated to an earlier call"):
         staged(before, batch)
+
+
+def test_a_plan_from_a_file_runs_without_planning(case: Any, monkeypatch: Any) -> None:
+    step, state, batch, losses = case
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    plan = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2).plan(
+        state, batch
+    )
+    read = mw.PipelinePlan.from_json(plan.to_json())
+    assert read == plan
+    assert len(read.decisions) <= sum(len(stage.layers) for stage in read.stages)
+
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr("meshwise.parallel_step.plan_pipeline", forbidden)
+    again = mw.parallelize(step, method=mw.Replay(read))
+    assert again.plan(state, batch) == plan
+    _, loss, _ = again(state, batch)
+    np.testing.assert_allclose(float(loss), losses[0], rtol=1e-9)
+
+
+def test_a_plan_of_another_step_is_refused() -> None:
+    step, (state, batch) = gpt_step(CLIPPED)
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    plan = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2).plan(
+        state, batch
+    )
+    assert isinstance(plan, mw.PipelinePlan)
+
+    def refused(changed: mw.PipelinePlan, message: str, given: Any = batch) -> None:
+        with pytest.raises(PlanError, match=message):
+            mw.parallelize(step, method=mw.Replay(changed)).plan(state, given)
+
+    half = jax.tree.map(lambda x: x[: len(x) // 2], batch)
+    refused(plan, "the plan is for a batch of 4 rows, this one has 2", half)
+    old = tuple(
+        dataclasses.replace(
+            s, layers=tuple(dataclasses.replace(x, decision=None) for x in s.layers)
+        )
+        for s in plan.stages
+    )
+    refused(dataclasses.replace(plan, stages=old), "no decisions about layers")
+    more = (*plan.cuts[:-1], (plan.cuts[-1][0], plan.cuts[-1][1] + 1))
+    refused(dataclasses.replace(plan, cuts=more), "the plan is for another step: its layers have")
+    broken = tuple(dataclasses.replace(d, inputs=d.inputs[1:]) for d in plan.decisions)
+    refused(dataclasses.replace(plan, decisions=broken), "layer 0: .*the plan has")
+    stage = plan.stages[0]
+    layer = dataclasses.replace(stage.layers[0], inputs=stage.layers[0].inputs[1:])
+    stage = dataclasses.replace(stage, layers=(layer, *stage.layers[1:]))
+    refused(dataclasses.replace(plan, stages=(stage, *plan.stages[1:])), "layer 0: .*other names")
 
 
 def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:

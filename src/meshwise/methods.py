@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from meshwise.errors import PlanError
+from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
@@ -115,7 +116,7 @@ class Heuristic:
 class Replay:
     """A plan that was found before."""
 
-    plan: Plan
+    plan: Plan | PipelinePlan
 
     def __post_init__(self) -> None:
         plan: Any = self.plan
@@ -124,7 +125,7 @@ class Replay:
                 f"Replay takes a Plan, got the string {plan!r:.60}; read the plan's JSON with "
                 "mw.Plan.from_json(text)"
             )
-        if not isinstance(plan, Plan):
+        if not isinstance(plan, Plan | PipelinePlan):
             raise PlanError(
                 f"Replay takes a Plan, got {_described(plan)}; pass what step.plan(...) or "
                 "mw.Plan.from_json(text) returned"
@@ -184,6 +185,8 @@ Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | 
 
 def is_pipeline(method: Method) -> bool:
     """Whether a method asks for a pipeline that can run."""
+    if isinstance(method, Replay):
+        return isinstance(method.plan, PipelinePlan)
     return isinstance(method, Auto) and method.stages is not None
 
 
@@ -201,7 +204,7 @@ def check_method(method: Any) -> Method:
     if isinstance(method, Method):
         return method
     classes = {cls.__name__: cls for cls in get_args(Method)}
-    if isinstance(method, Plan):
+    if isinstance(method, Plan | PipelinePlan):
         raise PlanError("method is a Plan; to run it again pass method=mw.Replay(plan)")
     name = method.__name__ if isinstance(method, type) else str(method)
     meant = next((n for n in classes if n.lower() == _bare(name)), None)

@@ -22,8 +22,9 @@ from meshwise.errors import PlanError, TraceError
 from meshwise.init_state import born_on_stages, split_init_args, state_place, zeros_of_spec
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.jax_compat import is_tracer
-from meshwise.methods import PlannedStep, asks_for_stages, is_pipeline
+from meshwise.methods import PlannedStep, Replay, asks_for_stages, is_pipeline
 from meshwise.pipeline_planning import PlannedPipeline, plan_pipeline
+from meshwise.pipeline_replay import replayed_pipeline
 from meshwise.pipeline_request import pipeline_request
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
@@ -292,13 +293,16 @@ class ParallelStep(PlannedStep):
     def _pipeline(self, binding: Binding, call: Call) -> PlannedPipeline:
         key = self._key(binding, call)
         if key not in self._pipelines:
-            self._pipelines[key] = plan_pipeline(
-                binding.function(self._fun, call.statics),
-                call.args,
-                call.kwargs,
-                binding.signature,
-                pipeline_request(self._request),
-            )
+            step = binding.function(self._fun, call.statics)
+            given = (step, call.args, call.kwargs, binding.signature)
+            method = self._request.method
+            if isinstance(method, Replay):
+                assert isinstance(method.plan, PipelinePlan)
+                self._pipelines[key] = replayed_pipeline(
+                    *given, method.plan, self._request.statistics
+                )
+            else:
+                self._pipelines[key] = plan_pipeline(*given, pipeline_request(self._request))
         return self._pipelines[key]
 
     def _executable(self, binding: Binding, call: Call) -> Executable | PipelineExecutable:

@@ -221,6 +221,7 @@ def planned_layers(
         batch_size=layers.batch_size,
         step_flop=options.step_flop,
         tied=layers.tied_names(),
+        cuts=layers.ranges,
     )
     decisions = stage_decisions(found, costs)
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)

@@ -94,6 +94,7 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
         TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
     """
     if isinstance(request.method, Replay):
+        assert isinstance(request.method.plan, Plan)  # a pipeline is replayed elsewhere
         return _replay(trace, request.method.plan)
     if isinstance(request.method, Follow):
         mesh = request.method.followed().mesh

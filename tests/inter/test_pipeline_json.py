@@ -54,11 +54,14 @@ def test_a_cluster_reads_back_equal(cluster: Cluster) -> None:
     assert Cluster(name=name, groups=groups) == cluster
 
 
-def test_version_1_has_no_gathers() -> None:
+def test_version_1_has_neither_decisions_nor_gathers() -> None:
     data = json.loads(PLAN.to_json()) | {"version": 1}
     for stage in data["stages"]:
         for name in ("forward_gather_s", "backward_gather_s"):
             assert stage.pop(name) == 0.0
+        for layer in stage["layers"]:
+            assert layer.pop("decision") is None
+    assert data.pop("cuts") == data.pop("decisions") == []
     assert PipelinePlan.from_json(json.dumps(data)) == PLAN
 
 
@@ -116,6 +119,13 @@ def put(*path: Any, value: Any = ...) -> Edit:
         (put("cluster", "hosts", 0, "count", value=0), "'cluster': hosts[0]: 'count' must be a"),
         (put("cluster", value="v5e"), "field 'cluster' must be a table, got 'v5e'"),
         (put("tried", 0, value=[1]), "'tried[0]': expected a list of two, got [1]"),
+        (put("cuts", value=[[0, 3]]), "field 'cuts': 1 for 6 layers"),
+        (
+            put("cuts", value=[[0, 3], [4, 5], [7, 8], [9, 9], [10, 10], [11, 11]]),
+            "field 'cuts[2]': operators 7 to 8, but the next one is 6",
+        ),
+        (put("stages", 1, "layers", 0, "decision", value=1), "decision': there is no decision 1"),
+        (put("decisions", value=[{}]), "'decisions[0].inputs' is missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_by_place(edit: Edit, message: str) -> None:

@@ -20,6 +20,22 @@ from meshwise.simulate.timeline import Timeline
 _Passes: TypeAlias = dict[int, tuple[float, float]]
 
 
+class _Decisions:
+    """The decisions of a plan, each different one once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[GraphDecision, int] = {}
+        # Equal layers share one plan, which lives as long as the search; it is looked up once.
+        self._known: dict[int, int] = {}
+
+    def number(self, plan: Entry) -> int:
+        """The number of a layer's decision."""
+        if id(plan) not in self._known:
+            found = self.numbers.setdefault(plan.decision, len(self.numbers))
+            self._known[id(plan)] = found
+        return self._known[id(plan)]
+
+
 class NamedLayers(LayerSource, Protocol):
     """Layers that know the names of their own state."""
 
@@ -37,6 +53,7 @@ def finished(
     batch_size: int,
     step_flop: float,
     tied: Sequence[str] = (),
+    cuts: Sequence[tuple[int, int]] = (),
 ) -> tuple[PipelinePlan, Timeline]:
     """The plan and its simulated timeline.
 
@@ -48,6 +65,7 @@ def finished(
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch.
         tied: Names of parameters that several layers read.
+        cuts: First and last operator of each layer.
     """
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
@@ -55,8 +73,9 @@ def finished(
     if all(found.problem.costs.submeshes[s.submesh].starts is None for s in chosen):
         first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
     passes: _Passes = {}
+    decisions = _Decisions()
     stages = tuple(
-        _stage(source, found, costs, stage, index, place, passes)
+        _stage(source, found, costs, stage, index, place, passes, decisions)
         for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
     )
     schedule = found.problem.schedule
@@ -84,6 +103,8 @@ def finished(
         tried=tuple(sorted(found.tried.items())),
         step_flop=step_flop,
         tied=tuple(tied),
+        cuts=tuple(cuts),
+        decisions=tuple(decisions.numbers),
     )
     return plan, timeline
 
@@ -111,6 +132,7 @@ def _stage(
     index: int,
     first_device: int,
     passes: _Passes,
+    decisions: _Decisions,
 ) -> PipelineStage:
     problem, kind = found.problem, found.kinds[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
@@ -160,6 +182,7 @@ def _stage(
                     )
                     for name, i in zip(source.state_names(k), piece.state, strict=True)
                 ),
+                decision=decisions.number(plan),
             )
             for k, piece, plan in zip(numbers, pieces, plans, strict=True)
         ),

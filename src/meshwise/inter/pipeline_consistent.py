@@ -34,7 +34,29 @@ def check_pipeline(plan: PipelinePlan) -> None:
         _check_layers(stage, f"stages[{number}]", next_layer)
         next_layer = stage.last_layer + 1
         _check_layouts(stage, f"stages[{number}]")
+    _check_decisions(plan)
     check_places(plan, plan.cluster)
+
+
+def _check_decisions(plan: PipelinePlan) -> None:
+    num_layers = plan.stages[-1].last_layer + 1
+    if plan.cuts and len(plan.cuts) != num_layers:
+        raise PlanError(f"field 'cuts': {len(plan.cuts)} for {num_layers} layers")
+    following = 0
+    for number, (first, last) in enumerate(plan.cuts):
+        if first != following or last < first:
+            raise PlanError(
+                f"field 'cuts[{number}]': operators {first} to {last}, but the next one is "
+                f"{following}; every operator is in one layer, in order"
+            )
+        following = last + 1
+    for number, stage in enumerate(plan.stages):
+        for place, layer in enumerate(stage.layers):
+            if layer.decision is not None and layer.decision >= len(plan.decisions):
+                raise PlanError(
+                    f"field 'stages[{number}].layers[{place}].decision': there is no decision "
+                    f"{layer.decision} among {len(plan.decisions)}"
+                )
 
 
 def check_places(plan: PipelinePlan, cluster: Cluster) -> None:

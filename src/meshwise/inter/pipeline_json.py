@@ -4,7 +4,8 @@ The cluster stands in it with all its numbers, as `cluster.read` documents them,
 simulated without the planner and without the catalog.  What a number of micro-batches would take
 is null where nothing fits.
 
-Version 1, which is read too, said nothing of gathering what neighbours send.
+Decisions of layers are written once each, and layers name them by number.  Version 1, which is read
+too, had no decisions, and said nothing of gathering what neighbours send.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from meshwise.inter.piece import REMATS
 from meshwise.inter.pipeline_consistent import check_pipeline
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.plan import json_read as read
+from meshwise.plan.json_decision import decision_json, read_decision
 from meshwise.plan.json_mesh import mesh_json, read_layout, read_mesh
 from meshwise.plan.json_read import Json, Reader
 from meshwise.plan.json_write import fields, json_text
@@ -45,6 +47,8 @@ def pipeline_to_json(plan: PipelinePlan) -> str:
         "stages": [_stage_json(stage) for stage in plan.stages],
         "tried": [[b, float(s) if math.isfinite(s) else None] for b, s in plan.tried],
         "tied": list(plan.tied),
+        "cuts": [list(cut) for cut in plan.cuts],
+        "decisions": [decision_json(decision) for decision in plan.decisions],
     }
     return json_text(data)
 
@@ -88,6 +92,8 @@ def pipeline_from_json(text: str) -> PipelinePlan:
         "tried": read.list_of(read.pair_of(read.count, _seconds)),
         "step_flop": read.positive,
         "tied": read.list_of(read.text),
+        "cuts": read.list_of(read.pair_of(read.size, read.size)),
+        "decisions": read.list_of(read_decision),
     }
     document = read.document(text, FORMAT, VERSION, {1: _of_version_1})
     plan = read.record(document, "", PipelinePlan, known)
@@ -100,13 +106,21 @@ def _of_version_1(data: dict[str, Json]) -> dict[str, Json]:
     stages = data.get("stages")
     if not isinstance(stages, list):
         return data
-    missing = {"forward_gather_s": 0.0, "backward_gather_s": 0.0}
-    return data | {
-        "stages": [
-            cast(dict[str, Json], s) | missing if isinstance(s, dict) else s
-            for s in cast(list[Json], stages)
+    nothing: dict[str, Json] = {"cuts": [], "decisions": []}
+    return data | nothing | {"stages": [_stage_of_version_1(s) for s in cast(list[Json], stages)]}
+
+
+def _stage_of_version_1(stage: Json) -> Json:
+    if not isinstance(stage, dict):
+        return stage
+    fields_of = cast(dict[str, Json], stage) | {"forward_gather_s": 0.0, "backward_gather_s": 0.0}
+    layers = fields_of.get("layers")
+    if isinstance(layers, list):
+        fields_of["layers"] = [
+            cast(dict[str, Json], x) | {"decision": None} if isinstance(x, dict) else x
+            for x in cast(list[Json], layers)
         ]
-    }
+    return fields_of
 
 
 def _cluster(value: Json, where: str) -> Cluster:
@@ -150,6 +164,7 @@ def _layer(value: Json, where: str) -> LayerPlan:
         "layer": read.size,
         "equal_to": read.size,
         "inputs": read.list_of(_input),
+        "decision": read.or_none(read.size),
     }
     return read.record(value, where, LayerPlan, known)
 

@@ -8,6 +8,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
 from meshwise.inter.piece import Remat
+from meshwise.plan.decision import GraphDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +19,13 @@ class LayerPlan:
         layer: Its number.
         equal_to: The first layer of the model that is the same work.
         inputs: Names, shapes and layouts of the parameters and of what the optimizer keeps.
+        decision: Number of its decision in the plan; None in files that had none.
     """
 
     layer: int
     equal_to: int
     inputs: tuple[tuple[str, tuple[int, ...], Layout], ...]
+    decision: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,8 @@ class PipelinePlan:
         tried: Pairs (number of micro-batches, best step time predicted).
         step_flop: FLOP of the forward pass on the whole batch.
         tied: Names of parameters that several layers read.
+        cuts: First and last operator of each layer in the forward pass.
+        decisions: Of layers, each different one once; with `cuts`, all that running takes.
     """
 
     cluster: Cluster
@@ -126,6 +131,8 @@ class PipelinePlan:
     step_flop: float
     tied: tuple[str, ...]
     model: str = ""
+    cuts: tuple[tuple[int, int], ...] = ()
+    decisions: tuple[GraphDecision, ...] = ()
 
     @property
     def gap(self) -> float:

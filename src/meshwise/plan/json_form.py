@@ -1,12 +1,9 @@
 """The JSON form of a plan: versioned, sorted, one operator a line, equal bytes for equal plans.
 
-Layouts are written as `graph.layout` prints them.  A use is `layout`, with ` via LAYOUT` where a
-shared copy is made first and ` group N` for groups other than 0.
+Layouts are written as `graph.layout` prints them, decisions as `json_decision` does.
 """
 
 from __future__ import annotations
-
-import re
 
 from meshwise.errors import PlanError
 from meshwise.graph.layout import layout_text
@@ -14,8 +11,8 @@ from meshwise.plan import json_read as read
 from meshwise.plan.collectives import Collective
 from meshwise.plan.consistent import check_consistent
 from meshwise.plan.contents import Argument, DenseOperator
-from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.flop import Replicated
+from meshwise.plan.json_decision import decision_json, read_decision
 from meshwise.plan.json_mesh import mesh_json, read_layout, read_mesh
 from meshwise.plan.json_read import Json, Reader
 from meshwise.plan.json_write import fields, json_text
@@ -25,8 +22,6 @@ from meshwise.plan.rivals import MemoryPrice, Rival, Way
 
 FORMAT = "meshwise-plan"
 VERSION = 2
-
-_USE = re.compile(r"(?P<layout>.*?)(?: via (?P<via>.*?))?(?: group (?P<group>-?\d+))?")
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -67,7 +62,7 @@ def plan_to_json(plan: Plan) -> str:
 def _stage_json(stage: Stage) -> Json:
     return {
         "mesh": mesh_json(stage.mesh),
-        "decision": _decision_json(stage.decision),
+        "decision": decision_json(stage.decision),
         "arguments": [fields(argument) for argument in stage.arguments],
         "dense": [_dense_json(operator) for operator in stage.dense],
         "peak_bytes": stage.peak_bytes,
@@ -92,31 +87,6 @@ def _way_json(way: Way) -> Json:
         "operands": [layout_text(layout) for layout in way.operands],
         "results": [layout_text(layout) for layout in way.results],
     }
-
-
-def _decision_json(decision: GraphDecision) -> Json:
-    return {
-        "inputs": [layout_text(layout) for layout in decision.inputs],
-        "operators": [_operator_json(operator) for operator in decision.operators],
-        "outputs": [_use_text(use) for use in decision.outputs],
-    }
-
-
-def _operator_json(operator: OperatorDecision) -> Json:
-    data: Json = {
-        "strategy": list(operator.strategy),
-        "uses": [_use_text(use) for use in operator.uses],
-        "results": [layout_text(layout) for layout in operator.results],
-    }
-    if operator.bodies:
-        data["bodies"] = [_decision_json(body) for body in operator.bodies]
-    return data
-
-
-def _use_text(use: Use) -> str:
-    via = "" if use.via == use.layout else f" via {layout_text(use.via)}"
-    group = f" group {use.group}" if use.group else ""
-    return f"{layout_text(use.layout)}{via}{group}"
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -162,34 +132,6 @@ def plan_from_json(text: str) -> Plan:
                 f"field {key!r}: {value!r} is not that of the worst stage, {getattr(plan, key)!r}"
             )
     return plan
-
-
-def _use(value: Json, where: str) -> Use:
-    match = _USE.fullmatch(read.text(value, where))
-    assert match is not None  # the first group matches anything
-    layout = read_layout(match["layout"], where)
-    via = layout if match["via"] is None else read_layout(match["via"], where)
-    return Use(group=int(match["group"] or 0), via=via, layout=layout)
-
-
-def _operator(value: Json, where: str) -> OperatorDecision:
-    known: dict[str, Reader] = {
-        "strategy": read.list_of(read.whole),
-        "uses": read.list_of(_use),
-        "results": read.list_of(read_layout),
-    }
-    if isinstance(value, dict) and "bodies" in value:
-        known["bodies"] = read.list_of(_decision)
-    return read.record(value, where, OperatorDecision, known)
-
-
-def _decision(value: Json, where: str) -> GraphDecision:
-    known: dict[str, Reader] = {
-        "inputs": read.list_of(read_layout),
-        "operators": read.list_of(_operator),
-        "outputs": read.list_of(_use),
-    }
-    return read.record(value, where, GraphDecision, known)
 
 
 def _by_kind(value: Json, where: str) -> tuple[tuple[str, float], ...]:
@@ -251,7 +193,7 @@ def _dense(value: Json, where: str) -> DenseOperator:
 def _stage(value: Json, where: str) -> Stage:
     known: dict[str, Reader] = {
         "mesh": read_mesh,
-        "decision": _decision,
+        "decision": read_decision,
         "arguments": read.list_of(_argument),
         "dense": read.list_of(_dense),
         "peak_bytes": read.size,

@@ -1,0 +1,107 @@
+"""A pipeline as its plan says, without planning again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshwise.errors import PlanError
+from meshwise.inter.clustering import Ranges
+from meshwise.inter.operator_chain import OperatorChain
+from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.inter.simulated_plan import simulate_plan
+from meshwise.pipeline_planning import PlannedPipeline, layers_of
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.verify import verify_decision
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import Statistics, StepSignature
+
+
+def replayed_pipeline(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    plan: PipelinePlan,
+    statistics: Statistics = "exact",
+) -> PlannedPipeline:
+    """The pipeline of a plan for the step that it was made for.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+        plan: The plan.
+        statistics: "exact", or "local" for statistics of each micro-batch.
+
+    Raises:
+        TraceError: the step cannot be cut.
+        PlanError: the plan has no decisions, or is not for this step.
+    """
+    numbers = [layer.decision for stage in plan.stages for layer in stage.layers]
+    if not plan.cuts or None in numbers:
+        raise PlanError(
+            "this plan of a pipeline cannot be replayed: it has no decisions about layers, as "
+            "files of version 1; plan the step again"
+        )
+
+    def cut(chain: OperatorChain) -> Ranges:
+        if plan.cuts[-1][1] + 1 != chain.num_operators:
+            raise PlanError(
+                f"the plan is for another step: its layers have {plan.cuts[-1][1] + 1} operators, "
+                f"the forward pass of this one {chain.num_operators}"
+            )
+        return plan.cuts
+
+    layers, _ = layers_of(fun, args, kwargs, signature, cut=cut, statistics=statistics)
+    if layers.batch_size != plan.batch_size:
+        raise PlanError(
+            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}"
+        )
+    decisions = tuple(
+        tuple(plan.decisions[layer.decision or 0] for layer in stage.layers)
+        for stage in plan.stages
+    )
+    known: set[object] = set()
+    for stage, decided in zip(plan.stages, decisions, strict=True):
+        for layer, decision in zip(stage.layers, decided, strict=True):
+            key = (layers.classes[layer.layer], layer.decision, stage.mesh, stage.remat)
+            is_new = key not in known
+            known.add(key)
+            _check(layers, plan, stage, layer, decision, is_new=is_new)
+    timeline = simulate_plan(plan).timeline
+    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+
+
+def _check(
+    layers: Layering,
+    plan: PipelinePlan,
+    stage: PipelineStage,
+    layer: LayerPlan,
+    decision: GraphDecision,
+    *,
+    is_new: bool,
+) -> None:
+    """Check that a decision is one about a layer, and places its state as the plan says.
+
+    Raises:
+        PlanError: it is not.
+    """
+    k = layer.layer
+    piece = layers.graph(k, k, plan.num_microbatches, stage.remat)
+    try:
+        if is_new:
+            verify_decision(piece.graph, decision, stage.mesh)
+    except PlanError as error:
+        raise PlanError(f"layer {k}: {error}") from error
+    names = layers.state_names(k)
+    state = tuple(
+        (name, piece.graph.tensors[piece.graph.inputs[i]].shape, decision.inputs[i])
+        for name, i in zip(names, piece.state, strict=True)
+    )
+    if state != layer.inputs:
+        raise PlanError(
+            f"layer {k}: the plan says other names, shapes or layouts of its state than the step "
+            "and the decision; plan the step again"
+        )
