@@ -215,7 +215,10 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
             {"memory_bytes": 56 * 1024},
             r"with 1.11 times the memory 3 would.* needs 62 KiB a device \(.* of 56 KiB",
         ),
-        ({"memory_bytes": 60 * 1024}, r"planned: it fits with (remat full or )?(32 micro-batches|twice)"),
+        (
+            {"memory_bytes": 60 * 1024},
+            r"planned: it fits with (remat full or )?(32 micro-batches|twice)",
+        ),
         ({"memory_bytes": 80 * 1024, "num_stages": 1}, "fits with .*any number of stages"),
         (
             {"memory_bytes": 74 * 1024, "schedules": (GPIPE,)},

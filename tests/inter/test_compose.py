@@ -240,8 +240,11 @@ def test_no_stage_is_below_its_bound_of_less_work(gpt: Layering) -> None:
     costs = whole.costs()
     exists = np.isfinite(costs.microbatch_s)
     assert exists.any(axis=(0, 1)).sum() > 4
-    for name, bound in bounds.columns().items():
-        assert (bound[exists] <= costs.columns()[name][exists] * (1 + 1e-6)).all(), name
+    # What is gathered is part of the bound of time.
+    assert (bounds.busy_s[exists] <= costs.busy_s[exists] * (1 + 1e-6)).all()
+    for name in ("once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes"):
+        bound, known = bounds.columns()[name], costs.columns()[name]
+        assert (bound[exists] <= known[exists] * (1 + 1e-6)).all(), name
 
 
 def test_some_runs_cost_what_they_cost_among_all(gpt: Layering) -> None:
