@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import Cluster
+from meshwise.inter.conditioned import Entry
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
