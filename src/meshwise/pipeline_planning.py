@@ -25,6 +25,7 @@ from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
+from meshwise.trace.layers.unstack import unstacked
 from meshwise.trace.step import Statistics, StepSignature, open_step
 
 
@@ -91,7 +92,9 @@ def layers_of(
             f"a pipeline runs micro-batch by micro-batch, but the batch arguments have batch "
             f"sizes {sorted(sizes) or 'none'}; name arguments of one batch with batch_argnums"
         )
-    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+    flat = unstacked(opened)
+    step = flat.step
+    split = split_step(step.closed, step.batch_dims, step.aliases, step.names)
     chain = chain_of(split)
     numbers = operator_chain(chain)
     if cut is not None:
@@ -102,8 +105,7 @@ def layers_of(
             raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
         ranges = found.ranges
     local = statistics == "local"
-    trees = (opened.in_tree, opened.out_tree)
-    layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local, trees=trees)
+    layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local, ends=flat)
     return layers, math.fsum(chain.flop)
 
 
@@ -155,6 +157,8 @@ def plan_pipeline(
         layers, flop = layers_of(
             fun, args, kwargs, signature, request.num_layers, statistics=request.statistics
         )
+        for note in layers.ends.notes if layers.ends else ():
+            report(note)
         report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
         options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()

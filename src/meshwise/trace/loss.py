@@ -195,16 +195,11 @@ def _marked(
             f"{name} returns {value_aval.str_short()}, but a loss must be a real scalar; reduce "
             "it, for example with jnp.mean"
         )
-    operands = [*closed.consts, *operands]
     if closed.effects or not all(map(_is_fit, closed.consts)):
         return None
-    if not any(map(is_tracer, operands)):
+    if not any(map(is_tracer, [*closed.consts, *operands])):
         return None
-    wrt = tuple(len(closed.consts) + dynamic.index(i) for i in wrt_leaves)
-    loss = consts_as_inputs(closed)
-    outs = loss_and_grad_p.bind(
-        *operands, loss=loss, wrt=wrt, expand=_expansion(loss, wrt, operands)
-    )
+    outs = bind_loss(closed, [dynamic.index(i) for i in wrt_leaves], operands)
     num_values = len(closed.out_avals)
     value, aux, flat_grads = outs[0], outs[1:num_values], outs[num_values:]
     grads = []
@@ -214,6 +209,24 @@ def _marked(
         flat_grads = flat_grads[count:]
     grad = tuple(grads) if isinstance(argnums, Sequence) else grads[0]
     return (((value, refill_aux(aux)), grad) if has_aux else (value, grad),)
+
+
+def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[Any]:
+    """Bind a loss as one primitive.
+
+    Args:
+        closed: Jaxpr of its value and auxiliary results.
+        wrt: Positions of the operands that it is differentiated for.
+        operands: What it takes.
+
+    Returns:
+        Value, auxiliary results, gradients.
+    """
+    loss, given = consts_as_inputs(closed), [*closed.consts, *operands]
+    places = tuple(len(closed.consts) + n for n in wrt)
+    return loss_and_grad_p.bind(
+        *given, loss=loss, wrt=places, expand=_expansion(loss, places, given)
+    )
 
 
 def _traced_loss(

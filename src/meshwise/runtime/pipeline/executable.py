@@ -18,6 +18,7 @@ from meshwise.runtime.donation import check_alive
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.memory import measured_footprint
 from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
+from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.schedules.registry import make_schedule
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
@@ -30,16 +31,20 @@ class PipelineExecutable:
     Attributes:
         out_tree: Tree of the results.
         in_avals: Flat arguments.
+        names: Of the flat arguments.
         plan: What was decided.
         pipeline: What runs.
+        ends: Takes stacks of layers apart and puts them together.
         in_shardings: Where each flat argument lives between steps; None for one that is not read.
         compile_s: Seconds that lowering and compilation took.
     """
 
     out_tree: Any
     in_avals: tuple[Any, ...]
+    names: tuple[str, ...]
     plan: PipelinePlan
     pipeline: Pipeline
+    ends: StackedEnds
     in_shardings: tuple[NamedSharding | None, ...]
     compile_s: float
 
@@ -54,9 +59,9 @@ class PipelineExecutable:
             StateLostError: an argument was donated to an earlier call, or the step failed after
                 it had taken over donated state.
         """
-        check_alive(leaves, self.pipeline.layers.split.names)
+        check_alive(leaves, self.names)
         try:
-            return self.pipeline.run(leaves)
+            return self.ends.results(self.pipeline.run(self.ends.arguments(leaves)))
         except jax.errors.JaxRuntimeError as error:
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
@@ -98,6 +103,7 @@ def compile_pipeline(
         TraceError: a value crosses a cut in a way that cannot be run yet.
         ProgramError: XLA:CPU would let collectives race.
     """
+    assert layers.ends is not None
     devices = devices_for(plan.cluster.num_devices)
     start = time.perf_counter()
     choices = [
@@ -115,12 +121,15 @@ def compile_pipeline(
         plan.schedule, num_stages=len(choices), num_microbatches=plan.num_microbatches
     )
     pipeline = make_pipeline(layers, choices, schedule)
+    ends = StackedEnds(layers.ends, _homes(pipeline))
     return PipelineExecutable(
-        out_tree=None if layers.trees is None else layers.trees[1],
-        in_avals=layers.split.in_avals,
+        out_tree=layers.ends.original.out_tree,
+        in_avals=layers.ends.original.in_avals,
+        names=layers.ends.original.names,
         plan=plan,
         pipeline=pipeline,
-        in_shardings=_homes(pipeline),
+        ends=ends,
+        in_shardings=ends.shardings,
         compile_s=time.perf_counter() - start,
     )
 

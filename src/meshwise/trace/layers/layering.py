@@ -16,6 +16,7 @@ from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.joint import Joint, join
 from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
 from meshwise.trace.layers.split import SplitStep
+from meshwise.trace.layers.unstack import Unstacked
 from meshwise.trace.layers.update import Update
 
 
@@ -28,7 +29,7 @@ class Layering:
         local_statistics: Whether what does not separate into micro-batches becomes a statistic of
             each micro-batch alone.
         classes: For each layer the first one that is equal to it.
-        trees: Of the step's arguments and of its results, where they are known.
+        ends: How the user's step and this one on single layers go together, where that is known.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Layering:
         batch_size: int,
         *,
         local_statistics: bool = False,
-        trees: tuple[Any, Any] | None = None,
+        ends: Unstacked | None = None,
     ) -> None:
-        self.trees = trees
+        self.ends = ends
         self.split = split
         self.ranges = tuple(ranges)
         self.batch_size = batch_size

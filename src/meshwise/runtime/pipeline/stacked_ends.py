@@ -1,0 +1,101 @@
+"""Arguments and results of a step with stacks of layers, around a pipeline on single layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from meshwise.runtime.pipeline.stacking import Home, Stacking, home_of
+from meshwise.trace.layers.unstack import Leaf, Unstacked
+
+
+class StackedEnds:
+    """What stands before and after a step in stages.
+
+    Attributes:
+        shardings: Where each flat argument of the user's step lives between steps; None for one
+            that is not read.
+    """
+
+    def __init__(self, ends: Unstacked, homes: Sequence[NamedSharding | None]) -> None:
+        """Find out where stacks live.
+
+        Args:
+            ends: How the two steps go together.
+            homes: Where each argument of the pipeline lives; None for one that is not read.
+        """
+        self._stacking = Stacking()
+        self._ends = ends
+        self._homes = [
+            self._home(leaf, homes, aval.shape)
+            for leaf, aval in zip(ends.arguments, ends.original.in_avals, strict=True)
+        ]
+        self._of_argument = {j: i for i, j in ends.original.aliases}
+        self.shardings = tuple(
+            homes[leaf.places[0]] if leaf.dim is None else home and home.sharding
+            for leaf, home in zip(ends.arguments, self._homes, strict=True)
+        )
+
+    @staticmethod
+    def _home(
+        leaf: Leaf, homes: Sequence[NamedSharding | None], shape: Sequence[int]
+    ) -> Home | None:
+        dim = leaf.dim
+        if dim is None:
+            return None
+        members = [home for n in leaf.places if (home := homes[n]) is not None]
+        if len(members) < len(leaf.places):
+            return None
+        return home_of(dim, (*shape[:dim], *shape[dim + 1 :]), members)
+
+    @staticmethod
+    def _found(dim: int, members: Sequence[Any]) -> Home | None:
+        """Where a stack would live whose layers are where they are."""
+        shardings = [x.sharding for x in members if isinstance(x.sharding, NamedSharding)]
+        every = len(shardings) == len(members)
+        return home_of(dim, members[0].shape, shardings) if every else None
+
+    def arguments(self, leaves: Sequence[Any]) -> list[Any]:
+        """Arguments of the pipeline.
+
+        State that lies where it lives is overwritten by the step, so the stack goes.
+        """
+        state = set(self._of_argument.values())
+        found: list[Any] = []
+        gone: list[Any] = []
+        for i, (leaf, home, value) in enumerate(
+            zip(self._ends.arguments, self._homes, leaves, strict=True)
+        ):
+            if leaf.dim is None:
+                found.append(value)
+            elif home is None:
+                found += [value[(*[slice(None)] * leaf.dim, k)] for k in range(len(leaf.places))]
+            else:
+                found += self._stacking.apart(home, value)
+                if i in state and isinstance(value, jax.Array) and value.sharding == home.sharding:
+                    gone.append(value)
+        for value in gone:
+            value.delete()
+        return found
+
+    def results(self, values: Sequence[Any]) -> list[Any]:
+        """Results of the user's step."""
+        found: list[Any] = []
+        for j, leaf in enumerate(self._ends.results):
+            members = [values[n] for n in leaf.places]
+            if leaf.dim is None:
+                found.append(members[0])
+                continue
+            home = self._homes[self._of_argument[j]] if j in self._of_argument else None
+            if home is None:
+                home = self._found(leaf.dim, members)
+            if home is None:
+                near = jax.device_put(members, members[0].sharding)
+                found.append(jnp.stack(near, axis=leaf.dim))
+                continue
+            found.append(self._stacking.together(home, members))
+        return found

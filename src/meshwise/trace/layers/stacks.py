@@ -1,0 +1,159 @@
+"""Which arrays of a step are stacks of layers, found without running anything.
+
+A `scan` of the loss over stacked parameters goes over layers.  What it reads slice by slice is a
+stack, and so is what is joined with a stack element by element: gradients, moments, their updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import jaxprs_in_params
+
+from meshwise.jax_compat import scan_counts, source_line
+from meshwise.trace.layers.equations import dependent, inlined, variables
+from meshwise.trace.layers.families import lanes
+from meshwise.trace.layers.split import LOSS
+
+# A variable and one of its dims.
+Place = tuple[Any, int]
+_HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """What is taken apart into layers.
+
+    Attributes:
+        scans: Equations of losses, by `id`.
+        dims: For each variable that is a stack the dim of the layers.
+        losses: Flat jaxpr of each loss, by `id` of its equation.
+        notes: What was found, for people: scans that are cut and scans that are not.
+    """
+
+    scans: frozenset[int]
+    dims: Mapping[Any, int]
+    losses: Mapping[int, Any]
+    notes: tuple[str, ...]
+
+
+def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
+    """Look for scans over layers in a step.
+
+    Args:
+        flat: Closed jaxpr of the step, calls taken apart.
+        batch: Positions of the arguments that are batch data.
+    """
+    jaxpr = flat.jaxpr
+    rows = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in batch])
+    same = _Same()
+    same.add(jaxpr.eqns)
+    losses: dict[int, Any] = {}
+    seeds: list[Place] = []
+    scans: set[int] = set()
+    notes: list[str] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != LOSS:
+            continue
+        losses[id(eqn)] = loss = inlined(eqn.params["loss"])
+        _join_loss(same, eqn, loss)
+        inside = loss.jaxpr
+        given = [v for v, o in zip(inside.invars, eqn.invars, strict=True) if o in rows]
+        moving = dependent(inside.eqns, given)
+        varied = dependent(inside.eqns, [inside.invars[w] for w in eqn.params["wrt"]])
+        for inner in inside.eqns:
+            where = source_line(inner.source_info)
+            stacked = [v for v in _sliced(inner) if v not in moving]
+            if stacked and not varied.isdisjoint(stacked) and _is_heavy(inner):
+                scans.add(id(inner))
+                notes.append(f"{inner.params['length']} layers scanned at {where} are cut apart")
+                seeds += [(v, 0) for v in stacked]
+                seeds += [(v, 0) for v in inner.outvars[scan_counts(inner.params)[1] :]]
+            elif inner.primitive.name != "scan" and not varied.isdisjoint(variables(inner.invars)):
+                notes += (
+                    f"the scan at {source_line(e.source_info)} stays whole: it is inside of "
+                    f"{inner.primitive.name} at {where}"
+                    for e in _scans_inside(inner)
+                    if _is_heavy(e)
+                )
+    return Stacks(
+        scans=frozenset(scans), dims=same.with_any(seeds), losses=losses, notes=tuple(notes)
+    )
+
+
+def _sliced(eqn: Any) -> list[Any]:
+    """What a `scan` takes slice by slice; nothing of other equations."""
+    if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
+        return []
+    return variables(eqn.invars[sum(scan_counts(eqn.params)) :])
+
+
+def _is_heavy(eqn: Any) -> bool:
+    return eqn.primitive.name in _HEAVY or any(
+        _is_heavy(e) for body in jaxprs_in_params(eqn.params) for e in body.eqns
+    )
+
+
+def _scans_inside(eqn: Any) -> Iterator[Any]:
+    for body in jaxprs_in_params(eqn.params):
+        for e in body.eqns:
+            if e.primitive.name == "scan":
+                yield e
+            yield from _scans_inside(e)
+
+
+def _join_loss(same: _Same, eqn: Any, loss: Any) -> None:
+    """What enters and leaves a loss is the same inside and outside."""
+    inside = loss.jaxpr
+    same.add(inside.eqns)
+    wrt = [inside.invars[w] for w in eqn.params["wrt"]]
+    pairs = [
+        *zip(eqn.invars, inside.invars, strict=True),
+        *zip(eqn.outvars, [*inside.outvars, *wrt], strict=True),
+    ]
+    for one, two in pairs:
+        for dim in range(len(one.aval.shape)):
+            same.join([(one, dim), (two, dim)])
+
+
+class _Same:
+    """Dims of variables that go together."""
+
+    def __init__(self) -> None:
+        self._next: dict[Place, Place] = {}
+
+    def add(self, equations: Sequence[Any]) -> None:
+        """Join what each equation treats slice by slice."""
+        for eqn in equations:
+            for lane in lanes(eqn):
+                places = zip(eqn.invars, lane.operands, strict=True)
+                both = [(v, d) for v, d in places if d is not None]
+                if lane.result is not None:
+                    both.append((eqn.outvars[0], lane.result))
+                self.join(both)
+
+    def join(self, places: Sequence[Place]) -> None:
+        """Say that places go together."""
+        known = [p for p in places if variables([p[0]])]
+        for place in known[1:]:
+            self._next[self._first(place)] = self._first(known[0])
+
+    def _first(self, place: Place) -> Place:
+        if place not in self._next:
+            return self._next.setdefault(place, place)
+        path = [place]
+        while self._next[path[-1]] != path[-1]:
+            path.append(self._next[path[-1]])
+        self._next.update(dict.fromkeys(path, path[-1]))
+        return path[-1]
+
+    def with_any(self, seeds: Sequence[Place]) -> dict[Any, int]:
+        """All variables of which a dim goes with one of the seeds; their first such dim."""
+        wanted = {self._first(seed) for seed in seeds}
+        found: dict[Any, int] = {}
+        for variable, dim in list(self._next):
+            if self._first((variable, dim)) in wanted:
+                found[variable] = min(dim, found.get(variable, dim))
+        return found

@@ -1,0 +1,260 @@
+"""A step whose layers are stacked arrays under `scan`, as the same step on single layers.
+
+Stacked arguments and results become one for each layer, the `scan` over them its bodies one after
+the other, and the update works on each layer alone.  So layers can be cut, planned and placed as
+if the model had been written without `scan`.
+
+Source: DESIGN decision 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwise.jax_compat import Literal, bind_equation, closed_jaxpr, scan_counts, source_scope
+from meshwise.trace.layers.equations import inlined, run_inlined
+from meshwise.trace.layers.families import (
+    Family,
+    by_member,
+    lanes,
+    part_of,
+    taken_apart,
+    whole,
+)
+from meshwise.trace.layers.stacks import Stacks, find_stacks
+from meshwise.trace.loss import bind_loss
+from meshwise.trace.step import OpenStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """Where a flat argument or result of the user's step is among those of single layers.
+
+    Attributes:
+        places: Positions; one for each layer of a stack.
+        dim: The dim of the layers; None of what is no stack.
+    """
+
+    places: tuple[int, ...]
+    dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstacked:
+    """A step on single layers.
+
+    Attributes:
+        original: The user's step.
+        step: The step on single layers; its trees are those of the user's step.
+        arguments: For each flat argument of the user's step.
+        results: For each flat result.
+        notes: Which scans were cut apart, and which were not.
+    """
+
+    original: OpenStep
+    step: OpenStep
+    arguments: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    notes: tuple[str, ...]
+
+
+def unstacked(opened: OpenStep) -> Unstacked:
+    """Take the stacks of a step apart; a step without scans over layers stays as it is."""
+    flat = inlined(opened.closed)
+    stacks = find_stacks(flat, opened.batch_dims)
+    if not stacks.scans:
+        ends = (opened.in_avals, opened.out_leaves)
+        arguments, results = (tuple(Leaf(places=(n,)) for n in range(len(x))) for x in ends)
+        return Unstacked(
+            original=opened,
+            step=opened,
+            arguments=arguments,
+            results=results,
+            notes=stacks.notes,
+        )
+    jaxpr = flat.jaxpr
+    dims = [
+        None if i in opened.batch_dims else stacks.dims.get(v) for i, v in enumerate(jaxpr.invars)
+    ]
+    arguments = _leaves(dims, opened.in_avals)
+    in_avals = [
+        _without(aval, leaf.dim)
+        for aval, leaf in zip(opened.in_avals, arguments, strict=True)
+        for _ in leaf.places
+    ]
+    of_argument = {j: i for i, j in opened.aliases}
+    out_dims: list[tuple[int | None, int]] = []
+
+    def run(*operands: Any) -> list[Any]:
+        made = _Run(stacks).closed(flat, _families(arguments, operands))
+        found: list[Any] = []
+        out_dims.clear()
+        for j, value in enumerate(made):
+            if j in of_argument:
+                dim = dims[of_argument[j]]
+                value = _as(value, dim, np.shape(jaxpr.outvars[j].aval))
+            out_dims.append(_shape_of(value))
+            found += _members(value)
+        return found
+
+    closed = jax.make_jaxpr(run)(*in_avals)
+    results = _leaves_of(out_dims)
+    names = [
+        name if leaf.dim is None else f"{name}[{n}]"
+        for name, leaf in zip(opened.names, arguments, strict=True)
+        for n in range(len(leaf.places))
+    ]
+    step = replace(
+        opened,
+        closed=closed,
+        in_avals=tuple(in_avals),
+        batch_dims={arguments[i].places[0]: dim for i, dim in opened.batch_dims.items()},
+        aliases=tuple(
+            pair
+            for i, j in opened.aliases
+            for pair in zip(arguments[i].places, results[j].places, strict=True)
+        ),
+        names=tuple(names),
+    )
+    return Unstacked(
+        original=opened, step=step, arguments=arguments, results=results, notes=stacks.notes
+    )
+
+
+def _without(aval: Any, dim: int | None) -> Any:
+    if dim is None:
+        return aval
+    shape = (*aval.shape[:dim], *aval.shape[dim + 1 :])
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=bool(aval.weak_type))
+
+
+def _leaves(dims: Sequence[int | None], avals: Sequence[Any]) -> tuple[Leaf, ...]:
+    counts = [(d, 1 if d is None else a.shape[d]) for d, a in zip(dims, avals, strict=True)]
+    return _leaves_of(counts)
+
+
+def _leaves_of(counts: Sequence[tuple[int | None, int]]) -> tuple[Leaf, ...]:
+    found: list[Leaf] = []
+    start = 0
+    for dim, count in counts:
+        found.append(Leaf(places=tuple(range(start, start + count)), dim=dim))
+        start += count
+    return tuple(found)
+
+
+def _families(leaves: Sequence[Leaf], operands: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for leaf in leaves:
+        members = tuple(operands[n] for n in leaf.places)
+        found.append(members[0] if leaf.dim is None else Family(dim=leaf.dim, members=members))
+    return found
+
+
+def _members(value: Any) -> tuple[Any, ...]:
+    return value.members if isinstance(value, Family) else (value,)
+
+
+def _shape_of(value: Any) -> tuple[int | None, int]:
+    return (value.dim, len(value.members)) if isinstance(value, Family) else (None, 1)
+
+
+def _as(value: Any, dim: int | None, shape: Sequence[int]) -> Any:
+    """A value as a family along a dim, or whole."""
+    if isinstance(value, Family) and value.dim == dim:
+        return value
+    return whole(value) if dim is None else taken_apart(whole(value), dim, shape[dim])
+
+
+class _Run:
+    """Runs equations on families and whole values."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self.stacks = stacks
+
+    def closed(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+        """A flat jaxpr."""
+        jaxpr = closed.jaxpr
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        known.update(zip(jaxpr.invars, operands, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            made = self.equation(eqn, [read(atom) for atom in eqn.invars])
+            known.update(zip(eqn.outvars, made, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """One equation."""
+        if id(eqn) in self.stacks.losses:
+            return self._loss(eqn, operands)
+        if id(eqn) in self.stacks.scans:
+            return self._scan(eqn, operands)
+        families = [(n, v) for n, v in enumerate(operands) if isinstance(v, Family)]
+        wanted = None if len(eqn.outvars) > 1 else self.stacks.dims.get(eqn.outvars[0])
+        if families and len(operands) == 1:
+            part = part_of(eqn, operands[0])
+            if part is not None:
+                return [part]
+        if wanted is not None and eqn.primitive.name == "iota" and not families:
+            numbers = np.arange(eqn.params["shape"][0], dtype=eqn.params["dtype"])
+            if eqn.params["shape"] == numbers.shape:
+                return [Family(dim=0, members=tuple(numbers))]
+        if families or wanted is not None:
+            for lane in lanes(eqn):
+                fits = all(lane.operands[n] == v.dim for n, v in families)
+                if fits and (families or lane.result == wanted):
+                    return [by_member(eqn, lane, operands, _count(eqn, lane))]
+        return bind_equation(eqn, [whole(v) for v in operands])
+
+    def _scan(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        num_consts, num_carry = scan_counts(eqn.params)
+        length = eqn.params["length"]
+        body = closed_jaxpr(eqn.params["jaxpr"])
+        consts = [whole(v) for v in operands[:num_consts]]
+        carry = [whole(v) for v in operands[num_consts:][:num_carry]]
+        with source_scope(eqn.source_info):
+            sliced = [_as(v, 0, (length,)).members for v in operands[num_consts + num_carry :]]
+        rows: list[list[Any]] = []
+        for k in reversed(range(length)) if eqn.params["reverse"] else range(length):
+            made = run_inlined(body, [*consts, *carry, *(members[k] for members in sliced)])
+            carry = made[:num_carry]
+            rows.append(made[num_carry:])
+        if eqn.params["reverse"]:
+            rows.reverse()
+        return [*carry, *(Family(dim=0, members=tuple(ys)) for ys in zip(*rows, strict=True))]
+
+    def _loss(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        loss = self.stacks.losses[id(eqn)]
+        given = [
+            _as(value, self.stacks.dims.get(v), v.aval.shape)
+            for value, v in zip(operands, loss.jaxpr.invars, strict=True)
+        ]
+        leaves = _leaves_of([_shape_of(value) for value in given])
+        shapes: list[tuple[int | None, int]] = []
+
+        def run(*flat: Any) -> list[Any]:
+            made = self.closed(loss, _families(leaves, flat))
+            shapes[:] = [_shape_of(value) for value in made]
+            return [x for value in made for x in _members(value)]
+
+        flat = [x for value in given for x in _members(value)]
+        closed = jax.make_jaxpr(run)(*flat)
+        wrt = eqn.params["wrt"]
+        made = bind_loss(closed, [n for w in wrt for n in leaves[w].places], flat)
+        outs = _leaves_of([*shapes, *(_shape_of(given[w]) for w in wrt)])
+        return _families(outs, made)
+
+
+def _count(eqn: Any, lane: Any) -> int:
+    """How many slices there are along a lane."""
+    for v, dim in zip(eqn.invars, lane.operands, strict=True):
+        if dim is not None:
+            return v.aval.shape[dim]
+    return eqn.outvars[0].aval.shape[lane.result]
