@@ -94,7 +94,7 @@ def test_the_plan_is_that_of_separate_layers() -> None:
         for scan in (False, True)
     )
     # Squares of gradients are added in another order.
-    assert two.step_time_s == pytest.approx(one.step_time_s, rel=1e-6)
+    assert two.step_time_s == pytest.approx(one.step_time_s, rel=1e-5)
     assert two.peak_bytes == one.peak_bytes
     assert [(s.first_layer, s.last_layer) for s in one.stages] == [
         (s.first_layer, s.last_layer) for s in two.stages

@@ -39,6 +39,20 @@ class Stacks:
     notes: tuple[str, ...]
 
 
+def has_scans(jaxpr: Any) -> bool:
+    """Whether there is a `scan` anywhere in a jaxpr; what is there often is looked at once."""
+    seen: set[int] = set()
+    todo = [jaxpr]
+    while todo:
+        for eqn in todo.pop().eqns:
+            if eqn.primitive.name == "scan":
+                return True
+            bodies = [b for b in jaxprs_in_params(eqn.params) if id(b) not in seen]
+            seen.update(map(id, bodies))
+            todo += bodies
+    return False
+
+
 def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
     """Look for scans over layers in a step.
 

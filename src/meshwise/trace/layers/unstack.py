@@ -26,7 +26,7 @@ from meshwise.trace.layers.families import (
     taken_apart,
     whole,
 )
-from meshwise.trace.layers.stacks import Stacks, find_stacks
+from meshwise.trace.layers.stacks import Stacks, find_stacks, has_scans
 from meshwise.trace.loss import bind_loss
 from meshwise.trace.step import OpenStep
 
@@ -65,18 +65,13 @@ class Unstacked:
 
 def unstacked(opened: OpenStep) -> Unstacked:
     """Take the stacks of a step apart; a step without scans over layers stays as it is."""
+    alone = _alone(opened)
+    if not has_scans(opened.closed.jaxpr):
+        return alone
     flat = inlined(opened.closed)
     stacks = find_stacks(flat, opened.batch_dims)
     if not stacks.scans:
-        ends = (opened.in_avals, opened.out_leaves)
-        arguments, results = (tuple(Leaf(places=(n,)) for n in range(len(x))) for x in ends)
-        return Unstacked(
-            original=opened,
-            step=opened,
-            arguments=arguments,
-            results=results,
-            notes=stacks.notes,
-        )
+        return replace(alone, notes=stacks.notes)
     jaxpr = flat.jaxpr
     dims = [
         None if i in opened.batch_dims else stacks.dims.get(v) for i, v in enumerate(jaxpr.invars)
@@ -124,6 +119,13 @@ def unstacked(opened: OpenStep) -> Unstacked:
     return Unstacked(
         original=opened, step=step, arguments=arguments, results=results, notes=stacks.notes
     )
+
+
+def _alone(opened: OpenStep) -> Unstacked:
+    """A step that has no stacks."""
+    ends = (opened.in_avals, opened.out_leaves)
+    arguments, results = (tuple(Leaf(places=(n,)) for n in range(len(x))) for x in ends)
+    return Unstacked(original=opened, step=opened, arguments=arguments, results=results, notes=())
 
 
 def _without(aval: Any, dim: int | None) -> Any:
