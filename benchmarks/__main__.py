@@ -13,6 +13,7 @@ import jax
 from benchmarks.anchor import anchor
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
+from benchmarks.measured_layers import measured_layers
 from benchmarks.mixed_clusters import mixed_clusters
 from benchmarks.one_device import one_device
 from benchmarks.one_gpu import one_gpu
@@ -25,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning_time": planning_time,
     "fidelity": fidelity,
     "hand_written": hand_written,
+    "measured_layers": measured_layers,
     "mixed_clusters": mixed_clusters,
     "one_device": one_device,
     "one_gpu": one_gpu,
@@ -35,6 +37,7 @@ CPU_BENCHMARKS = (
     "planning_time",
     "fidelity",
     "hand_written",
+    "measured_layers",
     "mixed_clusters",
     "one_device",
     "anchor",
@@ -44,7 +47,7 @@ CPU_BENCHMARKS = (
 def main() -> None:
     """Run the named benchmarks, all by default, and write a JSON file for each."""
     described = "\n".join(
-        f"  {name:<14}{(run.__doc__ or '').splitlines()[0]}" for name, run in BENCHMARKS.items()
+        f"  {name:<16}{(run.__doc__ or '').splitlines()[0]}" for name, run in BENCHMARKS.items()
     )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",

@@ -33,6 +33,7 @@ LAYERS = (
     "spmd",
     "runtime",
     "calibrate",
+    "measure",
     "models",
     "methods",
     "pins",

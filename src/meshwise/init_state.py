@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,15 +52,17 @@ def zeros_of_spec(leaf: Any) -> Any:
     return leaf
 
 
-def born_on_stages(fun: Callable[..., Any], args: tuple[Any, ...], shardings: Any) -> Any:
+def born_on_stages(
+    fun: Callable[..., Any], args: tuple[Any, ...], wanted: Sequence[Any], tree: Any
+) -> Any:
     """What a function makes, each leaf where it lives: no device holds more than its share.
 
     Args:
         fun: Makes the state.
         args: Its arguments.
-        shardings: For each leaf; None for one that may lie anywhere.
+        wanted: Sharding of each leaf; None for one that may lie anywhere.
+        tree: Of what it makes.
     """
-    wanted, tree = jax.tree.flatten(shardings, is_leaf=lambda x: x is None)
     groups: dict[Any, list[int]] = {}
     for n, sharding in enumerate(wanted):
         groups.setdefault(None if sharding is None else sharding.mesh, []).append(n)

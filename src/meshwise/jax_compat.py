@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from jax import core
+from jax import core, export
 from jax._src import source_info_util
 from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
@@ -65,6 +66,14 @@ def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     with source_scope(eqn.source_info):
         out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def exported_program(jitted: Any, operands: Sequence[Any]) -> Any:
+    """A jitted function that another process can compile: it pickles, since it has no derivative.
+
+    `Exported.serialize` would need a package that JAX does not require.
+    """
+    return replace(export.export(jitted)(*operands), _get_vjp=None)
 
 
 def scan_counts(params: Any) -> tuple[int, int]:

@@ -51,12 +51,15 @@ class Auto:
         seed: Of the solver.
         stages: Pipeline stages; None for one mesh.
         schedule: Of the pipeline: "1f1b" or "gpipe".
+        measure: Whether layers of a pipeline are timed on the devices of this process, in place of
+            predictions; what was timed before is not timed again.
     """
 
     time_limit_s: float = 60.0
     seed: int = 0
     stages: int | None = None
     schedule: PipelineScheduleName = "1f1b"
+    measure: bool = False
 
     def __post_init__(self) -> None:
         _check_solver_limits(self)
@@ -64,6 +67,8 @@ class Auto:
             raise PlanError(
                 f"Auto(stages={self.stages!r}): stages must be a whole number of at least 1"
             )
+        if self.measure and self.stages is None:
+            raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")
         if self.schedule not in get_args(PipelineScheduleName):
             raise PlanError(
                 f"Auto(schedule={self.schedule!r}): the schedules that can run are "

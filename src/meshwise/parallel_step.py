@@ -208,13 +208,11 @@ class ParallelStep(PlannedStep):
         else:
             executable, start = self._executable_for_state(state)
         stop = start + len(jax.tree.leaves(state))
-        shardings = jax.tree.unflatten(
-            jax.tree.structure(state), executable.in_shardings[start:stop]
-        )
+        tree, wanted = jax.tree.structure(state), executable.in_shardings[start:stop]
         concrete = jax.tree.map(zeros_of_spec, fun_args)
         if is_pipeline(self._request.method):
-            return born_on_stages(fun, concrete, shardings)
-        return jax.jit(fun, out_shardings=shardings)(*concrete)
+            return born_on_stages(fun, concrete, wanted, tree)
+        return jax.jit(fun, out_shardings=jax.tree.unflatten(tree, wanted))(*concrete)
 
     def program_text(self, *args: Any, **kwargs: Any) -> str:
         """The explicit program of one device as text, with its collectives."""

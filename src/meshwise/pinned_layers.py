@@ -19,7 +19,7 @@ from meshwise.errors import InfeasibleError, PinError
 from meshwise.inter.compose import BoolArray, RunCosts, compose
 from meshwise.inter.conditioned import ConditionedLayer
 from meshwise.inter.piece import PieceGraph, Remat
-from meshwise.inter.variants import Variant, VariantCosts
+from meshwise.inter.variants import LayerTimes, Variant, VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.pins import is_hit, named_operators, pinned, refuse_unmatched
 from meshwise.trace.layers.layering import Layering
@@ -90,9 +90,13 @@ class PinnedCosts(VariantCosts):
     is_shareable = False
 
     def __init__(
-        self, source: PinnedSource, options: IntraOptions, pins: Mapping[str, Any]
+        self,
+        source: PinnedSource,
+        options: IntraOptions,
+        pins: Mapping[str, Any],
+        times: LayerTimes | None = None,
     ) -> None:
-        super().__init__(source, options)
+        super().__init__(source, options, times)
         self.pins = pins
         self.refused: list[str] = []
 

@@ -13,7 +13,7 @@ from meshwise.inter.pin_conflicts import fits, fits_without_costs, smallest_conf
 from meshwise.inter.remedies import least_memory_counts, remedies
 from meshwise.inter.search import Found, search
 from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
 from meshwise.trace.layers.layering import Layering
@@ -25,6 +25,7 @@ def pinned_search(
     options: SearchOptions,
     pins: Sequence[PipelinePin],
     report: Callable[[str], object],
+    times: LayerTimes | None = None,
 ) -> tuple[NamedLayers, Found, VariantCosts]:
     """Find the fastest pipeline that keeps to pins.
 
@@ -34,6 +35,7 @@ def pinned_search(
         options: What is searched, pins apart.
         pins: What is fixed; if any, also the numbers of stages and of micro-batches.
         report: Is told of progress.
+        times: Tells how long planned layers take; None: the model does.
 
     Returns:
         The layers as they were planned, the pipeline, plans of layers.
@@ -44,7 +46,7 @@ def pinned_search(
         InfeasibleError: nothing fits, with or without pins.
     """
     if not pins:
-        costs = VariantCosts(layers, options.intra)
+        costs = VariantCosts(layers, options.intra, times)
         try:
             found, _ = search(layers, cluster, options, report, costs)
         except InfeasibleError as error:
@@ -67,7 +69,7 @@ def pinned_search(
         raise PlanError(_contradiction(conflict, cluster, count))
     asked = with_pins(options, pins)
     assert asked is not None
-    source, costs = _source(layers, options, pins)
+    source, costs = _source(layers, options, pins, times)
     try:
         found, costs = search(source, cluster, asked, report, costs)
     except InfeasibleError as error:
@@ -80,13 +82,16 @@ def pinned_search(
 
 
 def _source(
-    layers: Layering, options: SearchOptions, pins: Sequence[PipelinePin]
+    layers: Layering,
+    options: SearchOptions,
+    pins: Sequence[PipelinePin],
+    times: LayerTimes | None = None,
 ) -> tuple[NamedLayers, VariantCosts]:
     layouts = layouts_of(pins)
     if not layouts:
-        return layers, VariantCosts(layers, options.intra)
+        return layers, VariantCosts(layers, options.intra, times)
     source = PinnedSource(layers, layouts)
-    return source, PinnedCosts(source, options.intra, layouts)
+    return source, PinnedCosts(source, options.intra, layouts, times)
 
 
 def _conflict(

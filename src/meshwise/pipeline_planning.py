@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
@@ -18,6 +19,7 @@ from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.variants import LayerTimes
 from meshwise.pinned_search import pinned_search
 from meshwise.pipeline_pins import PipelinePin, read_pins
 from meshwise.plan.decision import GraphDecision
@@ -27,6 +29,9 @@ from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.unstack import unstacked
 from meshwise.trace.step import Statistics, StepSignature, open_step
+
+if TYPE_CHECKING:
+    from meshwise.measure.layer_times import Measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class PipelineRequest:
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
         statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
+        measure: Whether layers are timed on the devices of this process, or what times them.
     """
 
     cluster: Cluster
@@ -56,6 +62,7 @@ class PipelineRequest:
     use_all_devices: bool | None = None
     statistics: Statistics = "exact"
     pins: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    measure: bool | Measure = False
 
 
 def layers_of(
@@ -162,7 +169,29 @@ def plan_pipeline(
         report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
         options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()
-        return planned_layers(layers, request.cluster, options, report, pins)
+        with _timed(layers, request, report) as times:
+            return planned_layers(layers, request.cluster, options, report, pins, times)
+
+
+@contextmanager
+def _timed(
+    layers: Layering, request: PipelineRequest, report: Callable[[str], object]
+) -> Iterator[LayerTimes | None]:
+    """What times layers, if they are to be measured."""
+    if request.measure is False:
+        yield None
+        return
+    # What is planned only is planned without any of this.
+    from meshwise.measure.kept import measuring
+    from meshwise.measure.layer_times import MeasuredTimes
+    from meshwise.runtime.devices import devices_for
+
+    devices = devices_for(request.cluster.num_devices)
+    if request.measure is not True:
+        yield MeasuredTimes(layers, devices, request.measure, report)
+        return
+    with measuring() as measure:
+        yield MeasuredTimes(layers, devices, measure, report)
 
 
 def search_options(layers: Layering, step_flop: float, request: PipelineRequest) -> SearchOptions:
@@ -197,6 +226,7 @@ def planned_layers(
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     pins: Sequence[PipelinePin] = (),
+    times: LayerTimes | None = None,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for given layers, and simulate it.
 
@@ -206,6 +236,7 @@ def planned_layers(
         options: What is searched, pins apart.
         report: Is told of progress.
         pins: What is fixed.
+        times: Tells how long planned layers take; None: the model does.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -213,9 +244,13 @@ def planned_layers(
             other, the cluster or its memory.
         PinError: a pin names nothing.
     """
-    source, found, costs = pinned_search(layers, cluster, options, pins, report)
+    source, found, costs = pinned_search(layers, cluster, options, pins, report, times)
+    space = found.plan.space
     if pins:
-        space = f"{found.plan.space}; pins {', '.join(pin.text for pin in pins)}"
+        space = f"{space}; pins {', '.join(pin.text for pin in pins)}"
+    if times is not None:
+        space = f"{space}; layers that were planned are measured, others bounded by the model"
+    if space != found.plan.space:
         found = replace(found, plan=replace(found.plan, space=space))
     plan, timeline = finished(
         source,

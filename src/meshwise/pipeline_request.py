@@ -32,4 +32,5 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         memory_bytes=request.memory_bytes,
         statistics=request.statistics,
         pins=request.pins,
+        measure=method.measure,
     )

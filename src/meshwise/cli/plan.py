@@ -99,6 +99,12 @@ Examples:
     default=None,
     help="Whether devices may stay idle; by default where hosts differ.",
 )
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Time layers on this host's devices, of which the cluster may have no more; times are "
+    "kept.",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(
     "--trace",
@@ -128,6 +134,7 @@ def plan(
     statistics: Any,
     pins: tuple[str, ...],
     use_all_devices: bool | None,
+    measure: bool,
     out: Path | None,
     trace_file: Path | None,
     html_file: Path | None,
@@ -135,7 +142,8 @@ def plan(
 ) -> None:
     """Plan a training step on a cluster: stages, submeshes, layouts, micro-batches, schedule.
 
-    No device is needed, and none is touched. Times are predictions from the cluster's data.
+    No device is needed, and none is touched, unless layers are measured. Times are predictions
+    from the cluster's data.
     """
     if (model is None) == (step is None):
         raise click.UsageError("give either --model or --step")
@@ -163,6 +171,7 @@ def plan(
         use_all_devices=use_all_devices,
         statistics=statistics,
         pins=pinned,
+        measure=measure,
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:

@@ -11,7 +11,7 @@ Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -202,6 +202,7 @@ class ConditionedLayer:
         exact: bool = True,
         time_limit_s: float = 60.0,
         seed: int = 0,
+        times: Callable[[GraphDecision], tuple[float, float]] | None = None,
     ) -> None:
         """Bound all entries.
 
@@ -212,8 +213,11 @@ class ConditionedLayer:
                 entries may be dearer than they could be.
             time_limit_s: For each entry.
             seed: Of the solver.
+            times: Seconds of a plan, of all micro-batches and of what runs once a step; None: as
+                they are modelled.  Plans are chosen by the model in any case.
         """
         self.layer = layer
+        self.times = times
         self.problem = _priced(layer, price)
         self.seed, self.time_limit_s, self.exact = seed, time_limit_s, exact
         nodes = (layer.entering.node, layer.leaving.node)
@@ -280,10 +284,13 @@ class ConditionedLayer:
         full = layer.ties.spread(choice)
         loop_s, once_s = _seconds(layer.network, full)
         again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
+        loop_s += layer.piece.num_microbatches * float(again_s)
         decision = expand(layer.network, full)
+        if self.times is not None:
+            loop_s, once_s = self.times(decision)
         return Entry(
             cost_s=objective(self.problem, choice),
-            loop_s=loop_s + layer.piece.num_microbatches * float(again_s),
+            loop_s=loop_s,
             once_s=once_s,
             memory=footprint(layer.piece, decision, layer.mesh),
             decision=decision,

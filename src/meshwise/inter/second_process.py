@@ -169,7 +169,8 @@ class SecondProcess:
         def tell(ask: Task, left: int) -> None:
             del ask, left
 
-        if self._child is not None:
+        # Times are measured here.
+        if self._child is not None and self._costs.times is None:
             self._share(todo, tell)
 
     def _share(self, tasks: Sequence[Task], tell: Callable[[Task, int], None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.regions import Region, regions
+from meshwise.plan.decision import GraphDecision
 
 Array = NDArray[np.float64]
 
@@ -130,20 +132,39 @@ def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     return (*pairs, kind.mesh((kind.num_devices,)))
 
 
+class LayerTimes(Protocol):
+    """What tells how long a planned layer takes, in place of the model."""
+
+    def __call__(
+        self,
+        layer: int,
+        mesh: LogicalMesh,
+        remat: Remat,
+        num_microbatches: int,
+        decision: GraphDecision,
+    ) -> tuple[float, float]:
+        """Seconds of all micro-batches of a step, and of what runs once a step."""
+        ...
+
+
 class VariantCosts:
     """Plans layers, and remembers what was planned.
 
     Attributes:
         source: The layers.
         options: How they are planned.
+        times: Tells how long plans take; None: the model does.
         is_shareable: Whether another process may plan by source and options alone.
     """
 
     is_shareable = True
 
-    def __init__(self, source: LayerSource, options: IntraOptions) -> None:
+    def __init__(
+        self, source: LayerSource, options: IntraOptions, times: LayerTimes | None = None
+    ) -> None:
         self.source = source
         self.options = options
+        self.times = times
         self._evaluators = Evaluators()
         # The graph is kept, so that its id stays taken.
         self._regions: dict[int, tuple[Graph, tuple[Region, ...]]] = {}
@@ -180,12 +201,16 @@ class VariantCosts:
         key = (c, variant, num_microbatches)
         if key not in self._layers:
             network = self._network(c, variant.mesh, variant.remat, num_microbatches)
+            way = (c, variant.mesh, variant.remat, num_microbatches)
+            # Without a price only memory is asked for (`alone`).
+            is_timed = self.times is not None and variant.price != MemoryPrice()
             self._layers[key] = network and ConditionedLayer(
                 network,
                 variant.price,
                 exact=False,
                 time_limit_s=self.options.time_limit_s,
                 seed=self.options.seed,
+                times=partial(self.times, *way) if self.times and is_timed else None,
             )
         return self._layers[key]
 

@@ -19,13 +19,15 @@ from meshwise.program.names import LayerSpec, Name
 from meshwise.runtime.pipeline.compiled import (
     CompilationCache,
     CompiledProgram,
+    LoweredProgram,
     compiled_program,
+    lowered_program,
 )
 from meshwise.runtime.pipeline.groups import update_groups
 from meshwise.spmd.layer import DeviceProgram, LayerLowering, PlannedLayer, planned_layer
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.layers.layering import Layering
-from meshwise.trace.layers.planned import check_crossings
+from meshwise.trace.layers.planned import PieceProgram, check_crossings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,44 @@ def compiled_layers(
                 once=tuple(programs[3:]),
             )
         )
+    return found
+
+
+def programs_alone(
+    layers: Layering,
+    number: int,
+    made: PieceProgram,
+    decision: GraphDecision,
+    logical: LogicalMesh,
+    mesh: Mesh,
+) -> dict[str, LoweredProgram]:
+    """Programs of a layer whose neighbours give and take activations as it wants them.
+
+    Args:
+        layers: Of the step.
+        number: Of the layer.
+        made: The layer as a program.
+        decision: Its plan.
+        logical: The mesh as planned.
+        mesh: Its devices; it may have more axes, along which all do the same.
+
+    Returns:
+        By name, "forward" and "backward" among them; none overwrites what it is given.
+
+    Raises:
+        TraceError: a value crosses a cut in a way that cannot be run yet.
+    """
+    check_crossings(layers.cutter, made.joint, made.graph, to_run=True)
+    layer = planned_layer(made, decision, logical)
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    lowering = LayerLowering(layer, logical, {}, in_order=is_cpu)
+    readers = {v: {number + 1: None} for v in layer.leaving}
+    functions = _functions(lowering, layers.update.num_phases, set(layer.leaving), readers)
+    specs = _Specs(layers, layer)
+    found: dict[str, LoweredProgram] = {}
+    for name, function in functions.items():
+        found[name] = lowered_program(function, specs, logical, mesh, overwrites=False)
+        specs.known.update(zip(function.outputs, found[name].out_avals, strict=True))
     return found
 
 

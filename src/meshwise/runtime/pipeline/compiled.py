@@ -76,6 +76,29 @@ class CompilationCache:
         return self._known[key]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredProgram:
+    """One program of a layer before it is compiled.
+
+    Attributes:
+        function: What it does on local tiles.
+        places: For each output its place among the results.
+        jitted: On global arrays.
+        lowered: The same, lowered.
+        in_shardings: Of the inputs.
+        in_avals: Global shapes and dtypes of the inputs, as they come in.
+        out_avals: Of the outputs, as they leave.
+    """
+
+    function: DeviceProgram
+    places: tuple[int, ...]
+    jitted: Any
+    lowered: Any
+    in_shardings: tuple[NamedSharding, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+
+
 def compiled_program(
     name: str,
     function: DeviceProgram,
@@ -96,6 +119,37 @@ def compiled_program(
 
     Raises:
         ProgramError: on XLA:CPU collectives would race.
+    """
+    made = lowered_program(function, specs, logical, mesh)
+    return CompiledProgram(
+        name=name,
+        inputs=function.inputs,
+        outputs=function.outputs,
+        places=made.places,
+        donated=function.donated,
+        run=cache.compiled(made.lowered, mesh, name),
+        in_shardings=made.in_shardings,
+        in_avals=made.in_avals,
+        out_avals=made.out_avals,
+    )
+
+
+def lowered_program(
+    function: DeviceProgram,
+    specs: Mapping[Name, Any],
+    logical: LogicalMesh,
+    mesh: Mesh,
+    *,
+    overwrites: bool = True,
+) -> LoweredProgram:
+    """Lower a program.
+
+    Args:
+        function: On local tiles.
+        specs: Global shape and dtype of each input as it comes in (`border_spec`).
+        logical: The mesh as planned.
+        mesh: Its devices; it may have more axes, along which all do the same.
+        overwrites: Whether inputs that are donated are.
     """
     names = logical.names
     in_specs = tuple(border_spec(n.layout, names) for n in function.inputs)
@@ -134,21 +188,20 @@ def compiled_program(
     )
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in in_specs)
     platform = mesh.devices.flat[0].platform
-    lowered = jax.jit(
+    jitted = jax.jit(
         mapped,
         in_shardings=in_shardings,
         out_shardings=tuple(NamedSharding(mesh, spec) for spec in out_specs),
-        donate_argnums=function.donated,
+        donate_argnums=function.donated if overwrites else (),
         compiler_options=compile_options(platform, logical.num_devices),
-    ).lower(*given)
+    )
+    lowered = jitted.lower(*given)
     made = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info]
-    return CompiledProgram(
-        name=name,
-        inputs=function.inputs,
-        outputs=function.outputs,
+    return LoweredProgram(
+        function=function,
         places=found,
-        donated=function.donated,
-        run=cache.compiled(lowered, mesh, name),
+        jitted=jitted,
+        lowered=lowered,
         in_shardings=in_shardings,
         in_avals=tuple(given),
         out_avals=tuple(made[place] for place in found),
