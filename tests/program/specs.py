@@ -79,7 +79,7 @@ def chain(stages: Sequence[int], *, skips: bool = True) -> tuple[list[LayerSpec]
     update = UpdateSpec(
         joins=(spec("join 0", norms, [norm]),),
         common=spec("common", [Name("value", 0, SCALAR)], [Name("result", count, SCALAR)]),
-        values=MappingProxyType({"loss": 0}),
+        values=MappingProxyType({"loss": (0,)}),
         adders={},
         passed=((count + 1, 100),),
     )

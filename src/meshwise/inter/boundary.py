@@ -2,7 +2,8 @@
 
 In a network the layout of an activation that enters is a choice of its own, and so is that of one
 that leaves; the same goes for the cotangents.  At a cut the largest activation decides: its layout
-and that of its cotangent are one choice, the *state* of the cut.
+and that of its cotangent are one choice, the *state* of the cut.  What no gradient flows through
+has no cotangent.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def with_boundaries(
         if main is None:
             found.append(((), ()))
             continue
-        first = main.value if enters else main.cotangent
-        tensor = piece.graph.tensors[piece.graph.inputs[first]]
-        layouts = whole_layouts(tensor, network.mesh.sizes)
+        given, made = _ends(main, enters=enters)
+        ends = piece.graph.inputs if enters else piece.graph.outputs
+        layouts = whole_layouts(piece.graph.tensors[ends[main.value]], network.mesh.sizes)
         nodes = (
-            _input(piece, network, first),
-            _result(piece, network, main.cotangent if enters else main.value),
+            *((_input(piece, network, given),) if given >= 0 else ()),
+            *((_result(piece, network, made),) if made >= 0 else ()),
         )
         asked.update(dict.fromkeys(nodes, layouts))
         found.append((nodes, layouts))
@@ -80,10 +81,10 @@ def _without_partial(
     """For the nodes of what crosses the layouts that are no partial sums: none crosses a cut."""
     found: dict[int, tuple[Layout, ...]] = {}
     for c in crossings:
-        if c.cotangent < 0 and not enters:
+        if not c.is_read:
             continue  # A value of the loss: it is summed up, and goes nowhere before.
-        given, made = (c.value, c.cotangent) if enters else (c.cotangent, c.value)
-        nodes = [_input(piece, network, given)]
+        given, made = _ends(c, enters=enters)
+        nodes = [_input(piece, network, given)] if given >= 0 else []
         nodes += [_result(piece, network, made)] if made >= 0 else []
         for node in nodes:
             layouts = tuple(w for w in network.nodes[node].layouts if not w.partial)
@@ -93,12 +94,18 @@ def _without_partial(
 
 
 def primary(crossings: tuple[Crossing, ...]) -> Crossing | None:
-    """The activation whose layout is the state of a cut: the largest that has a cotangent.
+    """The activation whose layout is the state of a cut: the largest, with a cotangent if any has.
 
     Both sides of a cut see it: it goes from one layer to the next.
     """
-    with_cotangent = [c for c in crossings if c.cotangent >= 0 and c.is_adjacent]
-    return max(with_cotangent, key=lambda c: c.num_bytes, default=None)
+    adjacent = [c for c in crossings if c.is_read and c.is_adjacent]
+    return max(adjacent, key=lambda c: (c.cotangent >= 0, c.num_bytes), default=None)
+
+
+def _ends(crossing: Crossing, *, enters: bool) -> tuple[int, int]:
+    """Positions among the inputs and among the results, of value and cotangent; -1: not there."""
+    value, cotangent = crossing.value, crossing.cotangent
+    return (value, cotangent) if enters else (cotangent, value)
 
 
 def _input(piece: PieceGraph, network: Network, position: int) -> int:

@@ -27,13 +27,15 @@ class Crossing:
         value: Position of the activation among the graph's inputs (where it enters) or results
             (where it leaves).
         cotangent: Position of its cotangent among the results (where it enters) or inputs (where
-            it leaves); -1 if it has none.
+            it leaves); -1 if no gradient flows through it.
+        is_read: Whether a later piece reads it; else it is a value of the loss.
         num_bytes: Of one micro-batch.
         is_adjacent: Whether it goes from one layer to the next; others skip layers.
     """
 
     value: int
     cotangent: int
+    is_read: bool
     num_bytes: int
     is_adjacent: bool
 

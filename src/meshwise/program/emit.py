@@ -35,14 +35,14 @@ class UpdateSpec:
     Attributes:
         joins: For each phase of the update.
         common: Results that no layer makes.
-        values: For each variable that is a value of the loss its number.
+        values: For each variable that is a value of the loss its numbers.
         adders: For tied parameters with several senders the executable that adds gradients up.
         passed: Pairs (result, argument) of results that are arguments.
     """
 
     joins: tuple[ProgramSpec, ...]
     common: ProgramSpec
-    values: Mapping[Any, int]
+    values: Mapping[Any, tuple[int, ...]]
     adders: Mapping[int, ProgramSpec]
     passed: tuple[tuple[int, int], ...]
 
@@ -281,7 +281,8 @@ class _Emitter:
         for k, spec in enumerate(self.layers):
             for name, buffer in self.run(spec.mesh, spec.once[0], k).items():
                 if name.kind == "activation" and name.what in self.update.values:
-                    found.values[self.update.values[name.what]] = (spec.mesh, buffer)
+                    there = dict.fromkeys(self.update.values[name.what], (spec.mesh, buffer))
+                    found.values.update(there)
                 elif name.kind == "gradient":
                     found.gradients.setdefault(name.what, []).append((spec.mesh, buffer))
         for phase, join in enumerate(self.update.joins):

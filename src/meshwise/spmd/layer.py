@@ -138,6 +138,7 @@ class LayerLowering:
                     ("gradient", made.tied),
                     ("value", made.share.values),
                     ("shared", made.share.shared),
+                    ("argument", made.whole),
                 ]
             case "output":
                 parts = [
@@ -147,6 +148,7 @@ class LayerLowering:
                     ("gradient", made.sent),
                     ("result", made.results[made.num_state :]),
                     ("sent", [v for phase in made.share.sends for v in phase]),
+                    ("activation", made.collected),
                 ]
             case _:
                 return Name(value.role, n, value.layout)

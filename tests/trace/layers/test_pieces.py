@@ -28,9 +28,9 @@ from meshwise.errors import TraceError
 from meshwise.jax_compat import jaxpr_as_fun
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.layers.chain import chain_of
+from meshwise.trace.layers.in_time import in_microbatches
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.layering import Layering
-from meshwise.trace.layers.planned import in_microbatches
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.step import open_step
 from meshwise.trace.time.emit import (
@@ -71,9 +71,10 @@ def run_joint(layers: Layering, joint: Joint, inputs: list[Any], b: int) -> list
             for n, dim in joint.batch_dims.items()
         }
         rows |= {program.inputs[n]: inputs[n][t] for n in joint.crossed.local}
-        made = inside_loop(program, block, batch, jnp.int32(t), whole, rows)
-        total = accumulated(block, batch, sums, total, made(sums))
-        parts.append(made([*equal, *stacked]))
+        value = inside_loop(program, block, batch, jnp.int32(t), whole, rows)
+        terms = [value(i, block.states[i]) for i in sums]
+        total = accumulated(block, batch, sums, total, terms)
+        parts.append([value(i, block.states[i]) for i in (*equal, *stacked)])
     whole.update(zip(sums, total, strict=True))
     for i, values in zip([*equal, *stacked], zip(*parts, strict=True), strict=True):
         is_rows = block.states[i].kind == SPLIT

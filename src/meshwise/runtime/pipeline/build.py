@@ -27,7 +27,7 @@ from meshwise.runtime.pipeline.groups import update_groups
 from meshwise.spmd.layer import DeviceProgram, LayerLowering, PlannedLayer, planned_layer
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.layers.layering import Layering
-from meshwise.trace.layers.planned import PieceProgram, check_crossings
+from meshwise.trace.layers.planned import PieceProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,6 @@ def compiled_layers(
         numbers = range(choice.first_layer, choice.last_layer + 1)
         for k, decision in zip(numbers, choice.decisions, strict=True):
             made = layers.program(k, k, num_microbatches, choice.remat)
-            check_crossings(layers.cutter, made.joint, made.graph, to_run=True)
             if made.joint.joined:
                 raise TraceError(
                     "a term of the loss that all rows have a part in crosses a cut; pipelines "

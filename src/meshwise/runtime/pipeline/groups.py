@@ -32,6 +32,7 @@ def _starts(planned: PlannedLayer) -> dict[str, int]:
         ("sent", len(made.sent)),
         ("results", len(made.results) - made.num_state),
         ("sends", sum(map(len, made.share.sends))),
+        ("collected", len(made.collected)),
     ):
         found[name] = at
         at += size
@@ -43,7 +44,8 @@ def _values_of(planned: PlannedLayer) -> list[int]:
     """Values of the loss, gradients of tied parameters for other stages."""
     at = _starts(planned)
     final = set(planned.programs.final)
-    return [j for j in range(at["leaving"], at["results"]) if j in final]
+    made = (*range(at["leaving"], at["results"]), *range(at["collected"], at["end"]))
+    return [j for j in made if j in final]
 
 
 def _sends_of(planned: PlannedLayer, phase: int) -> list[int]:

@@ -12,7 +12,6 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout, replicated
-from meshwise.jax_compat import Literal
 from meshwise.program.emit import UpdateSpec
 from meshwise.program.names import Name
 from meshwise.runtime.pipeline.compiled import CompiledProgram
@@ -51,7 +50,7 @@ class Joining:
         self.spec = UpdateSpec(
             joins=tuple(spec[n] for n in joins),
             common=spec[common],
-            values={v: k for k, v in enumerate(losses) if not isinstance(v, Literal)},
+            values={v: tuple(k for k, w in enumerate(losses) if w is v) for v in variables(losses)},
             adders={r: spec[n] for r, n in adders.items()},
             passed=tuple(passed),
         )

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
 from meshwise.trace.layers.chain import Chain
 from meshwise.trace.layers.equations import needed, run, variables
+from meshwise.trace.layers.gradient_path import on_gradient_path
 from meshwise.trace.layers.split import SplitStep
 
 
@@ -44,11 +43,6 @@ class Piece:
     leaving: tuple[Any, ...]
 
 
-def is_differentiable(variable: Any) -> bool:
-    """Whether a variable has a cotangent."""
-    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
-
-
 class Cutter:
     """Cuts one forward pass; remembers who reads what."""
 
@@ -69,11 +63,16 @@ class Cutter:
         results = jaxpr.outvars[: 1 + split.num_aux]
         for v in variables(results):
             self.last_reader[v] = end
+        self.on_path = on_gradient_path(jaxpr.eqns, split.roots, jaxpr.outvars[:1])
         self.known: dict[tuple[int, int], Piece] = {}
 
     def is_read_after(self, variable: Any, last: int) -> bool:
         """Whether a link after `last` reads a variable of the chain."""
         return self.last_link.get(variable, -1) > last
+
+    def has_cotangent(self, variable: Any) -> bool:
+        """Whether a gradient flows through a variable of the chain; others go forward only."""
+        return variable in self.on_path
 
     def arguments_of_roots(self, piece: Piece) -> set[int]:
         """Positions of the arguments that a piece makes its parameters of."""

@@ -117,13 +117,13 @@ def signature(cutter: Cutter, piece: Piece, update: Update, share: Share) -> tup
     for r in piece.roots:
         writer.role("root", split.roots[r], r in share.owned, r in share.tied)
     for v in piece.entering:
-        writer.role("enters", v)
+        writer.role("enters", v, cutter.has_cotangent(v))
     roots = [split.roots[r] for r in piece.roots]
     given = [*(invars[i] for i in piece.arguments), *variables(roots), *piece.entering]
     writer.equations(piece.preparation, invars, roots)
     writer.equations(piece.equations, given, piece.leaving)
     for v in piece.leaving:
-        writer.role("leaves", v, cutter.is_read_after(v, piece.last))
+        writer.role("leaves", v, cutter.is_read_after(v, piece.last), cutter.has_cotangent(v))
     later = split.update.jaxpr
     for i in share.arguments:
         writer.role("state", later.invars[i])

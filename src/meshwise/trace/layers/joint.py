@@ -21,7 +21,7 @@ from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
 from meshwise.trace.layers.crossing import analyzed, is_joined
-from meshwise.trace.layers.cut import Cutter, Piece, is_differentiable
+from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import traced
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.state import SPLIT, Batch, Crossed
@@ -84,9 +84,9 @@ def join(
     """
     split = cutter.split
     loss = split.forward.jaxpr.outvars[0]
-    inward = tuple(v for v in piece.entering if is_differentiable(v))
+    inward = tuple(v for v in piece.entering if cutter.has_cotangent(v))
     outward = tuple(
-        v for v in piece.leaving if is_differentiable(v) and cutter.is_read_after(v, piece.last)
+        v for v in piece.leaving if cutter.has_cotangent(v) and cutter.is_read_after(v, piece.last)
     )
     arguments = [split.in_avals[i] for i in piece.arguments]
     roots = [split.roots[r].aval for r in piece.roots]

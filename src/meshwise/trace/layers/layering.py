@@ -12,7 +12,6 @@ from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
-from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.joint import Joint, join
 from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
 from meshwise.trace.layers.split import SplitStep
@@ -48,7 +47,7 @@ class Layering:
         self.batch_size = batch_size
         self.local_statistics = local_statistics
         self.cutter = Cutter(split, chain)
-        _check_values(split, chain)
+        _check_value(split, chain)
         readers: list[list[int]] = [[] for _ in range(split.num_roots)]
         for k, (first, last) in enumerate(self.ranges):
             for r in self.cutter.piece(first, last).roots:
@@ -196,21 +195,13 @@ class Layering:
         )
 
 
-def _check_values(split: SplitStep, chain: Chain) -> None:
-    """Raises TraceError: a step returns an auxiliary result that no layer makes."""
-    jaxpr = split.update.jaxpr
-    first = len(split.in_avals)
-    given = jaxpr.invars[first : first + 1 + split.num_aux]
-    read = {v for e in jaxpr.eqns for v in variables(e.invars)} | set(variables(jaxpr.outvars))
-    made = split.forward.jaxpr.outvars
-    for k, v in enumerate(given):
-        if v in read and made[k] not in chain.maker:
-            what = "the value" if k == 0 else f"auxiliary result {k - 1}"
-            raise TraceError(
-                f"{what} of the loss follows from no operator that depends on parameters and batch "
-                "(it is an argument, or a constant); steps in stages cannot return it yet: compute "
-                "it outside of the loss"
-            )
+def _check_value(split: SplitStep, chain: Chain) -> None:
+    """Raises TraceError: no layer makes the value of the loss."""
+    if split.forward.jaxpr.outvars[0] not in chain.maker:
+        raise TraceError(
+            "the loss follows from no operator that depends on parameters and batch; a step in "
+            "stages needs one that does"
+        )
 
 
 def _checkpoint_names(equations: Sequence[Any]) -> Iterator[str]:

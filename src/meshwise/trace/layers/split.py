@@ -8,13 +8,14 @@ Source: DESIGN decision 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat import source_line
 from meshwise.trace.layers.equations import (
+    dependent,
     inlined,
     needed,
     read,
@@ -37,7 +38,8 @@ class SplitStep:
         num_aux: Auxiliary results of the loss.
         num_roots: Values that the loss is differentiated for: the parameters.
         update: Closed jaxpr; takes the arguments of the step, the value of the loss and its
-            auxiliary results, and one gradient for each root.
+            auxiliary results, and one gradient for each root.  Auxiliary results that do not
+            depend on both parameters and batch it makes itself of the arguments.
         batch_dims: Batch dim of each argument that is batch data, by position.
         aliases: Pairs (argument, result) of the state.
         names: Of the arguments.
@@ -108,16 +110,18 @@ def split_step(
 
     num_values = len(body.out_avals)
     gradients = loss.outvars[num_values:]
+    first = traced(forward, flat.in_avals)
+    apart = _made_apart(first, num_values, batch_dims)
 
     def update(*operands: Any) -> list[Any]:
         count = len(jaxpr.invars)
         known = environment(operands[:count])
         rest = iter(operands[count:])
         known.update((v, next(rest)) for v in (*loss.outvars[:num_values], *gradients))
+        known.update((loss.outvars[k], x) for k, x in _run_apart(first, apart, operands[:count]))
         run(after, known)
         return [read(known, v) for v in jaxpr.outvars]
 
-    first = traced(forward, flat.in_avals)
     values = [v.aval for v in (*loss.outvars[:num_values], *gradients)]
     return SplitStep(
         forward=first,
@@ -128,3 +132,27 @@ def split_step(
         aliases=aliases,
         names=names,
     )
+
+
+def _made_apart(forward: Any, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:
+    """Auxiliary results (numbers among the values) that no layer makes.
+
+    A layer makes what depends on both parameters and batch; constants, counters, masks it does not.
+    """
+    jaxpr = forward.jaxpr
+    varied = dependent(jaxpr.eqns, jaxpr.outvars[num_values:])
+    batch = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in batch_dims])
+    made = {v for e in jaxpr.eqns for v in e.outvars if v in varied and v in batch}
+    return [k for k in range(1, num_values) if made.isdisjoint(variables([jaxpr.outvars[k]]))]
+
+
+def _run_apart(
+    forward: Any, apart: Sequence[int], arguments: Sequence[Any]
+) -> Iterator[tuple[int, Any]]:
+    """Values of the loss that no layer makes, by number."""
+    jaxpr = forward.jaxpr
+    known = dict(zip(jaxpr.constvars, forward.consts, strict=True))
+    known.update(zip(jaxpr.invars, arguments, strict=True))
+    run(needed(jaxpr.eqns, variables(jaxpr.outvars[k] for k in apart)), known)
+    for k in apart:
+        yield k, read(known, jaxpr.outvars[k])

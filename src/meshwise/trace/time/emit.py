@@ -273,9 +273,11 @@ def microbatched(
             for i, state in zip(program.inputs, block.inputs, strict=True)
             if state.kind == SPLIT
         }
-        made = inside_loop(program, block, batch, index, whole, rows)
-        new = accumulated(block, batch, carried, carry, made(carried))
-        return new, made([*stacked, *equal])
+        value = inside_loop(program, block, batch, index, whole, rows)
+        new = accumulated(
+            block, batch, carried, carry, [value(i, block.states[i]) for i in carried]
+        )
+        return new, [value(i, block.states[i]) for i in (*stacked, *equal)]
 
     init = empty_sums(program, block, carried)
     final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
@@ -300,7 +302,7 @@ def inside_loop(
     index: Any,
     whole: dict[int, Any],
     rows: Mapping[int, Any],
-) -> Callable[[Sequence[int]], list[Any]]:
+) -> Callable[[int, TimeState], Any]:
     """Run one micro-batch.
 
     Args:
@@ -312,12 +314,12 @@ def inside_loop(
         rows: Of the micro-batch, for the arguments that are batch data.
 
     Returns:
-        What gives the values of ids in the states of the analysis.
+        What gives the value of an id in a state: that of the analysis, or rows of what is whole.
     """
     inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
     micro = [(i, block.states[i], value) for i, value in rows.items()]
     run = _start_block(program, block, batch, index, inner, micro)
-    return lambda ids: [run.get(i, block.states[i]) for i in ids]
+    return run.get
 
 
 def after_loop(program: Program, block: BlockTime, whole: dict[int, Any]) -> list[Any]:

@@ -1,0 +1,185 @@
+"""A piece micro-batch by micro-batch: what runs before its loop, inside and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.errors import TraceError
+from meshwise.jax_compat import source_line
+from meshwise.trace.layers.crossing import analyzed
+from meshwise.trace.layers.cut import Cutter
+from meshwise.trace.layers.joint import Joint
+from meshwise.trace.program import Program
+from meshwise.trace.time.emit import (
+    accumulated,
+    after_loop,
+    before_loop,
+    empty_sums,
+    inside_loop,
+    made_inside,
+)
+from meshwise.trace.time.state import (
+    BEFORE_LOOP,
+    LOCAL,
+    SPLIT,
+    WHOLE,
+    Batch,
+    BlockTime,
+    L,
+    R,
+    TimeState,
+    split,
+)
+
+
+def in_microbatches(
+    cutter: Cutter, joint: Joint, batch: Batch, *, local_statistics: bool
+) -> BlockTime:
+    """How a differentiated piece runs micro-batch by micro-batch.
+
+    Args:
+        cutter: Of the step.
+        joint: The piece.
+        batch: How the batch is cut.
+        local_statistics: Let what does not separate become a statistic of each micro-batch.
+
+    Raises:
+        TraceError: it does not.
+    """
+    piece = joint.piece
+    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
+    for n, v in enumerate((*piece.entering, *joint.outward)):
+        if start + n not in joint.batch_dims and v not in joint.joined:
+            raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
+    block = analyzed(
+        joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
+    )
+    dims = _batch_dims(joint)
+    results = zip((*piece.leaving, *joint.inward), block.outputs, strict=False)
+    for n, (v, state) in enumerate(results):
+        is_cotangent = n >= len(piece.leaving)
+        if v not in joint.joined:
+            if is_cotangent and state not in (R, L, split(dims[v])):
+                raise _no_cut(cutter, v, "its gradient joins the rows of all micro-batches")
+            continue
+        if local_statistics and state.kind not in (LOCAL, WHOLE):
+            raise _no_cut(cutter, v, "what crosses it is not there for each micro-batch alone")
+        if is_cotangent and not local_statistics and state.kind != WHOLE:
+            raise _no_cut(
+                cutter, v, "what crosses it joins all micro-batches, and the loss bends it"
+            )
+    return block
+
+
+def read_before(joint: Joint, block: BlockTime) -> tuple[int, ...]:
+    """Positions of the step's arguments of which all rows are needed before the first micro-batch.
+
+    A mean over the tokens that are no padding divides by their number in the whole batch.
+    """
+    program = joint.program
+    early = {
+        i
+        for node, decision in zip(program.nodes, block.nodes, strict=True)
+        if decision.region == BEFORE_LOOP
+        for i in node.inputs
+    }
+    given = zip(program.inputs, joint.piece.arguments, strict=False)
+    return tuple(i for n, (t, i) in enumerate(given) if n in joint.batch_dims and t in early)
+
+
+def run_in_time(
+    joint: Joint,
+    block: BlockTime,
+    batch: Batch,
+    inputs: Sequence[Any],
+    full: Mapping[int, Any],
+    collected: Sequence[Any],
+) -> list[Any]:
+    """Results of a piece after all micro-batches: sums, what the last one passes on, all rows.
+
+    Args:
+        joint: The piece.
+        block: Its micro-batches.
+        batch: How the batch is cut.
+        inputs: Of its program; rows of one micro-batch.
+        full: By position the rows of all micro-batches, where they are needed.
+        collected: Variables that leave as rows, of which those of all micro-batches are wanted.
+    """
+    program = joint.program
+    whole = before_loop(program, block, [full.get(n, value) for n, value in enumerate(inputs)])
+    rows = {program.inputs[n]: inputs[n] for n in (*joint.batch_dims, *joint.crossed.local)}
+    passing = _passing(joint)
+    sums, _, equal = made_inside(program, block)
+    latest = [(program.outputs[j], state) for j, state in passing.items()]
+    latest += [(i, block.states[i]) for i in equal]
+    places = dict(zip(joint.piece.leaving, program.outputs, strict=False))
+    wanted = [(places[v], joint.rows[v]) for v in collected]
+
+    def step(carry: Any, index: Any) -> Any:
+        value = inside_loop(program, block, batch, index, whole, rows)
+        terms = [value(i, block.states[i]) for i in sums]
+        return (
+            accumulated(block, batch, sums, carry[0], terms),
+            [value(i, state) for i, state in latest],
+            [
+                lax.dynamic_update_slice_in_dim(all_rows, rows, index * rows.shape[dim], axis=dim)
+                for all_rows, (i, dim) in zip(carry[2], wanted, strict=True)
+                for rows in (value(i, split(dim)),)
+            ],
+        ), None
+
+    init = (
+        empty_sums(program, block, sums),
+        [_empty(program, batch, *i) for i in latest],
+        [jnp.zeros(program.avals[i].shape, program.avals[i].dtype) for i, _ in wanted],
+    )
+    (total, last, all_rows), _ = lax.scan(
+        step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32)
+    )
+    whole.update(zip(sums, total, strict=True))
+    whole.update((i, value) for (i, _), value in zip(latest, last, strict=True) if i not in whole)
+    results = after_loop(program, block, whole)
+    for j, value in zip(passing, last, strict=False):
+        results[j] = value
+    return [*results, *all_rows]
+
+
+def _passing(joint: Joint) -> dict[int, TimeState]:
+    """Results (positions) that each micro-batch passes on, and how they leave it.
+
+    A cotangent that goes on as it came is none of them: nothing is made of it.
+    """
+    program, dims = joint.program, _batch_dims(joint)
+    values = (*joint.piece.leaving, *joint.inward)
+    return {
+        j: split(dims[v])
+        for j, v in enumerate(values)
+        if v in dims and program.outputs[j] not in program.inputs
+    }
+
+
+def _batch_dims(joint: Joint) -> dict[Any, int]:
+    """Batch dims of what enters and leaves as rows."""
+    piece = joint.piece
+    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
+    found = {v: joint.batch_dims.get(start + n, -1) for n, v in enumerate(piece.entering)}
+    return {v: dim for v, dim in found.items() if dim >= 0} | dict(joint.rows)
+
+
+def _empty(program: Program, batch: Batch, ident: int, state: TimeState) -> Any:
+    aval = program.avals[ident]
+    shape = list(aval.shape)
+    if state.kind == SPLIT:
+        shape[state.dim] //= batch.num_microbatches
+    return jnp.zeros(shape, aval.dtype)
+
+
+def _no_cut(cutter: Cutter, variable: Any, reason: str) -> TraceError:
+    eqn = cutter.chain.links[cutter.chain.maker[variable]]
+    return TraceError(
+        f"no cut is possible after {eqn.primitive.name} at {source_line(eqn.source_info)}: {reason}"
+    )
