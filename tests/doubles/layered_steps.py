@@ -97,6 +97,28 @@ def unet_step() -> tuple[Step, tuple[Any, ...]]:
     return step, ((params, tx.init(params)), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
 
 
+def norms_step() -> tuple[Step, tuple[Any, ...]]:
+    """Two batch norms with running means."""
+
+    def loss(params: Any, kept: Any, x: Any) -> Any:
+        means = []
+        for w, mean in zip(params, kept, strict=True):
+            x = x @ w
+            means.append(0.9 * mean + 0.1 * jnp.mean(x, 0))
+            x = jnp.tanh((x - jnp.mean(x, 0)) * jax.lax.rsqrt(jnp.var(x, 0) + 1e-5))
+        return jnp.mean((x @ params[0]) ** 2), means
+
+    def step(state: Any, x: Any) -> Any:
+        params, kept = state
+        (value, kept), grads = mw.value_and_grad(loss, has_aux=True)(params, kept, x)
+        return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), kept), value
+
+    rng = np.random.default_rng(3)
+    weights = [jnp.asarray(rng.normal(size=(6, 6))) for _ in range(2)]
+    means = [jnp.asarray(rng.normal(size=6)) for _ in range(2)]
+    return step, ((weights, means), jnp.asarray(rng.normal(size=(8, 6))))
+
+
 def model(
     name: str, tx: optax.GradientTransformation, rows: int, **changes: Any
 ) -> tuple[Step, tuple[Any, ...]]:

@@ -43,10 +43,9 @@ def phases_of(piece: PieceGraph) -> Phases:
     """Divide the operators of a piece."""
     graph = piece.graph
     loop = graph.operators[piece.loop]
-    inward = {c.cotangent for c in piece.entering}
-    early = {graph.outputs[j] for j in inward if j >= 0}.difference(loop.outputs)
-    first = ancestors(graph, [*loop.inputs, *early])
-    results = {t for j, t in enumerate(graph.outputs) if j not in inward}
+    first = ancestors(graph, [*loop.inputs, *(graph.outputs[j] for j in piece.early)])
+    gone = {*(c.cotangent for c in piece.entering), *piece.early}
+    results = {t for j, t in enumerate(graph.outputs) if j not in gone}
     late = ancestors(graph, results) - first - {piece.loop}
     wanted = {*results, *(t for i in late for t in graph.operators[i].inputs)}
     outer = kept_between(graph, first, wanted, frozenset(graph.inputs))

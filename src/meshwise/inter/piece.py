@@ -52,6 +52,8 @@ class PieceGraph:
         batch_dims: Batch dim of inputs that hold rows of the batch, by position.
         state: Positions of the inputs that the update overwrites: parameters, optimizer state.
         num_microbatches: B.
+        early: Positions of results that are known before the first micro-batch, and go to earlier
+            pieces: cotangents of what enters once a step.
         forward: Operators of the loop's body that run in the forward pass, ascending.
         border: What the backward pass of a micro-batch has of the forward pass.
     """
@@ -63,5 +65,6 @@ class PieceGraph:
     batch_dims: Mapping[int, int]
     state: tuple[int, ...]
     num_microbatches: int
+    early: tuple[int, ...]
     forward: tuple[int, ...]
     border: Kept

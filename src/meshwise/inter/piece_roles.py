@@ -62,8 +62,6 @@ class PieceRoles:
     Attributes:
         passed: Cotangents that go on as they came: for the activation that entered the one that
             leaves.
-        early: Cotangents that are equal for all micro-batches: for the activation that entered the
-            position among the results.
     """
 
     def __init__(self, piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> None:
@@ -89,14 +87,6 @@ class PieceRoles:
             n: self.cotangents[graph.outputs[c.cotangent]]
             for n, c in enumerate(piece.entering)
             if c.cotangent >= 0 and graph.outputs[c.cotangent] in self.cotangents
-        }
-        # Cotangents that no micro-batch has a part in: by crossing the result.
-        self.early = {
-            n: c.cotangent
-            for n, c in enumerate(piece.entering)
-            if c.cotangent >= 0
-            and graph.outputs[c.cotangent] not in self.result_of
-            and n not in self.passed
         }
         self.value_of_input = dict(zip(self.body.inputs, self._body_values(), strict=True))
 
@@ -198,6 +188,6 @@ class PieceRoles:
         """Results of the graph that are there once, after all micro-batches."""
         passing = {self.loop.outputs[j] for j in (*self.leaving, *self.inward)}
         graph = self.piece.graph
-        gone = {c.cotangent for c in self.piece.entering}
+        gone = {*(c.cotangent for c in self.piece.entering), *self.piece.early}
         pairs = enumerate(graph.outputs)
         return [j for j, t in pairs if t not in passing and j not in gone]

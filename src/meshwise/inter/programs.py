@@ -35,7 +35,7 @@ class PiecePrograms:
     """The programs of a planned piece.
 
     Attributes:
-        before: Once a step; casts and gathers of weights, and empty sums.
+        before: Once a step; casts and gathers of weights, empty sums, early results.
         forward: For each micro-batch.
         backward: For each micro-batch.
         kept: What backward has of forward; `entering` ones included.
@@ -99,9 +99,9 @@ def _before(roles: PieceRoles, border: tuple[Slot, ...]) -> PhaseProgram:
     for k in roles.sums():
         outputs.append((loop.inputs[k], roles.chosen.uses[k]))
         values.append(Value("sum", k, roles.chosen.uses[k].layout))
-    for n, j in roles.early.items():
+    for j in roles.piece.early:
         outputs.append((graph.outputs[j], roles.decision.outputs[j]))
-        values.append(Value("inward", n, roles.decision.outputs[j].layout))
+        values.append(Value("output", j, roles.decision.outputs[j].layout))
     for slot in border:
         outputs.append(_leave(slot))
         values.append(Value("border", slot.tensor, slot.layout))

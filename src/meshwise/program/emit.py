@@ -68,8 +68,7 @@ def emit(
             "mesh, which cannot run yet; use 1f1b, eager-1f1b or gpipe"
         )
     emitter = _Emitter(layers, update, schedule)
-    for layer in range(len(layers)):
-        emitter.run(layers[layer].mesh, layers[layer].before, layer)
+    emitter.begin()
     position = [0] * len(schedule.tasks)
     while True:
         moved = False
@@ -126,12 +125,16 @@ class _Emitter:
         self.maker = {
             n.what: k
             for k, layer in enumerate(layers)
-            for n in layer.forward.outputs
+            for n in (*layer.forward.outputs, *layer.once[0].outputs)
             if n.kind == "activation"
         }
         # Which meshes want an activation, and how.
         self.wanted: dict[Any, dict[tuple[int, Layout], None]] = {}
+        self.wanted_once: dict[Any, dict[tuple[int, Layout], None]] = {}
         for layer in layers:
+            for n in layer.once[0].inputs:
+                if n.kind == "activation":
+                    self.wanted_once.setdefault(n.what, {})[layer.mesh, n.layout] = None
             for n in (*layer.forward.inputs, *layer.backward.inputs):
                 if n.kind == "activation":
                     self.wanted.setdefault(n.what, {})[layer.mesh, n.layout] = None
@@ -203,6 +206,15 @@ class _Emitter:
 
     # -- tasks --------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Everything before the first micro-batch; cotangents that are known early go upwards."""
+        numbers = range(len(self.layers))
+        for k in reversed(numbers) if self.wanted_once else numbers:
+            spec = self.layers[k]
+            for name, buffer in self.run(spec.mesh, spec.before, k).items():
+                if name.kind == "cotangent":
+                    self.send_back(k, name, buffer, ONCE)
+
     def run(
         self, mesh: int, program: ProgramSpec, layer: int, microbatch: int = ONCE
     ) -> dict[Name, int]:
@@ -253,22 +265,28 @@ class _Emitter:
             made = self.run(spec.mesh, program, k, task.microbatch)
             for name, buffer in made.items():
                 if name.kind == "activation":
-                    for mesh, layout in self.wanted.get(name.what, {}):
-                        if mesh != spec.mesh:
-                            key = (name._replace(layout=layout), task.microbatch)
-                            self.send(spec.mesh, buffer, mesh, key, layout)
+                    self.send_on(k, name, buffer, task.microbatch)
                 elif name.kind == "cotangent":
                     self.send_back(k, name, buffer, task.microbatch)
         self.done.add(task)
 
+    def send_on(self, maker: int, name: Name, buffer: int, microbatch: int) -> None:
+        """Give an activation to the meshes of layers that read it."""
+        source = self.layers[maker].mesh
+        wanted = self.wanted_once if microbatch == ONCE else self.wanted
+        for mesh, layout in wanted.get(name.what, {}):
+            # On one mesh layers take what each micro-batch makes as it comes.
+            if mesh != source or microbatch == ONCE:
+                self.send(source, buffer, mesh, (name._replace(layout=layout), microbatch), layout)
+
     def send_back(self, reader: int, name: Name, buffer: int, microbatch: int) -> None:
         """Give a cotangent to the layer that made the activation."""
         maker, source = self.maker[name.what], self.layers[reader].mesh
-        target = self.layers[maker].mesh
-        for n in self.layers[maker].backward.inputs:
+        spec, target = self.layers[maker], self.layers[maker].mesh
+        for n in (spec.before if microbatch == ONCE else spec.backward).inputs:
             if n.kind == "cotangent" and n.what == (name.what, reader):
                 key = self.key(n, maker, microbatch)
-                if target == source:
+                if target == source and n.layout == name.layout:
                     self.meshes[target].buffers[key] = buffer
                 else:
                     self.send(source, buffer, target, key, n.layout)
@@ -280,6 +298,8 @@ class _Emitter:
         found = _Once()
         for k, spec in enumerate(self.layers):
             for name, buffer in self.run(spec.mesh, spec.once[0], k).items():
+                if name.kind == "activation":
+                    self.send_on(k, name, buffer, ONCE)
                 if name.kind == "activation" and name.what in self.update.values:
                     there = dict.fromkeys(self.update.values[name.what], (spec.mesh, buffer))
                     found.values.update(there)

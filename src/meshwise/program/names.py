@@ -16,7 +16,8 @@ class Name(NamedTuple):
             of the micro-batch; `activation`; `cotangent`; `gradient` of a tied parameter that one
             layer sends to another; `value` of the loss; `sent`, to be joined by the update;
             `shared`, joined by it.  All others belong to one layer: `whole`, `sum`, `kept`,
-            `border`, `entering`, `inward`.
+            `border`, `entering`, `inward`, `joined` (the sum of the cotangents of what leaves the
+            layer once a step).
         what: Which: a number, or a variable of the forward pass or the update.
         layout: How it lies.
     """

@@ -64,13 +64,25 @@ class PlannedLayer:
     def cotangents_made(self) -> dict[Any, Layout]:
         """Activations that entered whose cotangents the layer makes, and how those lie."""
         found: dict[Any, Layout] = {}
-        for program in (self.programs.backward, self.programs.before):
-            for value in program.outputs:
-                if value.role == "inward":
-                    found.setdefault(self.entering[value.number], value.layout)
+        for value in self.programs.backward.outputs:
+            if value.role == "inward":
+                found.setdefault(self.entering[value.number], value.layout)
         for enters, leaves in self.roles.passed.items():
             found.setdefault(self.entering[enters], self.layout_of_cotangent(leaves))
         return found
+
+    def early_cotangents(self) -> dict[Any, Layout]:
+        """The same of what enters once a step: they are made before the first micro-batch."""
+        back = dict(zip(self.made.graph.early, self._entering_once(), strict=True))
+        return {
+            back[value.number]: value.layout
+            for value in self.programs.before.outputs
+            if value.role == "output"
+        }
+
+    def _entering_once(self) -> list[Any]:
+        joint = self.made.joint
+        return [v for v in joint.inward if v in joint.once]
 
     def layout_of_cotangent(self, leaves: int) -> Layout:
         """How the cotangent of an activation that left comes in."""
@@ -80,14 +92,14 @@ class PlannedLayer:
 def planned_layer(made: PieceProgram, decision: GraphDecision, mesh: LogicalMesh) -> PlannedLayer:
     """A layer, ready to lower."""
     roles = PieceRoles(made.graph, decision, mesh)
-    joined, piece = made.joint.joined, made.joint.piece
+    once, piece = made.joint.once, made.joint.piece
     return PlannedLayer(
         made=made,
         decision=decision,
         roles=roles,
         programs=piece_programs(roles),
-        entering=tuple(v for v in piece.entering if v not in joined),
-        leaving=tuple(v for v in piece.leaving if v not in joined),
+        entering=tuple(v for v in piece.entering if v not in once),
+        leaving=tuple(v for v in piece.leaving if v not in once),
     )
 
 
@@ -131,10 +143,10 @@ class LayerLowering:
             case "entering" if self.arrival[layer.entering[n]] == value.layout:
                 return Name("activation", layer.entering[n], value.layout)
             case "input":
-                crossing = len(made.joint.piece.entering) + len(made.joint.outward)
                 parts = [
                     ("argument", made.arguments),
-                    ("", range(crossing)),
+                    ("activation", made.joint.piece.entering),
+                    ("joined", made.joint.outward),
                     ("gradient", made.tied),
                     ("value", made.share.values),
                     ("shared", made.share.shared),
@@ -144,7 +156,7 @@ class LayerLowering:
                 parts = [
                     ("result", made.results[: made.num_state]),
                     ("activation", made.joint.piece.leaving),
-                    ("", made.joint.inward),
+                    ("cotangent", made.joint.inward),
                     ("gradient", made.sent),
                     ("result", made.results[made.num_state :]),
                     ("sent", [v for phase in made.share.sends for v in phase]),
@@ -165,9 +177,34 @@ class LayerLowering:
 
     # -- programs -----------------------------------------------------------------------------
 
-    def before(self) -> DeviceProgram:
-        """Once a step: casts and gathers of weights, empty sums."""
-        return self._plain(self.layer.programs.before)
+    def before(self, readers: Mapping[Any, Mapping[int, Layout | None]]) -> DeviceProgram:
+        """Once a step: casts and gathers of weights, empty sums, cotangents that are known early.
+
+        Args:
+            readers: As for `backward`, of what leaves once a step.
+        """
+        layer, plain = self.layer, self._plain(self.layer.programs.before)
+        graph = layer.made.graph.graph
+        totals = {
+            name: graph.tensors[graph.inputs[i]]
+            for i, layout in enumerate(layer.decision.inputs)
+            if (name := self.name(Value("input", i, layout))).kind == "joined"
+            and name.what in layer.made.joint.once
+        }
+        coming = {name: _coming(name.what, name.layout, readers) for name in totals}
+        others = [name for name in plain.inputs if name not in totals]
+        inputs = [*(n for names in coming.values() for n in names), *others]
+
+        def run(args: Sequence[Any]) -> list[Any]:
+            known = dict(zip(inputs, args, strict=True))
+            for name, names in coming.items():
+                terms = [(known[n], n.layout) for n in names]
+                known[name] = self._total(terms, name.layout, totals[name])
+            return [*plain.run([known[n] for n in plain.inputs]), *(known[n] for n in totals)]
+
+        return DeviceProgram(
+            inputs=tuple(inputs), outputs=(*plain.outputs, *totals), donated=(), run=run
+        )
 
     def after(self, groups: Sequence[Collection[int]]) -> list[DeviceProgram]:
         """Once a step: for each group of results the program that makes them."""
@@ -239,14 +276,10 @@ class LayerLowering:
         for leaves in layer.roles.passed.values():
             wanted.setdefault(leaves, layer.layout_of_cotangent(leaves))
         coming = {
-            leaves: [
-                Name("cotangent", (layer.leaving[leaves], reader), found or layout)
-                for reader, found in readers.get(layer.leaving[leaves], {}).items()
-            ]
+            leaves: _coming(layer.leaving[leaves], layout, readers)
             for leaves, layout in wanted.items()
         }
-        early = [v for v in layer.programs.before.outputs if v.role == "inward"]
-        others = [self.name(v) for v in (*program.inputs, *early) if v.role != "cotangent"]
+        others = [self.name(v) for v in program.inputs if v.role != "cotangent"]
         inputs = list(dict.fromkeys((*(n for names in coming.values() for n in names), *others)))
         backward = layer.cotangents_made()
         sums = [v for v in program.outputs if v.role == "sum"]
@@ -272,7 +305,6 @@ class LayerLowering:
             results = self._run(program, given, body=True)
             made = dict(zip(program.outputs, results, strict=True))
             found = {layer.entering[v.number]: x for v, x in made.items() if v.role == "inward"}
-            found |= {layer.entering[v.number]: known[self.name(v)] for v in early}
             for enters, leaves in layer.roles.passed.items():
                 v = layer.entering[enters]
                 found[v] = self._moved(total[leaves], wanted[leaves], backward[v])
@@ -302,3 +334,13 @@ class LayerLowering:
             return jnp.zeros(local_shape(tensor.shape, wanted, self.mesh.sizes), tensor.dtype)
         found = [self._moved(value, before, wanted) for value, before in terms]
         return sum(found[1:], found[0])
+
+
+def _coming(
+    variable: Any, layout: Layout, readers: Mapping[Any, Mapping[int, Layout | None]]
+) -> list[Name]:
+    """Cotangents of an activation, one from each layer that sends one."""
+    return [
+        Name("cotangent", (variable, reader), found or layout)
+        for reader, found in readers.get(variable, {}).items()
+    ]

@@ -10,10 +10,19 @@ import numpy as np
 import optax
 import pytest
 
-from doubles.layered_steps import CLIPPED, Step, assert_equal, gpt_step, layering, unet_step
+from doubles.layered_steps import (
+    CLIPPED,
+    Step,
+    assert_equal,
+    gpt_step,
+    layering,
+    model,
+    unet_step,
+)
 from doubles.planned_stages import StageShape, planned_stages
 from meshwise.runtime.pipeline.pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
+from one_device import run_traced, traced
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -52,6 +61,40 @@ def test_a_pipeline_is_the_step(name: str) -> None:
     expected = jax.tree.map(host, jax.tree.leaves(jax.jit(step)(*args)))
     order = make_schedule(schedule, num_stages=len(shapes), num_microbatches=count)
     pipeline = make_pipeline(layers, planned_stages(layers, count, shapes), order)
+    found = pipeline.run(jax.tree.leaves(args))
+    assert_equal(found, expected)
+    for array in found:
+        assert_replicas_are_equal(array)
+
+
+TWO: list[StageShape] = [(0, 1, (2, 1), "none"), (2, 3, (1, 2), "full")]
+THREE: list[StageShape] = [
+    (0, 1, (2, 2), "full"),
+    (2, 2, (1, 1), "none"),
+    (3, 4, (1, 2), "none"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shapes", [TWO, THREE], ids=["two stages", "three stages"])
+@pytest.mark.parametrize("name", ["bert", "llama", "moe", "wide-resnet", "u-transformer"])
+def test_a_model_in_stages_is_the_step(name: str, shapes: list[StageShape]) -> None:
+    """Cuts wherever they fall: in a softmax, behind a router, in the middle of a norm."""
+    changes: dict[str, dict[str, Any]] = {
+        "bert": {"num_layers": 2},
+        "llama": {"num_layers": 2},
+        "moe": {"num_layers": 4, "seq_len": 8, "group_size": 8},
+    }
+    step, args = model(f"{name}-tiny", CLIPPED, 4, **changes.get(name, {}))
+    is_local = name == "wide-resnet"
+    layers = layering(step, args, shapes[-1][1] + 1, local_statistics=is_local)
+    if is_local:
+        expected = run_traced(traced(step, *args, b=2, num_devices=1, statistics="local"), *args)
+    else:
+        expected = jax.jit(step)(*args)
+    expected = jax.tree.map(host, jax.tree.leaves(expected))
+    order = make_schedule("1f1b", num_stages=len(shapes), num_microbatches=2)
+    pipeline = make_pipeline(layers, planned_stages(layers, 2, shapes), order)
     found = pipeline.run(jax.tree.leaves(args))
     assert_equal(found, expected)
     for array in found:

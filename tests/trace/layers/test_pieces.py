@@ -22,6 +22,7 @@ from doubles.layered_steps import (
     gpt_step,
     layering,
     model,
+    norms_step,
     unet_step,
 )
 from meshwise.errors import TraceError
@@ -205,28 +206,6 @@ def test_a_term_that_the_loss_bends_does_not_cross_cuts() -> None:
     layers = layering(step, args, 2)
     with pytest.raises(TraceError, match="no cut is possible after .* the loss bends it"):
         layers.graph(1, 1, 4)
-
-
-def norms_step() -> tuple[Step, tuple[Any, ...]]:
-    """Two batch norms with running means."""
-
-    def loss(params: Any, kept: Any, x: Any) -> Any:
-        means = []
-        for w, mean in zip(params, kept, strict=True):
-            x = x @ w
-            means.append(0.9 * mean + 0.1 * jnp.mean(x, 0))
-            x = jnp.tanh((x - jnp.mean(x, 0)) * jax.lax.rsqrt(jnp.var(x, 0) + 1e-5))
-        return jnp.mean((x @ params[0]) ** 2), means
-
-    def step(state: Any, x: Any) -> Any:
-        params, kept = state
-        (value, kept), grads = mw.value_and_grad(loss, has_aux=True)(params, kept, x)
-        return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), kept), value
-
-    rng = np.random.default_rng(3)
-    weights = [jnp.asarray(rng.normal(size=(6, 6))) for _ in range(2)]
-    means = [jnp.asarray(rng.normal(size=6)) for _ in range(2)]
-    return step, ((weights, means), jnp.asarray(rng.normal(size=(8, 6))))
 
 
 def test_batch_norms_are_cut_with_statistics_of_each_micro_batch() -> None:

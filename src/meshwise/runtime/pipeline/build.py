@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.errors import TraceError
 from meshwise.graph.layout import Layout
 from meshwise.inter.piece import Remat
 from meshwise.plan.decision import GraphDecision
@@ -109,7 +108,6 @@ def compiled_layers(
         num_microbatches: B.
 
     Raises:
-        TraceError: a value crosses a cut in a way that cannot be run yet.
         ProgramError: XLA:CPU would let collectives race.
     """
     planned: list[PlannedLayer] = []
@@ -118,11 +116,6 @@ def compiled_layers(
         numbers = range(choice.first_layer, choice.last_layer + 1)
         for k, decision in zip(numbers, choice.decisions, strict=True):
             made = layers.program(k, k, num_microbatches, choice.remat)
-            if made.joint.joined:
-                raise TraceError(
-                    "a term of the loss that all rows have a part in crosses a cut; pipelines "
-                    "cannot run that yet: use one stage"
-                )
             planned.append(planned_layer(made, decision, choice.mesh))
             stage_of.append(s)
     meshes = [concrete_mesh(choice.mesh, choice.devices) for choice in choices]
@@ -132,7 +125,7 @@ def compiled_layers(
         for value in layer.programs.forward.outputs:
             if value.role == "leaving":
                 lies[layer.leaving[value.number]] = (stage_of[k], value.layout)
-    sent_back = [layer.cotangents_made() for layer in planned]
+    sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in planned]
     found: list[CompiledLayer] = []
     for k, layer in enumerate(planned):
         s = stage_of[k]
@@ -210,7 +203,7 @@ def _functions(
     groups = update_groups(lowering.layer, num_phases)
     names = ["values", *(f"norm {n}" for n in range(num_phases)), "apply"]
     return {
-        "before": lowering.before(),
+        "before": lowering.before(readers),
         "forward": lowering.forward(later),
         "backward": lowering.backward(readers),
         **dict(zip(names, lowering.after(groups), strict=True)),
@@ -279,7 +272,9 @@ class _Specs(Mapping[Name, Any]):
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
     def _rows(self, variable: Any) -> Any:
-        return jax.ShapeDtypeStruct(self.micro[variable].shape, variable.aval.dtype)
+        # What crosses a cut once a step is no row of a micro-batch.
+        shape = self.micro.get(variable, variable.aval).shape
+        return jax.ShapeDtypeStruct(shape, variable.aval.dtype)
 
     def __iter__(self) -> Iterator[Name]:
         return iter(self.known)

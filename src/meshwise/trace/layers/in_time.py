@@ -24,6 +24,7 @@ from meshwise.trace.time.emit import (
 )
 from meshwise.trace.time.state import (
     BEFORE_LOOP,
+    INSIDE_LOOP,
     LOCAL,
     SPLIT,
     WHOLE,
@@ -59,6 +60,8 @@ def in_microbatches(
         joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
     )
     dims = _batch_dims(joint)
+    nodes = zip(joint.program.nodes, block.nodes, strict=True)
+    inside = {i for node, d in nodes if d.region == INSIDE_LOOP for i in node.outputs}
     results = zip((*piece.leaving, *joint.inward), block.outputs, strict=False)
     for n, (v, state) in enumerate(results):
         is_cotangent = n >= len(piece.leaving)
@@ -66,9 +69,10 @@ def in_microbatches(
             if is_cotangent and state not in (R, L, split(dims[v])):
                 raise _no_cut(cutter, v, "its gradient joins the rows of all micro-batches")
             continue
+        is_early = state.kind == WHOLE and joint.program.outputs[n] not in inside
         if local_statistics and state.kind not in (LOCAL, WHOLE):
             raise _no_cut(cutter, v, "what crosses it is not there for each micro-batch alone")
-        if is_cotangent and not local_statistics and state.kind != WHOLE:
+        if is_cotangent and not local_statistics and not is_early:
             raise _no_cut(
                 cutter, v, "what crosses it joins all micro-batches, and the loss bends it"
             )
@@ -107,17 +111,18 @@ def run_in_time(
         batch: How the batch is cut.
         inputs: Of its program; rows of one micro-batch.
         full: By position the rows of all micro-batches, where they are needed.
-        collected: Variables that leave as rows, of which those of all micro-batches are wanted.
+        collected: Variables that leave micro-batch by micro-batch, of which all rows or the mean
+            are wanted too.
     """
     program = joint.program
     whole = before_loop(program, block, [full.get(n, value) for n, value in enumerate(inputs)])
     rows = {program.inputs[n]: inputs[n] for n in (*joint.batch_dims, *joint.crossed.local)}
-    passing = _passing(joint)
+    passing = _passing(joint, block)
     sums, _, equal = made_inside(program, block)
     latest = [(program.outputs[j], state) for j, state in passing.items()]
     latest += [(i, block.states[i]) for i in equal]
     places = dict(zip(joint.piece.leaving, program.outputs, strict=False))
-    wanted = [(places[v], joint.rows[v]) for v in collected]
+    wanted = [(places[v], joint.rows[v]) for v in collected if v in joint.rows]
 
     def step(carry: Any, index: Any) -> Any:
         value = inside_loop(program, block, batch, index, whole, rows)
@@ -145,20 +150,23 @@ def run_in_time(
     results = after_loop(program, block, whole)
     for j, value in zip(passing, last, strict=False):
         results[j] = value
-    return [*results, *all_rows]
+    whole.update((i, value) for (i, _), value in zip(wanted, all_rows, strict=True))
+    return [*results, *(whole[places[v]] for v in collected)]
 
 
-def _passing(joint: Joint) -> dict[int, TimeState]:
+def _passing(joint: Joint, block: BlockTime) -> dict[int, TimeState]:
     """Results (positions) that each micro-batch passes on, and how they leave it.
 
     A cotangent that goes on as it came is none of them: nothing is made of it.
     """
     program, dims = joint.program, _batch_dims(joint)
     values = (*joint.piece.leaving, *joint.inward)
+    states = {v: split(dim) for v, dim in dims.items()}
     return {
-        j: split(dims[v])
+        j: states.get(v, block.outputs[j])
         for j, v in enumerate(values)
-        if v in dims and program.outputs[j] not in program.inputs
+        if (v in states or v in joint.joined.difference(joint.once))
+        and program.outputs[j] not in program.inputs
     }
 
 

@@ -46,6 +46,7 @@ class Joint:
             once for each step, after all micro-batches; the loss is linear in them, so that their
             cotangents are known before the first one.  Where statistics are local they cross it in
             each micro-batch.
+        once: Those of them that cross a cut once for each step.
     """
 
     piece: Piece
@@ -55,7 +56,8 @@ class Joint:
     inward: tuple[Any, ...]
     outward: tuple[Any, ...]
     rows: Mapping[Any, int]
-    joined: AbstractSet[Any]
+    joined: frozenset[Any]
+    once: frozenset[Any]
 
 
 def join(
@@ -127,11 +129,11 @@ def join(
     start = len(arguments) + len(roots)
     dims |= {start + n: rows[v] for n, v in enumerate(piece.entering) if v in rows}
     streamed = {start + n for n, v in enumerate(piece.entering) if v in rows}
-    once = frozenset(start + n for n, v in enumerate(piece.entering) if v in joined)
+    entered = frozenset(start + n for n, v in enumerate(piece.entering) if v in joined)
     crossed = Crossed(
         streamed=frozenset(streamed),
-        late=frozenset() if local_statistics else once,
-        local=once if local_statistics else frozenset(),
+        late=frozenset() if local_statistics else entered,
+        local=entered if local_statistics else frozenset(),
     )
     found, after = _leaving(
         flatten(traced(forward, avals)), dims, crossed, piece, batch_size, local_statistics
@@ -144,7 +146,7 @@ def join(
     if local_statistics:
         cotangents = {len(avals) + n for n, v in enumerate(outward) if v in after}
         results = {n for n, v in enumerate((*piece.leaving, *inward)) if v in after}
-        crossed = replace(crossed, local=once | cotangents, local_results=frozenset(results))
+        crossed = replace(crossed, local=entered | cotangents, local_results=frozenset(results))
     program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
     return Joint(
         piece=piece,
@@ -155,6 +157,7 @@ def join(
         outward=outward,
         rows=found,
         joined=frozenset(after),
+        once=frozenset() if local_statistics else frozenset(after),
     )
 
 

@@ -31,8 +31,8 @@ class PieceProgram:
     Inputs are arguments of the step, what enters, cotangents of what leaves, gradients of tied
     parameters that other pieces send, values of the loss, what the update joins, batch data that is
     needed whole.  Results are state, what leaves, cotangents of what entered, gradients sent to
-    other pieces, other results of the step, what is sent to be joined, values of the loss that have
-    rows.
+    other pieces, other results of the step, what is sent to be joined, values of the loss that
+    micro-batches pass on one by one, too.
 
     Attributes:
         program: The equations.
@@ -44,7 +44,7 @@ class PieceProgram:
             the update.
         tied: Parameters (numbers) whose gradients other pieces send.
         sent: Parameters (numbers) whose gradients go to other pieces.
-        collected: Values of the loss (variables) that have rows of the batch.
+        collected: Values of the loss (variables) that micro-batches pass on one by one, too.
         results: Positions of the step's results, state first, in the order of the results.
         num_state: How many of them are state.
     """
@@ -184,7 +184,7 @@ def piece_program(
                 is_adjacent=v in adjacent,
             )
             for n, (v, b) in enumerate(zip(piece.entering, sizes, strict=False))
-            if v not in joint.joined
+            if v not in joint.once
         ),
         leaving=tuple(
             Crossing(
@@ -195,11 +195,12 @@ def piece_program(
                 is_adjacent=v in adjacent,
             )
             for n, v in enumerate(piece.leaving)
-            if v not in joint.joined
+            if v not in joint.once
         ),
         batch_dims=dims,
         state=tuple(range(len(state))),
         num_microbatches=num_microbatches,
+        early=tuple(back[v] for v in joint.inward if v in joint.once),
         forward=forward,
         border=border,
     )
@@ -236,10 +237,14 @@ def arguments_of(cutter: Cutter, piece: Piece, share: Share) -> tuple[list[int],
 
 
 def _collected(cutter: Cutter, joint: Joint) -> tuple[Any, ...]:
-    """Values of the loss that micro-batches pass on and that the step wants of all of them."""
+    """Values of the loss that micro-batches pass on and that the step wants of all of them.
+
+    Rows are wanted one behind the other, statistics as a mean.
+    """
     split = cutter.split
     values = set(variables(split.forward.jaxpr.outvars[: 1 + split.num_aux]))
-    return tuple(v for v in joint.piece.leaving if v in values and v in joint.rows)
+    passed = {*joint.rows, *joint.joined.difference(joint.once)}
+    return tuple(v for v in joint.piece.leaving if v in values and v in passed)
 
 
 def _loop(graph: Graph, length: int) -> int:
