@@ -1,0 +1,91 @@
+"""Memory of the stages of a model: as predicted, and as XLA reports it for the compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from doubles.layered_steps import SIGNATURE
+from doubles.planned_stages import StageShape, planned_stages
+from meshwise.inter.footprint import Footprint, footprint
+from meshwise.inter.piece import Remat
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import layers_of
+from meshwise.runtime.pipeline.build import compiled_layers
+from meshwise.runtime.pipeline.memory import measured_footprint
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt-small", {}),
+    "gpt remat": ("gpt-small", {"remat": True}),
+    "bert": ("bert-tiny", {"hidden": 128, "num_layers": 4, "num_heads": 8, "seq_len": 128}),
+    "llama": ("llama-small", {"hidden": 128, "ffn": 384}),
+    "u-transformer": ("u-transformer-tiny", {"base_channels": 32}),
+    "moe": ("moe-small", {"hidden": 128, "ffn": 512}),
+    "wide-resnet": ("wide-resnet-tiny", {"base_channels": 16}),
+}
+NUM_LAYERS = 6
+
+
+def stage_shapes(shapes: Sequence[tuple[int, int]], remat: Remat) -> list[StageShape]:
+    """The layers divided evenly among stages on submeshes of these shapes."""
+    size = NUM_LAYERS // len(shapes)
+    return [(k * size, k * size + size - 1, shape, remat) for k, shape in enumerate(shapes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """One stage.
+
+    Attributes:
+        shape: Of its submesh.
+        in_flight: Micro-batches that it holds under 1F1B.
+        predicted: Parts of one device as predicted.
+        measured: As XLA reports them.
+    """
+
+    shape: tuple[int, ...]
+    in_flight: int
+    predicted: Footprint
+    measured: Footprint
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured peak."""
+        return _peak(self.predicted, self.in_flight) / _peak(self.measured, self.in_flight)
+
+
+def _peak(parts: Footprint, in_flight: int) -> int:
+    return parts.resident_bytes + in_flight * parts.microbatch_bytes + parts.temporary_bytes
+
+
+def stage_memories(
+    model: str, shapes: Sequence[tuple[int, int]], remat: Remat, dtype: str = "float32"
+) -> Iterator[StageMemory]:
+    """Plan and compile a model in stages, two micro-batches of four rows."""
+    name, changes = MODELS[model]
+    made = model_step(model_config(name, dtype=dtype, **changes), 8, optax.adam(1e-3))
+    state = jax.eval_shape(made.create, jax.random.key(0))
+    local = "local" if model == "wide-resnet" else "exact"
+    layers, _ = layers_of(
+        made.step, (state, made.batch), {}, SIGNATURE, NUM_LAYERS, statistics=local
+    )
+    choices = planned_stages(layers, 2, stage_shapes(shapes, remat))
+    compiled = compiled_layers(layers, choices, 2)
+    for number, shape in enumerate(shapes):
+        mine = [layer for layer in compiled if layer.stage == number]
+        said = [footprint(x.planned.made.graph, x.planned.decision, x.logical) for x in mine]
+        yield StageMemory(
+            shape=shape,
+            in_flight=min(2, len(shapes) - number),
+            predicted=Footprint(
+                resident_bytes=sum(f.resident_bytes for f in said),
+                microbatch_bytes=sum(f.microbatch_bytes for f in said),
+                temporary_bytes=max(f.temporary_bytes for f in said),
+            ),
+            measured=measured_footprint(mine),
+        )
