@@ -24,7 +24,7 @@ from meshwise.resharding.within import Step, path
 _VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "stop_gradient"))
 # Not repeated for a second user. Source: XLA InstructionFusion::IsExpensive.
 _EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log1p tanh tan sin cos logistic sqrt rsqrt cbrt pow div rem erf erfc "
+    "exp exp2 expm1 log log1p tanh tan sin cos logistic sqrt rsqrt cbrt pow div rem erf "
     "erf_inv atan2 lgamma digamma gather random_bits threefry2x32".split()
 )
 # Elements change their place, so a result cannot lie over the operand.
@@ -160,7 +160,9 @@ class _Emitter:
         if op.rule.halos:
             tensors = [graph.tensors[t] for t in op.inputs]
             operands = with_edges(self.out, time, op, chosen, tensors, self.mesh.sizes, operands)
-        operands = operands_as_read(self.out, time, op, operands)
+        operands = operands_as_read(self.out, time, op, chosen, self.mesh.sizes, operands)
+        if op.kind == "erfc":
+            operands = (*operands, *self._erfc_parts(op, chosen, operands[0], time))
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             kind = _kind(op)
@@ -182,6 +184,19 @@ class _Emitter:
             if is_turned(op):
                 value = self.out.rewritten(value, time)
             self.home[t] = (value, layout)
+
+    def _erfc_parts(
+        self, op: Operator, chosen: OperatorDecision, x: int, time: int
+    ) -> tuple[int, ...]:
+        """`exp(-x x)`, `1 / |x|` and `1 / (x x)`: what is dear of an `erfc`, the rest is repeated.
+
+        Source: StableHLO's decomposition of chlo.erfc; compiled programs (JAX 0.10.2).
+        """
+        size = self.bytes_of(self.graph.tensors[op.outputs[0]], chosen.results[0])
+        return tuple(
+            self.out.add(FUSIBLE, (x,), size, op.outputs[0], time, is_expensive=True)
+            for _ in range(3)
+        )
 
     def _bodies(
         self,

@@ -193,7 +193,8 @@ def lowered_program(
         in_shardings=in_shardings,
         out_shardings=tuple(NamedSharding(mesh, spec) for spec in out_specs),
         donate_argnums=function.donated if overwrites else (),
-        compiler_options=compile_options(platform, logical.num_devices),
+        # A stage of one device is one of several: its memory is planned as theirs is.
+        compiler_options=compile_options(platform, max(logical.num_devices, 2)),
     )
     lowered = jitted.lower(*given)
     made = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info]
