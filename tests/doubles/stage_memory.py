@@ -1,4 +1,4 @@
-"""Memory of the stages of a model: as predicted, and as XLA reports it for the compiled programs."""
+"""Memory of the stages of a model: as predicted, and as XLA reports it for their programs."""
 
 from __future__ import annotations
 
