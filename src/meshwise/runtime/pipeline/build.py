@@ -175,15 +175,12 @@ def programs_alone(
 
     Returns:
         By name, "forward" and "backward" among them; none overwrites what it is given.
-
-    Raises:
-        TraceError: a value crosses a cut in a way that cannot be run yet.
     """
-    check_crossings(layers.cutter, made.joint, made.graph, to_run=True)
     layer = planned_layer(made, decision, logical)
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     lowering = LayerLowering(layer, logical, {}, in_order=is_cpu)
-    readers = {v: {number + 1: None} for v in layer.leaving}
+    crossings = zip(layer.leaving, made.graph.leaving, strict=True)
+    readers = {v: {number + 1: None} for v, c in crossings if c.cotangent >= 0}
     functions = _functions(lowering, layers.update.num_phases, set(layer.leaving), readers)
     specs = _Specs(layers, layer)
     found: dict[str, LoweredProgram] = {}
