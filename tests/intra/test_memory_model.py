@@ -63,7 +63,7 @@ def test_expensive_operand_of_a_stored_step_that_is_repeated_is_kept_as_well() -
     costly.is_expensive[1] = True
     program = instructions(costly)
     assert program.value == [1, 2, 3, 4, 5]
-    assert program.reads[program.value.index(4)] == (1, 3)
+    assert program.reads[program.value.index(4)] == (3, 1)  # What is fused reads last.
 
 
 def test_rows_looked_up_in_a_small_table_are_an_operand_of_full_size() -> None:

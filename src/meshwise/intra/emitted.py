@@ -160,7 +160,7 @@ class _Emitter:
         if op.rule.halos:
             tensors = [graph.tensors[t] for t in op.inputs]
             operands = with_edges(self.out, time, op, chosen, tensors, self.mesh.sizes, operands)
-        operands = operands_as_read(self.out, time, op, chosen, self.mesh.sizes, operands)
+        operands = operands_as_read(self.out, time, op, operands)
         if op.kind == "erfc":
             operands = (*operands, *self._erfc_parts(op, chosen, operands[0], time))
         # Several results of one operator lie in one tuple: the first stands for the instruction.

@@ -318,7 +318,8 @@ class _Assembly:
                 continue
             self.position[v] = len(self.value)
             self.value.append(v)
-            self.reads.append(reads)
+            ordered = self.operands(v) if kind[v] in (FUSIBLE, REDUCE) else reads
+            self.reads.append(ordered if set(ordered) == set(reads) else reads)
             self.defines.append(() if v in values.loops else (v,))
             self.may_reuse.append(self.reusable(v))
 

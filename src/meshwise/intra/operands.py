@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
@@ -54,22 +53,10 @@ def with_edges(
     return found
 
 
-def operands_as_read(
-    out: Values,
-    time: int,
-    op: Operator,
-    chosen: OperatorDecision,
-    sizes: Sequence[int],
-    operands: Sequence[int],
-) -> list[int]:
+def operands_as_read(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
     """The operands in the order of dims in which the operator reads them."""
     if op.heavy and op.kind == "dot_general":
-        parts = [1] * len(op.rule.loops)
-        for size, loop in zip(sizes, chosen.strategy, strict=True):
-            if loop >= 0:
-                parts[loop] *= size
-        single = {x for x, n in enumerate(parts) if op.rule.loops[x].size == n}
-        return _dot_operands(out, time, op, operands, single)
+        return _dot_operands(out, time, op, operands)
     if op.kind.startswith("scatter"):
         # Indices and updates in the order of dims that XLA wants.
         return [operands[0], *(out.rewritten(v, time) for v in operands[1:])]
@@ -144,18 +131,8 @@ def _sizes(
     return tuple(math.prod(op.rule.loops[x].size for x in part) for part in (batch, first, second))
 
 
-def _dot_operands(
-    out: Values, time: int, op: Operator, operands: Sequence[int], single: AbstractSet[int]
-) -> list[int]:
-    """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already.
-
-    Args:
-        out: Where values are added.
-        time: Of the operator.
-        op: The product.
-        operands: Its operands, as values.
-        single: Loops with one element on a device.
-    """
+def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
+    """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
     left, right = ([loops[0] if loops else -1 for loops in dims] for dims in op.rule.operands[:2])
     result = {loops[0] for loops in op.rule.results[0] if loops}
     batch = [x for x in left if x >= 0 and x in right and x in result]
@@ -170,10 +147,8 @@ def _dot_operands(
     wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
     found: list[int] = []
     for value, dims, want in zip(operands, (left, right), wanted, strict=True):
-        is_folded = dims == want or single.isdisjoint(batch)
-        if len(dims) == len(batch) + 2 and dims[: len(batch)] == batch and is_folded:
-            # Read as it is: a transpose of whole operands is folded into the product, unless XLA
-            # first takes a batch dim of one element away (seen with JAX 0.10.2).
+        if len(dims) == len(batch) + 2 and dims[: len(batch)] == batch:
+            # Read as it is: a transpose of whole operands is folded into the product.
             found.append(value)
             continue
         in_order = [x for x in dims if x >= 0] == [x for x in want if x >= 0]
