@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from doubles.layered_steps import CLIPPED, gpt_step
+from doubles.layered_steps import CLIPPED, assert_equal, gpt_step
+from doubles.scanned_steps import second_dim
 from meshwise.errors import PlanError, StateLostError
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
@@ -57,6 +58,22 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
     # The state was overwritten where it lay.
     with pytest.raises(StateLostError, match="was donated to an earlier call"):
         staged(before, batch)
+
+
+def test_a_batch_of_another_size_is_planned_anew() -> None:
+    step, (state, batch) = second_dim()
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    state, *_ = staged(state, batch)
+    # Its rows would fill two micro-batches of the first batch, and leave one row over.
+    odd = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), batch)
+    with pytest.raises(PlanError, match="the batch of 9 is not divisible by num_microbatches=2"):
+        staged(state, odd)
+    half = jax.tree.map(lambda x: x[: len(x) // 2], batch)
+    expected = jax.jit(step)(jax.tree.map(np.array, state), half)
+    # The stacks were not given up for nothing.
+    found = staged(state, half)
+    assert_equal(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
 def test_a_plan_from_a_file_runs_without_planning(case: Any, monkeypatch: Any) -> None:

@@ -22,6 +22,7 @@ from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.schedules.registry import make_schedule
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import abstract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,10 @@ class PipelineExecutable:
         Raises:
             StateLostError: an argument was donated to an earlier call, or the step failed after
                 it had taken over donated state.
+            TypeError: arguments have other shapes or dtypes; nothing was done with them.
         """
         check_alive(leaves, self.names)
+        self._check_shapes(leaves)
         try:
             return self.ends.results(self.pipeline.run(self.ends.arguments(leaves)))
         except jax.errors.JaxRuntimeError as error:
@@ -70,6 +73,16 @@ class PipelineExecutable:
                     f"restore the last checkpoint ({error})"
                 ) from error
             raise
+
+    def _check_shapes(self, leaves: Sequence[Any]) -> None:
+        """Rows are cut into micro-batches and stacks taken apart before any program sees them."""
+        for leaf, aval, name in zip(leaves, self.in_avals, self.names, strict=True):
+            found = abstract(leaf, name)
+            if (found.shape, found.dtype) != (aval.shape, aval.dtype):
+                raise TypeError(
+                    f"argument {name} is {found.dtype}{list(found.shape)}, the step was compiled "
+                    f"for {aval.dtype}{list(aval.shape)}"
+                )
 
     def measured_peak_bytes(self) -> int:
         """Memory of one device of the worst stage, as XLA reports it for the programs."""
