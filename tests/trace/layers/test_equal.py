@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,17 +23,22 @@ SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto
 BLOCKS = 4
 
 
-def layering(block: Block) -> Layering:
-    """A step whose layers are blocks, each with its product, its key and its number."""
+def layering(block: Block, returned: Sequence[int] = ()) -> Layering:
+    """A step whose layers are blocks, each with its product, its key and its number.
+
+    The loss returns what some of them make.
+    """
 
     def loss_fn(weights: Any, x: Any, key: Any) -> Any:
+        made: list[Any] = []
         for i, w in enumerate(weights):
             x = jnp.sin(block(jnp.tanh(x @ w), x, key, i))
-        return jnp.mean(x)
+            made.append(x)
+        return jnp.mean(x), [made[i] for i in returned]
 
     def step(state: Any, batch: Any) -> Any:
         weights, key = state
-        loss, grads = mw.value_and_grad(loss_fn)(weights, batch, key)
+        loss, grads = mw.value_and_grad(loss_fn, has_aux=True)(weights, batch, key)
         new = [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
         return (new, jax.random.fold_in(key, 1)), loss
 
@@ -114,6 +119,10 @@ def test_layers_with_other_random_numbers_are_equal(block: Block) -> None:
 )
 def test_layers_with_other_constants_are_not(block: Block) -> None:
     assert layering(block).classes == (0, 1, 2, 3)
+
+
+def test_a_layer_of_which_the_step_returns_the_rows_is_not() -> None:
+    assert layering(folded, returned=[2]).classes == (0, 1, 2, 3)
 
 
 def said(graph: Graph) -> Any:

@@ -122,8 +122,11 @@ def signature(cutter: Cutter, piece: Piece, update: Update, share: Share) -> tup
     given = [*(invars[i] for i in piece.arguments), *variables(roots), *piece.entering]
     writer.equations(piece.preparation, invars, roots)
     writer.equations(piece.equations, given, piece.leaving)
+    # All rows of what the loss returns are collected, beside those that go on.
+    returned = set(variables(split.forward.jaxpr.outvars[: 1 + split.num_aux]))
     for v in piece.leaving:
-        writer.role("leaves", v, cutter.is_read_after(v, piece.last), cutter.has_cotangent(v))
+        is_read = cutter.is_read_after(v, piece.last)
+        writer.role("leaves", v, is_read, cutter.has_cotangent(v), v in returned)
     later = split.update.jaxpr
     for i in share.arguments:
         writer.role("state", later.invars[i])
