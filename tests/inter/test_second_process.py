@@ -85,6 +85,20 @@ def test_the_same_plans(layers: Any) -> None:
         assert costs.run_plan(way, 4, 1, 1) == alone.run_plan(way, 4, 1, 1)
 
 
+def test_runs_of_an_earlier_process_stay_known(layers: Any) -> None:
+    way = Variant(mesh=MESH, remat="none", price=MemoryPrice())
+    costs = VariantCosts(layers, IntraOptions())
+    some = [np.zeros((2, 2), np.bool_) for _ in range(2)]
+    some[0][0, 0] = some[1][1, 1] = True
+    for wanted in some:
+        # Each search begins a process, which knows nothing of the one before.
+        found = VariantCosts(layers, IntraOptions()).runs(way, 2, wanted)
+        costs.learn_runs(way, 2, wanted, found)
+    runs = costs.runs(way, 2, some[0] | some[1])
+    assert runs is not None
+    assert np.isfinite(runs.cost_s[some[0] | some[1]]).all()
+
+
 def test_plans_of_a_process_that_ended_are_made_here(layers: Any) -> None:
     costs = VariantCosts(layers, IntraOptions())
     every = np.ones((2, 2), np.bool_)

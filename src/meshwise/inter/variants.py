@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -276,8 +276,16 @@ class VariantCosts:
         """Take costs that were computed elsewhere; `wanted` as in `runs`."""
         key = (variant, num_microbatches)
         if key in self._costs:
-            # What was known came from there, too, and came again.
-            wanted = wanted | self._costs[key][0]
+            # An earlier search may have asked for other runs.
+            known, before = self._costs[key]
+            if costs is not None and before is not None:
+                costs = RunCosts(
+                    **{
+                        f.name: np.where(wanted, getattr(costs, f.name), getattr(before, f.name))
+                        for f in fields(RunCosts)
+                    }
+                )
+            wanted = wanted | known
         self._costs[key] = (wanted, costs)
         self._learned.add(key)
 
