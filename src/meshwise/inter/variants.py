@@ -279,12 +279,11 @@ class VariantCosts:
             # An earlier search may have asked for other runs.
             known, before = self._costs[key]
             if costs is not None and before is not None:
-                costs = RunCosts(
-                    **{
-                        f.name: np.where(wanted, getattr(costs, f.name), getattr(before, f.name))
-                        for f in fields(RunCosts)
-                    }
-                )
+                columns: dict[str, Array] = {
+                    f.name: np.where(wanted, getattr(costs, f.name), getattr(before, f.name))
+                    for f in fields(RunCosts)
+                }
+                costs = RunCosts(**columns)
             wanted = wanted | known
         self._costs[key] = (wanted, costs)
         self._learned.add(key)
