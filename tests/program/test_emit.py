@@ -144,6 +144,9 @@ def test_what_cannot_run_yet_is_refused() -> None:
     schedule = make_schedule("zero-bubble-h1", num_stages=2, num_microbatches=2)
     with pytest.raises(PlanError, match="splits the backward pass"):
         emit(*chain([0, 1]), schedule)
+    schedule = make_schedule("inference", num_stages=2, num_microbatches=2)
+    with pytest.raises(PlanError, match="has no backward pass"):
+        emit(*chain([0, 1]), schedule)
 
 
 def test_the_text_names_everything() -> None:

@@ -60,8 +60,13 @@ def emit(
         schedule: Who runs what in which order.
 
     Raises:
-        PlanError: the schedule waits for itself, or splits the backward pass.
+        PlanError: the schedule waits for itself, has no backward pass, or splits it.
     """
+    if schedule.forward_only:
+        raise PlanError(
+            f"the schedule {schedule.name} has no backward pass, and a step needs one; use 1f1b, "
+            "eager-1f1b or gpipe"
+        )
     if schedule.splits_backward or schedule.num_meshes != schedule.num_stages:
         raise PlanError(
             f"the schedule {schedule.name} splits the backward pass or runs several stages on a "
