@@ -26,6 +26,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.inter.finish import NamedLayers, finished
 from meshwise.inter.objective import step_time
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found, search
 from meshwise.inter.search_space import SearchOptions
@@ -56,6 +57,8 @@ def mixed_clusters(quick: bool) -> dict[str, Any]:
         batch_size=BATCH,
         step_flop=flop,
         num_microbatches=(NUM_MICROBATCHES,),
+        # One schedule on both sides.
+        schedules=(ONE_F_ONE_B,),
         remats=("none", "full"),
         prices=(1e-3,),
         # Both planners know which transfers leave a host.

@@ -105,9 +105,21 @@ def test_a_plan_reads_back_equal_and_simulates_the_same(
 
 
 def test_more_freedom_is_never_slower(two_stages: tuple[PipelinePlan, Timeline]) -> None:
-    free, _ = planned(schedules=(ONE_F_ONE_B, EAGER))
+    free, _ = planned()
     assert free.step_time_s <= two_stages[0].step_time_s * (1 + 1e-9)
     assert dict(free.tried).keys() == {4}
+
+
+def test_transfers_that_matter_are_hidden_by_default(
+    two_stages: tuple[PipelinePlan, Timeline],
+) -> None:
+    stopped, _ = planned(num_stages=2, schedules=(ONE_F_ONE_B,))
+    hidden, _ = two_stages
+    assert hidden.schedule == "eager-1f1b"
+    assert hidden == dataclasses.replace(
+        planned(num_stages=2, schedules=(EAGER,))[0], tried=hidden.tried
+    )
+    assert hidden.simulated_s < 0.9 * stopped.simulated_s
 
 
 def test_tight_memory_is_kept_or_refused() -> None:

@@ -76,12 +76,17 @@ def test_a_batch_of_another_size_is_planned_anew() -> None:
     assert_equal(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
-def test_a_plan_from_a_file_runs_without_planning(case: Any, monkeypatch: Any) -> None:
+def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: Any) -> None:
     step, state, batch, losses = case
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    plan = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2).plan(
+    method = mw.Auto(stages=2, schedule="eager-1f1b")
+    plan = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=4).plan(
         state, batch
     )
+    assert isinstance(plan, mw.PipelinePlan)
+    assert plan.schedule == "eager-1f1b"
+    # 1F1B holds two and one.
+    assert [stage.in_flight for stage in plan.stages] == [3, 1]
     read = mw.PipelinePlan.from_json(plan.to_json())
     assert read == plan
     assert len(read.decisions) <= sum(len(stage.layers) for stage in read.stages)
@@ -92,8 +97,11 @@ def test_a_plan_from_a_file_runs_without_planning(case: Any, monkeypatch: Any) -
     monkeypatch.setattr("meshwise.parallel_step.plan_pipeline", forbidden)
     again = mw.parallelize(step, method=mw.Replay(read))
     assert again.plan(state, batch) == plan
-    _, loss, _ = again(state, batch)
-    np.testing.assert_allclose(float(loss), losses[0], rtol=1e-9)
+    found = []
+    for _ in losses:
+        state, loss, _ = again(state, batch)
+        found.append(float(loss))
+    np.testing.assert_allclose(found, losses, rtol=1e-9)
 
 
 def test_a_plan_of_another_step_is_refused() -> None:
@@ -139,5 +147,7 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
     for wrong in (0, -1, 1.5, "two"):
         with pytest.raises(PlanError, match="stages must be a whole number of at least 1"):
             mw.Auto(stages=wrong)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="the schedules that can run are '1f1b' and 'gpipe'"):
-        mw.Auto(stages=2, schedule="eager")  # type: ignore[arg-type]
+    with pytest.raises(
+        PlanError, match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe'"
+    ):
+        mw.Auto(stages=2, schedule="zero-bubble")  # type: ignore[arg-type]

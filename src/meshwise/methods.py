@@ -12,7 +12,7 @@ from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
-PipelineScheduleName = Literal["1f1b", "gpipe"]
+PipelineScheduleName = Literal["1f1b", "eager-1f1b", "gpipe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Auto:
         time_limit_s: For the solver, for each view of a mesh.
         seed: Of the solver.
         stages: Pipeline stages; None for one mesh.
-        schedule: Of the pipeline: "1f1b" or "gpipe".
+        schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
+            transfers, or "gpipe".
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
     """
@@ -72,7 +73,7 @@ class Auto:
         if self.schedule not in get_args(PipelineScheduleName):
             raise PlanError(
                 f"Auto(schedule={self.schedule!r}): the schedules that can run are "
-                f"{' and '.join(map(repr, get_args(PipelineScheduleName)))}"
+                f"{', '.join(map(repr, get_args(PipelineScheduleName)))}"
             )
 
 

@@ -16,7 +16,7 @@ from meshwise.inter.finish import finished, stage_decisions
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerTimes
@@ -56,7 +56,7 @@ class PipelineRequest:
     num_layers: int | None = None
     num_microbatches: tuple[int, ...] | None = None
     num_stages: int | None = None
-    schedules: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B,)
+    schedules: tuple[PipelineSchedule, ...] = SEARCHED
     remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
     memory_bytes: int | None = None
     use_all_devices: bool | None = None

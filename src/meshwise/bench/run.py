@@ -14,6 +14,7 @@ from meshwise.bench.store import Store, code_digest, key_of
 from meshwise.bench.work import paper_flop
 from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import VariantCosts
 
@@ -85,7 +86,11 @@ def _work(setting: Setting) -> Work | str:
     except MeshwiseError as error:
         return str(error)
     options = SearchOptions(
-        batch_size=setting.batch, step_flop=flop, num_microbatches=setting.microbatches
+        batch_size=setting.batch,
+        step_flop=flop,
+        num_microbatches=setting.microbatches,
+        # One schedule for all that is compared, as in the paper.
+        schedules=(ONE_F_ONE_B,),
     )
     costs = VariantCosts(layers, options.intra)
     return Work(layers=layers, cluster=setting.cluster, options=options, costs=costs)

@@ -20,6 +20,9 @@ x holds both directions.  In the steady state of 1F1B two neighbours exchange an
 gradient at once, in opposite directions of full-duplex links, so that each of them stops for half
 of x once a micro-batch: a stage for half of what passes at both its ends.
 
+A schedule that hides transfers keeps to this while each x is well below t, up to 3/4 of it among
+equal stages; beyond, round trips with too few micro-batches in flight set the slot: T is too low.
+
 Memory, for every stage, with s = n - i + 1 stages from it to the end (`memory_bytes`):
 
     resident + in_flight(s) * microbatch_bytes + temporary <= memory of a device of its submesh.

@@ -25,13 +25,15 @@ from meshwise.schedules import eager_one_f_one_b, gpipe, one_f_one_b, zero_bubbl
 from meshwise.schedules import interleaved as interleaved_table
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble", "alpa"]
+ScheduleName: TypeAlias = Literal[
+    "gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble", "alpa"
+]
 
 _TABLES: dict[ScheduleName, str] = {
     "gpipe": gpipe.NAME,
     "1f1b": one_f_one_b.NAME,
     "alpa": one_f_one_b.NAME,
-    "eager": eager_one_f_one_b.NAME,
+    "eager-1f1b": eager_one_f_one_b.NAME,
     "interleaved": interleaved_table.NAME,
     "zero-bubble": zero_bubble_h1.NAME,
 }
@@ -87,7 +89,7 @@ class PipelineSchedule:
                 return num_microbatches
             case "1f1b" | "zero-bubble":
                 return min(to_end, num_microbatches)
-            case "eager":
+            case "eager-1f1b":
                 return min(2 * to_end - 1, num_microbatches)
             case "alpa":
                 return to_end
@@ -105,7 +107,7 @@ class PipelineSchedule:
 
 GPIPE = PipelineSchedule(name="gpipe")
 ONE_F_ONE_B = PipelineSchedule(name="1f1b")
-EAGER = PipelineSchedule(name="eager", hides_transfers=True)
+EAGER = PipelineSchedule(name="eager-1f1b", hides_transfers=True)
 ALPA = PipelineSchedule(name="alpa")
 ZERO_BUBBLE = PipelineSchedule(name="zero-bubble")
 
@@ -114,6 +116,9 @@ def interleaved(chunks: int) -> PipelineSchedule:
     """Interleaved 1F1B with `chunks` chunks a device, at least two."""
     return PipelineSchedule(name="interleaved", chunks=chunks)
 
+
+# What a search tries unless it is told otherwise; of equals the first is taken.
+SEARCHED = (ONE_F_ONE_B, EAGER)
 
 # Those that a user can choose by name.
 CHOICES: Mapping[str, PipelineSchedule] = MappingProxyType(

@@ -12,7 +12,7 @@ from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.piece import Remat
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.stage_pins import StagePin, without_ones
 from meshwise.inter.stage_problem import FloatArray, StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
@@ -50,7 +50,7 @@ class SearchOptions:
     batch_size: int
     step_flop: float
     num_microbatches: tuple[int, ...] | None = None
-    schedules: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B,)
+    schedules: tuple[PipelineSchedule, ...] = SEARCHED
     remats: tuple[Remat, ...] = ("none", "full")
     prices: tuple[float, ...] = PRICES
     memory_bytes: int | None = None
