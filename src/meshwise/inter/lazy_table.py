@@ -130,6 +130,33 @@ class LazyTable:
             submeshes=self._submeshes, **{name: a.copy() for name, a in self._arrays.items()}
         )
 
+    def next_bounds(self, stages: Sequence[Stage]) -> list[Ask]:
+        """The bounds that `plan` would ask for."""
+        return [ask for _, _, ask in self._rough(self._unplanned(stages))]
+
+    def _unplanned(self, stages: Sequence[Stage]) -> list[tuple[int, int]]:
+        """Submeshes and variants of stages that are not planned."""
+        ways = self._variants
+        return sorted(
+            {
+                # The same submesh may be there twice, with other places.
+                (m, s.variant)
+                for s in stages
+                for m in range(len(ways))
+                if ways[m] == ways[s.submesh]
+                and not self._is_planned[s.first_layer, s.last_layer, m, s.variant]
+            }
+        )
+
+    def _rough(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, Ask]]:
+        """Those that have no bounds of their own, and what these are."""
+        ways = self._variants
+        return [
+            (m, v, Ask(ways[m][v].mesh, ways[m][v].remat, self._count))
+            for m, v in places
+            if self._is_rough[m, v]
+        ]
+
     def plan(self, stages: Sequence[Stage], num_devices: int, at_most_s: float) -> bool:
         """Know more of what these stages use; whether there was more to know.
 
@@ -140,23 +167,10 @@ class LazyTable:
             num_devices: Of the cluster.
             at_most_s: Runs of layers that no faster step can have are left for later.
         """
-        ways = self._variants
-        todo = sorted(
-            {
-                # The same submesh may be there twice, with other places.
-                (m, s.variant)
-                for s in stages
-                for m in range(len(ways))
-                if ways[m] == ways[s.submesh]
-                and not self._is_planned[s.first_layer, s.last_layer, m, s.variant]
-            }
-        )
-        better: list[tuple[int, int, Ask]] = []
-        for m, v in todo:
-            if self._is_rough[m, v]:
-                self._is_rough[m, v] = False
-                way = self._variants[m][v]
-                better.append((m, v, Ask(way.mesh, way.remat, self._count)))
+        todo = self._unplanned(stages)
+        better = self._rough(todo)
+        for m, v, _ in better:
+            self._is_rough[m, v] = False
         self._bound_all(better)
         self.num_changes += bool(todo)
         if todo and not better:

@@ -45,6 +45,8 @@ Rule = Callable[[StageProblem], StagePlan]
 
 # Stages of steps that take so much more than the best known bound are planned only when asked for.
 _SLACK = 1.1
+# Candidates among which the next bound is looked for.
+_LIKELY = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,7 @@ class _Search:
         while waiting:
             total_s, number, best = heapq.heappop(waiting)
             table = best.known.table
+            self._bound_two(best, waiting)
             at_most_s = min(cutoff, _SLACK * total_s)
             # Another schedule may have made more known.
             if best.num_changes < table.num_changes or table.plan(
@@ -230,6 +233,19 @@ class _Search:
             self.report(f"B={best.known.count}: {total_s:.4g} s a step")
             return best
         return None
+
+    def _bound_two(
+        self, best: _Candidate, waiting: Sequence[tuple[float, int, _Candidate]]
+    ) -> None:
+        """Where one bound is asked for, have the other process compute the likely next one."""
+        asks = best.known.table.next_bounds(best.plan.stages)
+        if len(asks) != 1:
+            return
+        for _, _, other in heapq.nsmallest(_LIKELY, waiting):
+            more = other.known.table.next_bounds(other.plan.stages)
+            if new := [a for a in more if a not in asks and not self.costs.has_bounds(*a)]:
+                self.beside.bound([*asks, new[0]], self.report)
+                return
 
     def _known(self, count: int, bounded: int) -> _Known | None:
         """Bounds for a number of micro-batches; None if the step does not separate."""
