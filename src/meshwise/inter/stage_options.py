@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwise.inter.stage_arrays import Devices, Options
+from meshwise.inter.stage_filter import dominated, most_that_fit
 from meshwise.inter.stage_problem import StageProblem
 
 FloatArray = npt.NDArray[np.float64]
@@ -111,7 +111,7 @@ def most_to_end(problem: StageProblem, rows: IntArray, num_stages: int = 0) -> I
     """
     costs = problem.costs
     at = tuple(rows.T)
-    memory = np.array([m.memory_bytes for m in costs.submeshes])[rows[:, 2], None]
+    memory = np.array([m.memory_bytes for m in costs.submeshes], np.float64)[rows[:, 2]]
     resident, temporary = costs.resident_bytes[at], costs.temporary_bytes[at]
     held = costs.microbatch_bytes[at]
     length = num_stages or costs.num_layers
@@ -119,49 +119,10 @@ def most_to_end(problem: StageProblem, rows: IntArray, num_stages: int = 0) -> I
         [
             problem.schedule.in_flight(s, length, problem.num_microbatches)
             for s in range(1, length + 1)
-        ]
+        ],
+        np.float64,
     )
-    # Bisection: what fits with s stages to the end fits with fewer.
-    most = np.zeros(held.shape, np.int64)
-    step = 1 << (length.bit_length() - 1)
-    while step:
-        more = np.minimum(most + step, length)
-        # As `memory_bytes` adds: the same sum, compared with the same limit.
-        fits = resident + in_flight[more - 1] * held + temporary <= memory
-        most = np.where(fits, more, most)
-        step >>= 1
-    return most
-
-
-def dominated(
-    microbatch_s: FloatArray,
-    fill_s: FloatArray,
-    once_s: FloatArray,
-    most: IntArray,
-    possible: BoolArray,
-) -> BoolArray:
-    """Variants that another of the same layers and submesh beats or equals in every number.
-
-    With less time, fill, time once a step, and as many stages to the end, a stage can take the
-    place of another in any solution and T does not rise.  Of equal variants the first stays.
-
-    Args:
-        microbatch_s: One row for each run of layers on a submesh, one column for each variant;
-            so are the others.
-        fill_s: Of the schedule.
-        once_s: Once a step.
-        most: Stages to the end at most.
-        possible: The variants to be compared.
-    """
-    worse = np.zeros(possible.shape, np.bool_)
-    for v, u in itertools.permutations(range(possible.shape[1]), 2):
-        beats = possible[:, u] & possible[:, v] & (most[:, u] >= most[:, v])
-        strictly = most[:, u] > most[:, v]
-        for column in (microbatch_s, fill_s, once_s):
-            beats &= column[:, u] <= column[:, v]
-            strictly |= column[:, u] < column[:, v]
-        worse[:, v] |= beats & (strictly | (u < v))
-    return worse
+    return most_that_fit(resident, held, temporary, memory, in_flight)
 
 
 def devices_of(problem: StageProblem, has_option: BoolArray) -> tuple[Devices, int]:
