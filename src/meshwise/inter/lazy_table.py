@@ -61,8 +61,10 @@ class LazyTable:
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
         self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
-        # Bounds are those of fewer micro-batches or less work, or its own; runs are planned or not.
+        # Bounds are those of fewer micro-batches or of this number; runs are planned or not.
         self._is_rough = np.full(shape[2:], bounds_of < num_microbatches)
+        # Of which way to rematerialise bounds are taken.
+        self._base: dict[tuple[int, int], Remat] = {}
         self._is_planned = np.zeros(shape, np.bool_)
         places: list[tuple[int, int, Ask]] = []
         for m, ways in enumerate(variants):
@@ -70,8 +72,7 @@ class LazyTable:
             for v, way in enumerate(ways):
                 first.setdefault((way.mesh, way.remat), v)
             for (mesh, remat), v in first.items():
-                base: Remat = "none" if (mesh, "none") in first else remat
-                self._is_rough[m, v] |= base != remat
+                base = self._base[m, v] = "none" if (mesh, "none") in first else remat
                 places.append((m, v, Ask(mesh, base, bounds_of)))
         self._bound_all(places)
         self.num_changes = 0
@@ -152,7 +153,7 @@ class LazyTable:
         """Those that have no bounds of their own, and what these are."""
         ways = self._variants
         return [
-            (m, v, Ask(ways[m][v].mesh, ways[m][v].remat, self._count))
+            (m, v, Ask(ways[m][v].mesh, self._base[m, v], self._count))
             for m, v in places
             if self._is_rough[m, v]
         ]
