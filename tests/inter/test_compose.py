@@ -183,29 +183,28 @@ def test_no_run_is_below_its_bound(gpt: Layering) -> None:
     assert (bounds.loop_s[some] > 0.25 * busy_s[some]).all()
 
 
-def tables_of(gpt: Layering, report: Any, **changes: Any) -> tuple[LazyTable, LazyTable]:
+def table_of(gpt: Layering, report: Any) -> LazyTable:
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
-    options = SearchOptions(batch_size=8, step_flop=1e9, prices=(1e-3,), **changes)
+    options = SearchOptions(batch_size=8, step_flop=1e9, prices=(1e-3,))
     kinds, submeshes = submeshes_of(cluster, every=False, memory_bytes=None)
-    one, two = (
-        LazyTable(
-            VariantCosts(gpt, options.intra),
-            submeshes,
-            [variants_of(kind, options, 1e-3) for kind in kinds],
-            4,
-            bounds_of=2,
-            report=report,
-        )
-        for _ in range(2)
-    )
-    return one, two
+    ways = [variants_of(kind, options, 1e-3) for kind in kinds]
+    costs = VariantCosts(gpt, options.intra)
+    return LazyTable(costs, submeshes, ways, 4, bounds_of=2, report=report)
 
 
 def problem_of(table: LazyTable) -> StageProblem:
     return StageProblem(costs=table.costs(), num_devices=4, num_microbatches=4)
 
 
-def plan_all(table: LazyTable) -> None:
+def planned(told: list[str]) -> set[str]:
+    return {text for text in told if text.startswith("layers")}
+
+
+@pytest.fixture(scope="module")
+def whole(gpt: Layering) -> tuple[LazyTable, int]:
+    """A table with everything planned, and how often layers were planned for it."""
+    told: list[str] = []
+    table = table_of(gpt, told.append)
     exists = np.isfinite(table.costs().microbatch_s)
     stages = [
         Stage(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
@@ -213,31 +212,31 @@ def plan_all(table: LazyTable) -> None:
     ]
     while table.plan(stages, 4, np.inf):
         pass
+    return table, len(planned(told))
 
 
 # Nothing is worth it but what the best stages use; or much is.
 @pytest.mark.parametrize("at_most_s", [0.0, np.inf])
-def test_a_table_of_bounds_finds_what_a_whole_table_finds(gpt: Layering, at_most_s: float) -> None:
+def test_a_table_of_bounds_finds_what_a_whole_table_finds(
+    gpt: Layering, whole: tuple[LazyTable, int], at_most_s: float
+) -> None:
+    best = build_stages(problem_of(whole[0]))
     told: list[str] = []
-    whole, lazy = tables_of(gpt, told.append)
-    plan_all(whole)
-    best = build_stages(problem_of(whole))
-    count = len({text for text in told if text.startswith("layers")})
-    told.clear()
+    lazy = table_of(gpt, told.append)
     found = build_stages(problem_of(lazy))
     while lazy.plan(found.stages, 4, at_most_s):
         assert found.total_s <= best.total_s * (1 + 1e-9)
         found = build_stages(problem_of(lazy))
     assert found.total_s == pytest.approx(best.total_s, rel=1e-9)
     assert found.stages == best.stages
-    assert 0 < len({text for text in told if text.startswith("layers")}) < count
+    assert 0 < len(planned(told)) < whole[1]
 
 
-def test_no_stage_is_below_its_bound_of_less_work(gpt: Layering) -> None:
-    whole, lazy = tables_of(gpt, lambda _: None)
-    bounds = lazy.costs()
-    plan_all(whole)
-    costs = whole.costs()
+def test_no_stage_is_below_its_bound_of_less_work(
+    gpt: Layering, whole: tuple[LazyTable, int]
+) -> None:
+    bounds = table_of(gpt, lambda _: None).costs()
+    costs = whole[0].costs()
     exists = np.isfinite(costs.microbatch_s)
     assert exists.any(axis=(0, 1)).sum() > 4
     # What is gathered is part of the bound of time.

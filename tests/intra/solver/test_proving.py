@@ -168,7 +168,7 @@ def test_no_bound_is_above_the_optimum(seed: int, tight: float, work: int, price
         assert evaluate(instance, full.tolist()).cost == want
 
 
-@pytest.mark.parametrize("beam", [1, 4, 10**5])
+@pytest.mark.parametrize("beam", [1, pytest.param(4, marks=pytest.mark.slow), 10**5])
 def test_few_labels_find_choices_that_fit_and_prove_nothing_false(beam: int) -> None:
     num_found, num_best = 0, 0
     for seed in range(80):

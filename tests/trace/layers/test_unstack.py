@@ -61,6 +61,7 @@ def test_layers_alone_are_the_step(name: str) -> None:
     assert_equal(made, apart(found.results, expected))
 
 
+@pytest.mark.slow
 def test_layers_are_those_of_a_model_without_scan() -> None:
     one, two = (
         layers_of(*gpt_step(CLIPPED, num_layers=3, scan_layers=scan, **SINGLE), {}, SIGNATURE)
