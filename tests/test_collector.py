@@ -40,6 +40,25 @@ def test_what_a_user_turned_off_stays_off() -> None:
     assert not gc.isenabled()
 
 
+def test_what_was_made_inside_is_old_afterwards() -> None:
+    with collection_paused():
+        made = [[] for _ in range(20_000)]
+    assert gc.get_count()[0] < len(made)
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with collection_paused():
+            pass
+        # What is freed since then is gone from it.
+        assert 0 < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_blocks_of_two_threads_that_overlap(first_out: int) -> None:
     inside = [threading.Event(), threading.Event()]

@@ -85,10 +85,11 @@ class StateBounds:
             out = out + rise.reshape(shape)
         return out
 
-    def of_states(self, states: Sequence[int]) -> tuple[float, tuple[int, ...] | None]:
-        """Seconds that one combination costs at least, and a choice that is worth a look.
+    def of_states(self, states: Sequence[int]) -> tuple[float, float, NDArray[np.int64]]:
+        """Seconds that one combination costs at least; the cost of a choice, and that choice.
 
-        Where the bound is tight, what the messages suggest is a best choice.
+        The choice is one that `expand` takes.  Where the bound is tight, what the messages suggest
+        is a best choice; where they suggest none its cost is infinite.
         """
         held = Messages(
             node=self.held.node.copy(),
@@ -104,7 +105,9 @@ class StateBounds:
         bound = self.cost(self._settle(held, _MORE_SWEEPS))
         choice = np.zeros(len(self.network.size), np.int64)
         follow(self.network, held, choice)
-        if not np.isfinite(cost_of(self.network, choice)):
-            return bound, None
-        full = self.reduction.expand(choice)
-        return bound, tuple(full[: self.num_nodes].tolist())
+        units = float(cost_of(self.network, choice))
+        return bound, self.cost(units) if np.isfinite(units) else np.inf, choice
+
+    def expand(self, choice: NDArray[np.int64]) -> tuple[int, ...]:
+        """A choice of `of_states` as one of the problem."""
+        return tuple(self.reduction.expand(choice)[: self.num_nodes].tolist())

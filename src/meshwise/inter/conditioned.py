@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.arrival import gathers_s
 from meshwise.inter.boundary import Boundary, with_boundaries
 from meshwise.inter.footprint import Footprint, footprint
-from meshwise.inter.held import HeldBytes, held_bytes
+from meshwise.inter.held import HeldBytes, held_bytes, repeated_bytes, resident_bytes
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.reduced import ReducedLayer
 from meshwise.intra.evaluators import Evaluators
@@ -59,9 +60,11 @@ class Entry:
     decision: GraphDecision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerNetwork:
     """All decisions about one layer on one mesh, and what they cost and hold.
+
+    Without slots, for what is derived when it is first asked for.
 
     Attributes:
         piece: The layer.
@@ -76,7 +79,6 @@ class LayerNetwork:
         again_s: Seconds of one micro-batch by choice of each class of nodes, for work that the
             backward pass repeats.
         problem: Seconds of a step.
-        held: Bytes by choice.
     """
 
     piece: PieceGraph
@@ -89,7 +91,11 @@ class LayerNetwork:
     returning_s: Array
     again_s: tuple[Array, ...]
     problem: Problem
-    held: HeldBytes
+
+    @cached_property
+    def held(self) -> HeldBytes:
+        """Bytes by choice: dear, and only prices of memory ask for it."""
+        return held_bytes(self.piece, self.network, self.ties)
 
 
 def layer_network(
@@ -114,9 +120,8 @@ def layer_network(
     network, ties, entering, leaving = with_boundaries(
         piece, build_network(piece.graph, mesh, options, parts, evaluators)
     )
-    held = held_bytes(piece, network, ties)
     rate = math.inf if options.objective == ALPA else mesh.device.memory_bytes_per_s
-    again_s = tuple(num_bytes / rate for num_bytes in held.again)
+    again_s = tuple(num_bytes / rate for num_bytes in repeated_bytes(piece, network, ties))
     return LayerNetwork(
         piece=piece,
         mesh=mesh,
@@ -128,7 +133,6 @@ def layer_network(
         returning_s=gathers_s(leaving, piece.leaving, mesh),
         again_s=again_s,
         problem=_repeating(tied_problem(network, ties), again_s, piece.num_microbatches),
-        held=held,
     )
 
 
@@ -169,7 +173,7 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
         loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
         arriving_s=count * layer.arriving_s,
         returning_s=count * layer.returning_s,
-        resident_bytes=least(layer.held.resident),
+        resident_bytes=least(resident_bytes(layer.piece, layer.network, layer.ties)),
     )
 
 

@@ -39,28 +39,35 @@ class HeldBytes:
         copies: Pairs of classes (u, v), u < v, and the bytes that each pair of choices holds all
             the time: weights that are gathered for the loop.
         kept_copies: The same of what each pair holds for each micro-batch in flight.
-        again: Not held, but read and written once more for each micro-batch, since the backward
-            pass repeats work (`inter.again`).
     """
 
     resident: tuple[Array, ...]
     microbatch: tuple[Array, ...]
     copies: dict[tuple[int, int], Array]
     kept_copies: dict[tuple[int, int], Array]
-    again: tuple[Array, ...]
+
+
+def resident_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Array, ...]:
+    """`HeldBytes.resident` alone."""
+    return _by_class(_of_inputs(piece, network)[0], ties)
+
+
+def repeated_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Array, ...]:
+    """Bytes that a device reads and writes once more for each micro-batch, by choice.
+
+    They are not held: the backward pass repeats work (`inter.again`).
+    """
+    again = _nothing(network)
+    for node, num_bytes in BodyBytes(piece, network).made(repeated(piece).tensors):
+        again[node] += num_bytes
+    return _by_class(again, ties)
 
 
 def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
     """Bytes of one device for each choice of each class of nodes."""
-    resident = [np.zeros(len(node.cost_s)) for node in network.nodes]
-    microbatch = [np.zeros(len(node.cost_s)) for node in network.nodes]
-    again = [np.zeros(len(node.cost_s)) for node in network.nodes]
-    _add_inputs(piece, network, resident, microbatch)
-    body = BodyBytes(piece, network)
-    for node, num_bytes in body.made(repeated(piece).tensors):
-        again[node] += num_bytes
+    resident, microbatch = _of_inputs(piece, network)
     pairs: list[tuple[int, int, Array]] = []
-    for u, v, num_bytes in body.kept():
+    for u, v, num_bytes in BodyBytes(piece, network).kept():
         if v < 0:
             microbatch[u] += num_bytes
         else:
@@ -70,8 +77,11 @@ def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
         microbatch=_by_class(microbatch, ties),
         copies=_pairs_by_class(_copies(piece, network), ties),
         kept_copies=_pairs_by_class(pairs, ties),
-        again=_by_class(again, ties),
     )
+
+
+def _nothing(network: Network) -> list[Array]:
+    return [np.zeros(len(node.cost_s)) for node in network.nodes]
 
 
 def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Array]]:
@@ -97,9 +107,9 @@ def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Arr
         )
 
 
-def _add_inputs(
-    piece: PieceGraph, network: Network, resident: list[Array], microbatch: list[Array]
-) -> None:
+def _of_inputs(piece: PieceGraph, network: Network) -> tuple[list[Array], list[Array]]:
+    """Resident bytes of each choice of each node, and those of the batch's rows."""
+    resident, microbatch = _nothing(network), _nothing(network)
     graph, sizes = piece.graph, network.mesh.sizes
     loop = graph.operators[piece.loop]
     assert loop.structure is not None
@@ -132,6 +142,7 @@ def _add_inputs(
         k = loop.inputs.index(t)
         if inside.get(k) in read:
             add(microbatch, network.boundaries[0, piece.loop, k], t)
+    return resident, microbatch
 
 
 def _pairs_by_class(

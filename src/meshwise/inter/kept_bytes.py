@@ -38,6 +38,12 @@ class BodyBytes:
         self._maker = {
             t: (i, n) for i, op in enumerate(self._body.operators) for n, t in enumerate(op.outputs)
         }
+        self._backward = backward_operators(piece)
+        # Where the backward pass reads a tensor: operator, operand.
+        self._reads: dict[int, list[tuple[int, int]]] = {}
+        for i in self._backward:
+            for k, t in enumerate(self._body.operators[i].inputs):
+                self._reads.setdefault(t, []).append((i, k))
         self._entering = self._entering_nodes()
         self._known: dict[int, list[tuple[tuple[Layout, ...], tuple[Layout, ...]]]] = {}
 
@@ -63,7 +69,7 @@ class BodyBytes:
         leaving = self._leaving()
         others = set(range(len(self._body.outputs))) - leaving
         ahead = self._groups(self._piece.forward, leaving)
-        back = self._groups(backward_operators(self._piece), others)
+        back = self._groups(self._backward, others)
         border = frozenset(self._piece.border.tensors)
         again = {t for i in self._piece.border.again for t in self._body.operators[i].outputs}
         for t in sorted(border | again):
@@ -96,16 +102,15 @@ class BodyBytes:
         """What is held beyond a value or copy where the backward pass wants more of it."""
         there = self._bytes(t, layouts)
         wanted: dict[int, Array] = {}
-        for i in backward_operators(self._piece):
+        for i, k in self._reads.get(t, []):
             number = self._region.blocks.block_of[i]
-            for k, u in enumerate(self._body.operators[i].inputs):
-                if u != t or number < 0 or self._region.groups[i, k] != group:
-                    continue
-                if self._body.operators[i].bodies:
-                    continue
-                node = self._network.block_nodes[self._region.index, number]
-                num_bytes = self._bytes(t, [ways[0][k] for ways in self._layouts(i)])
-                wanted[node] = np.maximum(wanted.get(node, 0.0), num_bytes)
+            if number < 0 or self._region.groups[i, k] != group:
+                continue
+            if self._body.operators[i].bodies:
+                continue
+            node = self._network.block_nodes[self._region.index, number]
+            num_bytes = self._bytes(t, [ways[0][k] for ways in self._layouts(i)])
+            wanted[node] = np.maximum(wanted.get(node, 0.0), num_bytes)
         for node, num_bytes in wanted.items():
             more = np.maximum(0.0, num_bytes[None, :] - there[:, None])
             if node != giver and more.any():

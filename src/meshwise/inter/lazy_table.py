@@ -9,10 +9,12 @@ anew.  Stages without bounds among them that are the best are the best of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.compose import RunCosts
 from meshwise.inter.piece import Remat
 from meshwise.inter.second_process import Ask, AskRuns, SecondProcess
 from meshwise.inter.stage_problem import BoolArray, Stage, StageCosts
@@ -57,6 +59,7 @@ class LazyTable:
         self._beside = beside
         self._costs, self._submeshes = costs, tuple(submeshes)
         self._variants, self._count = variants, num_microbatches
+        self._bounds_of = bounds_of
         self._report = report
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
@@ -93,8 +96,8 @@ class LazyTable:
         if not self._costs.has_bounds(*ask):
             self._report(f"bounds on {self._submeshes[m]} as {_named(ask.mesh)}, remat {ask.remat}")
         bounds = self._costs.bounds(*ask)
-        # None, or infinite, where a pin names axes that one device does not have.
-        alone = self._costs.alone(way.mesh, way.remat, self._count)
+        count = ask.num_microbatches if ask.remat == way.remat else self._bounds_of
+        alone = self._alone(way, way.remat, count)
         at = (slice(None), slice(None), m, v)
         for name in _NAMES:
             self._arrays[name][at] = np.inf
@@ -111,7 +114,7 @@ class LazyTable:
             "temporary_bytes": nothing,
         }
         if alone is not None and ask.remat != way.remat:
-            once = self._costs.alone(way.mesh, ask.remat, self._count)
+            once = self._alone(way, ask.remat, count)
             if once is not None:
                 there = np.isfinite(alone.loop_s) & np.isfinite(once.loop_s)
                 more = np.where(there, alone.loop_s, 0.0) - np.where(there, once.loop_s, 0.0)
@@ -124,6 +127,22 @@ class LazyTable:
                 columns[name] = np.fmax(columns[name], np.where(np.isfinite(share), share, 0.0))
         for name in _NAMES:
             self._arrays[name][at] = np.where(exists, columns[name], np.inf)
+
+    def _alone(self, way: Variant, remat: Remat, count: int) -> RunCosts | None:
+        """What one device of a mesh needs at least, from a number of micro-batches that divides B.
+
+        None, or infinite, where a pin names axes that one device does not have.  What a micro-batch
+        holds grows no faster than its rows.
+        """
+        found = self._costs.alone(way.mesh, remat, count)
+        if found is None or count == self._count:
+            return found
+        share = count / self._count
+        return replace(
+            found,
+            microbatch_bytes=found.microbatch_bytes * share,
+            temporary_bytes=found.temporary_bytes * share,
+        )
 
     def costs(self) -> StageCosts:
         """What is known now."""

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from meshwise.errors import PlanError
 from meshwise.inter.search_space import SearchOptions
 
+# Of the numbers below the first ones, so many are searched as one.
+_TOGETHER = 2
+
 
 def microbatch_counts(options: SearchOptions) -> Sequence[int]:
     """Values of B that may be tried.
@@ -41,21 +44,20 @@ def _near_powers(size: int) -> list[int]:
     return sorted(found)
 
 
-def together(options: SearchOptions, num_devices: int) -> tuple[list[int], list[int]]:
-    """Numbers of micro-batches that are searched as one, and those below them, one by one.
+def groups(options: SearchOptions, num_devices: int) -> list[list[int]]:
+    """Numbers of micro-batches that are searched as one, group after group.
 
-    Many micro-batches make bubbles short; few make operators large.  The first go from next to a
-    middle value upwards: bounds for the least of them serve them all.
-
-    Returns:
-        The first, the middle value before the others; the others, downwards.
+    Many micro-batches make bubbles short; few make operators large.  The first group goes from
+    next to a middle value upwards, the middle value first; the others go downwards.
     """
     values = list(microbatch_counts(options))
     if options.num_microbatches is not None:
-        return values, []
+        return [values]
     middle = _middle(values, num_devices)
     lowest = _lowest(values, middle)
-    return [*values[middle:], *reversed(values[lowest:middle])], values[:lowest][::-1]
+    fewer = values[:lowest][::-1]
+    first = [*values[middle:], *reversed(values[lowest:middle])]
+    return [first, *(fewer[i : i + _TOGETHER] for i in range(0, len(fewer), _TOGETHER))]
 
 
 def _middle(values: Sequence[int], num_devices: int) -> int:
@@ -68,6 +70,11 @@ def _lowest(values: Sequence[int], middle: int) -> int:
 
 
 def bounds_of(count: int, values: Sequence[int]) -> int:
-    """A number of micro-batches whose bounds serve `count`, among those searched with it."""
-    lowest = min(values)
-    return lowest if count % lowest == 0 else count
+    """A number of micro-batches whose bounds serve `count` and others searched with it.
+
+    Bounds for one number serve its multiples, the better the closer.
+    """
+    common = math.gcd(*values)
+    if 2 * common >= min(values):
+        return common
+    return min(values) if count % min(values) == 0 else count

@@ -13,6 +13,9 @@ from meshwise.intra.reduce import reduce_problem
 
 Array = NDArray[np.float64]
 
+# By what part of its bound a choice may be dearer to be worth a look.
+_TIGHT = 2e-6
+
 
 class ReducedLayer:
     """A problem without what can be decided ahead, except the states of its cuts."""
@@ -44,11 +47,14 @@ class ReducedLayer:
         return found
 
     def bound(self, enters: int, leaves: int) -> tuple[float, tuple[int, ...] | None]:
-        """Seconds of two states at least, and a choice that is worth a look."""
+        """Seconds of two states at least, and a choice that takes hardly more if one is known."""
         if self._bounds is None:
             return self.reduction.constant, self.expand(())
-        low, choice = self._bounds.of_states(self._numbers(enters, leaves))
-        return low + self.reduction.constant, None if choice is None else self.expand(choice)
+        low, cost, choice = self._bounds.of_states(self._numbers(enters, leaves))
+        low, cost = low + self.reduction.constant, cost + self.reduction.constant
+        # To expand a choice takes longer than to find it.
+        is_worth = cost <= low * (1 + _TIGHT)
+        return low, self.expand(self._bounds.expand(choice)) if is_worth else None
 
     def fixed(self, enters: int, leaves: int) -> Problem:
         """What remains, with these states alone."""

@@ -23,7 +23,7 @@ from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.anywhere import build_placed
 from meshwise.inter.infeasible import what_is_missing
 from meshwise.inter.lazy_table import LazyTable
-from meshwise.inter.microbatch_counts import bounds_of, together
+from meshwise.inter.microbatch_counts import bounds_of, groups
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.search_space import (
     SearchOptions,
@@ -172,15 +172,14 @@ class _Search:
         self.variants = [variants_of(kind, self.options, second) for kind in self.kinds]
 
     def run(self) -> Found:
-        """Search several numbers of micro-batches as one, then fewer while that is faster."""
-        first, fewer = together(self.options, self.cluster.num_devices)
-        best = self._best_of(first, math.inf)
-        lowest = min(first)
-        for count in fewer:
+        """Search groups of numbers of micro-batches, downwards while the fewest are the best."""
+        best: _Candidate | None = None
+        lowest = 0
+        for counts in groups(self.options, self.cluster.num_devices):
             if best is not None and best.known.count != lowest:
                 break
-            lowest = count
-            best = self._best_of([count], math.inf if best is None else best.plan.total_s) or best
+            lowest = min(counts)
+            best = self._best_of(counts, math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
         self.beside.fetch(

@@ -101,6 +101,13 @@ class AskPlan(NamedTuple):
 Task: TypeAlias = Ask | AskRuns
 
 
+def _place(task: Task) -> Ask:
+    """The mesh, rematerialisation and number of micro-batches of a task."""
+    return (
+        task if isinstance(task, Ask) else Ask(task.variant.mesh, task.remat, task.num_microbatches)
+    )
+
+
 class _Request(NamedTuple):
     """What the other process is asked, with the graphs that it has not seen."""
 
@@ -123,8 +130,10 @@ class SecondProcess:
         self._child: ChildProcess | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sent: set[tuple[int, Remat, int]] = set()
-        # Who planned layers for a variant plans more of them: much is known there.
+        # Who planned layers for a variant has their plans.
         self._is_theirs: dict[tuple[Variant, int], bool] = {}
+        # Who bounded or planned layers on a mesh knows much of what else is asked there.
+        self._knows: dict[Ask, bool] = {}
         self._has_failed = False
 
     @property
@@ -178,7 +187,8 @@ class SecondProcess:
         ours: deque[Task] = deque()
         theirs: deque[Task] = deque()
         free: deque[Task] = deque()
-        for task in tasks:
+        # Of what either may do, this process takes what it knows, the other one what that knows.
+        for task in sorted(tasks, key=lambda task: self._knows.get(_place(task), 0.5)):
             owner = self._owner(task)
             (free if owner is None else theirs if owner else ours).append(task)
         beside: Task | None = None
@@ -209,6 +219,7 @@ class SecondProcess:
         return self._is_theirs.get((task.variant, task.num_microbatches))
 
     def _note(self, task: Task, *, is_theirs: bool) -> None:
+        self._knows.setdefault(_place(task), is_theirs)
         if isinstance(task, AskRuns):
             self._is_theirs[task.variant, task.num_microbatches] = is_theirs
 

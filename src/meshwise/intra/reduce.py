@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.intra.dominance import add_dearest, not_beaten
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
 Indices = NDArray[np.intp]
@@ -132,19 +133,11 @@ class _Reducer:
             return
         # worst[i, j]: how much dearer choice i may be than j.
         worst = self.cost[u][:, None] - self.cost[u][None, :]
-        with np.errstate(invalid="ignore"):
-            for matrix in self.adjacent[u].values():
-                difference = matrix[:, None, :] - matrix[None, :, :]
-                # inf - inf: neither choice can be taken with that neighbour's choice.
-                worst = worst + np.fmax.reduce(difference, axis=2, initial=-np.inf)
-        order = np.arange(count)
-        beats = (worst < 0) | ((worst == 0) & (order[:, None] < order[None, :]))
-        np.fill_diagonal(beats, val=False)
-        dominated = np.zeros(count, dtype=bool)
-        for j in np.flatnonzero(beats.any(axis=0)):
-            dominated[j] = bool((beats[:, j] & ~dominated).any())
-        if dominated.any():
-            self.keep(u, ~dominated)
+        for matrix in self.adjacent[u].values():
+            add_dearest(worst, np.ascontiguousarray(matrix, np.float64))
+        stays = not_beaten(worst)
+        if not stays.all():
+            self.keep(u, stays)
 
     def fix(self, u: int) -> None:
         """A node of one choice is a constant and a cost of its neighbours."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwise.intra.dominance import add_dearest, not_beaten
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.consistent import find_consistent
@@ -33,6 +34,9 @@ def compile_kernels() -> None:
 
 def compile_reductions() -> None:
     """Compile the reductions."""
+    worst = np.zeros((2, 2))
+    add_dearest(worst, np.eye(2))
+    not_beaten(worst)
     reduction = reduce_instance(_made_up())
     network = reduction.network
     reduce_network(network, np.ones(len(network.cost), np.bool_))
