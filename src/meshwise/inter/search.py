@@ -106,7 +106,7 @@ def search(
     return found, costs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Known:
     """What is known for one number of micro-batches.
 
@@ -219,6 +219,8 @@ class _Search:
                     add(next(numbers), known, schedule)
         while waiting:
             total_s, number, best = heapq.heappop(waiting)
+            if not self._separates(best.known):
+                continue
             table = best.known.table
             self._bound_two(best, waiting)
             at_most_s = min(cutoff, _SLACK * total_s)
@@ -241,6 +243,8 @@ class _Search:
         if len(asks) != 1:
             return
         for _, _, other in heapq.nsmallest(_LIKELY, waiting):
+            if not self._separates(other.known):
+                continue
             more = other.known.table.next_bounds(other.plan.stages)
             if new := [a for a in more if a not in asks and not self.costs.has_bounds(*a)]:
                 self.beside.bound([*asks, new[0]], self.report)
@@ -259,17 +263,32 @@ class _Search:
                 report=lambda text: self.report(f"B={count}: {text}"),
             )
         except TraceError as error:
-            # Too few rows for what must stay together, such as a group of experts.
-            if self.options.num_microbatches is not None:
-                raise
-            self.refused = error
-            self.report(f"B={count}: the step does not separate")
+            self._refuse(count, error)
             return None
         inner = [m.is_inner for m in self.submeshes]
         transfers = transfer_s(self.costs.source, self.kinds, count, inner)
         known = _Known(count=count, table=table, transfers=transfers)
         self.known.append(known)
         return known
+
+    def _separates(self, known: _Known) -> bool:
+        """Whether the step separates into so many micro-batches, of which bounds may not tell."""
+        if known not in self.known:
+            return False
+        try:
+            self.costs.trace(self.options.remats[0], known.count)
+        except TraceError as error:
+            self._refuse(known.count, error)
+            self.known.remove(known)
+            return False
+        return True
+
+    def _refuse(self, count: int, error: TraceError) -> None:
+        # Too few rows for what must stay together, such as a group of experts.
+        if self.options.num_microbatches is not None:
+            raise error
+        self.refused = error
+        self.report(f"B={count}: the step does not separate")
 
     def _problem(self, known: _Known, schedule: PipelineSchedule) -> StageProblem:
         costs = masked(known.table.costs(), self.options.pins, self.kinds, self.variants)
@@ -303,11 +322,9 @@ class _Search:
         """Why there is no pipeline."""
         if self.rule is not None:
             return InfeasibleError("no stages that follow the rule fit")
-        if not self.known and self.refused is not None:
-            return self.refused
-        if not self.known:
-            return InfeasibleError("no pipeline fits")
-        known = self.known[0]
+        known = next(filter(self._separates, tuple(self.known)), None)
+        if known is None:
+            return self.refused or InfeasibleError("no pipeline fits")
         while True:
             problem = self._problem(known, self.options.schedules[0])
             text, stages = what_is_missing(problem, self.options.num_stages, feasible_stages)

@@ -240,6 +240,15 @@ class VariantCosts:
             self._graphs[key] = self.source.graph(c, c, num_microbatches, remat)
         return self._graphs[key]
 
+    def trace(self, remat: Remat, num_microbatches: int) -> None:
+        """Know the graphs of all layers.
+
+        Raises:
+            TraceError: the step does not separate into so many micro-batches.
+        """
+        for c in set(self.source.classes):
+            self.graph(c, remat, num_microbatches)
+
     def has_runs(
         self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
     ) -> bool:
