@@ -37,7 +37,7 @@ def chain(stages: Sequence[int], *, skips: bool = True) -> tuple[list[LayerSpec]
         return [*found, 1] if skips and k == count - 1 and count > 3 else found
 
     layers: list[LayerSpec] = []
-    for k, mesh in enumerate(stages):
+    for k, stage in enumerate(stages):
         entering = [Name("activation", f"a{j}", ROWS) for j in reads(k)]
         readers = [j for j in range(k + 1, count) if k in reads(j)]
         cotangents = [Name("cotangent", (f"a{k}", j), ROWS) for j in readers]
@@ -51,7 +51,7 @@ def chain(stages: Sequence[int], *, skips: bool = True) -> tuple[list[LayerSpec]
         loss = [Name("activation", "loss", SCALAR)] if k == count - 1 else []
         layers.append(
             LayerSpec(
-                mesh=mesh,
+                stage=stage,
                 before=spec(f"before of layer {k}", [weight], [whole, total]),
                 forward=spec(
                     f"forward of layer {k}", [whole, index, *own, *entering], [*leaving, kept]

@@ -20,6 +20,7 @@ from meshwise.plan.restricted import Slot, handed_over
 # entering:   an activation that comes over a cut
 # cotangent:  of an activation that leaves
 # kept:       what the backward pass has of the forward pass
+# delayed:    what gradients of weights have of those of activations, where the backward is split
 # border:     what the update has of what ran before the loop
 # leaving:    an activation that goes over a cut
 # inward:     cotangent of an activation that entered
@@ -33,6 +34,7 @@ Role = Literal[
     "entering",
     "cotangent",
     "kept",
+    "delayed",
     "border",
     "leaving",
     "inward",
@@ -47,7 +49,7 @@ class Value(NamedTuple):
         role: What it is.
         number: Of the graph's input (`input`, `rows`) or result (`output`), of the loop's operand
             (`whole`, `sum`), of the crossing (`entering`, `cotangent`, `leaving`, `inward`), of the
-            tensor (`kept`, `border`).
+            tensor (`kept`, `delayed`, `border`).
         layout: How it lies.
     """
 

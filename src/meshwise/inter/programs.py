@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshwise.inter.kept import ancestors
 from meshwise.inter.piece_roles import PieceRoles, Value
 from meshwise.plan.decision import Use
-from meshwise.plan.restricted import GraphPart, Slot, handed_over, restricted
+from meshwise.plan.restricted import GraphPart, Slot, handed_over, leave, restricted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +82,6 @@ def _kept_value(roles: PieceRoles, slot: Slot) -> Value:
     return Value("kept", slot.tensor, slot.layout)
 
 
-def _leave(slot: Slot) -> tuple[int, Use]:
-    """How a slot leaves the part that makes it."""
-    use = slot.use or Use(group=-1, via=slot.layout, layout=slot.layout)
-    return slot.tensor, use
-
-
 def _before(roles: PieceRoles, border: tuple[Slot, ...]) -> PhaseProgram:
     graph, loop = roles.piece.graph, roles.loop
     outputs: list[tuple[int, Use]] = []
@@ -103,7 +97,7 @@ def _before(roles: PieceRoles, border: tuple[Slot, ...]) -> PhaseProgram:
         outputs.append((graph.outputs[j], roles.decision.outputs[j]))
         values.append(Value("output", j, roles.decision.outputs[j].layout))
     for slot in border:
-        outputs.append(_leave(slot))
+        outputs.append(leave(slot))
         values.append(Value("border", slot.tensor, slot.layout))
     slots, inputs = _arguments(roles)
     part = restricted(graph, roles.decision, roles.phases.before, slots, outputs)
@@ -132,7 +126,7 @@ def _forward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
         roles.inner,
         roles.phases.forward,
         slots,
-        [*((t, use) for t, use, _ in leaving), *map(_leave, made)],
+        [*((t, use) for t, use, _ in leaving), *map(leave, made)],
     )
     values = [Value("leaving", n, use.layout) for _, use, n in leaving]
     values += [_kept_value(roles, slot) for slot in made]
@@ -211,7 +205,7 @@ def _after(
             decision,
             now,
             slots,
-            [*outputs, *map(_leave, handed)],
+            [*outputs, *map(leave, handed)],
             tuple(aliases) if is_last else (),
         )
         values = [Value("output", j, decision.outputs[j].layout) for j in wanted]

@@ -127,6 +127,23 @@ def restricted(
     )
 
 
+def leave(slot: Slot) -> tuple[int, Use]:
+    """How a slot leaves the part that makes it."""
+    use = slot.use or Use(group=-1, via=slot.layout, layout=slot.layout)
+    return slot.tensor, use
+
+
+def within(outer: GraphPart, inner: GraphPart) -> GraphPart:
+    """A part of a part as a part of the whole; its inputs stay those of the inner list."""
+    num_tensors = len(outer.graph.tensors) - len(outer.copies)
+    copies = (t if t < num_tensors else outer.copies[t - num_tensors] for t in inner.copies)
+    return replace(
+        inner,
+        operators=tuple(outer.operators[i] for i in inner.operators),
+        copies=(*outer.copies, *copies),
+    )
+
+
 def handed_over(
     graph: Graph,
     decision: GraphDecision,

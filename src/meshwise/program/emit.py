@@ -13,7 +13,6 @@ from typing import Any
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import (
-    Free,
     Instruction,
     Load,
     MeshProgram,
@@ -22,8 +21,9 @@ from meshwise.program.instructions import (
     Run,
     Send,
 )
+from meshwise.program.lifetimes import with_frees
 from meshwise.program.names import LayerSpec, Name, ProgramSpec
-from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule, Task
+from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
 ONCE = -1
 
@@ -55,22 +55,17 @@ def emit(
     """The program of a pipeline.
 
     Args:
-        layers: In order; the stages of the schedule are their meshes.
+        layers: In order.
         update: What joins them.
         schedule: Who runs what in which order.
 
     Raises:
-        PlanError: the schedule waits for itself, has no backward pass, or splits it.
+        PlanError: the schedule waits for itself, or has no backward pass.
     """
     if schedule.forward_only:
         raise PlanError(
-            f"the schedule {schedule.name} has no backward pass, and a step needs one; use 1f1b, "
-            "eager-1f1b or gpipe"
-        )
-    if schedule.splits_backward or schedule.num_meshes != schedule.num_stages:
-        raise PlanError(
-            f"the schedule {schedule.name} splits the backward pass or runs several stages on a "
-            "mesh, which cannot run yet; use 1f1b, eager-1f1b or gpipe"
+            f"the schedule {schedule.name} has no backward pass, and a step needs one; use 1f1b or "
+            "another that trains"
         )
     emitter = _Emitter(layers, update, schedule)
     emitter.begin()
@@ -123,8 +118,10 @@ class _Emitter:
     """The program while it grows; lives only inside `emit`."""
 
     def __init__(self, layers: Sequence[LayerSpec], update: UpdateSpec, schedule: Schedule) -> None:
-        self.layers, self.update, self.schedule = layers, update, schedule
+        self.layers, self.update = layers, update
         self.meshes = [_Mesh() for _ in schedule.tasks]
+        self.mesh_of_stage = schedule.mesh_of_stage
+        self.mesh_of = [schedule.mesh_of_stage[layer.stage] for layer in layers]
         self.order: list[int] = []
         self.transfers = 0
         self.maker = {
@@ -136,25 +133,24 @@ class _Emitter:
         # Which meshes want an activation, and how.
         self.wanted: dict[Any, dict[tuple[int, Layout], None]] = {}
         self.wanted_once: dict[Any, dict[tuple[int, Layout], None]] = {}
-        for layer in layers:
+        for layer, mesh in zip(layers, self.mesh_of, strict=True):
             for n in layer.once[0].inputs:
                 if n.kind == "activation":
-                    self.wanted_once.setdefault(n.what, {})[layer.mesh, n.layout] = None
-            for n in (*layer.forward.inputs, *layer.backward.inputs):
+                    self.wanted_once.setdefault(n.what, {})[mesh, n.layout] = None
+            for n in (n for program in layer.passes for n in program.inputs):
                 if n.kind == "activation":
-                    self.wanted.setdefault(n.what, {})[layer.mesh, n.layout] = None
+                    self.wanted.setdefault(n.what, {})[mesh, n.layout] = None
         self.done: set[Task] = set()
         # For each stage the activations that others make, and the stages that send cotangents.
-        self.from_others: list[list[Name]] = [[] for _ in schedule.tasks]
-        self.readers: list[set[int]] = [set() for _ in schedule.tasks]
+        self.from_others: list[list[Name]] = [[] for _ in schedule.mesh_of_stage]
+        self.readers: list[set[int]] = [set() for _ in schedule.mesh_of_stage]
         for layer in layers:
             for n in layer.forward.inputs:
-                if n.kind == "activation" and layers[self.maker[n.what]].mesh != layer.mesh:
-                    self.from_others[layer.mesh].append(n)
-            for n in layer.backward.inputs:
-                reader: int = n.what[1] if n.kind == "cotangent" else -1
-                if reader >= 0 and layers[reader].mesh != layer.mesh:
-                    self.readers[layer.mesh].add(layers[reader].mesh)
+                if n.kind == "activation" and layers[self.maker[n.what]].stage != layer.stage:
+                    self.from_others[layer.stage].append(n)
+            for n in _cotangents(layer):
+                if layers[n.what[1]].stage != layer.stage:
+                    self.readers[layer.stage].add(layers[n.what[1]].stage)
 
     # -- values -------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class _Emitter:
                 return name, microbatch
             case "index":
                 return "index", microbatch
-            case "kept" | "entering":
+            case "kept" | "entering" | "delayed" | "total":
                 return name, layer, microbatch
             case _:
                 return name, layer
@@ -216,7 +212,7 @@ class _Emitter:
         numbers = range(len(self.layers))
         for k in reversed(numbers) if self.wanted_once else numbers:
             spec = self.layers[k]
-            for name, buffer in self.run(spec.mesh, spec.before, k).items():
+            for name, buffer in self.run(self.mesh_of[k], spec.before, k).items():
                 if name.kind == "cotangent":
                     self.send_back(k, name, buffer, ONCE)
 
@@ -253,7 +249,9 @@ class _Emitter:
 
     def is_ready(self, task: Task) -> bool:
         """Whether all that comes from other stages is on its way."""
-        state = self.meshes[task.stage]
+        state = self.meshes[self.mesh_of_stage[task.stage]]
+        if task.kind == WEIGHT:
+            return Task(BACKWARD, task.stage, task.microbatch) in self.done
         if task.kind == FORWARD:
             keys = [(name, task.microbatch) for name in self.from_others[task.stage]]
             return all(key in state.buffers or key in state.coming for key in keys)
@@ -263,11 +261,12 @@ class _Emitter:
 
     def task(self, task: Task) -> None:
         """One stage's work on one micro-batch: its layers in turn."""
-        numbers = [k for k, spec in enumerate(self.layers) if spec.mesh == task.stage]
+        numbers = [k for k, spec in enumerate(self.layers) if spec.stage == task.stage]
         for k in numbers if task.kind == FORWARD else reversed(numbers):
-            spec = self.layers[k]
-            program = spec.forward if task.kind == FORWARD else spec.backward
-            made = self.run(spec.mesh, program, k, task.microbatch)
+            program = self.layers[k].of_kind(task.kind)
+            if program is None:
+                continue
+            made = self.run(self.mesh_of[k], program, k, task.microbatch)
             for name, buffer in made.items():
                 if name.kind == "activation":
                     self.send_on(k, name, buffer, task.microbatch)
@@ -277,7 +276,7 @@ class _Emitter:
 
     def send_on(self, maker: int, name: Name, buffer: int, microbatch: int) -> None:
         """Give an activation to the meshes of layers that read it."""
-        source = self.layers[maker].mesh
+        source = self.mesh_of[maker]
         wanted = self.wanted_once if microbatch == ONCE else self.wanted
         for mesh, layout in wanted.get(name.what, {}):
             # On one mesh layers take what each micro-batch makes as it comes.
@@ -286,9 +285,10 @@ class _Emitter:
 
     def send_back(self, reader: int, name: Name, buffer: int, microbatch: int) -> None:
         """Give a cotangent to the layer that made the activation."""
-        maker, source = self.maker[name.what], self.layers[reader].mesh
-        spec, target = self.layers[maker], self.layers[maker].mesh
-        for n in (spec.before if microbatch == ONCE else spec.backward).inputs:
+        maker, source = self.maker[name.what], self.mesh_of[reader]
+        spec, target = self.layers[maker], self.mesh_of[maker]
+        inputs = spec.before.inputs if microbatch == ONCE else _cotangents(spec)
+        for n in inputs:
             if n.kind == "cotangent" and n.what == (name.what, reader):
                 key = self.key(n, maker, microbatch)
                 if target == source and n.layout == name.layout:
@@ -301,30 +301,30 @@ class _Emitter:
     def update_all(self) -> None:
         """Everything after the last micro-batch."""
         found = _Once()
-        for k, spec in enumerate(self.layers):
-            for name, buffer in self.run(spec.mesh, spec.once[0], k).items():
+        for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
+            for name, buffer in self.run(mesh, spec.once[0], k).items():
                 if name.kind == "activation":
                     self.send_on(k, name, buffer, ONCE)
                 if name.kind == "activation" and name.what in self.update.values:
-                    there = dict.fromkeys(self.update.values[name.what], (spec.mesh, buffer))
+                    there = dict.fromkeys(self.update.values[name.what], (mesh, buffer))
                     found.values.update(there)
                 elif name.kind == "gradient":
-                    found.gradients.setdefault(name.what, []).append((spec.mesh, buffer))
+                    found.gradients.setdefault(name.what, []).append((mesh, buffer))
         for phase, join in enumerate(self.update.joins):
-            for k, spec in enumerate(self.layers):
+            for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
                 program = spec.once[1 + phase]
-                self.fetch(spec.mesh, program, k, found)
-                for name, buffer in self.run(spec.mesh, program, k).items():
+                self.fetch(mesh, program, k, found)
+                for name, buffer in self.run(mesh, program, k).items():
                     if name.kind == "sent":
-                        found.sent[name.what] = (spec.mesh, buffer)
+                        found.sent[name.what] = (mesh, buffer)
             self.fetch(0, join, ONCE, found)
             for name, buffer in self.run(0, join, ONCE).items():
                 found.shared[name.what] = (0, buffer)
         self.fetch(0, self.update.common, ONCE, found)
         self.run(0, self.update.common, ONCE)
-        for k, spec in enumerate(self.layers):
-            self.fetch(spec.mesh, spec.once[-1], k, found)
-            self.run(spec.mesh, spec.once[-1], k)
+        for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
+            self.fetch(mesh, spec.once[-1], k, found)
+            self.run(mesh, spec.once[-1], k)
 
     def fetch(self, mesh: int, program: ProgramSpec, layer: int, found: _Once) -> None:
         """Send what the update of a layer reads of others."""
@@ -358,53 +358,24 @@ class _Emitter:
         made = self.run(mesh, adder, layer)
         return mesh, next(iter(made.values()))
 
-    # -- the end ------------------------------------------------------------------------------
-
     def finished(self) -> PipelineProgram:
         """The program, with what is no longer needed freed."""
-        last: list[dict[int, int]] = []
-        for state in self.meshes:
-            uses: dict[int, int] = {}
-            for at, instruction in enumerate(state.instructions):
-                for b in _touched(instruction):
-                    uses[b] = at
-            kept = {b for _, b in state.results}
-            gone = {b for i in state.instructions if isinstance(i, Run) for b in i.donated}
-            last.append({b: at for b, at in uses.items() if b not in kept | gone})
-        order: list[int] = []
-        lists: list[list[Instruction]] = [[] for _ in self.meshes]
-        position = [0] * len(self.meshes)
-        for mesh in self.order:
-            at = position[mesh]
-            position[mesh] += 1
-            instruction = self.meshes[mesh].instructions[at]
-            lists[mesh].append(instruction)
-            order.append(mesh)
-            freed = tuple(
-                b for b in dict.fromkeys(_touched(instruction)) if last[mesh].get(b) == at
+        meshes = [
+            MeshProgram(
+                loads=tuple(state.loads),
+                instructions=tuple(state.instructions),
+                results=tuple(state.results),
             )
-            if freed:
-                lists[mesh].append(Free(buffers=freed))
-                order.append(mesh)
-        return PipelineProgram(
-            meshes=tuple(
-                MeshProgram(
-                    loads=tuple(state.loads),
-                    instructions=tuple(found),
-                    results=tuple(state.results),
-                )
-                for state, found in zip(self.meshes, lists, strict=True)
-            ),
-            order=tuple(order),
-            passed=self.update.passed,
+            for state in self.meshes
+        ]
+        return with_frees(
+            PipelineProgram(
+                meshes=tuple(meshes), order=tuple(self.order), passed=self.update.passed
+            )
         )
 
 
-def _touched(instruction: Instruction) -> tuple[int, ...]:
-    match instruction:
-        case Run():
-            return (*instruction.inputs, *instruction.outputs)
-        case Send() | Receive():
-            return (instruction.buffer,)
-        case Free():
-            return instruction.buffers
+def _cotangents(layer: LayerSpec) -> list[Name]:
+    """Cotangents that the backward pass of a layer takes from other layers, each once."""
+    found = (n for program in layer.passes[1:] for n in program.inputs if n.kind == "cotangent")
+    return list(dict.fromkeys(found))

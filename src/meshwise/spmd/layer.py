@@ -20,7 +20,8 @@ from meshwise.inter.piece_roles import PieceRoles, Value
 from meshwise.inter.programs import PhaseProgram, PiecePrograms, piece_programs
 from meshwise.plan.decision import GraphDecision
 from meshwise.program.names import Name
-from meshwise.spmd.part import moved, run_part
+from meshwise.spmd.part import moved as moved_tile
+from meshwise.spmd.part import run_part
 from meshwise.trace.layers.planned import PieceProgram
 
 
@@ -181,7 +182,8 @@ class LayerLowering:
         """Once a step: casts and gathers of weights, empty sums, cotangents that are known early.
 
         Args:
-            readers: As for `backward`, of what leaves once a step.
+            readers: For each activation that leaves once a step the layers that send a cotangent
+                of it, and how it comes; None: as it is wanted.
         """
         layer, plain = self.layer, self._plain(self.layer.programs.before)
         graph = layer.made.graph.graph
@@ -191,7 +193,7 @@ class LayerLowering:
             if (name := self.name(Value("input", i, layout))).kind == "joined"
             and name.what in layer.made.joint.once
         }
-        coming = {name: _coming(name.what, name.layout, readers) for name in totals}
+        coming = {name: coming_cotangents(name.what, name.layout, readers) for name in totals}
         others = [name for name in plain.inputs if name not in totals]
         inputs = [*(n for names in coming.values() for n in names), *others]
 
@@ -199,7 +201,7 @@ class LayerLowering:
             known = dict(zip(inputs, args, strict=True))
             for name, names in coming.items():
                 terms = [(known[n], n.layout) for n in names]
-                known[name] = self._total(terms, name.layout, totals[name])
+                known[name] = self.total(terms, name.layout, totals[name])
             return [*plain.run([known[n] for n in plain.inputs]), *(known[n] for n in totals)]
 
         return DeviceProgram(
@@ -215,10 +217,11 @@ class LayerLowering:
             inputs=tuple(map(self.name, program.inputs)),
             outputs=tuple(map(self.name, program.outputs)),
             donated=tuple(i for i, _ in program.part.graph.aliases),
-            run=lambda args: self._run(program, args),
+            run=lambda args: self.run(program, args),
         )
 
-    def _run(self, program: PhaseProgram, args: Sequence[Any], *, body: bool = False) -> list[Any]:
+    def run(self, program: PhaseProgram, args: Sequence[Any], *, body: bool = False) -> list[Any]:
+        """Run a part on tiles; `body` for a part of the loop's body."""
         made = self.layer.made
         whole = made.program.nodes[made.graph.loop].bodies[0] if body else made.program
         return run_part(whole, program.part, self.mesh, args, in_order=self.in_order)
@@ -251,9 +254,9 @@ class LayerLowering:
                 if value.role != "entering":
                     return known[self.name(value)]
                 before = self.arrival[entering[value.number]]
-                return self._moved(known[self._arriving(value)], before, value.layout)
+                return self.moved(known[self._arriving(value)], before, value.layout)
 
-            results = self._run(program, [given(v) for v in program.inputs], body=True)
+            results = self.run(program, [given(v) for v in program.inputs], body=True)
             made = dict(zip(program.outputs, results, strict=True))
             return [made[v] if v in made else given(v) for v in (*leaving, *kept)]
 
@@ -264,79 +267,23 @@ class LayerLowering:
             run=run,
         )
 
-    def backward(self, readers: Mapping[Any, Mapping[int, Layout | None]]) -> DeviceProgram:
-        """A micro-batch: cotangents of what left to those of what entered; sums grow.
-
-        Args:
-            readers: For each activation the layers that send a cotangent of it, and how it comes;
-                None: as it is wanted.
-        """
-        layer, program = self.layer, self.layer.programs.backward
-        wanted = {v.number: v.layout for v in program.inputs if v.role == "cotangent"}
-        for leaves in layer.roles.passed.values():
-            wanted.setdefault(leaves, layer.layout_of_cotangent(leaves))
-        coming = {
-            leaves: _coming(layer.leaving[leaves], layout, readers)
-            for leaves, layout in wanted.items()
-        }
-        others = [self.name(v) for v in program.inputs if v.role != "cotangent"]
-        inputs = list(dict.fromkeys((*(n for names in coming.values() for n in names), *others)))
-        backward = layer.cotangents_made()
-        sums = [v for v in program.outputs if v.role == "sum"]
-
-        piece = layer.made.graph
-        tensors = {
-            leaves: piece.graph.tensors[piece.graph.inputs[piece.leaving[leaves].cotangent]]
-            for leaves in coming
-        }
-
-        def run(args: Sequence[Any]) -> list[Any]:
-            known = dict(zip(inputs, args, strict=True))
-            total = {
-                leaves: self._total(
-                    [(known[n], n.layout) for n in names], wanted[leaves], tensors[leaves]
-                )
-                for leaves, names in coming.items()
-            }
-            given = [
-                total[v.number] if v.role == "cotangent" else known[self.name(v)]
-                for v in program.inputs
-            ]
-            results = self._run(program, given, body=True)
-            made = dict(zip(program.outputs, results, strict=True))
-            found = {layer.entering[v.number]: x for v, x in made.items() if v.role == "inward"}
-            for enters, leaves in layer.roles.passed.items():
-                v = layer.entering[enters]
-                found[v] = self._moved(total[leaves], wanted[leaves], backward[v])
-            return [*(found[v] for v in backward), *(made[v] for v in sums)]
-
-        return DeviceProgram(
-            inputs=tuple(inputs),
-            outputs=(
-                *(Name("cotangent", v, layout) for v, layout in backward.items()),
-                *map(self.name, sums),
-            ),
-            donated=tuple(n for n, name in enumerate(inputs) if name.kind == "sum"),
-            run=run,
-        )
-
     # -- values -------------------------------------------------------------------------------
 
-    def _moved(self, value: Any, before: Layout, after: Layout) -> Any:
+    def moved(self, value: Any, before: Layout, after: Layout) -> Any:
         """A tile in another layout."""
         parts = [math.prod(self.mesh.sizes[a] for a in axes) for axes in before.dims]
         shape = tuple(n * k for n, k in zip(value.shape, parts, strict=True))
-        return moved(value, shape, before, after, self.mesh)
+        return moved_tile(value, shape, before, after, self.mesh)
 
-    def _total(self, terms: Sequence[tuple[Any, Layout]], wanted: Layout, tensor: Tensor) -> Any:
+    def total(self, terms: Sequence[tuple[Any, Layout]], wanted: Layout, tensor: Tensor) -> Any:
         """The sum of cotangents in one layout; of none, zeros."""
         if not terms:
             return jnp.zeros(local_shape(tensor.shape, wanted, self.mesh.sizes), tensor.dtype)
-        found = [self._moved(value, before, wanted) for value, before in terms]
+        found = [self.moved(value, before, wanted) for value, before in terms]
         return sum(found[1:], found[0])
 
 
-def _coming(
+def coming_cotangents(
     variable: Any, layout: Layout, readers: Mapping[Any, Mapping[int, Layout | None]]
 ) -> list[Name]:
     """Cotangents of an activation, one from each layer that sends one."""

@@ -23,6 +23,7 @@ from meshwise.runtime.pipeline.compiled import (
     lowered_program,
 )
 from meshwise.runtime.pipeline.groups import update_groups
+from meshwise.spmd.backward import Readers, backward, gradient_and_weights
 from meshwise.spmd.layer import DeviceProgram, LayerLowering, PlannedLayer, planned_layer
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.layers.layering import Layering
@@ -66,6 +67,8 @@ class CompiledLayer:
         before: Once a step, first.
         forward: For each micro-batch.
         backward: For each micro-batch.
+        weights: For each micro-batch, where the schedule splits the backward pass: gradients of
+            weights; None for a layer without any.
         once: After the last micro-batch, in order: values of the loss and gradients for others;
             for each phase of the update what is sent to be joined; the update.
     """
@@ -79,26 +82,35 @@ class CompiledLayer:
     forward: CompiledProgram
     backward: CompiledProgram
     once: tuple[CompiledProgram, ...]
+    weights: CompiledProgram | None = None
 
     @property
     def programs(self) -> tuple[CompiledProgram, ...]:
         """All of them, in order."""
-        return (self.before, self.forward, self.backward, *self.once)
+        late = () if self.weights is None else (self.weights,)
+        return (self.before, self.forward, self.backward, *late, *self.once)
 
     def spec(self, first: int) -> LayerSpec:
         """The layer as instructions see it; its executables are numbered from `first`."""
         found = [program.spec(first + n) for n, program in enumerate(self.programs)]
+        num_passes = 3 if self.weights is None else 4
         return LayerSpec(
-            mesh=self.stage,
+            stage=self.stage,
             before=found[0],
             forward=found[1],
             backward=found[2],
-            once=tuple(found[3:]),
+            weights=None if self.weights is None else found[3],
+            once=tuple(found[num_passes:]),
         )
 
 
 def compiled_layers(
-    layers: Layering, choices: Sequence[StageChoice], num_microbatches: int
+    layers: Layering,
+    choices: Sequence[StageChoice],
+    num_microbatches: int,
+    *,
+    splits_backward: bool = False,
+    mesh_of_stage: Sequence[int] | None = None,
 ) -> list[CompiledLayer]:
     """Lower and compile all layers.
 
@@ -106,6 +118,8 @@ def compiled_layers(
         layers: Of the step.
         choices: The stages, in order; together they hold every layer once.
         num_microbatches: B.
+        splits_backward: Whether gradients of weights are programs of their own.
+        mesh_of_stage: For each stage the number of its mesh; None: one each.
 
     Raises:
         ProgramError: XLA:CPU would let collectives race.
@@ -119,25 +133,29 @@ def compiled_layers(
             planned.append(planned_layer(made, decision, choice.mesh))
             stage_of.append(s)
     meshes = [concrete_mesh(choice.mesh, choice.devices) for choice in choices]
+    places = range(len(choices)) if mesh_of_stage is None else mesh_of_stage
+    mesh_of = [places[s] for s in stage_of]
     cache = CompilationCache()
     lies: dict[Any, tuple[int, Layout]] = {}
     for k, layer in enumerate(planned):
         for value in layer.programs.forward.outputs:
             if value.role == "leaving":
-                lies[layer.leaving[value.number]] = (stage_of[k], value.layout)
+                lies[layer.leaving[value.number]] = (mesh_of[k], value.layout)
     sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in planned]
     found: list[CompiledLayer] = []
     for k, layer in enumerate(planned):
         s = stage_of[k]
         later = {v for p in planned[k + 1 :] for v in p.entering}
-        coming = {v: layout for v, (t, layout) in lies.items() if t == s}
+        coming = {v: layout for v, (m, layout) in lies.items() if m == mesh_of[k]}
         readers: dict[Any, dict[int, Layout | None]] = {}
         for t in range(k + 1, len(planned)):
             for v, layout in sent_back[t].items():
-                readers.setdefault(v, {})[t] = layout if stage_of[t] == s else None
+                readers.setdefault(v, {})[t] = layout if mesh_of[t] == mesh_of[k] else None
         is_cpu = meshes[s].devices.flat[0].platform == "cpu"
         lowering = LayerLowering(layer, choices[s].mesh, coming, in_order=is_cpu)
-        functions = _functions(lowering, layers.update.num_phases, later, readers)
+        functions = _functions(
+            lowering, layers.update.num_phases, later, readers, splits_backward=splits_backward
+        )
         programs = _compiled(layers, k, lowering, functions, meshes[s], cache)
         found.append(
             CompiledLayer(
@@ -146,10 +164,11 @@ def compiled_layers(
                 logical=choices[s].mesh,
                 mesh=meshes[s],
                 planned=layer,
-                before=programs[0],
-                forward=programs[1],
-                backward=programs[2],
-                once=tuple(programs[3:]),
+                before=programs.pop("before"),
+                forward=programs.pop("forward"),
+                backward=programs.pop("backward"),
+                weights=programs.pop("weights", None),
+                once=tuple(programs.values()),
             )
         )
     return found
@@ -194,15 +213,23 @@ def _functions(
     lowering: LayerLowering,
     num_phases: int,
     later: Collection[Any],
-    readers: Mapping[Any, Mapping[int, Layout | None]],
+    readers: Readers,
+    *,
+    splits_backward: bool = False,
 ) -> dict[str, DeviceProgram]:
     """The programs of a layer by name, in the order in which one makes what others take."""
+    late: DeviceProgram | None = None
+    if splits_backward:
+        back, late = gradient_and_weights(lowering, readers)
+    else:
+        back = backward(lowering, readers)
     groups = update_groups(lowering.layer, num_phases)
     names = ["values", *(f"norm {n}" for n in range(num_phases)), "apply"]
     return {
         "before": lowering.before(readers),
         "forward": lowering.forward(later),
-        "backward": lowering.backward(readers),
+        "backward": back,
+        **({} if late is None else {"weights": late}),
         **dict(zip(names, lowering.after(groups), strict=True)),
     }
 
@@ -214,15 +241,15 @@ def _compiled(
     functions: Mapping[str, DeviceProgram],
     mesh: Mesh,
     cache: CompilationCache,
-) -> list[CompiledProgram]:
+) -> dict[str, CompiledProgram]:
     specs = _Specs(layers, lowering.layer)
-    found: list[CompiledProgram] = []
+    found: dict[str, CompiledProgram] = {}
     for name, function in functions.items():
         program = compiled_program(
             f"{name} of layer {number}", function, specs, lowering.mesh, mesh, cache
         )
         specs.known.update(zip(program.outputs, program.out_avals, strict=True))
-        found.append(program)
+        found[name] = program
     return found
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout, replicated
 from meshwise.program.emit import emit
 from meshwise.program.instructions import (
@@ -28,6 +29,7 @@ from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.runtime.pipeline.joining import Joining
 from meshwise.schedules.schedule import Schedule
+from meshwise.schedules.verify import verify_schedule
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
 
@@ -39,7 +41,7 @@ class Pipeline:
     Attributes:
         layers: Of the step.
         compiled: The layers with their executables.
-        meshes: One for each stage.
+        meshes: By number; a mesh runs one stage or several.
         executables: By number.
         program: What each mesh does.
         schedule: In which order.
@@ -76,19 +78,26 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
 
     Raises:
         TraceError: a value crosses a cut in a way that cannot be run yet.
-        ProgramError: XLA:CPU would let collectives race.
-        PlanError: the schedule cannot run.
+        ProgramError: XLA:CPU would let collectives race, or the table is no schedule.
+        PlanError: the schedule is for another number of stages, or stages of one mesh see it in
+            different ways.
     """
-    compiled = compiled_layers(layers, choices, schedule.num_microbatches)
+    verify_schedule(schedule)
+    _check_meshes(choices, schedule)
+    compiled = compiled_layers(
+        layers,
+        choices,
+        schedule.num_microbatches,
+        splits_backward=schedule.splits_backward,
+        mesh_of_stage=schedule.mesh_of_stage,
+    )
     executables: list[CompiledProgram] = []
     specs = []
     for layer in compiled:
         specs.append(layer.spec(len(executables)))
         executables += layer.programs
-    meshes: list[Mesh] = []
-    for layer in compiled:
-        if layer.stage == len(meshes):
-            meshes.append(layer.mesh)
+    found = {schedule.mesh_of_stage[layer.stage]: layer.mesh for layer in compiled}
+    meshes = [found[m] for m in range(schedule.num_meshes)]
     joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
     program = emit(specs, joining.spec, schedule)
     verify_program(program)
@@ -104,6 +113,23 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
             for mesh in meshes
         ),
     )
+
+
+def _check_meshes(choices: Sequence[StageChoice], schedule: Schedule) -> None:
+    """Check that stages and schedule fit together."""
+    if len(choices) != schedule.num_stages:
+        raise PlanError(
+            f"the schedule {schedule.name} has {schedule.num_stages} stages, the plan has "
+            f"{len(choices)}"
+        )
+    first: dict[int, int] = {}
+    for s, (mesh, choice) in enumerate(zip(schedule.mesh_of_stage, choices, strict=True)):
+        other = first.setdefault(mesh, s)
+        if (choices[other].mesh, choices[other].devices) != (choice.mesh, choice.devices):
+            raise PlanError(
+                f"the schedule {schedule.name} runs stages {other} and {s} on mesh {mesh}, but the "
+                "plan gives them different devices or different views of them"
+            )
 
 
 def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, tuple[Mesh, Layout, int]]:

@@ -1,0 +1,47 @@
+"""Buffers are freed after their last use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwise.program.instructions import Free, Instruction, PipelineProgram, Receive, Run, Send
+
+
+def touched(instruction: Instruction) -> tuple[int, ...]:
+    """Buffers that an instruction reads, makes or frees."""
+    match instruction:
+        case Run():
+            return (*instruction.inputs, *instruction.outputs)
+        case Send() | Receive():
+            return (instruction.buffer,)
+        case Free():
+            return instruction.buffers
+
+
+def with_frees(program: PipelineProgram) -> PipelineProgram:
+    """A program that frees nothing, with each buffer that is no result freed after its last use."""
+    last: list[dict[int, int]] = []
+    for mesh in program.meshes:
+        uses = {b: at for at, i in enumerate(mesh.instructions) for b in touched(i)}
+        kept = {b for _, b in mesh.results}
+        gone = {b for i in mesh.instructions if isinstance(i, Run) for b in i.donated}
+        last.append({b: at for b, at in uses.items() if b not in kept | gone})
+    order: list[int] = []
+    lists: list[list[Instruction]] = [[] for _ in program.meshes]
+    position = [0] * len(program.meshes)
+    for mesh in program.order:
+        at = position[mesh]
+        position[mesh] += 1
+        instruction = program.meshes[mesh].instructions[at]
+        lists[mesh].append(instruction)
+        order.append(mesh)
+        freed = tuple(b for b in dict.fromkeys(touched(instruction)) if last[mesh].get(b) == at)
+        if freed:
+            lists[mesh].append(Free(buffers=freed))
+            order.append(mesh)
+    meshes = zip(program.meshes, lists, strict=True)
+    return replace(
+        program,
+        meshes=tuple(replace(mesh, instructions=tuple(found)) for mesh, found in meshes),
+        order=tuple(order),
+    )

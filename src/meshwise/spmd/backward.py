@@ -1,0 +1,137 @@
+"""The backward pass of a layer on the tiles of one device: one program, or two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from meshwise.graph.layout import Layout
+from meshwise.inter.programs import PhaseProgram
+from meshwise.inter.split_backward import split_backward
+from meshwise.program.names import Name
+from meshwise.spmd.layer import DeviceProgram, LayerLowering, coming_cotangents
+
+# For each activation the layers that send a cotangent of it, and how it comes; None: as wanted.
+Readers: TypeAlias = Mapping[Any, Mapping[int, Layout | None]]
+
+
+def backward(lowering: LayerLowering, readers: Readers) -> DeviceProgram:
+    """A micro-batch: cotangents of what left to those of what entered; sums grow."""
+    program = lowering.layer.programs.backward
+    return _program(lowering, program, _coming(lowering, readers))
+
+
+def gradient_and_weights(
+    lowering: LayerLowering, readers: Readers
+) -> tuple[DeviceProgram, DeviceProgram | None]:
+    """The same as two programs: gradients of activations, then of weights.
+
+    A cotangent that comes as it is wanted stays until both have run; one that is summed or moved is
+    handed on.
+
+    Returns:
+        The second is None for a layer without gradients of weights.
+    """
+    split = split_backward(lowering.layer.programs)
+    coming = _coming(lowering, readers)
+    wanted = {v.number: v.layout for v in split.weights.inputs if v.role == "cotangent"}
+    is_made = bool(split.gradient.outputs or lowering.layer.roles.passed)
+    handed = [
+        leaves
+        for leaves, layout in wanted.items()
+        if is_made and coming[leaves] and [n.layout for n in coming[leaves]] != [layout]
+    ]
+    gradient = _program(lowering, split.gradient, coming, handed)
+    if not split.weights.outputs:
+        return gradient, None
+    late = {
+        leaves: [Name("total", leaves, layout)] if leaves in handed else coming[leaves]
+        for leaves, layout in wanted.items()
+    }
+    return gradient, _program(lowering, split.weights, late, is_last=True)
+
+
+def _coming(lowering: LayerLowering, readers: Readers) -> dict[int, list[Name]]:
+    """For each activation that left the cotangents that come."""
+    return {
+        leaves: coming_cotangents(lowering.layer.leaving[leaves], layout, readers)
+        for leaves, layout in _layouts(lowering).items()
+    }
+
+
+def _layouts(lowering: LayerLowering) -> dict[int, Layout]:
+    """How the sum of the cotangents of an activation that left is wanted."""
+    layer = lowering.layer
+    read = layer.programs.backward.inputs
+    found = {v.number: v.layout for v in read if v.role == "cotangent"}
+    for leaves in layer.roles.passed.values():
+        found.setdefault(leaves, layer.layout_of_cotangent(leaves))
+    return found
+
+
+def _program(
+    lowering: LayerLowering,
+    program: PhaseProgram,
+    coming: Mapping[int, Sequence[Name]],
+    handed: Sequence[int] = (),
+    *,
+    is_last: bool = False,
+) -> DeviceProgram:
+    """The backward pass or a part of it.
+
+    Args:
+        lowering: Of the layer.
+        program: What runs.
+        coming: For each activation that left the terms of its cotangent.
+        handed: Activations that left whose cotangents are handed on.
+        is_last: Whether cotangents of what entered were made before.
+    """
+    layer, piece = lowering.layer, lowering.layer.made.graph
+    wanted = _layouts(lowering)
+    passed = {} if is_last else layer.roles.passed
+    back = {} if is_last else layer.cotangents_made()
+    summed = {v.number for v in program.inputs if v.role == "cotangent"}
+    summed = sorted({*summed, *passed.values(), *handed})
+    others = [lowering.name(v) for v in program.inputs if v.role != "cotangent"]
+    terms = [n for leaves in summed for n in coming[leaves]]
+    inputs = list(dict.fromkeys((*terms, *others)))
+    rest = [v for v in program.outputs if v.role != "inward"]
+    tensors = {
+        leaves: piece.graph.tensors[piece.graph.inputs[piece.leaving[leaves].cotangent]]
+        for leaves in summed
+    }
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        known = dict(zip(inputs, args, strict=True))
+        total = {
+            leaves: lowering.total(
+                [(known[n], n.layout) for n in coming[leaves]], wanted[leaves], tensors[leaves]
+            )
+            for leaves in summed
+        }
+        given = [
+            total[v.number] if v.role == "cotangent" else known[lowering.name(v)]
+            for v in program.inputs
+        ]
+        results = lowering.run(program, given, body=True)
+        made = dict(zip(program.outputs, results, strict=True))
+        found = {layer.entering[v.number]: x for v, x in made.items() if v.role == "inward"}
+        for enters, leaves in passed.items():
+            v = layer.entering[enters]
+            found[v] = lowering.moved(total[leaves], wanted[leaves], back[v])
+        return [
+            *(found[v] for v in back),
+            *(made[v] for v in rest),
+            *(total[leaves] for leaves in handed),
+        ]
+
+    return DeviceProgram(
+        inputs=tuple(inputs),
+        outputs=(
+            *(Name("cotangent", v, layout) for v, layout in back.items()),
+            *map(lowering.name, rest),
+            *(Name("total", leaves, wanted[leaves]) for leaves in handed),
+        ),
+        donated=tuple(n for n, name in enumerate(inputs) if name.kind == "sum"),
+        run=run,
+    )
