@@ -104,6 +104,27 @@ def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: 
     np.testing.assert_allclose(found, losses, rtol=1e-9)
 
 
+def test_zero_bubble_h1_trains_as_on_one_device(case: Any) -> None:
+    step, state, batch, losses = case
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    method = mw.Auto(stages=2, schedule="zero-bubble-h1")
+    staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=4)
+    plan = staged.plan(state, batch)
+    assert isinstance(plan, mw.PipelinePlan)
+    assert mw.PipelinePlan.from_json(plan.to_json()) == plan
+    for stage in plan.stages:
+        assert stage.weights is not None
+        assert 0 < stage.weights.seconds < stage.backward_s
+    # The last stage runs its gradients of weights one micro-batch late.
+    assert plan.stages[1].weights is not None
+    assert plan.stages[1].weights.waiting in (1, 2)
+    found = []
+    for _ in losses:
+        state, loss, _ = staged(state, batch)
+        found.append(float(loss))
+    np.testing.assert_allclose(found, losses, rtol=1e-9)
+
+
 def test_a_plan_of_another_step_is_refused() -> None:
     step, (state, batch) = gpt_step(CLIPPED)
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
@@ -148,6 +169,7 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
         with pytest.raises(PlanError, match="stages must be a whole number of at least 1"):
             mw.Auto(stages=wrong)  # type: ignore[arg-type]
     with pytest.raises(
-        PlanError, match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe'"
+        PlanError,
+        match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe', 'zero-bubble-h1'",
     ):
         mw.Auto(stages=2, schedule="zero-bubble")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
-PipelineScheduleName = Literal["1f1b", "eager-1f1b", "gpipe"]
+PipelineScheduleName = Literal["1f1b", "eager-1f1b", "gpipe", "zero-bubble-h1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Auto:
         seed: Of the solver.
         stages: Pipeline stages; None for one mesh.
         schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
-            transfers, or "gpipe".
+            transfers, "gpipe", or "zero-bubble-h1", which computes gradients of weights later.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
     """

@@ -18,6 +18,8 @@ from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
 from meshwise.runtime.pipeline.build import compiled_layers
 from meshwise.runtime.pipeline.memory import measured_footprint
+from meshwise.schedules.in_flight import held_at_peak
+from meshwise.schedules.registry import make_schedule
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt-small", {}),
@@ -43,28 +45,32 @@ class StageMemory:
 
     Attributes:
         shape: Of its submesh.
-        in_flight: Micro-batches that it holds under 1F1B.
+        in_flight: Micro-batches that it holds at the peak.
+        waiting: Micro-batches that wait for their gradients of weights then.
         predicted: Parts of one device as predicted.
         measured: As XLA reports them.
     """
 
     shape: tuple[int, ...]
     in_flight: int
+    waiting: int
     predicted: Footprint
     measured: Footprint
 
     @property
     def ratio(self) -> float:
         """Predicted over measured peak."""
-        return _peak(self.predicted, self.in_flight) / _peak(self.measured, self.in_flight)
-
-
-def _peak(parts: Footprint, in_flight: int) -> int:
-    return parts.resident_bytes + in_flight * parts.microbatch_bytes + parts.temporary_bytes
+        held = self.in_flight, self.waiting
+        return self.predicted.peak_bytes(*held) / self.measured.peak_bytes(*held)
 
 
 def stage_memories(
-    model: str, shapes: Sequence[tuple[int, int]], remat: Remat, dtype: str = "float32"
+    model: str,
+    shapes: Sequence[tuple[int, int]],
+    remat: Remat,
+    dtype: str = "float32",
+    *,
+    schedule: str = "1f1b",
 ) -> Iterator[StageMemory]:
     """Plan and compile a model in stages, two micro-batches of four rows."""
     name, changes = MODELS[model]
@@ -75,17 +81,27 @@ def stage_memories(
         made.step, (state, made.batch), {}, SIGNATURE, NUM_LAYERS, statistics=local
     )
     choices = planned_stages(layers, 2, stage_shapes(shapes, remat))
-    compiled = compiled_layers(layers, choices, 2)
+    table = make_schedule(schedule, num_stages=len(shapes), num_microbatches=2)
+    splits = table.splits_backward
+    compiled = compiled_layers(layers, choices, 2, splits_backward=splits)
     for number, shape in enumerate(shapes):
         mine = [layer for layer in compiled if layer.stage == number]
-        said = [footprint(x.planned.made.graph, x.planned.decision, x.logical) for x in mine]
+        said = [
+            footprint(x.planned.made.graph, x.planned.decision, x.logical, splits_backward=splits)
+            for x in mine
+        ]
+        predicted = Footprint(
+            resident_bytes=sum(f.resident_bytes for f in said),
+            microbatch_bytes=sum(f.microbatch_bytes for f in said),
+            temporary_bytes=max(f.temporary_bytes for f in said),
+            weight_bytes=sum(f.weight_bytes for f in said),
+        )
+        sizes = predicted.microbatch_bytes, predicted.weight_bytes
+        in_flight, waiting = held_at_peak(table, number, *sizes)
         yield StageMemory(
             shape=shape,
-            in_flight=min(2, len(shapes) - number),
-            predicted=Footprint(
-                resident_bytes=sum(f.resident_bytes for f in said),
-                microbatch_bytes=sum(f.microbatch_bytes for f in said),
-                temporary_bytes=max(f.temporary_bytes for f in said),
-            ),
+            in_flight=in_flight,
+            waiting=waiting,
+            predicted=predicted,
             measured=measured_footprint(mine),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from meshwise.cluster.read import cluster_fields
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.write import cluster_table
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_plan import PipelinePlan, WeightGradients
 from meshwise.plan.plan import Plan
 
 PLAN = pipeline()
@@ -54,9 +55,26 @@ def test_a_cluster_reads_back_equal(cluster: Cluster) -> None:
     assert Cluster(name=name, groups=groups) == cluster
 
 
+def test_version_2_splits_no_backward_pass() -> None:
+    data = json.loads(PLAN.to_json()) | {"version": 2}
+    for stage in data["stages"]:
+        assert stage.pop("weights") is None
+    assert PipelinePlan.from_json(json.dumps(data)) == PLAN
+
+
+def test_gradients_of_weights_are_read_back() -> None:
+    late = WeightGradients(seconds=0.5, held_bytes=7, waiting=2)
+    stages = (PLAN.stages[0], replace(PLAN.stages[1], weights=late))
+    plan = replace(PLAN, stages=stages)
+    read = PipelinePlan.from_json(plan.to_json())
+    assert read == plan
+    assert read.stages[1].peak_bytes == PLAN.stages[1].peak_bytes + 14
+
+
 def test_version_1_has_neither_decisions_nor_gathers() -> None:
     data = json.loads(PLAN.to_json()) | {"version": 1}
     for stage in data["stages"]:
+        assert stage.pop("weights") is None
         for name in ("forward_gather_s", "backward_gather_s"):
             assert stage.pop(name) == 0.0
         for layer in stage["layers"]:
@@ -91,8 +109,8 @@ def put(*path: Any, value: Any = ...) -> Edit:
     ("edit", "message"),
     [
         (put("format", value="x"), "the field 'format' must be 'meshwise-pipeline'"),
-        (put("version", value=9), "field 'version': this program reads version 1 and 2, got 9"),
-        (put("version", value=True), "this program reads version 1 and 2, got True"),
+        (put("version", value=9), "field 'version': this program reads version 1, 2 and 3, got 9"),
+        (put("version", value=True), "this program reads version 1, 2 and 3, got True"),
         (put("schedule"), "field 'schedule' is missing"),
         (put("speed", value=1), "field 'speed' is unknown"),
         (put("schedule", value="2f2b"), "field 'schedule': no schedule is named '2f2b'; known are"),
@@ -116,6 +134,7 @@ def put(*path: Any, value: Any = ...) -> Edit:
         ),
         (put("stages", 0, "layers", 1, "inputs", 1, 2, value="Q"), "expected a layout, as 'S0 R'"),
         (put("stages", 0, "layers", 1, "inputs", 1, value=["a"]), "a name, a shape and a layout"),
+        (put("stages", 0, "weights", value={}), "'stages[0].weights.seconds' is missing"),
         (put("cluster", "hosts", 0, "count", value=0), "'cluster': hosts[0]: 'count' must be a"),
         (put("cluster", value="v5e"), "field 'cluster' must be a table, got 'v5e'"),
         (put("tried", 0, value=[1]), "'tried[0]': expected a list of two, got [1]"),

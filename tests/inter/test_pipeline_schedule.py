@@ -54,7 +54,7 @@ def test_interleaving_needs_groups_of_micro_batches():
     assert ONE_F_ONE_B.allows(3, 8)
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 2), ("interleaved", 1), ("gpipe", 0)])
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 2), ("interleaved-1f1b", 1), ("gpipe", 0)])
 def test_chunks_belong_to_interleaving(name, chunks):
     with pytest.raises(ValueError, match=f"'{name}' with {chunks} chunks"):
         PipelineSchedule(name=name, chunks=chunks)

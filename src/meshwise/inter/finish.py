@@ -12,9 +12,11 @@ from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found
 from meshwise.inter.simulated_plan import simulate_stages
+from meshwise.inter.split_stage import SplitLayer, with_weights_apart
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
 from meshwise.plan.decision import GraphDecision
+from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.timeline import Timeline
 
 # Seconds of the forward and backward pass by the `id` of a plan of a layer.
@@ -67,6 +69,10 @@ def finished(
         step_flop: FLOP of the forward pass on the whole batch.
         tied: Names of parameters that several layers read.
         cuts: First and last operator of each layer.
+
+    Raises:
+        InfeasibleError: the backward pass is split, and what waits for gradients of weights does
+            not fit.
     """
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
@@ -153,7 +159,7 @@ def _stage(
         len(found.plan.stages) - index, len(found.plan.stages), count
     )
     is_last = index == len(found.plan.stages) - 1
-    return PipelineStage(
+    whole = PipelineStage(
         first_layer=stage.first_layer,
         last_layer=stage.last_layer,
         submesh=kind.shape,
@@ -188,3 +194,15 @@ def _stage(
             for k, piece, plan in zip(numbers, pieces, plans, strict=True)
         ),
     )
+    schedule = make_schedule(
+        problem.schedule.table_name,
+        num_stages=len(found.plan.stages),
+        num_microbatches=count,
+    )
+    if not schedule.splits_backward:
+        return whole
+    layers = [
+        SplitLayer(piece=piece, decision=plan.decision, backward_s=passes[id(plan)][1])
+        for piece, plan in zip(pieces, plans, strict=True)
+    ]
+    return with_weights_apart(whole, layers, schedule, index)

@@ -3,6 +3,8 @@
     resident     parameters, optimizer state, gradients that add up: held all the time
     microbatch   what the backward pass of a micro-batch needs of its forward pass: held for every
                  micro-batch in flight
+    weights      where the backward pass is split: what the gradients of weights of a micro-batch
+                 need, held from the end of the gradients of its activations
     temporary    what else is live while one of its programs runs
 
 Source: Alpa eq. 5, with what is held once apart from what is held for each micro-batch.
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.piece_roles import PieceRoles, Value
-from meshwise.inter.programs import piece_programs
+from meshwise.inter.programs import PiecePrograms, piece_programs
+from meshwise.inter.split_backward import split_backward
 from meshwise.intra.memory import peak
 from meshwise.intra.shapes import local_bytes
 from meshwise.plan.decision import GraphDecision
@@ -29,11 +32,24 @@ class Footprint:
         resident_bytes: Held all the time.
         microbatch_bytes: Held for each micro-batch in flight.
         temporary_bytes: On top at the peak.
+        weight_bytes: Held for each micro-batch whose gradients of weights are still to come; 0
+            where the backward pass is one program.
     """
 
     resident_bytes: int
     microbatch_bytes: int
     temporary_bytes: int
+    weight_bytes: int = 0
+
+    def peak_bytes(self, in_flight: int, waiting: int = 0) -> int:
+        """At the peak.
+
+        Args:
+            in_flight: Micro-batches in flight then.
+            waiting: Micro-batches that wait for their gradients of weights then.
+        """
+        held = in_flight * self.microbatch_bytes + waiting * self.weight_bytes
+        return self.resident_bytes + held + self.temporary_bytes
 
 
 def crossing_inputs(piece: PieceGraph) -> frozenset[int]:
@@ -48,28 +64,23 @@ def passing_results(piece: PieceGraph) -> frozenset[int]:
     return frozenset(leaving | {outputs[c.cotangent] for c in piece.entering if c.cotangent >= 0})
 
 
-def footprint(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> Footprint:
-    """What a device holds under a plan of the piece's graph."""
+def footprint(
+    piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh, *, splits_backward: bool = False
+) -> Footprint:
+    """What a device holds under a plan of the piece's graph.
+
+    Args:
+        piece: The piece.
+        decision: Its plan.
+        mesh: Where it runs.
+        splits_backward: Whether gradients of weights are a program of their own.
+    """
     roles = PieceRoles(piece, decision, mesh)
     programs = piece_programs(roles)
-    graph, body = piece.graph, roles.body
-    sizes = mesh.sizes
+    split = split_backward(programs) if splits_backward else None
 
     def num_bytes(value: Value) -> int:
-        match value.role:
-            case "input" | "rows":
-                tensor = graph.tensors[graph.inputs[value.number]]
-            case "whole" | "sum":
-                tensor = graph.tensors[roles.loop.inputs[value.number]]
-            case "border":
-                tensor = graph.tensors[value.number]
-            case "entering":
-                tensor = graph.tensors[graph.inputs[piece.entering[value.number].value]]
-            case "kept":
-                tensor = body.tensors[value.number]
-            case _:
-                return 0
-        return local_bytes(tensor, value.layout, sizes)
+        return _num_bytes(roles, programs, value)
 
     crossing = crossing_inputs(piece)
     always = [
@@ -82,18 +93,44 @@ def footprint(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> 
     held = sum(map(num_bytes, kept))
     counted = {*always, *programs.before.outputs, *kept}
     temporary = 0
-    for program in (
-        programs.before,
-        programs.forward,
-        programs.backward,
-        *programs.after([programs.final]),
-    ):
-        there = {*program.inputs, *program.outputs} & counted
+    late = set(() if split is None else split.held)
+    backward = [(programs.backward, counted)]
+    if split is not None:
+        backward = [(split.gradient, counted), (split.weights, counted | late)]
+    others = (programs.before, programs.forward, *programs.after([programs.final]))
+    for program, known in (*((program, counted) for program in others), *backward):
+        there = {*program.inputs, *program.outputs} & known
         extra = peak(program.part.graph, program.part.decision, mesh).num_bytes
         temporary = max(temporary, extra - sum(map(num_bytes, there)))
     return Footprint(
-        resident_bytes=resident, microbatch_bytes=held, temporary_bytes=max(temporary, 0)
+        resident_bytes=resident,
+        microbatch_bytes=held,
+        temporary_bytes=max(temporary, 0),
+        weight_bytes=sum(map(num_bytes, late)),
     )
+
+
+def _num_bytes(roles: PieceRoles, programs: PiecePrograms, value: Value) -> int:
+    """Bytes of a value that is held, on one device; 0 for others."""
+    graph, piece = roles.piece.graph, roles.piece
+    match value.role:
+        case "input" | "rows":
+            tensor = graph.tensors[graph.inputs[value.number]]
+        case "whole" | "sum":
+            tensor = graph.tensors[roles.loop.inputs[value.number]]
+        case "border":
+            tensor = graph.tensors[value.number]
+        case "entering":
+            tensor = graph.tensors[graph.inputs[piece.entering[value.number].value]]
+        case "cotangent":
+            tensor = graph.tensors[graph.inputs[piece.leaving[value.number].cotangent]]
+        case "kept":
+            tensor = roles.body.tensors[value.number]
+        case "delayed":
+            tensor = programs.backward.part.graph.tensors[value.number]
+        case _:
+            return 0
+    return local_bytes(tensor, value.layout, roles.mesh.sizes)
 
 
 def constants_of_loop(piece: PieceGraph) -> list[int]:

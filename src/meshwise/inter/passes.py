@@ -1,4 +1,4 @@
-"""Seconds of the forward and of the backward pass of a planned layer, for one micro-batch."""
+"""Seconds of the passes of a planned layer, for one micro-batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.piece import PieceGraph
+from meshwise.inter.piece_roles import PieceRoles
+from meshwise.inter.programs import piece_programs
+from meshwise.inter.split_backward import split_backward
 from meshwise.intra.price import step_time_s
 from meshwise.plan.decision import GraphDecision
 
@@ -37,3 +40,22 @@ def pass_seconds(
     once = loop_s / piece.num_microbatches
     ahead = min(ahead, once)
     return ahead, once - ahead
+
+
+def weight_seconds(
+    piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh, backward_s: float
+) -> float:
+    """Of the backward seconds of one micro-batch those of the gradients of weights.
+
+    Args:
+        piece: The layer.
+        decision: Its plan.
+        mesh: Where it runs.
+        backward_s: Of the whole backward pass.
+    """
+    split = split_backward(piece_programs(PieceRoles(piece, decision, mesh)))
+    parts = [
+        step_time_s(p.part.graph, p.part.decision, mesh) for p in (split.gradient, split.weights)
+    ]
+    # Work that both do, and what fuses with neither, is shared out in proportion.
+    return backward_s * parts[1] / sum(parts) if sum(parts) else 0.0

@@ -4,8 +4,9 @@ The cluster stands in it with all its numbers, as `cluster.read` documents them,
 simulated without the planner and without the catalog.  What a number of micro-batches would take
 is null where nothing fits.
 
-Decisions of layers are written once each, and layers name them by number.  Version 1, which is read
-too, had no decisions, and said nothing of gathering what neighbours send.
+Decisions of layers are written once each, and layers name them by number.  Versions 1 and 2 are
+read too: no stage of theirs splits its backward pass; 1 had no decisions, and said nothing of
+gathering what neighbours send.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from meshwise.errors import ClusterError, PlanError
 from meshwise.graph.layout import Layout, layout_text
 from meshwise.inter.piece import REMATS
 from meshwise.inter.pipeline_consistent import check_pipeline
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.inter.pipeline_plan import (
+    LayerPlan,
+    PipelinePlan,
+    PipelineStage,
+    WeightGradients,
+)
 from meshwise.plan import json_read as read
 from meshwise.plan.json_decision import decision_json, read_decision
 from meshwise.plan.json_mesh import mesh_json, read_layout, read_mesh
@@ -28,7 +34,7 @@ from meshwise.plan.json_read import Json, Reader
 from meshwise.plan.json_write import fields, json_text
 
 FORMAT = "meshwise-pipeline"
-VERSION = 2
+VERSION = 3
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -58,6 +64,7 @@ def _stage_json(stage: PipelineStage) -> Json:
         "submesh": list(stage.submesh),
         "mesh": mesh_json(stage.mesh),
         "layers": [_layer_json(layer) for layer in stage.layers],
+        "weights": None if stage.weights is None else fields(stage.weights),
     }
 
 
@@ -95,7 +102,7 @@ def pipeline_from_json(text: str) -> PipelinePlan:
         "cuts": read.list_of(read.pair_of(read.size, read.size)),
         "decisions": read.list_of(read_decision),
     }
-    document = read.document(text, FORMAT, VERSION, {1: _of_version_1})
+    document = read.document(text, FORMAT, VERSION, {1: _of_version_1, 2: _of_version_2})
     plan = read.record(document, "", PipelinePlan, known)
     check_pipeline(plan)
     return plan
@@ -107,7 +114,20 @@ def _of_version_1(data: dict[str, Json]) -> dict[str, Json]:
     if not isinstance(stages, list):
         return data
     nothing: dict[str, Json] = {"cuts": [], "decisions": []}
-    return data | nothing | {"stages": [_stage_of_version_1(s) for s in cast(list[Json], stages)]}
+    upgraded = [_stage_of_version_1(s) for s in cast(list[Json], stages)]
+    return _of_version_2(data | nothing | {"stages": upgraded})
+
+
+def _of_version_2(data: dict[str, Json]) -> dict[str, Json]:
+    """The fields of version 2 with what it did not say."""
+    stages = data.get("stages")
+    if not isinstance(stages, list):
+        return data
+    upgraded = [
+        cast(dict[str, Json], s) | {"weights": None} if isinstance(s, dict) else s
+        for s in cast(list[Json], stages)
+    ]
+    return data | {"stages": upgraded}
 
 
 def _stage_of_version_1(stage: Json) -> Json:
@@ -155,8 +175,18 @@ def _stage(value: Json, where: str) -> PipelineStage:
         "memory_bytes": read.size,
         "send_bytes": read.size,
         "layers": read.list_of(_layer),
+        "weights": read.or_none(_weights),
     }
     return read.record(value, where, PipelineStage, known)
+
+
+def _weights(value: Json, where: str) -> WeightGradients:
+    known: dict[str, Reader] = {
+        "seconds": read.positive,
+        "held_bytes": read.size,
+        "waiting": read.size,
+    }
+    return read.record(value, where, WeightGradients, known)
 
 
 def _layer(value: Json, where: str) -> LayerPlan:

@@ -29,6 +29,21 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGradients:
+    """Gradients of weights that run apart from those of activations.
+
+    Attributes:
+        seconds: Of one micro-batch, part of the stage's `backward_s`.
+        held_bytes: For each micro-batch from the gradients of its activations to those of weights.
+        waiting: Micro-batches between the two at the peak.
+    """
+
+    seconds: float
+    held_bytes: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
     """One stage; times in seconds, bytes of one device.
 
@@ -48,10 +63,11 @@ class PipelineStage:
         resident_bytes: Held all the time.
         microbatch_bytes: Held for each micro-batch in flight.
         temporary_bytes: On top at the peak.
-        in_flight: Micro-batches in flight at most.
+        in_flight: Micro-batches in flight at the peak.
         memory_bytes: What a device has.
         send_bytes: Activations of one micro-batch that go to the next stage.
         layers: Its layers.
+        weights: Where the schedule splits the backward pass, its later part.
     """
 
     first_layer: int
@@ -72,6 +88,7 @@ class PipelineStage:
     memory_bytes: int
     send_bytes: int
     layers: tuple[LayerPlan, ...]
+    weights: WeightGradients | None = None
 
     @property
     def gather_s(self) -> float:
@@ -87,7 +104,9 @@ class PipelineStage:
     @property
     def peak_bytes(self) -> int:
         """Predicted peak of one device."""
-        return self.resident_bytes + self.in_flight * self.microbatch_bytes + self.temporary_bytes
+        late = 0 if self.weights is None else self.weights.waiting * self.weights.held_bytes
+        held = self.in_flight * self.microbatch_bytes + late
+        return self.resident_bytes + held + self.temporary_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

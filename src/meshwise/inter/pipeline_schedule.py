@@ -26,7 +26,7 @@ from meshwise.schedules import interleaved as interleaved_table
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 ScheduleName: TypeAlias = Literal[
-    "gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble", "alpa"
+    "gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "zero-bubble-h1", "alpa"
 ]
 
 _TABLES: dict[ScheduleName, str] = {
@@ -34,8 +34,8 @@ _TABLES: dict[ScheduleName, str] = {
     "1f1b": one_f_one_b.NAME,
     "alpa": one_f_one_b.NAME,
     "eager-1f1b": eager_one_f_one_b.NAME,
-    "interleaved": interleaved_table.NAME,
-    "zero-bubble": zero_bubble_h1.NAME,
+    "interleaved-1f1b": interleaved_table.NAME,
+    "zero-bubble-h1": zero_bubble_h1.NAME,
 }
 
 
@@ -59,7 +59,7 @@ class PipelineSchedule:
         Raises:
             ValueError: chunks without interleaving, or interleaving without chunks.
         """
-        if (self.chunks > 1) != (self.name == "interleaved") or self.chunks < 1:
+        if (self.chunks > 1) != (self.name == "interleaved-1f1b") or self.chunks < 1:
             raise ValueError(f"schedule {self.name!r} with {self.chunks} chunks a device")
 
     @property
@@ -70,11 +70,11 @@ class PipelineSchedule:
     @property
     def depends_on_num_stages(self) -> bool:
         """Whether `in_flight` needs the number of stages."""
-        return self.name == "interleaved"
+        return self.name == "interleaved-1f1b"
 
     def allows(self, num_stages: int, num_microbatches: int) -> bool:
         """Whether such a pipeline can run; interleaving needs B divisible by the stages."""
-        return self.name != "interleaved" or num_microbatches % num_stages == 0
+        return self.name != "interleaved-1f1b" or num_microbatches % num_stages == 0
 
     def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
         """Micro-batches whose activations a stage holds at once, at most.
@@ -87,20 +87,20 @@ class PipelineSchedule:
         match self.name:
             case "gpipe":
                 return num_microbatches
-            case "1f1b" | "zero-bubble":
+            case "1f1b" | "zero-bubble-h1":
                 return min(to_end, num_microbatches)
             case "eager-1f1b":
                 return min(2 * to_end - 1, num_microbatches)
             case "alpa":
                 return to_end
-            case "interleaved":
+            case "interleaved-1f1b":
                 # Each chunk holds a v-th of the stage's activations.
                 warm_up = 2 * (to_end - 1) + (self.chunks - 1) * num_stages + 1
                 return min(warm_up / self.chunks, num_microbatches)
 
     def fill_s(self, microbatch_s: FloatArray, weight_s: FloatArray | None) -> FloatArray:
         """The part of a micro-batch's time that shows while the pipeline fills and drains."""
-        if self.name == "zero-bubble" and weight_s is not None:
+        if self.name == "zero-bubble-h1" and weight_s is not None:
             return np.maximum(microbatch_s - 2.0 * weight_s, 0.0)
         return microbatch_s / self.chunks
 
@@ -109,12 +109,12 @@ GPIPE = PipelineSchedule(name="gpipe")
 ONE_F_ONE_B = PipelineSchedule(name="1f1b")
 EAGER = PipelineSchedule(name="eager-1f1b", hides_transfers=True)
 ALPA = PipelineSchedule(name="alpa")
-ZERO_BUBBLE = PipelineSchedule(name="zero-bubble")
+ZERO_BUBBLE = PipelineSchedule(name="zero-bubble-h1")
 
 
 def interleaved(chunks: int) -> PipelineSchedule:
     """Interleaved 1F1B with `chunks` chunks a device, at least two."""
-    return PipelineSchedule(name="interleaved", chunks=chunks)
+    return PipelineSchedule(name="interleaved-1f1b", chunks=chunks)
 
 
 # What a search tries unless it is told otherwise; of equals the first is taken.

@@ -17,8 +17,8 @@ from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import Boundary, Crossing, StageCost
 from meshwise.simulate.timeline import Timeline
 
-# Where a schedule splits the backward pass, the gradients of weights are taken for half of it, as
-# they are of dense products.
+# Where a schedule splits the backward pass and nothing is known of the gradients of weights, they
+# are taken for half of it, as they are of dense products.
 _WEIGHT_SHARE = 0.5
 
 
@@ -35,6 +35,9 @@ class Chunk:
         temporary_bytes: On top at the peak.
         forward_gather_s: To gather an activation that another mesh sent, before its forward pass.
         backward_gather_s: The same of a cotangent.
+        weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
+            for half of it.
+        weight_bytes: Held for each micro-batch between the two; None for `microbatch_bytes`.
     """
 
     forward_s: float
@@ -45,6 +48,8 @@ class Chunk:
     temporary_bytes: float
     forward_gather_s: float = 0.0
     backward_gather_s: float = 0.0
+    weight_s: float | None = None
+    weight_bytes: float | None = None
 
     @property
     def microbatch_s(self) -> float:
@@ -113,7 +118,7 @@ def simulate_chunks(
 
 def _stage_cost(chunk: Chunk) -> StageCost:
     temporary = round(chunk.temporary_bytes)
-    weight_s = _WEIGHT_SHARE * chunk.backward_s
+    weight_s = _WEIGHT_SHARE * chunk.backward_s if chunk.weight_s is None else chunk.weight_s
     return StageCost(
         forward_s=chunk.forward_s + chunk.forward_gather_s,
         backward_s=chunk.backward_s + chunk.backward_gather_s,
@@ -122,7 +127,9 @@ def _stage_cost(chunk: Chunk) -> StageCost:
         apply_s=chunk.once_s,
         resident_bytes=round(chunk.resident_bytes),
         held_bytes=round(chunk.microbatch_bytes),
+        weight_held_bytes=None if chunk.weight_bytes is None else round(chunk.weight_bytes),
         forward_temporary_bytes=temporary,
         backward_temporary_bytes=temporary,
+        weight_temporary_bytes=temporary,
         apply_temporary_bytes=temporary,
     )

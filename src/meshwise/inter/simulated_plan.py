@@ -127,6 +127,8 @@ def chunk_of(stage: PipelineStage) -> Chunk:
         temporary_bytes=stage.temporary_bytes,
         forward_gather_s=stage.forward_gather_s,
         backward_gather_s=stage.backward_gather_s,
+        weight_s=None if stage.weights is None else stage.weights.seconds,
+        weight_bytes=None if stage.weights is None else stage.weights.held_bytes,
     )
 
 
@@ -138,7 +140,7 @@ def _place(stage: PipelineStage, cluster: Cluster) -> StageHosts:
 
 def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
     """The stage with other micro-batches; what is not of rows alone is never taken smaller."""
-    ratio = planned / count
+    ratio, late = planned / count, stage.weights
     return replace(
         stage,
         forward_s=stage.forward_s * ratio,
@@ -148,6 +150,10 @@ def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
         microbatch_bytes=math.ceil(stage.microbatch_bytes * ratio),
         temporary_bytes=math.ceil(stage.temporary_bytes * max(ratio, 1.0)),
         send_bytes=math.ceil(stage.send_bytes * ratio),
+        weights=late
+        and replace(
+            late, seconds=late.seconds * ratio, held_bytes=math.ceil(late.held_bytes * ratio)
+        ),
     )
 
 

@@ -63,7 +63,8 @@ def document(
     given = data.get("version")
     known = [*sorted(older), version]
     if given not in known or isinstance(given, bool):
-        listed = " and ".join(map(str, known))
+        *most, last = map(str, known)
+        listed = f"{', '.join(most)} and {last}" if most else last
         raise PlanError(f"field 'version': this program reads version {listed}, got {given!r}")
     rest = {key: value for key, value in data.items() if key not in ("format", "version")}
     return rest if given == version else older[given](rest)

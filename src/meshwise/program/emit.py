@@ -149,8 +149,9 @@ class _Emitter:
                 if n.kind == "activation" and layers[self.maker[n.what]].stage != layer.stage:
                     self.from_others[layer.stage].append(n)
             for n in _cotangents(layer):
-                if layers[n.what[1]].stage != layer.stage:
-                    self.readers[layer.stage].add(layers[n.what[1]].stage)
+                reader: int = n.what[1]
+                if layers[reader].stage != layer.stage:
+                    self.readers[layer.stage].add(layers[reader].stage)
 
     # -- values -------------------------------------------------------------------------------
 

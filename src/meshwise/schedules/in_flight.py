@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshwise.schedules.schedule import BACKWARD, FORWARD, Kind, Schedule, Task
+from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule, Task
 
 
 def in_flight(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
@@ -26,6 +26,37 @@ def in_flight(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
 def in_flight_on_mesh(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
     """For each mesh the same, counted over all its stages together."""
     return tuple(_most(tasks, until) for tasks in schedule.tasks)
+
+
+def held_at_peak(
+    schedule: Schedule, stage: int, held_bytes: float, late_bytes: float
+) -> tuple[int, int]:
+    """Micro-batches of a stage that are held when it holds most.
+
+    Args:
+        schedule: A schedule.
+        stage: The stage.
+        held_bytes: Held for a micro-batch from the start of its `F` to the end of its `B`.
+        late_bytes: Held from there to the end of its `W`, where the backward is split.
+
+    Returns:
+        Micro-batches between `F` and `B`, and between `B` and `W`.
+    """
+    now = best = (0, 0)
+    most = 0.0
+    for task in schedule.tasks[schedule.mesh_of_stage[stage]]:
+        if task.stage != stage:
+            continue
+        if task.kind == FORWARD:
+            now = now[0] + 1, now[1]
+        num_bytes = now[0] * held_bytes + now[1] * late_bytes
+        if num_bytes > most:
+            best, most = now, num_bytes
+        if task.kind == BACKWARD:
+            now = now[0] - 1, now[1] + schedule.splits_backward
+        elif task.kind == WEIGHT:
+            now = now[0], now[1] - 1
+    return best
 
 
 def _most(tasks: Iterable[Task], until: Kind) -> int:

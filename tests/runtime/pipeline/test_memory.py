@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.stage_memory import stage_memories
+from meshwise.inter.piece import Remat
 
 Shapes = tuple[tuple[int, int], ...]
 TWO: Shapes = ((2, 2), (1, 2))
@@ -28,3 +29,13 @@ CASES: list[tuple[str, Shapes]] = [
 def test_predicted_memory_of_a_stage_is_that_of_xla(model: str, shapes: Shapes) -> None:
     for stage in stage_memories(model, shapes, "none"):
         assert 0.97 <= stage.ratio <= 1.12, stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("model", ["gpt", "bert", "moe"])
+def test_predicted_memory_with_gradients_of_weights_apart(model: str, remat: Remat) -> None:
+    for stage in stage_memories(model, TWO, remat, schedule="zero-bubble-h1"):
+        assert 0.97 <= stage.ratio <= 1.12, stage
+        assert stage.predicted.weight_bytes > 0
+        assert stage.measured.weight_bytes == pytest.approx(stage.predicted.weight_bytes, rel=0.02)

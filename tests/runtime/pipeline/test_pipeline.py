@@ -47,12 +47,25 @@ CASES: dict[str, Case] = {
         "gpipe",
         [(0, 1, (2, 1), "none"), (2, 2, (1, 2), "full"), (3, 4, (2, 2), "none")],
     ),
+    "gradients of weights apart, skips over a stage": (
+        unet_step,
+        4,
+        "zero-bubble-h1",
+        [(0, 1, (2, 1), "none"), (2, 2, (1, 2), "full"), (3, 4, (2, 2), "none")],
+    ),
+    "gradients of weights apart, tied embedding, dropout": (
+        lambda: gpt_step(CLIPPED, dropout=0.2),
+        4,
+        "zero-bubble-h1",
+        [(0, 1, (2, 2), "none"), (2, 2, (1, 2), "full"), (3, 4, (2, 1), "none")],
+    ),
 }
+SLOW = ("momentum", "gradients of weights apart, tied embedding, dropout")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "momentum" else ()) for name in CASES],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES],
 )
 def test_a_pipeline_is_the_step(name: str) -> None:
     make, count, schedule, shapes = CASES[name]

@@ -90,8 +90,8 @@ class PipelineExecutable:
         for number, stage in enumerate(self.plan.stages):
             mine = [layer for layer in self.pipeline.compiled if layer.stage == number]
             parts = measured_footprint(mine)
-            held = stage.in_flight * parts.microbatch_bytes
-            found.append(parts.resident_bytes + held + parts.temporary_bytes)
+            waiting = 0 if stage.weights is None else stage.weights.waiting
+            found.append(parts.peak_bytes(stage.in_flight, waiting))
         return max(found)
 
     def compiled_text(self) -> dict[str, str]:

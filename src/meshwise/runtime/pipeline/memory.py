@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshwise.inter.footprint import Footprint
@@ -23,20 +23,26 @@ def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
         resident_bytes=sum(f.resident_bytes for f in found),
         microbatch_bytes=sum(f.microbatch_bytes for f in found),
         temporary_bytes=max(f.temporary_bytes for f in found),
+        weight_bytes=sum(f.weight_bytes for f in found),
     )
 
 
 def _of_layer(layer: CompiledLayer) -> Footprint:
     resident = {n: b for p in layer.programs for n, b in _inputs(p).items() if n.kind == "argument"}
     resident |= _outputs(layer.before)
-    read = _inputs(layer.backward)
+    late = {} if layer.weights is None else _inputs(layer.weights)
     stays = ("activation", "rows", "kept", "entering")
-    kept = {n: b for n, b in read.items() if n.kind in stays}
+    kept = {n: b for n, b in {**_inputs(layer.backward), **late}.items() if n.kind in stays}
     counted = {**resident, **kept}
+    waits = {n: b for n, b in late.items() if n.kind in (*stays, "cotangent", "delayed", "total")}
+    extra = [_extra(p, counted) for p in layer.programs if p is not layer.weights]
+    if layer.weights is not None:
+        extra.append(_extra(layer.weights, counted | waits))
     return Footprint(
         resident_bytes=sum(resident.values()),
-        microbatch_bytes=_distinct(layer.forward, kept),
-        temporary_bytes=max(_extra(program, counted) for program in layer.programs),
+        microbatch_bytes=_distinct([layer.forward], kept),
+        temporary_bytes=max(extra),
+        weight_bytes=_distinct([layer.forward, layer.backward], waits),
     )
 
 
@@ -57,9 +63,13 @@ def _local_bytes(sharding: Any, aval: Any) -> int:
     return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
 
 
-def _distinct(program: CompiledProgram, wanted: dict[Name, int]) -> int:
+def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> int:
     """Bytes of values, those that are one result of a program counted once."""
-    place = dict(zip(program.outputs, program.places, strict=True))
+    place: dict[Name, Any] = {
+        n: (k, at)
+        for k, program in enumerate(programs)
+        for n, at in zip(program.outputs, program.places, strict=True)
+    }
     return sum({place.get(n, n): b for n, b in wanted.items()}.values())
 
 
@@ -74,4 +84,4 @@ def _extra(program: CompiledProgram, counted: dict[Name, int]) -> int:
     )
     there = {n: b for n, b in _inputs(program).items() if n in counted}
     made = {n: b for n, b in _outputs(program).items() if n in counted and n not in there}
-    return int(total) - sum(there.values()) - _distinct(program, made)
+    return int(total) - sum(there.values()) - _distinct([program], made)

@@ -1,0 +1,75 @@
+"""A stage under a schedule that runs gradients of weights apart: its times and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwise.errors import InfeasibleError
+from meshwise.inter.footprint import footprint
+from meshwise.inter.passes import weight_seconds
+from meshwise.inter.piece import PieceGraph
+from meshwise.inter.pipeline_plan import PipelineStage, WeightGradients
+from meshwise.plan.decision import GraphDecision
+from meshwise.schedules.in_flight import held_at_peak
+from meshwise.schedules.schedule import Schedule
+from meshwise.units import bytes_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLayer:
+    """A planned layer of the stage.
+
+    Attributes:
+        piece: The layer.
+        decision: Its plan.
+        backward_s: Seconds of its whole backward pass, for one micro-batch.
+    """
+
+    piece: PieceGraph
+    decision: GraphDecision
+    backward_s: float
+
+
+def with_weights_apart(
+    stage: PipelineStage, layers: Sequence[SplitLayer], schedule: Schedule, number: int
+) -> PipelineStage:
+    """The stage with its gradients of weights apart.
+
+    Args:
+        stage: The stage, its backward pass whole.
+        layers: Its layers.
+        schedule: Of the pipeline; it splits the backward pass.
+        number: Of the stage.
+
+    Raises:
+        InfeasibleError: what waits for gradients of weights does not fit.
+    """
+    seconds = late_bytes = 0.0
+    temporary_bytes = 0
+    # Equal layers share one plan.
+    known: dict[int, tuple[float, int, int]] = {}
+    for layer in layers:
+        key = id(layer.decision)
+        if key not in known:
+            held = footprint(layer.piece, layer.decision, stage.mesh, splits_backward=True)
+            late_s = weight_seconds(layer.piece, layer.decision, stage.mesh, layer.backward_s)
+            known[key] = (late_s, held.weight_bytes, held.temporary_bytes)
+        late_s, held_bytes, temporary = known[key]
+        seconds, late_bytes = seconds + late_s, late_bytes + held_bytes
+        temporary_bytes = max(temporary_bytes, temporary)
+    in_flight, waiting = held_at_peak(schedule, number, stage.microbatch_bytes, late_bytes)
+    found = replace(
+        stage,
+        in_flight=in_flight,
+        temporary_bytes=temporary_bytes,
+        weights=WeightGradients(seconds=seconds, held_bytes=round(late_bytes), waiting=waiting),
+    )
+    if found.peak_bytes > found.memory_bytes:
+        raise InfeasibleError(
+            f"stage {number} needs {bytes_text(found.peak_bytes)} a device under schedule "
+            f"{schedule.name}, and there are {bytes_text(found.memory_bytes)}: {waiting} "
+            f"micro-batches wait for their gradients of weights with {bytes_text(late_bytes)} each;"
+            " schedule 1f1b, more micro-batches or more stages help"
+        )
+    return found
