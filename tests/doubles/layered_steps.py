@@ -145,3 +145,18 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
             mine, theirs = jax.random.key_data(mine), jax.random.key_data(theirs)
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def host(x: Any) -> Any:
+    """A copy that no donation takes away."""
+    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x)
+
+
+def assert_replicas_are_equal(array: Any) -> None:
+    """All devices that hold the same part of an array hold the same numbers."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    shards: dict[str, Any] = {}
+    for shard in array.addressable_shards:
+        first = shards.setdefault(str(shard.index), np.asarray(shard.data))
+        np.testing.assert_array_equal(np.asarray(shard.data), first)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 import pytest
 
@@ -14,7 +13,9 @@ from doubles.layered_steps import (
     CLIPPED,
     Step,
     assert_equal,
+    assert_replicas_are_equal,
     gpt_step,
+    host,
     layering,
     model,
     unet_step,
@@ -112,17 +113,3 @@ def test_a_model_in_stages_is_the_step(name: str, shapes: list[StageShape]) -> N
     assert_equal(found, expected)
     for array in found:
         assert_replicas_are_equal(array)
-
-
-def host(x: Any) -> Any:
-    """A copy that no donation takes away."""
-    return x if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x)
-
-
-def assert_replicas_are_equal(array: Any) -> None:
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    shards: dict[str, Any] = {}
-    for shard in array.addressable_shards:
-        first = shards.setdefault(str(shard.index), np.asarray(shard.data))
-        np.testing.assert_array_equal(np.asarray(shard.data), first)
