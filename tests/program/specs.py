@@ -12,10 +12,18 @@ from meshwise.program.names import LayerSpec, Name, ProgramSpec
 ROWS, SCALAR = replicated(2), replicated(0)
 
 
-def chain(stages: Sequence[int], *, skips: bool = True) -> tuple[list[LayerSpec], UpdateSpec]:
+def chain(
+    stages: Sequence[int], *, skips: bool = True, splits: bool = False
+) -> tuple[list[LayerSpec], UpdateSpec]:
     """Layers on given stages; the second one's activation is read by the last one too.
 
     Gradients are clipped by their global norm; the loss is a value.
+
+    Args:
+        stages: For each layer its stage.
+        skips: Whether there is an activation that goes over layers.
+        splits: Whether gradients of weights are programs of their own; the first layer has no
+            gradient of activations, and the last one none of weights.
     """
     count = len(stages)
     numbers = iter(range(1000))
@@ -49,6 +57,28 @@ def chain(stages: Sequence[int], *, skips: bool = True) -> tuple[list[LayerSpec]
         back = [Name("cotangent", f"a{j}", ROWS) for j in reads(k)]
         sent, shared = Name("sent", f"n{k}", SCALAR), Name("shared", "norm", SCALAR)
         loss = [Name("activation", "loss", SCALAR)] if k == count - 1 else []
+        number = f"of layer {k}"
+        around = [whole, index, *own]
+        if not splits:
+            backward = spec(
+                f"backward {number}",
+                [*cotangents, *around, kept, total],
+                [*back, total],
+                [total],
+            )
+            weights = None
+        elif k == count - 1:
+            backward = spec(f"backward {number}", [*around, kept, total], [*back, total], [total])
+            weights = None
+        else:
+            late = [Name("delayed", 7, ROWS)] if back else []
+            backward = spec(f"backward {number}", [*cotangents, *around, kept], [*back, *late])
+            weights = spec(
+                f"weights {number}",
+                [*(late or cotangents), *own, kept, total],
+                [total],
+                [total],
+            )
         layers.append(
             LayerSpec(
                 stage=stage,
@@ -56,12 +86,8 @@ def chain(stages: Sequence[int], *, skips: bool = True) -> tuple[list[LayerSpec]
                 forward=spec(
                     f"forward of layer {k}", [whole, index, *own, *entering], [*leaving, kept]
                 ),
-                backward=spec(
-                    f"backward of layer {k}",
-                    [*cotangents, whole, index, *own, kept, total],
-                    [*back, total],
-                    [total],
-                ),
+                backward=backward,
+                weights=weights,
                 once=(
                     spec(f"values of layer {k}", [total], loss),
                     spec(f"norm of layer {k}", [total], [sent]),

@@ -144,11 +144,3 @@ def test_a_schedule_without_a_backward_pass_is_refused() -> None:
     schedule = make_schedule("inference", num_stages=2, num_microbatches=2)
     with pytest.raises(PlanError, match="has no backward pass"):
         emit(*chain([0, 1]), schedule)
-
-
-def test_the_text_names_everything() -> None:
-    found = program("1f1b", 2, 1)
-    text = str(found)
-    lines = sum(len(m.loads) + len(m.instructions) + len(m.results) + 1 for m in found.meshes)
-    assert len(text.splitlines()) == lines
-    assert "forward of layer 0 @0" in text

@@ -1,10 +1,14 @@
 """What a mesh is told to do.  A buffer is a number; each mesh has its own.
 
+The text of each instruction is one line; `program.text` reads it back.
+
 Source: Alpa section 6; DESIGN decision 12.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -35,7 +39,8 @@ class Run:
     def __str__(self) -> str:
         at = "" if self.microbatch < 0 else f" @{self.microbatch}"
         gone = f" donates {_list(self.donated)}" if self.donated else ""
-        return f"run {_list(self.outputs)} = {self.label}{at} ({_list(self.inputs)}){gone}"
+        what = f"{json.dumps(self.label)}{at} by {self.program}"
+        return f"run {_list(self.outputs)} = {what} ({_list(self.inputs)}){gone}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +148,22 @@ class PipelineProgram:
     passed: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
-        """Text for people: one line an instruction."""
+        """One line an instruction; `program.text.parse_program` reads it back."""
         lines: list[str] = []
         for m, mesh in enumerate(self.meshes):
             lines.append(f"mesh {m}")
             lines += [f"  {load}" for load in mesh.loads]
             lines += [f"  {instruction}" for instruction in mesh.instructions]
             lines += [f"  return {b} as result {j}" for j, b in mesh.results]
+        lines += [f"pass argument {i} as result {j}" for j, i in self.passed]
+        runs = [(mesh, len(list(run))) for mesh, run in itertools.groupby(self.order)]
+        lines.append("order " + _words([f"{mesh}*{count}" for mesh, count in runs]))
         return "\n".join(lines)
 
 
 def _list(buffers: Sequence[int]) -> str:
-    return " ".join(map(str, buffers)) if buffers else "-"
+    return _words(list(map(str, buffers)))
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(words) if words else "-"

@@ -18,9 +18,7 @@ from meshwise.program.instructions import (
     Run,
     Send,
 )
-
-# Instructions shown before and after one that is wrong.
-_AROUND = 3
+from meshwise.program.text import around
 
 
 @dataclass(slots=True)
@@ -132,9 +130,4 @@ def _check_end(m: int, state: _Mesh, mesh: MeshProgram) -> None:
 
 
 def _placed(m: int, mesh: MeshProgram, at: int, wrong: str) -> str:
-    first = max(at - _AROUND, 0)
-    lines = [
-        f"{'>' if first + n == at else ' '} {first + n}: {instruction}"
-        for n, instruction in enumerate(mesh.instructions[first : at + _AROUND + 1])
-    ]
-    return "\n".join([f"instruction {at} of mesh {m}: {wrong}", *lines])
+    return f"instruction {at} of mesh {m}: {wrong}\n{around(mesh, at)}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -190,3 +192,26 @@ def test_auxiliary_results_with_rows_are_those_of_one_device() -> None:
     step, args = made(lambda p, old, v, g: ((moved(p, g), old), v), loss, has_aux=True)
     expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
     assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
+
+
+def test_a_failure_shows_the_program_around_it() -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    step, args = made(lambda p, old, v, g: ((moved(p, g), old), v))
+    pipeline = in_stages(step, args, num_stages=2)
+    broken = replace(
+        pipeline,
+        executables=tuple(
+            replace(e, run=failing) if e.name == "backward of layer 1" else e
+            for e in pipeline.executables
+        ),
+    )
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        broken.run(jax.tree.leaves(args))
+    (note,) = caught.value.__notes__
+    first, *shown = note.splitlines()
+    assert re.fullmatch(r"while mesh 1 ran instruction \d+:", first)
+    (line,) = [line for line in shown if line.startswith(">")]
+    assert '"backward of layer 1" @0' in line
+    assert len(shown) == 7

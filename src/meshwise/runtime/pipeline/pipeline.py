@@ -24,6 +24,7 @@ from meshwise.program.instructions import (
     Run,
     Send,
 )
+from meshwise.program.text import around
 from meshwise.program.verify import verify_program
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
 from meshwise.runtime.pipeline.compiled import CompiledProgram
@@ -201,11 +202,21 @@ class _Step:
         return value[tuple(place)]
 
     def run(self) -> list[Any]:
-        """All instructions, in an order in which none waits for a later one."""
+        """All instructions, in an order in which none waits for a later one.
+
+        What fails says which instruction it was, and those around it.
+        """
         program = self.pipeline.program
-        lists = [iter(mesh.instructions) for mesh in program.meshes]
+        position = [0] * len(program.meshes)
         for mesh in program.order:
-            self.step(mesh, next(lists[mesh]))
+            at = position[mesh]
+            try:
+                self.step(mesh, program.meshes[mesh].instructions[at])
+            except Exception as error:
+                shown = around(program.meshes[mesh], at)
+                error.add_note(f"while mesh {mesh} ran instruction {at}:\n{shown}")
+                raise
+            position[mesh] += 1
         results: dict[int, Any] = {j: self.passed[i] for j, i in program.passed}
         for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
             results.update((j, buffers[b]) for j, b in mesh.results)
