@@ -19,6 +19,7 @@ from meshwise.program.instructions import (
     Send,
 )
 from meshwise.program.text import around
+from meshwise.schedules.schedule import Schedule
 
 
 @dataclass(slots=True)
@@ -68,6 +69,38 @@ def verify_program(program: PipelineProgram) -> None:
         _check_end(m, state, mesh)
     if walk.travelling:
         raise ProgramError(f"transfers {sorted(walk.travelling)} are sent and never received")
+
+
+def verify_in_flight(program: PipelineProgram, schedule: Schedule) -> None:
+    """Check that no mesh holds more micro-batches at once than its schedule says.
+
+    A micro-batch is in flight on a mesh from the first executable that runs for it to the last.
+
+    Raises:
+        ProgramError: a mesh has more, with the instruction that begins one too many.
+    """
+    for m, (mesh, tasks) in enumerate(zip(program.meshes, schedule.tasks, strict=True)):
+        runs = [(n, i) for n, i in enumerate(mesh.instructions) if isinstance(i, Run)]
+        passes = [(n, run.microbatch) for n, run in runs if run.microbatch >= 0]
+        counts = _in_flight([microbatch for _, microbatch in passes])
+        most = max(_in_flight([task.microbatch for task in tasks]), default=0)
+        for (n, _), count in zip(passes, counts, strict=True):
+            if count > most:
+                wrong = f"{count} micro-batches are in flight, the schedule has {most}"
+                raise ProgramError(_placed(m, mesh, n, wrong))
+
+
+def _in_flight(microbatches: Sequence[int]) -> list[int]:
+    """While each of a list of tasks runs, how many micro-batches have begun and not ended."""
+    last = {m: n for n, m in enumerate(microbatches)}
+    now: set[int] = set()
+    counts: list[int] = []
+    for n, m in enumerate(microbatches):
+        now.add(m)
+        counts.append(len(now))
+        if last[m] == n:
+            now.remove(m)
+    return counts
 
 
 def _step(walk: _Walk, m: int, instruction: Instruction) -> str:

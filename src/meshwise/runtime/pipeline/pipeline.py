@@ -25,7 +25,7 @@ from meshwise.program.instructions import (
     Send,
 )
 from meshwise.program.text import around
-from meshwise.program.verify import verify_program
+from meshwise.program.verify import verify_in_flight, verify_program
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.runtime.pipeline.joining import Joining
@@ -102,6 +102,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
     program = emit(specs, joining.spec, schedule)
     verify_program(program)
+    verify_in_flight(program, schedule)
     return Pipeline(
         layers=layers,
         compiled=tuple(compiled),
