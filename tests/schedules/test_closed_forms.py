@@ -14,6 +14,8 @@ from meshwise.schedules.verify import verify_schedule
 
 NUM_STAGES = (2, 3, 4, 6, 8, 16, 32)
 NUM_MICROBATCHES = (1, 2, 3, 5, 8, 16, 31, 32, 64, 128)
+EVERY_NUMBER = pytest.param(tuple(range(1, 129)), marks=pytest.mark.slow, id="every m")
+SOME_OR_ALL = [pytest.param(NUM_MICROBATCHES, id="some m"), EVERY_NUMBER]
 ONE_STAGE_A_MESH = ("gpipe", "1f1b", "eager-1f1b")
 
 
@@ -21,10 +23,11 @@ def clocks(schedule, **costs):
     return num_clocks(clock_times(schedule, TaskCosts(**costs)))
 
 
+@pytest.mark.parametrize("counts", SOME_OR_ALL)
 @pytest.mark.parametrize("n", NUM_STAGES)
 @pytest.mark.parametrize("name", ONE_STAGE_A_MESH)
-def test_clocks_and_micro_batches_in_flight(name, n):
-    for m in NUM_MICROBATCHES:
+def test_clocks_and_micro_batches_in_flight(name, n, counts):
+    for m in counts:
         schedule = make_schedule(name, num_stages=n, num_microbatches=m)
         verify_schedule(schedule)
         assert clocks(schedule) == 2 * (n + m - 1)
@@ -53,10 +56,11 @@ def test_gradients_are_summed_in_the_same_order_under_every_schedule(n):
             assert order == sorted(order)
 
 
+@pytest.mark.parametrize("counts", [(1, 2, 5, 128), EVERY_NUMBER])
 @pytest.mark.parametrize("n", NUM_STAGES)
 @pytest.mark.parametrize("v", [1, 2, 3, 4])
-def test_interleaving_divides_the_bubble_by_the_chunks(n, v):
-    for m in sorted({n, 2 * n, 5 * n, 128 // n * n}):
+def test_interleaving_divides_the_bubble_by_the_chunks(n, v, counts):
+    for m in sorted({n * min(k, 128 // n) for k in counts}):
         schedule = make_schedule(
             "interleaved-1f1b", num_stages=n * v, num_microbatches=m, num_meshes=n
         )
@@ -68,10 +72,11 @@ def test_interleaving_divides_the_bubble_by_the_chunks(n, v):
         )
 
 
+@pytest.mark.parametrize("counts", [(1, 2, 4), EVERY_NUMBER])
 @pytest.mark.parametrize("n", NUM_STAGES)
 @pytest.mark.parametrize("v", [1, 2, 4])
-def test_warm_up_of_interleaved_1f1b_bounds_what_is_in_flight(n, v):
-    for m in (n, 2 * n, 4 * n):
+def test_warm_up_of_interleaved_1f1b_bounds_what_is_in_flight(n, v, counts):
+    for m in sorted({n * min(k, 128 // n) for k in counts}):
         schedule = make_schedule(
             "interleaved-1f1b", num_stages=n * v, num_microbatches=m, num_meshes=n
         )
@@ -89,9 +94,10 @@ def test_one_chunk_of_interleaved_1f1b_runs_ahead_as_far_as_eager_1f1b():
     assert one.tasks == make_schedule("eager-1f1b", num_stages=4, num_microbatches=8).tasks
 
 
+@pytest.mark.parametrize("counts", SOME_OR_ALL)
 @pytest.mark.parametrize("n", NUM_STAGES)
-def test_bubble_and_memory_of_zero_bubble_h1(n):
-    for m in (k for k in NUM_MICROBATCHES if k >= n):
+def test_bubble_and_memory_of_zero_bubble_h1(n, counts):
+    for m in (k for k in counts if k >= n):
         schedule = make_schedule("zero-bubble-h1", num_stages=n, num_microbatches=m)
         verify_schedule(schedule)
         for f, b, w in ((1, 1, 1), (2, 2, 1), (3, 2, 2), (2, 3, 1)):
