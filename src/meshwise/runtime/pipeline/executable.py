@@ -13,8 +13,10 @@ from jax.sharding import NamedSharding
 from meshwise.errors import StateLostError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.decision import GraphDecision
+from meshwise.program.memory import verify_memory
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
+from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.memory import measured_footprint
 from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
@@ -114,7 +116,8 @@ def compile_pipeline(
     Raises:
         ClusterError: the plan needs more devices than there are.
         TraceError: a value crosses a cut in a way that cannot be run yet.
-        ProgramError: XLA:CPU would let collectives race.
+        ProgramError: XLA:CPU would let collectives race, or buffers need more memory than a device
+            of the plan's cluster has.
     """
     assert layers.ends is not None
     devices = devices_for(plan.cluster.num_devices)
@@ -134,6 +137,12 @@ def compile_pipeline(
         plan.schedule, num_stages=len(choices), num_microbatches=plan.num_microbatches
     )
     pipeline = make_pipeline(layers, choices, schedule)
+    limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
+    verify_memory(
+        pipeline.program,
+        buffer_bytes(pipeline),
+        [limits[m] for m in range(schedule.num_meshes)],
+    )
     ends = StackedEnds(layers.ends, _homes(pipeline))
     return PipelineExecutable(
         out_tree=layers.ends.original.out_tree,
