@@ -39,7 +39,9 @@ def layering(
     return Layering(split, chain, ranges, size, local_statistics=local_statistics)
 
 
-def gpt_step(tx: optax.GradientTransformation, **changes: Any) -> tuple[Step, tuple[Any, ...]]:
+def gpt_step(
+    tx: optax.GradientTransformation, *, rows: int = 4, **changes: Any
+) -> tuple[Step, tuple[Any, ...]]:
     config = gpt_config(
         "tiny",
         **{"num_layers": 2, "seq_len": 8, "dtype": "float64", "param_dtype": "float64", **changes},
@@ -62,7 +64,7 @@ def gpt_step(tx: optax.GradientTransformation, **changes: Any) -> tuple[Step, tu
         return new, loss, {"mean": mean, "norm": optax.tree.norm(updates)}
 
     rng = np.random.default_rng(0)
-    tokens = rng.integers(config.vocab_size, size=(2, 4, 8)).astype(np.int32)
+    tokens = rng.integers(config.vocab_size, size=(2, rows, 8)).astype(np.int32)
     params = model.init(jax.random.key(0), tokens[0])["params"]
     state = params, tx.init(params), jax.random.key(1), jnp.int32(3)
     return step, (state, {"x": jnp.asarray(tokens[0]), "y": jnp.asarray(tokens[1])})

@@ -1,0 +1,182 @@
+"""Pipelines of every kind, by number: model, stages, submeshes, schedule, micro-batches, remat.
+
+Every second one has uneven stages, unequal submeshes and an activation that skips a stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import meshwise as mw
+from doubles.layered_steps import CLIPPED, Step, gpt_step, model, unet_step
+from doubles.planned_stages import StageShape
+from doubles.scanned_steps import scanned_gpt, second_dim
+from meshwise.inter.piece import REMATS
+from meshwise.models.mixed_precision import (
+    adjust,
+    all_finite,
+    cast_floats,
+    first_loss_scale,
+    scale_loss,
+    unscale,
+    where_finite,
+)
+from meshwise.schedules.delay import with_delays
+from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.schedule import Schedule
+
+NUM_CASES = 200
+NUM_DEVICES = 8
+ROWS = 8
+Made = tuple[Step, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCase:
+    """One pipeline.
+
+    Attributes:
+        model: Name in `MODELS`.
+        stages: First and last layer, submesh and rematerialisation of each; of several on a mesh,
+            the submesh is the same.
+        schedule: Its table.
+    """
+
+    model: str
+    stages: tuple[StageShape, ...]
+    schedule: Schedule
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all stages."""
+        return self.stages[-1][1] + 1
+
+    def __str__(self) -> str:
+        parts = (f"{'x'.join(map(str, s[2]))}:{s[1] - s[0] + 1}{s[3][0]}" for s in self.stages)
+        return (
+            f"{self.model} {self.schedule.name} B{self.schedule.num_microbatches} {' '.join(parts)}"
+        )
+
+
+def skips() -> Made:
+    return unet_step()
+
+
+def half_precision() -> Made:
+    """fp16 with a dynamic loss scale; the first step overflows and is skipped."""
+
+    def step(state: Any, batch: Any) -> Any:
+        scale = state["scale"]
+
+        def scaled(params: Any) -> Any:
+            half = cast_floats(params, jnp.float16)
+            h = batch["x"].astype(jnp.float16)
+            for w in half:
+                h = jnp.tanh(h @ w)
+            loss = jnp.mean((h.astype(jnp.float32) - batch["y"]) ** 2)
+            return scale_loss(loss, scale), loss
+
+        (_, loss), grads = mw.value_and_grad(scaled, has_aux=True)(state["params"])
+        grads = unscale(grads, scale)
+        finite = all_finite(grads)
+        updated = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
+        params = where_finite(finite, updated, state["params"])
+        scale = adjust(scale, finite, growth_interval=2, backoff=1 / 1024)
+        return {"params": params, "scale": scale}, (loss, finite, scale)
+
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.normal(size=(16, 16)) / 4, "float32") for _ in range(8)]
+    data = {k: rng.normal(size=(ROWS, 16)).astype(np.float32) for k in "xy"}
+    return step, ({"params": params, "scale": first_loss_scale(2.0**27)}, data)
+
+
+MODELS: dict[str, Callable[[], Made]] = {
+    "gpt": lambda: gpt_step(CLIPPED, rows=ROWS, dropout=0.2),
+    "bert": lambda: model("bert-tiny", CLIPPED, ROWS, num_layers=2),
+    "llama": lambda: model("llama-tiny", CLIPPED, ROWS, num_layers=2),
+    "moe": lambda: model("moe-tiny", CLIPPED, ROWS, num_layers=2, seq_len=8, group_size=8),
+    "wide-resnet": lambda: model("wide-resnet-tiny", CLIPPED, ROWS),
+    "u-transformer": lambda: model("u-transformer-tiny", CLIPPED, ROWS),
+    "skips": skips,
+    "scan": second_dim,
+    "gpt scan": lambda: scanned_gpt(rows=ROWS, dropout=0.2),
+    "momentum": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), rows=ROWS),
+    "fp16": half_precision,
+}
+_SKIPPING = ("u-transformer", "skips")
+_OTHERS = tuple(name for name in MODELS if name not in _SKIPPING)
+_SHAPES = ((1, 1), (1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (4, 1))
+# More than so many layers no model has.
+_MOST_LAYERS = {"scan": 4, "skips": 5}
+_SCHEDULES = (
+    "1f1b",
+    "zero-bubble-h1",
+    "gpipe",
+    "eager-1f1b",
+    "interleaved-1f1b",
+    "eager-1f1b delayed",
+    "1f1b delayed",
+)
+
+
+def pipeline_case(number: int) -> PipelineCase:
+    """One of the cases; equal numbers give equal cases."""
+    rng = random.Random(number)
+    uneven = number % 2 == 0
+    name, *delayed = _SCHEDULES[number % len(_SCHEDULES)].split()
+    chosen = _SKIPPING[number // 2 % 2] if uneven else _OTHERS[number // 2 % len(_OTHERS)]
+    most = _MOST_LAYERS.get(chosen, 8)
+    if name == "interleaved-1f1b":
+        num_meshes, chunks = (2, 2) if most < 7 else rng.choice([(2, 2), (2, 3), (3, 2)])
+    else:
+        num_meshes, chunks = min(rng.choice((3, 4) if uneven else (1, 2, 3, 4, 8)), most), 1
+    num_stages = num_meshes * chunks
+    num_layers = min(num_stages + rng.randint(1, 3) * uneven, most)
+    count = rng.choice([b for b in (1, 2, 4, 8) if chunks == 1 or b % num_meshes == 0] or [0])
+    if not count:
+        # No power of two is a multiple of three meshes: all chunks on one.
+        num_meshes, chunks, count = 1, num_stages, rng.choice((1, 2, 4))
+    meshes = _submeshes(rng, num_meshes, uneven)
+    stages = tuple(
+        (low, high - 1, meshes[k % num_meshes], rng.choice(REMATS))
+        for k, (low, high) in enumerate(itertools.pairwise(_cuts(rng, num_layers, num_stages)))
+    )
+    schedule = make_schedule(
+        name, num_stages=num_stages, num_microbatches=count, num_meshes=num_meshes
+    )
+    if delayed:
+        schedule = with_delays(schedule, [rng.randint(0, 4) for _ in range(num_meshes)])
+    return PipelineCase(model=chosen, stages=stages, schedule=schedule)
+
+
+def _cuts(rng: random.Random, num_layers: int, num_stages: int) -> list[int]:
+    """Where stages begin, and the end; not all equal where there are more layers than stages."""
+    while True:
+        inner = sorted(rng.sample(range(1, num_layers), num_stages - 1))
+        cuts = [0, *inner, num_layers]
+        sizes = {high - low for low, high in itertools.pairwise(cuts)}
+        if len(sizes) > 1 or num_stages in (1, num_layers):
+            return cuts
+
+
+def _submeshes(rng: random.Random, count: int, uneven: bool) -> list[tuple[int, ...]]:
+    """Submeshes that fit on the devices; unequal ones if so asked."""
+    while True:
+        left, found = NUM_DEVICES, list[tuple[int, ...]]()
+        for k in range(count):
+            most = left - (count - k - 1)
+            found.append(rng.choice([s for s in _SHAPES if math.prod(s) <= most]))
+            left -= math.prod(found[-1])
+        rng.shuffle(found)
+        if not uneven or count == 1 or len(set(found)) > 1:
+            return found
