@@ -68,14 +68,16 @@ SLOW = ("momentum", "gradients of weights apart, tied embedding, dropout")
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES],
 )
-def test_a_pipeline_is_the_step(name: str) -> None:
+def test_a_pipeline_is_the_step(name: str, host_path: list[Any]) -> None:
     make, count, schedule, shapes = CASES[name]
     step, args = make()
     layers = layering(step, args, 5)
     expected = jax.tree.map(host, jax.tree.leaves(jax.jit(step)(*args)))
     order = make_schedule(schedule, num_stages=len(shapes), num_microbatches=count)
     pipeline = make_pipeline(layers, planned_stages(layers, count, shapes), order)
+    host_path.clear()
     found = pipeline.run(jax.tree.leaves(args))
+    assert host_path == [], "something waited for values to pass over the host"
     assert_equal(found, expected)
     for array in found:
         assert_replicas_are_equal(array)

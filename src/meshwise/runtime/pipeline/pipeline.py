@@ -29,6 +29,7 @@ from meshwise.program.verify import verify_in_flight, verify_program
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.runtime.pipeline.joining import Joining
+from meshwise.runtime.pipeline.tile_copier import TileCopier
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
 from meshwise.spmd.part import border_spec
@@ -47,6 +48,7 @@ class Pipeline:
         program: What each mesh does.
         schedule: In which order.
         indices: For each mesh the numbers of the micro-batches.
+        copier: Moves arrays to meshes.
     """
 
     layers: Layering
@@ -56,6 +58,7 @@ class Pipeline:
     program: PipelineProgram
     schedule: Schedule
     indices: tuple[tuple[Any, ...], ...]
+    copier: TileCopier
 
     def run(self, flat: Sequence[Any]) -> list[Any]:
         """One step.
@@ -103,6 +106,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     program = emit(specs, joining.spec, schedule)
     verify_program(program)
     verify_in_flight(program, schedule)
+    copier = TileCopier()
     return Pipeline(
         layers=layers,
         compiled=tuple(compiled),
@@ -111,9 +115,13 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
         program=program,
         schedule=schedule,
         indices=tuple(
-            tuple(put(np.int32(b), mesh, replicated(0)) for b in range(schedule.num_microbatches))
+            tuple(
+                put(copier, np.int32(b), mesh, replicated(0))
+                for b in range(schedule.num_microbatches)
+            )
             for mesh in meshes
         ),
+        copier=copier,
     )
 
 
@@ -191,7 +199,7 @@ class _Step:
             case _:
                 value = self.flat[load.number]
         target = self.pipeline.meshes[mesh]
-        return put(value, target, load.layout, is_donated=is_donated)
+        return put(self.pipeline.copier, value, target, load.layout, is_donated=is_donated)
 
     def rows(self, argument: int, microbatch: int) -> Any:
         """Rows of a micro-batch."""
@@ -236,7 +244,8 @@ class _Step:
             case Send():
                 target = self.pipeline.meshes[instruction.mesh]
                 value = buffers[instruction.buffer]
-                self.travelling[instruction.transfer] = put(value, target, instruction.layout)
+                sent = put(self.pipeline.copier, value, target, instruction.layout)
+                self.travelling[instruction.transfer] = sent
             case Receive():
                 buffers[instruction.buffer] = self.travelling.pop(instruction.transfer)
             case Free():
@@ -244,10 +253,13 @@ class _Step:
                     del buffers[b]
 
 
-def put(value: Any, mesh: Mesh, layout: Layout, *, is_donated: bool = False) -> Any:
+def put(
+    copier: TileCopier, value: Any, mesh: Mesh, layout: Layout, *, is_donated: bool = False
+) -> Any:
     """A value on a mesh, in a layout.
 
     Args:
+        copier: Moves it.
         value: The value.
         mesh: Where it goes.
         layout: How it lies there.
@@ -257,7 +269,4 @@ def put(value: Any, mesh: Mesh, layout: Layout, *, is_donated: bool = False) -> 
     sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
-    if is_donated and isinstance(value, jax.Array) and value.devices() & sharding.device_set:
-        # From one device to several, `device_put` shares the memory of the one in any case.
-        value = jnp.copy(value)
-    return jax.device_put(value, sharding, may_alias=False if is_donated else None)
+    return copier.put(value, sharding, own_memory=is_donated)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from meshwise.runtime.pipeline.stacking import Home, Stacking, home_of
@@ -94,8 +93,7 @@ class StackedEnds:
             if home is None:
                 home = self._found(leaf.dim, members)
             if home is None:
-                near = jax.device_put(members, members[0].sharding)
-                found.append(jnp.stack(near, axis=leaf.dim))
-                continue
-            found.append(self._stacking.together(home, members))
+                found.append(self._stacking.side_by_side(leaf.dim, members))
+            else:
+                found.append(self._stacking.together(home, members))
         return found

@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwise.runtime.pipeline.tile_copier import TileCopier
+
 STAGES, SPREAD = "stages", "spread"
 
 
@@ -97,6 +99,12 @@ class Stacking:
     def __init__(self) -> None:
         """Nothing is compiled yet."""
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._copier = TileCopier()
+
+    def side_by_side(self, dim: int, members: Sequence[Any]) -> Any:
+        """A stack where the first of the layers is."""
+        near = [self._copier.put(member, members[0].sharding) for member in members]
+        return jnp.stack(near, axis=dim)
 
     def apart(self, home: Home, value: Any) -> list[Any]:
         """The layers of a stack, wherever it is.
@@ -123,9 +131,9 @@ class Stacking:
         """The stack of layers."""
         if not home.runs:
             alone = _dropped(home.sharding, home.dim)
-            given = jax.device_put(list(members), [alone] * home.count)
+            given = [self._copier.put(member, alone) for member in members]
             return self._join(home, home.count, home.sharding)(*given)
-        rest = iter(jax.device_put(list(members), list(home.members)))
+        rest = iter(map(self._copier.put, members, home.members))
         parts = [
             self._join(home, count, sharding)(*itertools.islice(rest, count))
             for count, sharding in home.runs
