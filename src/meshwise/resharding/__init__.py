@@ -1,1 +1,1 @@
-"""Change of layout: within a mesh as paths of collectives."""
+"""Change of layout: within a mesh as paths of collectives, between meshes as what hosts send."""

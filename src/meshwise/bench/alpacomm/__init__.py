@@ -1,0 +1,1 @@
+"""The evaluation of AlpaComm in simulation; nothing here is measured."""

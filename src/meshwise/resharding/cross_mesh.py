@@ -1,0 +1,204 @@
+"""A tensor from one mesh to another: who sends which box when, by a strategy and an algorithm.
+
+Source: AlpaComm section 3 (FACTS section 3); dividing boxes is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshwise.errors import ClusterError
+from meshwise.resharding.depth_first import depth_first, least_s
+from meshwise.resharding.division import Part, is_partition, open_shop, shares
+from meshwise.resharding.host_tasks import HostTask
+from meshwise.resharding.ordering import Job, Timed, greedy, in_order, load_balanced
+from meshwise.resharding.ordering import naive as in_given_order
+from meshwise.resharding.strategies import BROADCAST, NUM_CHUNKS, seconds
+
+NAIVE, BALANCED, DEPTH_FIRST, GREEDY = "naive", "load balance only", "depth first", "greedy"
+DIVIDED, WHOLE, BEST = "divided", "best of whole boxes", "best"
+ALGORITHMS = (NAIVE, BALANCED, DEPTH_FIRST, GREEDY, DIVIDED, WHOLE, BEST)
+# Where receivers overlap, boxes are divided into so many parts of the least possible makespan.
+_PARTS_OF_BOUND = 32
+
+
+class Sent(NamedTuple):
+    """A box, or a part of one, on its way.
+
+    Attributes:
+        task: Number of the box.
+        sender: Host that sends it.
+        num_bytes: How much of it.
+        start_s: When its first byte leaves.
+        end_s: When its last byte has arrived everywhere.
+    """
+
+    task: int
+    sender: int
+    num_bytes: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossMeshPlan:
+    """How a tensor crosses.
+
+    Attributes:
+        tasks: Its boxes.
+        strategy: How each is sent, one of `strategies.STRATEGIES`.
+        algorithm: What found senders and order.
+        transfers: In the order in which they start on each host.
+        makespan_s: When the last one ends.
+        bound_s: What no plan is below: bytes through the busiest network card.
+    """
+
+    tasks: tuple[HostTask, ...]
+    strategy: str
+    algorithm: str
+    transfers: tuple[Sent, ...]
+    makespan_s: float
+    bound_s: float
+
+    def chunk_bytes(self, transfer: Sent) -> float:
+        """Bytes of one chunk of a transfer that is broadcast."""
+        return self.tasks[transfer.task].num_bytes / NUM_CHUNKS
+
+
+def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
+    """Bytes through the busiest network card.
+
+    Every host receives once what it needs; each box is sent once, by one of those that have it, who
+    share the work as well as can be.
+
+    Args:
+        tasks: The boxes.
+        bytes_per_s: Of a network card, in each direction.
+    """
+    received: dict[int, float] = {}
+    for task in tasks:
+        for host in task.receivers:
+            received[host] = received.get(host, 0.0) + task.num_bytes
+    return max(shares(tasks)[1], max(received.values(), default=0.0)) / bytes_per_s
+
+
+def cross_mesh_plan(
+    tasks: Sequence[HostTask],
+    bytes_per_s: float,
+    strategy: str = BROADCAST,
+    algorithm: str = BEST,
+) -> CrossMeshPlan:
+    """Choose senders and order.
+
+    Args:
+        tasks: The boxes.
+        bytes_per_s: Of a network card, in each direction.
+        strategy: One of `strategies.STRATEGIES`.
+        algorithm: One of `ALGORITHMS`; "best" never ends later than any other.
+
+    Raises:
+        ClusterError: the bandwidth is not a finite number above 0.
+        ValueError: there is no such strategy or algorithm.
+    """
+    if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
+        raise ClusterError(f"a network card has a bandwidth of {bytes_per_s} bytes/s")
+    problem = _Problem(tuple(tasks), bytes_per_s, strategy)
+    found = min(problem.schedules(algorithm), key=lambda plan: plan.makespan_s, default=None)
+    if found is None:
+        raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+    return found
+
+
+class _Problem:
+    """Boxes with a strategy."""
+
+    def __init__(self, tasks: tuple[HostTask, ...], bytes_per_s: float, strategy: str) -> None:
+        self.tasks, self.strategy = tasks, strategy
+        self.rate = bytes_per_s
+        self.jobs = [Job(seconds(strategy, t, bytes_per_s), t.senders, t.receivers) for t in tasks]
+        self.bound_s = bound_s(tasks, bytes_per_s)
+
+    def schedules(self, algorithm: str) -> list[CrossMeshPlan]:
+        """What an algorithm chooses from."""
+        match algorithm:
+            case "naive":
+                return [self._whole(algorithm, in_given_order(self.jobs))]
+            case "load balance only":
+                return [self._whole(algorithm, load_balanced(self.jobs))]
+            case "greedy":
+                return [self._whole(algorithm, greedy(self.jobs))]
+            case "depth first":
+                return [self._whole(algorithm, depth_first(self.jobs).schedule)]
+            case "divided":
+                return [self._divided()]
+            case "best of whole boxes":
+                return self._all_whole()
+            case "best":
+                whole = self._all_whole()
+                # Division keeps ports busy; where they are already, boxes stay whole.
+                is_least = min(p.makespan_s for p in whole) <= self.bound_s
+                return whole if is_least else [*whole, self._divided()]
+            case _:
+                return []
+
+    def _all_whole(self) -> list[CrossMeshPlan]:
+        found: list[CrossMeshPlan] = []
+        least = least_s(self.jobs)
+        for algorithm in (NAIVE, BALANCED, GREEDY):
+            found += self.schedules(algorithm)
+            if found[-1].makespan_s <= least:
+                return found
+        known = min(found, key=lambda plan: plan.makespan_s)
+        order = [Timed(t.task, t.sender, t.start_s, t.end_s) for t in known.transfers]
+        searched = depth_first(self.jobs, incumbent=order).schedule
+        return [*found, self._whole(DEPTH_FIRST, searched)]
+
+    def _whole(self, algorithm: str, schedule: Sequence[Timed]) -> CrossMeshPlan:
+        transfers = [
+            Sent(t.job, t.sender, self.tasks[t.job].num_bytes, t.start_s, t.end_s) for t in schedule
+        ]
+        return self._plan(algorithm, transfers)
+
+    def _plan(self, algorithm: str, transfers: Sequence[Sent]) -> CrossMeshPlan:
+        return CrossMeshPlan(
+            tasks=self.tasks,
+            strategy=self.strategy,
+            algorithm=algorithm,
+            transfers=tuple(transfers),
+            makespan_s=max((t.end_s for t in transfers), default=0.0),
+            bound_s=self.bound_s,
+        )
+
+    def _divided(self) -> CrossMeshPlan:
+        parts, _ = shares(self.tasks)
+        if is_partition(self.tasks):
+            parts = open_shop(self.tasks, parts)
+            schedule = in_order(self._jobs(parts), enumerate(p.sender for p in parts))
+        else:
+            most = self.bound_s * self.rate / _PARTS_OF_BOUND
+            parts = [smaller for part in parts for smaller in _cut(part, most)]
+            schedule = greedy(self._jobs(parts))
+        transfers = [
+            Sent(parts[t.job].task, t.sender, parts[t.job].num_bytes, t.start_s, t.end_s)
+            for t in schedule
+        ]
+        return self._plan(DIVIDED, transfers)
+
+    def _jobs(self, parts: Sequence[Part]) -> list[Job]:
+        found: list[Job] = []
+        for part in parts:
+            whole = self.tasks[part.task]
+            chunk = whole.num_bytes / NUM_CHUNKS
+            task = whole._replace(num_bytes=part.num_bytes)
+            duration_s = seconds(self.strategy, task, self.rate, chunk)
+            found.append(Job(duration_s, (part.sender,), task.receivers))
+        return found
+
+
+def _cut(part: Part, most: float) -> list[Part]:
+    """Equal parts of no more than so many bytes."""
+    count = max(1, math.ceil(part.num_bytes / most))
+    return [part._replace(num_bytes=part.num_bytes / count)] * count

@@ -1,0 +1,118 @@
+"""Ways to send a box: the closed forms, and hop by hop what each host has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from meshwise.bench.alpacomm.cases import random_case
+from meshwise.graph.layout import parse_layout
+from meshwise.resharding.between import GATHERED, SEND_RECV
+from meshwise.resharding.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh
+from meshwise.resharding.strategies import (
+    BROADCAST,
+    GLOBAL_GATHERED,
+    NUM_CHUNKS,
+    STRATEGIES,
+    hops,
+    seconds,
+)
+from meshwise.resharding.tiles import boxes, num_elements
+
+RATE = 2.0
+T = 100 / RATE
+
+
+def box(hosts, devices):
+    return HostTask(100.0, (0,), tuple(range(1, hosts + 1)), (devices,) * hosts)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [1, 2, 3, 7])
+def test_closed_forms(hosts, devices):
+    task = box(hosts, devices)
+    assert seconds(SEND_RECV, task, RATE) == pytest.approx(hosts * devices * T)
+    assert seconds(GATHERED, task, RATE) == pytest.approx(hosts * T)
+    # The published 2 t is what it comes to with many hosts.
+    assert seconds(GLOBAL_GATHERED, task, RATE) == pytest.approx(T + T * (hosts - 1) / hosts)
+    assert seconds(BROADCAST, task, RATE) == pytest.approx(T + (hosts - 1) * T / NUM_CHUNKS)
+    assert seconds(BROADCAST, task, RATE, 50.0) == pytest.approx(T + (hosts - 1) * T / 2)
+
+
+def carried_out(values, task, steps):
+    """What each host has after all hops, hops only passing on what came in hops they wait for."""
+    at = {n: {} for n in range(-1, len(steps))}
+    for n, hop in enumerate(steps):
+        known = {}
+        if hop.source == task.senders[0]:
+            whole = values
+        else:
+            before = [n]
+            for m in before:
+                before += [w for w in steps[m].waits if w not in before]
+            for m in before[1:]:
+                if steps[m].destination == hop.source:
+                    known |= at[m]
+            whole = None
+        index, count = hop.part
+        if hop.source == hop.destination:
+            at[n] = {}
+        elif whole is None:
+            at[n] = {hop.part: known[hop.part]}
+        else:
+            at[n] = {hop.part: np.array_split(whole, count)[index]}
+    found = {}
+    for host in task.receivers:
+        parts = {}
+        for n, hop in enumerate(steps):
+            if hop.destination == host:
+                parts |= at[n]
+        found[host] = np.concatenate([parts[part] for part in sorted(parts)])
+        assert {count for _, count in parts} == {len(parts)}
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_every_host_gets_every_value(strategy, hosts, devices):
+    task = box(hosts, devices)
+    values = np.arange(101)
+    steps = hops(strategy, task, 0, 100 / 7)
+    assert all(w < n for n, hop in enumerate(steps) for w in hop.waits)
+    for found in carried_out(values, task, steps).values():
+        assert np.array_equal(found, values)
+    came = Counter()
+    for hop in steps:
+        if hop.source != hop.destination:
+            came[hop.destination] += hop.num_bytes
+    copies = devices if strategy == SEND_RECV else 1
+    assert came == pytest.approx(dict.fromkeys(task.receivers, copies * 100.0))
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_boxes_of_hosts_are_those_of_devices(number):
+    case = random_case(number)
+    tasks = case.tasks()
+    assert all(task.senders and task.receivers for task in tasks)
+    # Whatever the layouts: every destination device is sent its tile once.
+    needed = sum(task.num_bytes * sum(task.devices) for task in tasks)
+    mesh = hosted_mesh(*case.destination)
+    tiles = boxes(case.shape, case.after, mesh.sizes)
+    assert needed == 4 * sum(map(num_elements, tiles))
+
+
+def test_meshes_on_one_host_are_refused():
+    place = (parse_layout("S0"), hosted_mesh(2, 2))
+    with pytest.raises(ValueError, match=r"hosts \[1\] are of both meshes"):
+        host_tasks((8,), 4, place, (parse_layout("R"), hosted_mesh(1, 2, first_host=1)))
+    with pytest.raises(ValueError, match="has 4 devices, got hosts of 3"):
+        HostedMesh(sizes=(2, 2), hosts=(0, 0, 1))
+
+
+def test_unknown_strategies_are_refused():
+    for function in (lambda: seconds("pigeon", box(1, 1), 1.0), lambda: hops("", box(1, 1), 0)):
+        with pytest.raises(ValueError, match=r"no strategy .*; there are send/recv, local all-g"):
+            function()
