@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,20 @@ def draw(figure: Figure, results: Results, stem: Path) -> tuple[Path, ...]:
     Raises:
         PlanError: matplotlib is not installed.
     """
+    return save_picture(figure.name, stem, lambda axes: _bars(axes, figure, results))
+
+
+def save_picture(name: str, stem: Path, paint: Callable[[Any], None]) -> tuple[Path, ...]:
+    """Write a picture as `STEM.svg` and `STEM.png`.
+
+    Args:
+        name: What identifiers inside the file depend on.
+        stem: The files without their endings; their folder exists.
+        paint: Draws on the axes it is given.
+
+    Raises:
+        PlanError: matplotlib is not installed.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure as Picture
@@ -34,9 +49,9 @@ def draw(figure: Figure, results: Results, stem: Path) -> tuple[Path, ...]:
             f"pictures need matplotlib ({error}); install meshwise[plots], or ask for tables only"
         ) from error
     # Without a date and with fixed names inside, equal results give equal files.
-    with matplotlib.rc_context({"svg.hashsalt": figure.name}):
+    with matplotlib.rc_context({"svg.hashsalt": name}):
         picture = Picture(figsize=_INCHES, layout="constrained")
-        _bars(picture.subplots(), figure, results)
+        paint(picture.subplots())
         files = (stem.with_suffix(".svg"), stem.with_suffix(".png"))
         picture.savefig(files[0], metadata={"Date": None})
         picture.savefig(files[1], dpi=120, metadata={"Software": None})

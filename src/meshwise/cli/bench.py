@@ -16,6 +16,7 @@ from meshwise.bench.result import Result
 from meshwise.bench.run import run
 from meshwise.bench.settings import SETTINGS
 from meshwise.bench.store import Store
+from meshwise.cli.bench_alpacomm import alpacomm
 from meshwise.errors import MeshwiseError
 from meshwise.units import bytes_text, seconds_text
 
@@ -57,6 +58,9 @@ class _Names(click.ParamType[Any]):
 @click.group()
 def bench() -> None:
     """Compare methods on the settings of papers, without any device."""
+
+
+bench.add_command(alpacomm)
 
 
 @bench.command(epilog=EXAMPLES)
