@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from benchmarks.anchor import anchor
+from benchmarks.between_meshes import between_meshes
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
 from benchmarks.measured_layers import measured_layers
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning_time": planning_time,
     "fidelity": fidelity,
     "hand_written": hand_written,
+    "between_meshes": between_meshes,
     "measured_layers": measured_layers,
     "mixed_clusters": mixed_clusters,
     "one_device": one_device,
@@ -37,6 +39,7 @@ CPU_BENCHMARKS = (
     "planning_time",
     "fidelity",
     "hand_written",
+    "between_meshes",
     "measured_layers",
     "mixed_clusters",
     "one_device",

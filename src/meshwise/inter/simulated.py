@@ -109,14 +109,15 @@ def simulate_chunks(
     ]
     return simulate_pipeline(
         table,
-        [_stage_cost(chunk) for chunk in chunks],
+        [stage_cost(chunk) for chunk in chunks],
         boundaries,
         host_links(cluster),
         overlap=hides_transfers,
     )
 
 
-def _stage_cost(chunk: Chunk) -> StageCost:
+def stage_cost(chunk: Chunk) -> StageCost:
+    """A chunk as the simulator takes it."""
     temporary = round(chunk.temporary_bytes)
     weight_s = _WEIGHT_SHARE * chunk.backward_s if chunk.weight_s is None else chunk.weight_s
     return StageCost(
