@@ -168,6 +168,7 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
     for wrong in (0, -1, 1.5, "two"):
         with pytest.raises(PlanError, match="stages must be a whole number of at least 1"):
             mw.Auto(stages=wrong)  # type: ignore[arg-type]
+    assert mw.Auto(stages="auto").stages == "auto"
     with pytest.raises(
         PlanError,
         match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe', 'zero-bubble-h1'",

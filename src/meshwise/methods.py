@@ -49,7 +49,8 @@ class Auto:
     Attributes:
         time_limit_s: For the solver, for each view of a mesh.
         seed: Of the solver.
-        stages: Pipeline stages; None for one mesh.
+        stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
+            which is planned as a whole and faster.
         schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
             transfers, "gpipe", or "zero-bubble-h1", which computes gradients of weights later.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
@@ -58,15 +59,16 @@ class Auto:
 
     time_limit_s: float = 60.0
     seed: int = 0
-    stages: int | None = None
+    stages: int | Literal["auto"] | None = None
     schedule: PipelineScheduleName = "1f1b"
     measure: bool = False
 
     def __post_init__(self) -> None:
         _check_solver_limits(self)
-        if self.stages is not None and not _is_size(self.stages):
+        if self.stages not in (None, "auto") and not _is_size(self.stages):
             raise PlanError(
-                f"Auto(stages={self.stages!r}): stages must be a whole number of at least 1"
+                f"Auto(stages={self.stages!r}): stages must be a whole number of at least 1, or "
+                "'auto' for as many as are fastest"
             )
         if self.measure and self.stages is None:
             raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")

@@ -34,6 +34,7 @@ from meshwise.trace.step import TracedStep, abstract, trace_step
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
 if TYPE_CHECKING:
     from meshwise.runtime.executable import Executable
+    from meshwise.runtime.fidelity import StageFidelity
     from meshwise.runtime.pipeline.executable import PipelineExecutable
 
 _NOT_FITTING = (TypeError, ValueError)
@@ -232,6 +233,10 @@ class ParallelStep(PlannedStep):
     def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
         """Memory of one device as XLA reports it for the compiled step, in bytes."""
         return self._executable(*self._taken_apart(args, kwargs)).measured_peak_bytes()
+
+    def fidelity(self, *args: Any, **kwargs: Any) -> tuple[StageFidelity, ...]:
+        """For each stage memory and collectives as predicted, and as compiled."""
+        return self._executable(*self._taken_apart(args, kwargs)).fidelity()
 
     def stats(self) -> dict[str, float]:
         """What is known of the last step's program: seconds, bytes.

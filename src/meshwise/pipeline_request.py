@@ -27,7 +27,7 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
     return PipelineRequest(
         cluster=request.cluster(),
         num_microbatches=None if count == "auto" else (count,),
-        num_stages=method.stages,
+        num_stages=None if method.stages == "auto" else method.stages,
         schedules=(CHOICES[method.schedule],),
         memory_bytes=request.memory_bytes,
         statistics=request.statistics,

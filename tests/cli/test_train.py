@@ -154,6 +154,14 @@ def test_a_failure_is_told_in_one_line(run: Any) -> None:
         (["--method", "megatron:8"], "'megatron:8' is not a method"),
         (["--memory", "12 parsecs"], "'12 parsecs' is not a size; write it as 512MiB or 16GB"),
         (["--microbatches", "0"], "'0' is neither a positive number nor auto"),
+        (["--stages", "0"], "'0' is neither a positive number nor auto"),
+        (["--schedule", "gpipe"], "--schedule is of a pipeline; give --stages, too"),
+        (
+            ["--stages", "2", "--method", "zero3"],
+            "goes with --method auto, not with zero3",
+        ),
+        (["--stages", "2", "--mesh", "2x4"], "--mesh is the shape of one mesh; with --stages"),
+        (["--stages", "2", "--schedule", "2f1b"], "'2f1b' is not one of"),
         (["--text", "/no/such/text"], "does not exist"),
     ],
 )
@@ -173,15 +181,18 @@ def test_values_reach_the_options(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(train_module, "run_training", training)
     run("--mesh", "2x2x2", "--method", "megatron:2x4", "--memory", "1.5MiB", "--microbatches", "4")
     run("--microbatches", "auto")
+    run("--stages", "auto", "--schedule", "gpipe")
     assert seen[0].mesh == (2, 2, 2)
     assert seen[0].method == "megatron:2x4"
     assert seen[0].memory_bytes == 1572864
-    assert [options.microbatches for options in seen] == [4, "auto"]
+    assert [options.microbatches for options in seen] == [4, "auto", None]
+    assert (seen[2].stages, seen[2].schedule) == ("auto", "gpipe")
 
 
 def test_help_teaches_each_choice() -> None:
     text = CliRunner().invoke(main, ["train", "--help"]).output
-    for part in ("--text", "--model", "--mesh", "--method", "--microbatches", "Examples:",
+    for part in ("--text", "--model", "--mesh", "--method", "--microbatches", "--stages",
+                 "--schedule", "Examples:",
                  "meshwise train --fresh --mesh 2x4 --method megatron:2x4"):  # fmt: skip
         assert part in text
     assert max(map(len, text.splitlines())) <= 100

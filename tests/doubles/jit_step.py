@@ -13,6 +13,7 @@ from meshwise.plan.collectives import Collective
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.flop import Replicated
 from meshwise.plan.plan import Plan, Stage
+from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 
 DEVICE = DeviceSpec(
     name="pretended",
@@ -73,12 +74,16 @@ class JitStep:
     def init(self, create_state: Any, key: Any, batch: Any) -> Any:
         return compiled(create_state, key)(key)
 
-    def compiled_text(self, state: Any, batch: Any) -> dict[str, str]:
+    def fidelity(self, state: Any, batch: Any) -> tuple[StageFidelity, ...]:
         fun = compiled(self.fun, state, batch, donate_argnums=(0,))
-        return {"step": fun.as_text()}
-
-    def measured_peak_bytes(self, state: Any, batch: Any) -> int:
-        return 1100
+        return (
+            StageFidelity(
+                predicted_peak_bytes=PLAN.peak_bytes,
+                compiled_peak_bytes=1100,
+                planned_bytes=bytes_of(PLAN.collectives),
+                compiled_bytes=compiled_bytes_of(fun.as_text(), (1,)),
+            ),
+        )
 
 
 @dataclass

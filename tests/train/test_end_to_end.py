@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import meshwise as mw
 from doubles.jit_step import JitStep, Recorder
+from meshwise.cluster.cpu import cpu_cluster
 from meshwise.train.build import method_of, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
@@ -66,6 +68,35 @@ def test_a_run_resumes_under_another_plan(options: TrainOptions) -> None:
     np.testing.assert_allclose(losses(first) + losses(second), losses(one), rtol=RELATIVE)
 
 
+@pytest.mark.usefixtures("quick_steps")
+@pytest.mark.parametrize(
+    "order", [(0, 1), pytest.param((1, 0, 2), marks=pytest.mark.slow)], ids=["to", "from and back"]
+)
+def test_a_run_goes_on_in_stages_and_out_of_them(
+    options: TrainOptions, order: tuple[int, ...]
+) -> None:
+    one = Recorder()
+    steps = len(order)
+    run_training(replace(options, out=options.out / "one", steps=steps), JitStep, one)
+    staged = replace(
+        options, mesh=None, method="auto", cluster=cpu_cluster(2), stages=2, microbatches=2
+    )
+    parts = [options, staged, replace(staged, schedule="gpipe", microbatches=4)]
+    found: list[float] = []
+    for done, number in enumerate(order):
+        part, seen = replace(parts[number], steps=done + 1), Recorder()
+        summary = run_training(part, step_builder(part), seen)
+        found += losses(seen)
+        ((plan,),) = seen.of("plan")
+        assert len(summary.stages) == len(plan.stages) == (part.stages or 1)
+        for stage in summary.stages:
+            assert stage.num_devices == (1 if part.stages else 8)
+            # I2, with room for so small a model.
+            assert stage.actual_peak_bytes == pytest.approx(stage.predicted_peak_bytes, rel=0.3)
+            assert stage.actual_collective_bytes == stage.predicted_collective_bytes
+    np.testing.assert_allclose(found, losses(one), rtol=RELATIVE)
+
+
 def test_every_method_name_stands_for_a_method(options: TrainOptions) -> None:
     names = {
         "auto": "IntraOp(mesh_shape=(2, 4)",
@@ -78,6 +109,12 @@ def test_every_method_name_stands_for_a_method(options: TrainOptions) -> None:
     }
     for name, text in names.items():
         assert repr(method_of(replace(options, method=name))).startswith(text)
-    assert repr(method_of(replace(options, method="auto", mesh=None))).startswith("Auto(")
+    auto = replace(options, method="auto", mesh=None)
+    assert method_of(auto) == mw.Auto()
+    staged = replace(auto, stages="auto")
+    assert method_of(staged) == mw.Auto(stages="auto")
+    assert method_of(replace(staged, schedule="gpipe")).schedule == "gpipe"
+    # A pipeline of one micro-batch would be one stage after the other.
+    assert [auto.num_microbatches, staged.num_microbatches] == [1, "auto"]
     with pytest.raises(ValueError, match="no method 'magic'"):
         method_of(replace(options, method="magic"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import click
 import jax
@@ -17,6 +17,7 @@ import jax
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
+from meshwise.methods import PipelineScheduleName
 from meshwise.models.gpt_sizes import SIZE_NAMES
 from meshwise.train.build import step_builder
 from meshwise.train.loop import CHECKPOINT_FOLDER, run_training
@@ -40,6 +41,10 @@ Examples:
 \b
   meshwise train --fresh --model mini --batch 64 --microbatches 4
       64 sequences a step, 16 at a time: less memory, the same losses.
+\b
+  meshwise train --fresh --stages 2 --schedule 1f1b --microbatches 4
+      The model in two pipeline stages on half of the devices each, 4 micro-batches in flight.
+      A run that was begun on one mesh can go on in stages, and back: leave --fresh out.
 \b
   meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
       As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
@@ -98,8 +103,19 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--microbatches",
     type=IntOrAuto(),
-    default=1,
-    help="Parts of the batch that run one after the other.",
+    help="Parts of the batch that run one after the other. Default: 1 on one mesh, auto in a "
+    "pipeline.",
+)
+@_option(
+    "--stages",
+    type=IntOrAuto(),
+    help="Cut the model into so many pipeline stages, each on devices of its own; auto: as many "
+    "as are fastest. Default: one mesh.",
+)
+@_option(
+    "--schedule",
+    type=click.Choice(get_args(PipelineScheduleName)),
+    help="Order of the micro-batches in a pipeline. Default: 1f1b.",
 )
 @_option(
     "--memory",
@@ -157,6 +173,7 @@ def train(  # The options above say what the arguments are.
     if devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
+    _check_stages(settings)
     options = TrainOptions(memory_bytes=memory, learning_rate=lr, **settings)
     view = TrainView(use_stderr=as_json, dump_plan=dump_plan)
     if not resume:
@@ -171,6 +188,28 @@ def train(  # The options above say what the arguments are.
         click.echo(summary.to_json())
     if not summary.is_complete:
         sys.exit(INTERRUPTED)
+
+
+def _check_stages(settings: Mapping[str, Any]) -> None:
+    """Refuse options of pipelines where none was asked for, or that contradict each other.
+
+    Raises:
+        click.UsageError: naming the option.
+    """
+    if settings["stages"] is None:
+        if settings["schedule"] is not None:
+            raise click.UsageError("--schedule is of a pipeline; give --stages, too")
+        return
+    if settings["method"] != "auto":
+        raise click.UsageError(
+            f"--stages goes with --method auto, not with {settings['method']}, which is a plan for "
+            "one mesh"
+        )
+    if settings["mesh"] is not None:
+        raise click.UsageError(
+            "--mesh is the shape of one mesh; with --stages each stage has its own, which the "
+            "planner chooses"
+        )
 
 
 class _Flag:

@@ -22,8 +22,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
+from meshwise.report.plan_file import AnyPlan
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import TrainState
@@ -91,15 +93,18 @@ class TrainView:
         )
         self._console.print(
             f"{len(devices)} x {devices[0].device_kind} devices; {options.batch} x {options.seq} "
-            f"bytes a step, micro-batches: {options.microbatches}, method: {options.method}"
+            f"bytes a step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
 
-    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: AnyPlan, state: TrainState, plan_s: float) -> None:
         """Show the plan as tables."""
         self._is_planned = True
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state))
+        if isinstance(plan, PipelinePlan):
+            self._console.print(pipeline_table(plan, plan_s))
+            return
         self._console.print(plan_table(plan, plan_s))
         for warning in plan.warnings:
             self._console.print(f"[yellow]warning:[/] {warning}")
@@ -143,11 +148,15 @@ class TrainView:
             table.add_column(name, justify="right")
         if summary.median_step_s:
             _compare(table, "time", summary.predicted_step_s, summary.median_step_s, seconds_text)
-        predicted, actual = summary.predicted_peak_bytes, summary.actual_peak_bytes
-        _compare(table, "memory of the fullest device", predicted, actual, bytes_text)
-        planned, compiled = summary.predicted_collective_bytes, summary.actual_collective_bytes
-        for kind in sorted(planned.keys() | compiled.keys()):
-            _compare(table, kind, planned.get(kind, 0), compiled.get(kind, 0), bytes_text)
+        for number, stage in enumerate(summary.stages):
+            where = f"stage {number}: " if len(summary.stages) > 1 else ""
+            predicted, actual = stage.predicted_peak_bytes, stage.actual_peak_bytes
+            what = f"{where}memory of the fullest device"
+            _compare(table, what, predicted, actual, bytes_text)
+            planned, compiled = stage.predicted_collective_bytes, stage.actual_collective_bytes
+            for kind in sorted(planned.keys() | compiled.keys()):
+                amounts = planned.get(kind, 0), compiled.get(kind, 0)
+                _compare(table, where + kind, *amounts, bytes_text)
         self._console.print(table)
         self._console.print(f"checkpoint: {summary.checkpoint}")
 
@@ -160,12 +169,15 @@ def layout_table(state: TrainState) -> Table:
         for depth in range(len(path)):
             moments.setdefault(_name(path[depth:]), []).append(_layout(leaf))
     rows: dict[tuple[str, tuple[int, ...], str, str], int] = {}
+    meshes = list(dict.fromkeys(map(_devices, jax.tree.leaves(state.params))))
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
         name = _name(path)
         kept = ", ".join(dict.fromkeys(moments.get(name, [])))
-        row = (re.sub(r"block_\d+", "block_*", name), leaf.shape, _layout(leaf), kept)
+        where = f" @ mesh {sorted(meshes).index(_devices(leaf))}" if len(meshes) > 1 else ""
+        place = _layout(leaf) + where
+        row = (re.sub(r"block_\d+", "block_*", name), leaf.shape, place, kept)
         rows[row] = rows.get(row, 0) + 1
-    mesh = _mesh(jax.tree.leaves(state.params)[0])
+    mesh = f"{len(meshes)} meshes" if len(meshes) > 1 else _mesh(jax.tree.leaves(state.params)[0])
     title = f"state on {mesh} (an axis stands for a dim that is split over it)"
     table = Table(title=title, title_justify="left")
     for column in ("parameter", "shape", "times", "parameter is", "its moments are"):
@@ -199,6 +211,36 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
     for (kind, axes), (count, num_bytes) in sorted(sums.items()):
         table.add_row(f"{kind} over {axes}", f"{count} times, {bytes_text(num_bytes)} in all")
     return table
+
+
+def pipeline_table(plan: PipelinePlan, plan_s: float) -> Table:
+    """What the plan of a pipeline promises for a step, stage by stage."""
+    title = (
+        f"plan, found in {plan_s:.1f} s: {len(plan.stages)} stages, {plan.num_microbatches} "
+        f"micro-batches, schedule {plan.schedule}; predicted {seconds_text(plan.step_time_s)} a "
+        f"step, bubble {plan.bubble_share:.1%}"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("stage", "layers", "devices", "mesh", "remat"):
+        table.add_column(name)
+    for name in ("forward", "backward", "once", "memory"):
+        table.add_column(name, justify="right")
+    for number, stage in enumerate(plan.stages):
+        last = stage.first_device + stage.num_devices - 1
+        table.add_row(
+            str(number),
+            f"{stage.first_layer}-{stage.last_layer}",
+            f"{stage.first_device}-{last}",
+            "x".join(map(str, stage.mesh.sizes)),
+            stage.remat,
+            *map(seconds_text, (stage.forward_s, stage.backward_s, stage.once_s)),
+            bytes_text(stage.peak_bytes),
+        )
+    return table
+
+
+def _devices(leaf: jax.Array) -> tuple[int, ...]:
+    return tuple(sorted(device.id for device in leaf.sharding.device_set))
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -19,6 +19,7 @@ from meshwise.runtime.donation import (
     without_repeats,
     without_shared_memory,
 )
+from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
@@ -58,6 +59,20 @@ class Executable:
     def measured_peak_bytes(self) -> int:
         """Memory of one device as XLA reports it."""
         return device_peak_bytes(self.compiled)
+
+    def fidelity(self) -> tuple[StageFidelity, ...]:
+        """What was predicted, and what was compiled."""
+        sizes = self.plan.mesh.sizes
+        planned = bytes_of(self.plan.collectives)
+        compiled = compiled_bytes_of(self.compiled.as_text(), sizes)
+        return (
+            StageFidelity(
+                predicted_peak_bytes=self.plan.peak_bytes,
+                compiled_peak_bytes=self.measured_peak_bytes(),
+                planned_bytes=dict(sorted(planned.items())),
+                compiled_bytes=dict(sorted(compiled.items())),
+            ),
+        )
 
     def place(self, leaves: Sequence[Any]) -> list[Any]:
         """Arguments in the shardings of the plan; those that are there already stay.

@@ -16,8 +16,10 @@ def method_of(options: TrainOptions) -> Any:
         ValueError: the name is not one of `TrainOptions.method`.
     """
     match options.method.partition(":"):
+        case ("auto", "", "") if options.mesh is None:
+            return _auto(options)
         case ("auto", "", ""):
-            return mw.Auto() if options.mesh is None else mw.IntraOp(mesh_shape=options.mesh)
+            return mw.IntraOp(mesh_shape=options.mesh)
         case ("intra", "", ""):
             return mw.IntraOp(mesh_shape=options.mesh)
         case ("data", "", ""):
@@ -35,6 +37,12 @@ def method_of(options: TrainOptions) -> Any:
             raise ValueError(f"no method {options.method!r}")
 
 
+def _auto(options: TrainOptions) -> mw.Auto:
+    if options.schedule is None:
+        return mw.Auto(stages=options.stages)
+    return mw.Auto(stages=options.stages, schedule=options.schedule)
+
+
 def step_builder(options: TrainOptions) -> StepBuilder:
     """The function that parallelises a training step as the options say."""
 
@@ -43,7 +51,7 @@ def step_builder(options: TrainOptions) -> StepBuilder:
             train_step,
             method=method_of(options),
             cluster=options.cluster,
-            num_microbatches=options.microbatches,
+            num_microbatches=options.num_microbatches,
             memory_bytes=options.memory_bytes,
             dump_ilp=options.dump_ilp,
         )

@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.atomic_file import write_atomically
 from meshwise.models.gpt_sizes import num_parameters
-from meshwise.plan.plan import Plan
+from meshwise.report.plan_file import AnyPlan
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
+from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import ParallelTrainStep, StepBuilder
-from meshwise.train.step import Batch, TrainState, heldout_loss_of, state_creator, train_step_of
+from meshwise.train.step import TrainState, state_creator, train_step_of
 from meshwise.train.summary import (
+    StageSummary,
     TrainSummary,
-    compiled_bytes,
-    planned_bytes,
+    total_bytes,
 )
 
 CHECKPOINT_FOLDER = "checkpoints"
@@ -43,7 +42,7 @@ class Listener(Protocol):
         """The text is read; planning begins."""
         ...
 
-    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: AnyPlan, state: TrainState, plan_s: float) -> None:
         """The plan is found and the state lies as it says."""
         ...
 
@@ -121,6 +120,11 @@ def run_training(
         _train(options, corpus, step, run, checkpoints, listener, should_stop)
         newest = checkpoints.newest_step
 
+    fidelity = step.fidelity(run.state, first_batch)
+    stages = tuple(
+        StageSummary.of(stage.mesh.num_devices, found)
+        for stage, found in zip(plan.stages, fidelity, strict=True)
+    )
     window = max(1, min(_WINDOW, len(run.losses) // 2))
     summary = TrainSummary(
         model=options.model,
@@ -139,12 +143,13 @@ def run_training(
         tokens_per_s=_tokens_per_s(options, run),
         predicted_step_s=plan.step_time_s,
         median_step_s=statistics.median(run.step_times_s) if run.step_times_s else 0.0,
-        predicted_peak_bytes=plan.peak_bytes,
-        actual_peak_bytes=step.measured_peak_bytes(run.state, first_batch),
-        predicted_collective_bytes=planned_bytes(plan.collectives),
-        actual_collective_bytes=compiled_bytes(
-            step.compiled_text(run.state, first_batch), jax.device_count()
-        ),
+        predicted_peak_bytes=max(stage.predicted_peak_bytes for stage in stages),
+        actual_peak_bytes=max(stage.actual_peak_bytes for stage in stages),
+        predicted_collective_bytes=total_bytes(s.predicted_collective_bytes for s in stages),
+        actual_collective_bytes=total_bytes(s.actual_collective_bytes for s in stages),
+        num_microbatches=plan.num_microbatches,
+        schedule=plan.schedule,
+        stages=stages,
         checkpoint=str(options.out / CHECKPOINT_FOLDER / str(newest)),
         plan_s=plan_s,
         wall_s=time.perf_counter() - started,
@@ -173,7 +178,7 @@ def _train(
     should_stop: Callable[[], bool],
 ) -> None:
     """Steps until the end or until asked to stop; leaves the last state saved."""
-    look = _heldout_look(options, corpus)
+    look = heldout_look(options, corpus)
 
     def look_and_tell(done: int) -> None:
         loss = look(run.state.params)
@@ -201,45 +206,3 @@ def _train(
             look_and_tell(done)
         if done % options.save_every == 0 or is_last or stopped:
             save_and_tell(done)
-
-
-def _heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[Any], float]:
-    """The held-out loss of parameters, under plain `jax.jit` where they lie.
-
-    Whatever the plan does with the training batch, the held-out text is split over all devices
-    and each parameter is gathered where it is used.
-    """
-    heldout_loss = heldout_loss_of(options)
-    compiled: Any = None
-
-    def look(params: Any) -> float:
-        nonlocal compiled
-        rows, whole = _spread_shardings(params, options.batch)
-
-        def loss(params: Any, batch: Batch) -> jax.Array:
-            if whole is not None:
-                params = jax.lax.with_sharding_constraint(params, whole)
-            return heldout_loss(params, batch)
-
-        if compiled is None:
-            compiled = jax.jit(loss)
-        batches = corpus.heldout_batches(
-            num_batches=options.eval_batches, batch=options.batch, seq=options.seq
-        )
-        losses = [float(compiled(params, jax.device_put(dict(batch), rows))) for batch in batches]
-        return statistics.fmean(losses)
-
-    return look
-
-
-def _spread_shardings(params: Any, batch: int) -> tuple[NamedSharding | None, NamedSharding | None]:
-    """Shardings of a batch over the devices that hold the parameters, and of a whole copy.
-
-    None where nothing is to be spread: on one device, or if the devices do not divide the batch.
-    """
-    sharding = jax.tree.leaves(params)[0].sharding
-    if not isinstance(sharding, NamedSharding):
-        return None, None
-    mesh = Mesh(np.asarray(sharding.mesh.devices).reshape(-1), ("batch",))
-    rows = PartitionSpec("batch") if batch % mesh.size == 0 else PartitionSpec()
-    return NamedSharding(mesh, rows), NamedSharding(mesh, PartitionSpec())

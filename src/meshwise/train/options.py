@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwise.cluster.spec import Cluster
+from meshwise.methods import PipelineScheduleName
 from meshwise.models.gpt import GptConfig
 from meshwise.models.gpt_sizes import BYTES, gpt_config
 
@@ -31,7 +32,10 @@ class TrainOptions:
         save_every: Steps between two checkpoints.
         method: `auto`, `intra`, `data`, `zero2`, `zero3`, `megatron:DxT` or `heuristic`.
         mesh: Shape of the device mesh; None lets the planner choose.
-        microbatches: Parts of the batch that run one after the other, or `auto`.
+        microbatches: Parts of the batch that run one after the other, or `auto`; None for one on
+            one mesh, and for `auto` in a pipeline.
+        stages: Stages of a pipeline, or `auto`; None for one mesh.
+        schedule: Of the pipeline, as `mw.Auto` has it; None for its default.
         memory_bytes: Limit of one device; None for what the cluster says.
         cluster: What is planned for; None for the built-in description of the devices.
         dump_ilp: Folder for every ILP of the planner; None for none.
@@ -52,10 +56,19 @@ class TrainOptions:
     save_every: int = 100
     method: str = "auto"
     mesh: tuple[int, ...] | None = None
-    microbatches: int | Literal["auto"] = 1
+    microbatches: int | Literal["auto"] | None = None
+    stages: int | Literal["auto"] | None = None
+    schedule: PipelineScheduleName | None = None
     memory_bytes: int | None = None
     cluster: Cluster | None = None
     dump_ilp: Path | None = None
+
+    @property
+    def num_microbatches(self) -> int | Literal["auto"]:
+        """What is asked of the plan."""
+        if self.microbatches is not None:
+            return self.microbatches
+        return 1 if self.stages is None else "auto"
 
     def gpt(self) -> GptConfig:
         """The model: the named size, on bytes, with as many positions as `seq`."""
@@ -64,7 +77,8 @@ class TrainOptions:
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, or its losses would be others.
 
-        Method, cluster, mesh, micro-batches and memory may change: they do not change the meaning.
+        Method, cluster, mesh, stages, schedule, micro-batches and memory may change: they do not
+        change the meaning.
         """
         return {
             "model": self.model,

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 
-from meshwise.plan.plan import Plan
+from meshwise.report.plan_file import AnyPlan
+from meshwise.runtime.fidelity import StageFidelity
 from meshwise.train.step import Batch, TrainState
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
@@ -23,7 +24,7 @@ class ParallelTrainStep(Protocol):
         """Run one step."""
         ...
 
-    def plan(self, state: Any, batch: Any, /) -> Plan:
+    def plan(self, state: Any, batch: Any, /) -> AnyPlan:
         """The plan for these shapes."""
         ...
 
@@ -33,12 +34,8 @@ class ParallelTrainStep(Protocol):
         """The first state, born in the layouts of the plan."""
         ...
 
-    def compiled_text(self, state: Any, batch: Any, /) -> Mapping[str, str]:
-        """Optimised HLO of each program, by name."""
-        ...
-
-    def measured_peak_bytes(self, state: Any, batch: Any, /) -> int:
-        """Memory of the fullest device, as XLA reports it for the compiled step."""
+    def fidelity(self, state: Any, batch: Any, /) -> tuple[StageFidelity, ...]:
+        """For each stage memory and collectives as predicted, and as compiled."""
         ...
 
 

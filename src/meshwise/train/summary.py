@@ -6,9 +6,31 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Self
 
-from meshwise.plan.collectives import Collective
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.fidelity import StageFidelity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary:
+    """One stage; sizes are bytes of one device, collectives bytes a step by kind."""
+
+    num_devices: int
+    predicted_peak_bytes: int
+    actual_peak_bytes: int
+    predicted_collective_bytes: dict[str, int]
+    actual_collective_bytes: dict[str, int]
+
+    @classmethod
+    def of(cls, num_devices: int, found: StageFidelity) -> Self:
+        """From what the step says of itself."""
+        return cls(
+            num_devices=num_devices,
+            predicted_peak_bytes=found.predicted_peak_bytes,
+            actual_peak_bytes=found.compiled_peak_bytes,
+            predicted_collective_bytes=dict(found.planned_bytes),
+            actual_collective_bytes=dict(found.compiled_bytes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +38,8 @@ class TrainSummary:
     """The closing summary.
 
     Losses are in nats per byte; `first_loss` and `last_loss` are means over up to ten steps.
-    Times are seconds, sizes bytes of one device; collectives are bytes a step by kind.
+    Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all stages
+    together.  `schedule` is empty on one mesh.
     """
 
     model: str
@@ -39,6 +62,9 @@ class TrainSummary:
     actual_peak_bytes: int
     predicted_collective_bytes: dict[str, int]
     actual_collective_bytes: dict[str, int]
+    num_microbatches: int
+    schedule: str
+    stages: tuple[StageSummary, ...]
     checkpoint: str
     plan_s: float
     wall_s: float
@@ -48,23 +74,9 @@ class TrainSummary:
         return json.dumps(asdict(self), indent=2, sort_keys=True)
 
 
-def planned_bytes(collectives: Iterable[Collective]) -> dict[str, int]:
-    """Planned bytes a step by kind of collective."""
+def total_bytes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes by kind of collective, all stages together."""
     total: Counter[str] = Counter()
-    for record in collectives:
-        total[record.kind] += record.num_bytes * record.count
-    return dict(sorted(total.items()))
-
-
-def compiled_bytes(programs: Mapping[str, str], num_devices: int) -> dict[str, int]:
-    """Bytes a step by kind of collective in the compiled programs.
-
-    Args:
-        programs: Optimised HLO by program name.
-        num_devices: Devices that run them.
-    """
-    total: Counter[str] = Counter()
-    for text in programs.values():
-        for record in hlo_collectives(text, (num_devices,)):
-            total[record.kind] += record.num_bytes * record.count
+    for part in parts:
+        total.update(part)
     return dict(sorted(total.items()))

@@ -13,11 +13,9 @@ from doubles.planned_stages import planned_stages
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
-from meshwise.plan.collectives import collectives
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.fidelity import bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.build import compiled_layers
-from meshwise.runtime.pipeline.groups import update_groups
-from meshwise.train.summary import planned_bytes
+from meshwise.runtime.pipeline.fidelity import planned_collectives
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -30,15 +28,9 @@ def test_collectives_of_all_programs_are_those_of_the_plan() -> None:
     choices = planned_stages(layers, 2, [(0, 1, (2, 2), "none"), (2, 3, (2, 2), "full")])
     kinds: Counter[str] = Counter()
     for layer in compiled_layers(layers, choices, 2):
-        programs = layer.planned.programs
-        groups = update_groups(layer.planned, layers.update.num_phases)
-        parts = [programs.before, programs.forward, programs.backward, *programs.after(groups)]
-        for part, compiled in zip(parts, layer.programs, strict=True):
-            graph, decision = part.part.graph, part.part.decision
-            expected = planned_bytes(collectives(graph, decision, layer.logical))
-            found: Counter[str] = Counter()
-            for record in hlo_collectives(compiled.run.as_text(), layer.logical.sizes):
-                found[record.kind] += record.num_bytes * record.count
-            assert dict(sorted(found.items())) == expected, compiled.name
+        records = planned_collectives(layer, layers.update.num_phases)
+        for expected, compiled in zip(records, layer.programs, strict=True):
+            found = compiled_bytes_of(compiled.run.as_text(), layer.logical.sizes)
+            assert found == bytes_of(expected), compiled.name
             kinds.update(found)
     assert set(kinds) == {"all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter"}

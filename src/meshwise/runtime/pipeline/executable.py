@@ -16,9 +16,10 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.program.memory import verify_memory
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
+from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.build import StageChoice
-from meshwise.runtime.pipeline.memory import measured_footprint
+from meshwise.runtime.pipeline.fidelity import stage_fidelities, stage_peaks
 from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.schedules.registry import make_schedule
@@ -88,13 +89,11 @@ class PipelineExecutable:
 
     def measured_peak_bytes(self) -> int:
         """Memory of one device of the worst stage, as XLA reports it for the programs."""
-        found: list[int] = []
-        for number, stage in enumerate(self.plan.stages):
-            mine = [layer for layer in self.pipeline.compiled if layer.stage == number]
-            parts = measured_footprint(mine)
-            waiting = 0 if stage.weights is None else stage.weights.waiting
-            found.append(parts.peak_bytes(stage.in_flight, waiting))
-        return max(found)
+        return max(stage_peaks(self.pipeline, self.plan))
+
+    def fidelity(self) -> tuple[StageFidelity, ...]:
+        """For each stage what was predicted, and what was compiled."""
+        return stage_fidelities(self.pipeline, self.plan)
 
     def compiled_text(self) -> dict[str, str]:
         """Optimised HLO of each program, by name."""

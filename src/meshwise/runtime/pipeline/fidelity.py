@@ -1,0 +1,83 @@
+"""What was predicted of the stages of a pipeline beside what XLA says of their programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.split_backward import split_backward
+from meshwise.plan.collectives import Collective, collectives
+from meshwise.program.instructions import Run
+from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
+from meshwise.runtime.pipeline.build import CompiledLayer
+from meshwise.runtime.pipeline.groups import update_groups
+from meshwise.runtime.pipeline.memory import measured_footprint
+from meshwise.runtime.pipeline.pipeline import Pipeline
+
+
+def stage_fidelities(pipeline: Pipeline, plan: PipelinePlan) -> tuple[StageFidelity, ...]:
+    """For each stage what was predicted, and what was compiled.
+
+    Args:
+        pipeline: What runs.
+        plan: What was decided.
+    """
+    runs = Counter(
+        instruction.program
+        for mesh in pipeline.program.meshes
+        for instruction in mesh.instructions
+        if isinstance(instruction, Run)
+    )
+    planned: list[Counter[str]] = [Counter() for _ in plan.stages]
+    compiled: list[Counter[str]] = [Counter() for _ in plan.stages]
+    number = 0
+    for layer in pipeline.compiled:
+        records = planned_collectives(layer, pipeline.layers.update.num_phases)
+        for program, expected in zip(layer.programs, records, strict=True):
+            times = runs[number]
+            planned[layer.stage].update(bytes_of(expected, times))
+            found = compiled_bytes_of(program.run.as_text(), layer.logical.sizes, times)
+            compiled[layer.stage].update(found)
+            number += 1
+    peaks = stage_peaks(pipeline, plan)
+    return tuple(
+        StageFidelity(
+            predicted_peak_bytes=stage.peak_bytes,
+            compiled_peak_bytes=peak,
+            planned_bytes=dict(sorted(mine.items())),
+            compiled_bytes=dict(sorted(theirs.items())),
+        )
+        for stage, peak, mine, theirs in zip(plan.stages, peaks, planned, compiled, strict=True)
+    )
+
+
+def planned_collectives(
+    layer: CompiledLayer, num_phases: int
+) -> tuple[tuple[Collective, ...], ...]:
+    """For each program of a layer what one run of it should send within its mesh.
+
+    Args:
+        layer: The layer.
+        num_phases: How often the update joins values of layers.
+    """
+    programs = layer.planned.programs
+    after = programs.after(update_groups(layer.planned, num_phases))
+    back = [programs.backward]
+    if layer.weights is not None:
+        split = split_backward(programs)
+        back = [split.gradient, split.weights]
+    phases = [programs.before, programs.forward, *back, *after]
+    return tuple(
+        collectives(phase.part.graph, phase.part.decision, layer.logical) for phase in phases
+    )
+
+
+def stage_peaks(pipeline: Pipeline, plan: PipelinePlan) -> list[int]:
+    """Memory of one device of each stage, as XLA reports it for the programs."""
+    found: list[int] = []
+    for number, stage in enumerate(plan.stages):
+        mine = [layer for layer in pipeline.compiled if layer.stage == number]
+        parts = measured_footprint(mine)
+        waiting = 0 if stage.weights is None else stage.weights.waiting
+        found.append(parts.peak_bytes(stage.in_flight, waiting))
+    return found
