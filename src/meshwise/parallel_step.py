@@ -18,7 +18,7 @@ from meshwise.arguments import (
     bind,
     step_name,
 )
-from meshwise.errors import PlanError, TraceError
+from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.init_state import born_on_stages, split_init_args, state_place, zeros_of_spec
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.jax_compat import is_tracer
@@ -57,6 +57,7 @@ class ParallelStep(PlannedStep):
         self._executables: dict[Any, Executable | PipelineExecutable] = {}
         self._recent: dict[Any, Executable | PipelineExecutable] = {}
         self._last: Executable | PipelineExecutable | None = None
+        self._checkpoint: str | None = None
         self._of_classes: dict[type, ParallelStep] = {}
         update_wrapper(self, fun)
 
@@ -109,6 +110,14 @@ class ParallelStep(PlannedStep):
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
         shape = (tree, binding.positions, call.statics)
+        try:
+            return self._run(binding, call, shape, leaves)
+        except StateLostError as error:
+            if self._checkpoint is None:
+                raise
+            raise StateLostError(f"{error}; the last one is {self._checkpoint}") from error
+
+    def _run(self, binding: Binding, call: Call, shape: Any, leaves: list[Any]) -> Any:
         recent = self._recent.get(shape)
         if recent is not None:
             try:
@@ -233,6 +242,14 @@ class ParallelStep(PlannedStep):
     def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
         """Memory of one device as XLA reports it for the compiled step, in bytes."""
         return self._executable(*self._taken_apart(args, kwargs)).measured_peak_bytes()
+
+    def saved(self, checkpoint: object) -> None:
+        """Say where the state was last saved, for the error that tells that it is lost.
+
+        Args:
+            checkpoint: A path, or what else names it.
+        """
+        self._checkpoint = str(checkpoint)
 
     def fidelity(self, *args: Any, **kwargs: Any) -> tuple[StageFidelity, ...]:
         """For each stage memory and collectives as predicted, and as compiled."""

@@ -62,6 +62,7 @@ class JitStep:
     def __init__(self, fun: Any) -> None:
         self.fun = fun
         self.compiled: Any = None
+        self.checkpoint: Path | None = None
 
     def __call__(self, state: Any, batch: Any) -> Any:
         if self.compiled is None:
@@ -73,6 +74,9 @@ class JitStep:
 
     def init(self, create_state: Any, key: Any, batch: Any) -> Any:
         return compiled(create_state, key)(key)
+
+    def saved(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
 
     def fidelity(self, state: Any, batch: Any) -> tuple[StageFidelity, ...]:
         fun = compiled(self.fun, state, batch, donate_argnums=(0,))

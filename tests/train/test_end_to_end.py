@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import meshwise as mw
+from doubles.failing_programs import program_replaced, raising_after
 from doubles.jit_step import JitStep, Recorder
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.errors import StateLostError
 from meshwise.train.build import method_of, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
@@ -95,6 +99,40 @@ def test_a_run_goes_on_in_stages_and_out_of_them(
             assert stage.actual_peak_bytes == pytest.approx(stage.predicted_peak_bytes, rel=0.3)
             assert stage.actual_collective_bytes == stage.predicted_collective_bytes
     np.testing.assert_allclose(found, losses(one), rtol=RELATIVE)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_steps")
+def test_a_pipeline_that_fails_in_its_update_resumes_to_the_same_losses(
+    options: TrainOptions,
+) -> None:
+    staged = replace(
+        options, mesh=None, method="auto", cluster=cpu_cluster(2), stages=2, microbatches=2,
+        steps=5, save_every=2,
+    )  # fmt: skip
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    build = step_builder(staged)
+    run_training(replace(staged, out=options.out / "whole"), build, whole)
+
+    class Failing:
+        def __init__(self, fun: Any) -> None:
+            self.step: Any = build(fun)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.step, name)
+
+        def __call__(self, state: Any, batch: Any) -> Any:
+            if int(state.step) < 3:
+                return self.step(state, batch)
+            error = raising_after(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED"))
+            with program_replaced(self.step, "apply of layer 0", error):
+                return self.step(state, batch)
+
+    with pytest.raises(StateLostError, match=r"RESOURCE_EXHAUSTED\); the last one is .*/2$"):
+        run_training(staged, Failing, first)
+    run_training(staged, build, second)
+    assert second.of("resume") == [(2,)]
+    assert losses(first)[:2] + losses(second) == losses(whole)
 
 
 def test_every_method_name_stands_for_a_method(options: TrainOptions) -> None:

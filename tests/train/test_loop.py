@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from doubles.jit_step import JitStep, Recorder
-from meshwise.errors import MeshwiseError
+from meshwise.errors import MeshwiseError, StateLostError
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
 
@@ -64,6 +65,27 @@ def test_a_stopped_run_continues_to_the_same_losses(options: TrainOptions) -> No
     assert second.of("resume") == [(7,)]
     assert first.of("step") + second.of("step") == whole.of("step")
     assert second.of("heldout") == whole.of("heldout")[2:]
+
+
+def test_after_a_lost_state_the_next_run_has_the_same_losses(options: TrainOptions) -> None:
+    whole = Recorder()
+    run_training(replace(options, out=options.out / "whole"), JitStep, whole)
+
+    class Failing(JitStep):
+        def __call__(self, state: Any, batch: Any) -> Any:
+            if int(state.step) == 6:
+                raise StateLostError(f"the last one is {self.checkpoint}")
+            return super().__call__(state, batch)
+
+    first, second = Recorder(), Recorder()
+    with pytest.raises(StateLostError, match=r"the last one is .*run/checkpoints/4$"):
+        run_training(options, Failing, first)
+    # Resumed, it fails again, and knows from where.
+    with pytest.raises(StateLostError, match=r"the last one is .*run/checkpoints/4$"):
+        run_training(options, Failing, Recorder())
+    run_training(options, JitStep, second)
+    assert second.of("resume") == [(4,)]
+    assert first.of("step")[:4] + second.of("step") == whole.of("step")
 
 
 def test_a_finished_run_does_nothing_and_can_be_extended(options: TrainOptions) -> None:

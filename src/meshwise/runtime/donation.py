@@ -34,6 +34,20 @@ def check_alive(leaves: Sequence[Any], names: Sequence[str]) -> None:
             )
 
 
+def state_lost(num_lost: int, error: BaseException) -> StateLostError:
+    """The error that says that a step failed too late.
+
+    Args:
+        num_lost: Arrays that are gone.
+        error: What happened.
+    """
+    said = str(error) or type(error).__name__
+    return StateLostError(
+        f"the step failed while {num_lost} donated state arrays were being updated; restore the "
+        f"last checkpoint ({said})"
+    )
+
+
 def without_repeats(leaves: Sequence[Any], donated: Sequence[int]) -> Sequence[Any]:
     """The leaves with a copy in place of each donated array that occurs more than once.
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from meshwise.errors import StateLostError
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
+    state_lost,
     without_repeats,
     without_shared_memory,
 )
@@ -100,17 +100,11 @@ class Executable:
             leaves = without_shared_memory(leaves, donated, self.handover.fresh(leaves))
         try:
             results = self.compiled(*leaves)
-        except jax.errors.JaxRuntimeError as error:
-            lost = [
-                position
-                for position in self.traced.donated
-                if isinstance(leaves[position], jax.Array) and leaves[position].is_deleted()
-            ]
+        except BaseException as error:  # A failure of any kind, Ctrl-C too.
+            donated = [leaves[position] for position in self.traced.donated]
+            lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
             if lost:
-                raise StateLostError(
-                    f"the step failed while {len(lost)} donated state arrays were being updated; "
-                    f"restore the last checkpoint ({error})"
-                ) from error
+                raise state_lost(lost, error) from error
             raise
         self.handover.remember(results)
         return results

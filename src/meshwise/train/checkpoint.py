@@ -68,6 +68,10 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
                 ),
             )
+        return self.path(step)
+
+    def path(self, step: int) -> Path:
+        """The folder of a checkpoint."""
         return self._folder / str(step)
 
     def restore(self, like: TrainState) -> tuple[TrainState, History]:

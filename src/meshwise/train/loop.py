@@ -115,7 +115,9 @@ def run_training(
         if checkpoints.newest_step is not None:
             run.state, history = checkpoints.restore(state)
             run.losses, run.heldout = list(history.losses), list(history.heldout)
-            listener.on_resume(int(run.state.step))
+            done = int(run.state.step)
+            step.saved(checkpoints.path(done))
+            listener.on_resume(done)
         first_step = int(run.state.step)
         _train(options, corpus, step, run, checkpoints, listener, should_stop)
         newest = checkpoints.newest_step
@@ -186,7 +188,9 @@ def _train(
         listener.on_heldout(done, loss)
 
     def save_and_tell(done: int) -> None:
-        listener.on_save(done, checkpoints.save(run.state, run.history))
+        path = checkpoints.save(run.state, run.history)
+        step.saved(path)
+        listener.on_save(done, path)
 
     done = len(run.losses)
     if done == 0:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -36,6 +37,10 @@ class ParallelTrainStep(Protocol):
 
     def fidelity(self, state: Any, batch: Any, /) -> tuple[StageFidelity, ...]:
         """For each stage memory and collectives as predicted, and as compiled."""
+        ...
+
+    def saved(self, checkpoint: Path, /) -> None:
+        """Say where the state was last saved, for the error that tells that it is lost."""
         ...
 
 

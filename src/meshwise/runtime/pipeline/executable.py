@@ -10,12 +10,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from meshwise.errors import StateLostError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.decision import GraphDecision
 from meshwise.program.memory import verify_memory
 from meshwise.runtime.devices import devices_for
-from meshwise.runtime.donation import check_alive
+from meshwise.runtime.donation import check_alive, state_lost
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.build import StageChoice
@@ -60,21 +59,19 @@ class PipelineExecutable:
         """Run a step.
 
         Raises:
-            StateLostError: an argument was donated to an earlier call, or the step failed after
-                it had taken over donated state.
+            StateLostError: an argument was donated to an earlier call, or the step failed or was
+                interrupted while it updated donated state.  What fails before leaves the arguments
+                as they are, except stacks of layers, which are taken apart when the step begins.
             TypeError: arguments have other shapes or dtypes; nothing was done with them.
         """
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
         try:
             return self.ends.results(self.pipeline.run(self.ends.arguments(leaves)))
-        except jax.errors.JaxRuntimeError as error:
+        except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
-                raise StateLostError(
-                    f"the step failed while {lost} donated state arrays were being updated; "
-                    f"restore the last checkpoint ({error})"
-                ) from error
+                raise state_lost(lost, error) from error
             raise
 
     def _check_shapes(self, leaves: Sequence[Any]) -> None:

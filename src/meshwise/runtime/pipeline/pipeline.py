@@ -27,6 +27,7 @@ from meshwise.program.instructions import (
 from meshwise.program.text import around
 from meshwise.program.verify import verify_in_flight, verify_program
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
+from meshwise.runtime.pipeline.commit import commit_point
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.runtime.pipeline.joining import Joining
 from meshwise.runtime.pipeline.tile_copier import TileCopier
@@ -49,6 +50,7 @@ class Pipeline:
         schedule: In which order.
         indices: For each mesh the numbers of the micro-batches.
         copier: Moves arrays to meshes.
+        commit: So many instructions come before one that overwrites the state.
     """
 
     layers: Layering
@@ -59,6 +61,7 @@ class Pipeline:
     schedule: Schedule
     indices: tuple[tuple[Any, ...], ...]
     copier: TileCopier
+    commit: int
 
     def run(self, flat: Sequence[Any]) -> list[Any]:
         """One step.
@@ -122,6 +125,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
             for mesh in meshes
         ),
         copier=copier,
+        commit=commit_point(program),
     )
 
 
@@ -217,9 +221,11 @@ class _Step:
         """
         program = self.pipeline.program
         position = [0] * len(program.meshes)
-        for mesh in program.order:
+        for n, mesh in enumerate(program.order):
             at = position[mesh]
             try:
+                if n == self.pipeline.commit:
+                    jax.block_until_ready((self.buffers, self.travelling))
                 self.step(mesh, program.meshes[mesh].instructions[at])
             except Exception as error:
                 shown = around(program.meshes[mesh], at)

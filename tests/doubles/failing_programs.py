@@ -1,0 +1,85 @@
+"""Programs of a pipeline that fail when they run, for tests of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import meshwise as mw
+
+
+@contextmanager
+def program_replaced(
+    step: mw.ParallelStep, name: str, make: Callable[[Any], Callable[..., Any]]
+) -> Iterator[None]:
+    """Another function in place of one executable of a step that has run.
+
+    Args:
+        step: A pipeline.
+        name: Of the program, as `backward of layer 1`.
+        make: From the executable to what runs in its place.
+    """
+    executable: Any = step._last
+    pipeline = executable.pipeline
+    names = [program.name for program in pipeline.executables]
+    at = names.index(name)
+    other = replace(pipeline.executables[at], run=make(pipeline.executables[at].run))
+    programs = (*pipeline.executables[:at], other, *pipeline.executables[at + 1 :])
+    broken = replace(executable, pipeline=replace(pipeline, executables=programs))
+    (shape,) = [key for key, found in step._recent.items() if found is executable]
+    (place,) = [key for key, found in step._executables.items() if found is executable]
+    step._recent[shape] = step._executables[place] = broken
+    try:
+        yield
+    finally:
+        step._recent[shape] = step._executables[place] = step._last = executable
+
+
+def raising(error: BaseException) -> Callable[[Any], Callable[..., Any]]:
+    """It fails when it is dispatched."""
+
+    def make(_: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            raise error
+
+        return run
+
+    return make
+
+
+def raising_after(error: BaseException) -> Callable[[Any], Callable[..., Any]]:
+    """It does its work, overwrites what it is given, and then fails."""
+
+    def make(executable: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            executable(*args)
+            raise error
+
+        return run
+
+    return make
+
+
+def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
+    """It is dispatched well, and fails while it computes, as when memory runs out there."""
+
+    def fail() -> Any:
+        raise RuntimeError(message)
+
+    @jax.jit
+    def poisoned(x: Any) -> Any:
+        zero = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.int32))
+        return x + zero.astype(x.dtype)
+
+    def make(executable: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            return [poisoned(x) for x in executable(*args)]
+
+        return run
+
+    return make

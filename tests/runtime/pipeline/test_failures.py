@@ -1,0 +1,82 @@
+"""What a failure leaves: the state of the last step, or an error that says that it is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshwise as mw
+from doubles.failing_programs import failing_later, program_replaced, raising, raising_after
+from doubles.layered_steps import CLIPPED, gpt_step
+from meshwise.errors import StateLostError
+
+pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
+
+OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+def test_a_failure_before_the_update_leaves_the_state_one_inside_says_that_it_is_lost() -> None:
+    step, (state, batch) = gpt_step(CLIPPED)
+    one, now = jax.jit(step), state
+    losses: list[float] = []
+    for _ in range(3):
+        now, loss, _ = one(now, batch)
+        losses.append(float(loss))
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    state, loss, _ = staged(state, batch)
+    found = [float(loss)]
+
+    before = [
+        ("forward of layer 0", ValueError("no such value")),
+        ("forward of layer 1", OUT_OF_MEMORY),
+        ("backward of layer 1", OUT_OF_MEMORY),
+        ("backward of layer 0", KeyboardInterrupt()),
+    ]
+    for name, error in before:
+        with program_replaced(staged, name, raising(error)), pytest.raises(type(error)):
+            staged(state, batch)
+        assert not any(x.is_deleted() for x in jax.tree.leaves(state)), name
+    # Dispatched well: the update must not be dispatched behind it.
+    for name in ("forward of layer 1", "backward of layer 0"):
+        with (
+            program_replaced(staged, name, failing_later("memory ran out")),
+            pytest.raises(jax.errors.JaxRuntimeError, match="memory ran out"),
+        ):
+            staged(state, batch)
+        assert not any(x.is_deleted() for x in jax.tree.leaves(state)), name
+    # The update of the first layer did not begin.
+    with (
+        program_replaced(staged, "apply of layer 0", raising(OUT_OF_MEMORY)),
+        pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"),
+    ):
+        staged(state, batch)
+    state, loss, _ = staged(state, batch)
+    found.append(float(loss))
+
+    saved = jax.tree.map(host, state)
+    for error in (OUT_OF_MEMORY, KeyboardInterrupt()):
+        with (
+            program_replaced(staged, "apply of layer 1", raising_after(error)),
+            pytest.raises(StateLostError, match="donated state arrays were being updated") as told,
+        ):
+            staged(state, batch)
+        assert type(error).__name__ in str(told.value) or str(error) in str(told.value)
+        # From the checkpoint to the same losses.
+        state, loss, _ = staged(saved, batch)
+        assert float(loss) == pytest.approx(losses[2], rel=1e-9)
+    staged.saved("runs/gpt/checkpoints/2")
+    with (
+        program_replaced(staged, "apply of layer 1", raising_after(OUT_OF_MEMORY)),
+        pytest.raises(StateLostError, match=r"Out of memory\); the last one is runs/gpt/check"),
+    ):
+        staged(state, batch)
+    np.testing.assert_allclose(found, losses[:2], rtol=1e-9)
+
+
+def host(x: Any) -> Any:
+    """A copy that no donation takes away."""
+    return x if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x)
