@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,17 +69,26 @@ def raising_after(error: BaseException) -> Callable[[Any], Callable[..., Any]]:
 def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
     """It is dispatched well, and fails while it computes, as when memory runs out there."""
 
-    def fail() -> Any:
+    def fail(_: Any) -> Any:
+        time.sleep(0.3)  # Until what follows has been dispatched.
         raise RuntimeError(message)
 
     @jax.jit
-    def poisoned(x: Any) -> Any:
-        zero = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.int32))
+    def work(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 500, lambda _, y: jnp.tanh(y @ y), x)
+
+    @jax.jit
+    def poisoned(x: Any, y: Any) -> Any:
+        zero = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.int32), y)
         return x + zero.astype(x.dtype)
 
     def make(executable: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            return [poisoned(x) for x in executable(*args)]
+            found = executable(*args)
+            # XLA:CPU runs at once what does not wait for anything.
+            ones = jax.device_put(jnp.ones((200, 200)), found[0].sharding)
+            busy = work(ones)
+            return [poisoned(x, busy) for x in found]
 
         return run
 
