@@ -18,6 +18,7 @@ from benchmarks.measured_layers import measured_layers
 from benchmarks.mixed_clusters import mixed_clusters
 from benchmarks.one_device import one_device
 from benchmarks.one_gpu import one_gpu
+from benchmarks.pipeline_dispatch import pipeline_dispatch
 from benchmarks.planning import planning
 from benchmarks.planning_time import planning_time
 from benchmarks.record import write_record
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "mixed_clusters": mixed_clusters,
     "one_device": one_device,
     "one_gpu": one_gpu,
+    "pipeline_dispatch": pipeline_dispatch,
     "anchor": anchor,
 }
 CPU_BENCHMARKS = (
@@ -43,6 +45,7 @@ CPU_BENCHMARKS = (
     "measured_layers",
     "mixed_clusters",
     "one_device",
+    "pipeline_dispatch",
     "anchor",
 )
 
