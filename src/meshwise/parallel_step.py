@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from meshwise.pipeline_request import pipeline_request
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.pricing import Progress, priced
+from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import TracedStep, abstract, trace_step
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
@@ -58,6 +60,7 @@ class ParallelStep(PlannedStep):
         self._recent: dict[Any, Executable | PipelineExecutable] = {}
         self._last: Executable | PipelineExecutable | None = None
         self._checkpoint: str | None = None
+        self._timeline: Timeline | None = None
         self._of_classes: dict[type, ParallelStep] = {}
         update_wrapper(self, fun)
 
@@ -110,12 +113,8 @@ class ParallelStep(PlannedStep):
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
         shape = (tree, binding.positions, call.statics)
-        try:
+        with self._naming_the_checkpoint():
             return self._run(binding, call, shape, leaves)
-        except StateLostError as error:
-            if self._checkpoint is None:
-                raise
-            raise StateLostError(f"{error}; the last one is {self._checkpoint}") from error
 
     def _run(self, binding: Binding, call: Call, shape: Any, leaves: list[Any]) -> Any:
         recent = self._recent.get(shape)
@@ -243,6 +242,39 @@ class ParallelStep(PlannedStep):
         """Memory of one device as XLA reports it for the compiled step, in bytes."""
         return self._executable(*self._taken_apart(args, kwargs)).measured_peak_bytes()
 
+    def measured(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
+        """Run one step of a pipeline with a clock beside it.
+
+        Every mesh waits for each of its instructions, so the step is slower than a plain call,
+        which only dispatches them; its results are the same.
+
+        Returns:
+            What the step returns, and what each mesh did and when.
+
+        Raises:
+            PlanError: the step runs on one mesh, as one program.
+        """
+        binding, call = self._taken_apart(args, kwargs)
+        if not is_pipeline(self._request.method):
+            raise PlanError(
+                "a step on one mesh is one program, which has no timeline of meshes; time a call "
+                "and jax.block_until_ready of what it returns, or ask for stages"
+            )
+        executable: Any = self._executable(binding, call)
+        with self._naming_the_checkpoint():
+            results, timeline = executable.measured_run(jax.tree.leaves((call.args, call.kwargs)))
+        self._last, self._timeline = executable, timeline
+        return jax.tree.unflatten(executable.out_tree, results), timeline
+
+    @contextmanager
+    def _naming_the_checkpoint(self) -> Iterator[None]:
+        try:
+            yield
+        except StateLostError as error:
+            if self._checkpoint is None:
+                raise
+            raise StateLostError(f"{error}; the last one is {self._checkpoint}") from error
+
     def saved(self, checkpoint: object) -> None:
         """Say where the state was last saved, for the error that tells that it is lost.
 
@@ -255,20 +287,31 @@ class ParallelStep(PlannedStep):
         """For each stage memory and collectives as predicted, and as compiled."""
         return self._executable(*self._taken_apart(args, kwargs)).fidelity()
 
-    def stats(self) -> dict[str, float]:
-        """What is known of the last step's program: seconds, bytes.
+    def stats(self) -> dict[str, Any]:
+        """What is known of the last step's programs: seconds, bytes.
+
+        A pipeline adds `bytes_between_meshes` of a step, and of its last *measured* step
+        `measured_step_s`, `bubble_share`, and for each mesh `busy_s` and `exposed_s`, the seconds
+        in which it waits for a transfer that runs.  Plain calls are not timed: they return before
+        the devices are done.
 
         Raises:
             PlanError: no step has run.
         """
         if self._last is None:
             raise PlanError("no step has run yet; call the step first")
-        return {
+        found: dict[str, Any] = {
             "predicted_step_time_s": self._last.plan.step_time_s,
             "predicted_peak_bytes": float(self._last.plan.peak_bytes),
             "measured_peak_bytes": float(self._last.measured_peak_bytes()),
             "compile_s": self._last.compile_s,
+            **self._last.traffic(),
         }
+        if self._timeline is not None:
+            found["measured_step_s"] = self._timeline.step_time_s
+            for name in ("bubble_share", "busy_s", "exposed_s"):
+                found[name] = getattr(self._timeline, name)
+        return found
 
     def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Binding, Call]:
         given = (len(args), tuple(kwargs))

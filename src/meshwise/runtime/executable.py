@@ -60,6 +60,10 @@ class Executable:
         """Memory of one device as XLA reports it."""
         return device_peak_bytes(self.compiled)
 
+    def traffic(self) -> dict[str, float]:
+        """Nothing passes between meshes."""
+        return {}
+
     def fidelity(self) -> tuple[StageFidelity, ...]:
         """What was predicted, and what was compiled."""
         sizes = self.plan.mesh.sizes

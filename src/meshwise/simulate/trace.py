@@ -63,7 +63,8 @@ def _lanes(way: str, mesh: int, transfers: Sequence[TransferEvent]) -> list[dict
             free_ns.append(0)
         free_ns[lane] = _ns(t.end_s)
         back = t.source_stage > t.destination_stage
-        what = f"{'gradient' if back else 'activation'} {t.microbatch}"
+        number = "once a step" if t.microbatch == ONCE else t.microbatch
+        what = f"{'gradient' if back else 'activation'} {number}"
         args = {
             "microbatch": t.microbatch,
             "bytes": t.num_bytes,

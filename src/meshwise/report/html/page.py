@@ -28,22 +28,29 @@ from meshwise.report.html.timeline import timeline_section
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.report.plan_file import AnyPlan
 from meshwise.report.simulation_text import device_flop_per_s
+from meshwise.simulate.timeline import Timeline
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # Name, value, and what is said below it, as text.
 Tile = tuple[str, str, str]
 
 
-def plan_page(plan: AnyPlan) -> str:
+def plan_page(plan: AnyPlan, measured: Timeline | None = None) -> str:
     """One HTML file with everything in it: no network, no other file.
+
+    Args:
+        plan: Of either kind.
+        measured: A step of a pipeline as it ran, shown below the simulated one.
 
     Raises:
         PlanError: a pipeline cannot be simulated.
     """
-    return _pipeline_page(plan) if isinstance(plan, PipelinePlan) else _one_mesh_page(plan)
+    if isinstance(plan, PipelinePlan):
+        return _pipeline_page(plan, measured)
+    return _one_mesh_page(plan)
 
 
-def _pipeline_page(plan: PipelinePlan) -> str:
+def _pipeline_page(plan: PipelinePlan, measured: Timeline | None) -> str:
     simulation = simulate_plan(plan)
     name = plan.model or "Pipeline"
     body = (
@@ -52,7 +59,7 @@ def _pipeline_page(plan: PipelinePlan) -> str:
         + _tiles(_pipeline_tiles(plan, simulation))
         + f"<p>The gap is to the best of: {escaped(plan.space)}.</p>"
         + cluster_map(plan)
-        + timeline_section(simulation)
+        + timeline_section(simulation, measured)
         + memory_charts(simulation)
         + stage_table(plan, simulation)
         + tried_table(plan)

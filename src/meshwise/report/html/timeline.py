@@ -21,8 +21,49 @@ _TASKS_A_COLUMN = 16
 _ROW, _BAR = 34, 28
 
 
-def timeline_section(simulation: Simulation) -> str:
-    """The section of the page."""
+def timeline_section(simulation: Simulation, measured: Timeline | None = None) -> str:
+    """The section of the page.
+
+    Args:
+        simulation: A step of the plan.
+        measured: The step as it ran; it is drawn to the same scale.
+    """
+    simulated = _simulated(simulation, measured.step_time_s if measured else 0.0)
+    return simulated + (_measured(simulation.timeline, measured) if measured else "")
+
+
+def _measured(simulated: Timeline, timeline: Timeline) -> str:
+    """The step as it ran, and how far off the simulation was."""
+    numbers = range(len(timeline.busy_s))
+    rows = "".join(
+        f"<tr><td>{mesh}</td><td>{seconds_text(simulated.busy_s[mesh])}</td>"
+        f"<td>{seconds_text(timeline.busy_s[mesh])}</td>"
+        f"<td>{seconds_text(simulated.exposed_s[mesh])}</td>"
+        f"<td>{seconds_text(timeline.exposed_s[mesh])}</td></tr>"
+        for mesh in numbers
+    )
+    end = max(simulated.step_time_s, timeline.step_time_s)
+    return (
+        "<h2>Measured step</h2>"
+        f"<p>{seconds_text(timeline.step_time_s)}, bubble {timeline.bubble_share:.1%}; simulated "
+        f"{seconds_text(simulated.step_time_s)}, bubble {simulated.bubble_share:.1%}. Each mesh "
+        "waited for each of its instructions, so a step without a clock is faster.</p>"
+        + _drawn("measured", timeline, end)
+        + "<table><thead><tr><th>mesh</th><th>works, simulated</th><th>measured</th>"
+        "<th>waits for transfers, simulated</th><th>measured</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _drawn(name: str, timeline: Timeline, end: float) -> str:
+    """Tasks, or where there are too many of them the shares of time."""
+    if _can_be_seen(timeline):
+        return _wide(gantt(name, timeline, 0.0, end))
+    return _wide(_overview(timeline, _columns(timeline), name))
+
+
+def _simulated(simulation: Simulation, measured_s: float) -> str:
+    """The step as the simulator sees it."""
     timeline = simulation.timeline
     kinds = [kind for kind in ("F", "B", "W") if any(e.kind == kind for e in timeline.events)]
     keys = [(f"var(--{kind})", KINDS[kind]) for kind in kinds]
@@ -41,10 +82,10 @@ def timeline_section(simulation: Simulation) -> str:
         f"point at a task or a transfer for its times.{below}</p>" + legend(keys)
     )
     if _can_be_seen(timeline):
-        return head + _wide(gantt("step", timeline, 0.0, timeline.step_time_s))
+        end = max(timeline.step_time_s, measured_s)
+        return head + _wide(gantt("step", timeline, 0.0, end))
     first, last = _ends(timeline)
-    most = max(_counts(timeline)) // _TASKS_A_COLUMN
-    columns = max(_LEAST_COLUMNS, min(_MOST_COLUMNS, most))
+    columns = _columns(timeline)
     return (
         head
         + "<h3>The whole step</h3><p>There are too many tasks to draw each: the height of a colour "
@@ -55,6 +96,11 @@ def timeline_section(simulation: Simulation) -> str:
         + f"<h3>The last {seconds_text(timeline.step_time_s - last)}</h3>"
         + _wide(gantt("last", timeline, last, timeline.step_time_s))
     )
+
+
+def _columns(timeline: Timeline) -> int:
+    most = max(_counts(timeline)) // _TASKS_A_COLUMN
+    return max(_LEAST_COLUMNS, min(_MOST_COLUMNS, most))
 
 
 def _wide(drawing: str) -> str:
@@ -84,7 +130,7 @@ def _ends(timeline: Timeline) -> tuple[float, float]:
     return min(tasks[count].start_s, half), max(tasks[-count].start_s, half)
 
 
-def _overview(timeline: Timeline, columns: int) -> str:
+def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
     """A row for each stage; in each column what it does, stacked by share of the time."""
     meshes = len(timeline.memory)
     end = timeline.step_time_s
@@ -107,7 +153,7 @@ def _overview(timeline: Timeline, columns: int) -> str:
         for mesh in range(meshes)
     )
     size = (WIDTH, meshes * _ROW + AXIS)
-    return picture("overview", "What each stage does over the step", description, size, parts)
+    return picture(name, "What each stage does over the step", description, size, parts)
 
 
 def _shares(events: Sequence[Event], end: float, columns: int) -> dict[str, list[float]]:

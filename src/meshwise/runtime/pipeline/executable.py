@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,12 @@ from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.fidelity import stage_fidelities, stage_peaks
+from meshwise.runtime.pipeline.measured import measured_step
 from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.pipeline.traffic import bytes_between
 from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.timeline import Timeline
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import abstract
@@ -64,10 +67,28 @@ class PipelineExecutable:
                 as they are, except stacks of layers, which are taken apart when the step begins.
             TypeError: arguments have other shapes or dtypes; nothing was done with them.
         """
+        return self._run(leaves, self.pipeline.run)
+
+    def measured_run(self, leaves: Sequence[Any]) -> tuple[list[Any], Timeline]:
+        """Run a step with a clock beside it, which makes it slower; raises as `run` does.
+
+        Returns:
+            The results, and what each mesh did and when.
+        """
+        seen: list[Timeline] = []
+
+        def run(flat: Sequence[Any]) -> list[Any]:
+            results, timeline = measured_step(self.pipeline, flat)
+            seen.append(timeline)
+            return results
+
+        return self._run(leaves, run), seen[0]
+
+    def _run(self, leaves: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
         try:
-            return self.ends.results(self.pipeline.run(self.ends.arguments(leaves)))
+            return self.ends.results(run(self.ends.arguments(leaves)))
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
@@ -87,6 +108,10 @@ class PipelineExecutable:
     def measured_peak_bytes(self) -> int:
         """Memory of one device of the worst stage, as XLA reports it for the programs."""
         return max(stage_peaks(self.pipeline, self.plan))
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes that pass from mesh to mesh in a step, each tensor counted once."""
+        return {"bytes_between_meshes": float(bytes_between(self.pipeline))}
 
     def fidelity(self) -> tuple[StageFidelity, ...]:
         """For each stage what was predicted, and what was compiled."""

@@ -72,7 +72,7 @@ class Pipeline:
         Returns:
             Its results, each on the mesh of its stage.
         """
-        return _Step(self, flat).run()
+        return Step(self, flat).run()
 
 
 def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Schedule) -> Pipeline:
@@ -162,7 +162,7 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, tuple[Mesh, Layout, in
     }
 
 
-class _Step:
+class Step:
     """The buffers of one step."""
 
     def __init__(self, pipeline: Pipeline, flat: Sequence[Any]) -> None:
@@ -223,15 +223,21 @@ class _Step:
         position = [0] * len(program.meshes)
         for n, mesh in enumerate(program.order):
             at = position[mesh]
+            if n == self.pipeline.commit:
+                # What fails here is an earlier instruction.
+                jax.block_until_ready((self.buffers, self.travelling))
             try:
-                if n == self.pipeline.commit:
-                    jax.block_until_ready((self.buffers, self.travelling))
                 self.step(mesh, program.meshes[mesh].instructions[at])
             except Exception as error:
                 shown = around(program.meshes[mesh], at)
                 error.add_note(f"while mesh {mesh} ran instruction {at}:\n{shown}")
                 raise
             position[mesh] += 1
+        return self.results()
+
+    def results(self) -> list[Any]:
+        """What the step returns, when all instructions are done."""
+        program = self.pipeline.program
         results: dict[int, Any] = {j: self.passed[i] for j, i in program.passed}
         for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
             results.update((j, buffers[b]) for j, b in mesh.results)

@@ -1,0 +1,217 @@
+"""A step of a pipeline with a clock beside it: what each mesh did and when.
+
+Each mesh has a thread that waits for every instruction, as a worker of its own would; so the host
+does not run ahead, and a step takes longer than one that is only dispatched.  A mesh is busy while
+a program runs on it; it waits where it receives what has not arrived.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from meshwise.program.instructions import Instruction, Receive, Run, Send
+from meshwise.runtime.pipeline.pipeline import Pipeline, Step
+from meshwise.runtime.pipeline.traffic import messages, stage_of_program
+from meshwise.simulate.engine import MemoryStep
+from meshwise.simulate.measure import covered
+from meshwise.simulate.timeline import (
+    APPLY,
+    BACKWARD,
+    FORWARD,
+    SYNC,
+    WEIGHT,
+    Event,
+    Timeline,
+    TransferEvent,
+)
+
+# By the first word of a program's name; all others run once a step.
+_KINDS = {"forward": FORWARD, "backward": BACKWARD, "weights": WEIGHT, "apply": APPLY}
+
+
+def measured_step(pipeline: Pipeline, flat: Sequence[Any]) -> tuple[list[Any], Timeline]:
+    """One step, and its timeline.
+
+    Arguments are moved to their meshes before the clock starts.
+
+    Args:
+        pipeline: What runs.
+        flat: Arguments of the step, of any placement.
+    """
+    return _Measured(pipeline, flat).run()
+
+
+class _Measured:
+    """One step while it runs; what threads share."""
+
+    def __init__(self, pipeline: Pipeline, flat: Sequence[Any]) -> None:
+        self.pipeline = pipeline
+        self.step = Step(pipeline, flat)
+        jax.block_until_ready(self.step.buffers)
+        self.stages = stage_of_program(pipeline)
+        count = len(pipeline.meshes)
+        self.messages = messages(pipeline)
+        self.arrivals = [threading.Event() for _ in self.messages]
+        self.sent_s: dict[int, tuple[float, float]] = {}
+        # Programs of several devices must come to all of them in one order.
+        self.dispatching = threading.Lock()
+        self.commit = threading.Barrier(count)
+        self.stopped = threading.Event()
+        self.errors: list[BaseException] = []
+        self.events: list[list[Event]] = [[] for _ in range(count)]
+        self.exposed: list[float] = [0.0] * count
+        self.bytes: list[dict[int, int]] = [
+            {b: _local_bytes(x) for b, x in buffers.items()} for buffers in self.step.buffers
+        ]
+        self.memory = [[MemoryStep(0.0, sum(sizes.values()))] for sizes in self.bytes]
+        self.start = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.start
+
+    def run(self) -> tuple[list[Any], Timeline]:
+        workers = [
+            threading.Thread(target=self.mesh, args=(m, after), name=f"mesh {m}")
+            for m, after in enumerate(self.first_after_commit())
+        ]
+        with ThreadPoolExecutor(len(workers), "transfers") as self.pool:
+            for worker in workers:
+                worker.start()
+            try:
+                for worker in workers:
+                    worker.join()
+            except BaseException:
+                self.stop()
+                for worker in workers:
+                    worker.join()
+                raise
+        if self.errors:
+            raise self.errors[0]
+        end = self.now()
+        return self.step.results(), self.timeline(end)
+
+    def first_after_commit(self) -> list[int]:
+        """For each mesh how many of its instructions come before the state is taken over."""
+        found = [0] * len(self.pipeline.meshes)
+        for mesh in self.pipeline.program.order[: self.pipeline.commit]:
+            found[mesh] += 1
+        return found
+
+    def stop(self) -> None:
+        """Let all threads end at their next instruction."""
+        self.stopped.set()
+        self.commit.abort()
+        for arrival in self.arrivals:
+            arrival.set()
+
+    def mesh(self, mesh: int, after: int) -> None:
+        """All instructions of a mesh, one after the other."""
+        instructions = self.pipeline.program.meshes[mesh].instructions
+        try:
+            for instruction in instructions[:after]:
+                self.instruction(mesh, instruction)
+            self.commit.wait()
+            for instruction in instructions[after:]:
+                self.instruction(mesh, instruction)
+        except (threading.BrokenBarrierError, _Stopped):
+            pass  # another one failed
+        except BaseException as error:
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self.stop()
+
+    def instruction(self, mesh: int, instruction: Instruction) -> None:
+        """One instruction, waited for."""
+        if self.stopped.is_set():
+            raise _Stopped
+        begin = self.now()
+        if isinstance(instruction, Receive):
+            self.arrivals[instruction.transfer].wait()
+            if self.stopped.is_set():
+                raise _Stopped
+            waited = [self.sent_s[instruction.transfer]]
+            self.exposed[mesh] += covered(waited, begin, self.now())
+        with self.dispatching:
+            self.step.step(mesh, instruction)
+        buffers = self.step.buffers[mesh]
+        if isinstance(instruction, Run):
+            jax.block_until_ready([buffers[b] for b in instruction.outputs])
+            self.events[mesh].append(self.event(mesh, instruction, begin))
+        elif isinstance(instruction, Send):
+            self.pool.submit(self.arrived, instruction.transfer, begin)
+        self.note_memory(mesh)
+
+    def event(self, mesh: int, run: Run, begin: float) -> Event:
+        """What a program did, joined to what the mesh did right before if that is one task."""
+        kind = _KINDS.get(run.label.partition(" ")[0], SYNC)
+        stage = self.stages[run.program]
+        mine = self.events[mesh]
+        if mine and mine[-1][1:4] == (kind, stage, run.microbatch) and self.is_next(mesh, begin):
+            begin = mine.pop().start_s
+        return Event(mesh, kind, stage, run.microbatch, begin, self.now())
+
+    def is_next(self, mesh: int, begin: float) -> bool:
+        """Whether the mesh has not waited since its last program."""
+        return begin - self.events[mesh][-1].end_s < _JOINED_S
+
+    def arrived(self, transfer: int, begin: float) -> None:
+        """Wait for a transfer."""
+        try:
+            jax.block_until_ready(self.step.travelling[transfer])
+            self.sent_s[transfer] = begin, self.now()
+            self.arrivals[transfer].set()
+        except BaseException as error:
+            self.failed(error)
+
+    def note_memory(self, mesh: int) -> None:
+        """How much the buffers of a mesh take on one device."""
+        buffers, sizes = self.step.buffers[mesh], self.bytes[mesh]
+        for b in sizes.keys() - buffers.keys():
+            del sizes[b]
+        for b in buffers.keys() - sizes.keys():
+            sizes[b] = _local_bytes(buffers[b])
+        total = sum(sizes.values())
+        if total != self.memory[mesh][-1].num_bytes:
+            self.memory[mesh].append(MemoryStep(self.now(), total))
+
+    def timeline(self, end: float) -> Timeline:
+        """What was seen."""
+        busy = tuple(sum(e.end_s - e.start_s for e in events) for events in self.events)
+        transfers = [
+            TransferEvent(*m[1:6], m.num_bytes, *self.sent_s[m.transfer])
+            for m in self.messages
+            if m.source_mesh != m.destination_mesh
+        ]
+        return Timeline(
+            step_time_s=end,
+            bubble_share=1 - sum(busy) / (len(busy) * end),
+            busy_s=busy,
+            exposed_s=tuple(self.exposed),
+            peak_bytes=tuple(max(step.num_bytes for step in steps) for steps in self.memory),
+            memory=tuple(map(tuple, self.memory)),
+            events=tuple(event for events in self.events for event in events),
+            transfers=tuple(sorted(transfers, key=lambda t: t.start_s)),
+        )
+
+
+# Between two programs of one task there is only what the host does: no wait for a transfer.
+_JOINED_S = 1e-3
+
+
+class _Stopped(Exception):
+    """Another thread failed."""
+
+
+def _local_bytes(value: Any) -> int:
+    """Bytes of an array on one of its devices."""
+    shape = value.sharding.shard_shape(value.shape)
+    return math.prod(shape) * value.dtype.itemsize
