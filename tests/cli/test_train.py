@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from doubles.jit_step import PLAN, JitStep
+from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
 from meshwise.cluster.spec import Cluster
+from meshwise.simulate.trace import chrome_trace
 from meshwise.train.options import TrainOptions
 
 # The package attribute of that name is the command, not its module.
@@ -44,6 +45,19 @@ def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
     )  # fmt: skip
     for part in parts:
         assert part in result.output
+
+
+def test_a_measured_step_is_written_as_a_trace(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    result = run("--stages", "1", "--trace", str(path))
+    assert result.exit_code == 0, result.output
+    assert "step      3  measured mesh by mesh: 500 ms, bubble 25.0%" in result.output
+    assert path.read_text() == chrome_trace(TIMELINE)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [stage["actual_busy_s"] for stage in summary["stages"]] == [0.375]
+    refused = run("--stages", "1", "--trace", str(tmp_path / "none" / "step.json"))
+    assert refused.exit_code == 1
+    assert "no folder" in refused.output
 
 
 @pytest.fixture
@@ -160,6 +174,8 @@ def test_a_failure_is_told_in_one_line(run: Any) -> None:
             ["--stages", "2", "--method", "zero3"],
             "goes with --method auto, not with zero3",
         ),
+        (["--trace", "x.json"], "--trace is of a pipeline; give --stages, too"),
+        (["--html", "x.html"], "--html is of a pipeline; give --stages, too"),
         (["--stages", "2", "--mesh", "2x4"], "--mesh is the shape of one mesh; with --stages"),
         (["--stages", "2", "--schedule", "2f1b"], "'2f1b' is not one of"),
         (["--text", "/no/such/text"], "does not exist"),

@@ -14,6 +14,8 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.flop import Replicated
 from meshwise.plan.plan import Plan, Stage
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
+from meshwise.simulate.engine import MemoryStep
+from meshwise.simulate.timeline import Event, Timeline
 
 DEVICE = DeviceSpec(
     name="pretended",
@@ -46,6 +48,18 @@ PLAN = Plan(
 )
 
 
+TIMELINE = Timeline(
+    step_time_s=0.5,
+    bubble_share=0.25,
+    busy_s=(0.375,),
+    exposed_s=(0.0,),
+    peak_bytes=(1000,),
+    memory=((MemoryStep(0.0, 1000),),),
+    events=(Event(0, "F", 0, 0, 0.125, 0.5),),
+    transfers=(),
+)
+
+
 # A run makes its functions anew; equal ones need to be compiled only once for all tests.
 _COMPILED: dict[str, Any] = {}
 
@@ -74,6 +88,9 @@ class JitStep:
 
     def init(self, create_state: Any, key: Any, batch: Any) -> Any:
         return compiled(create_state, key)(key)
+
+    def measured(self, state: Any, batch: Any) -> Any:
+        return self(state, batch), TIMELINE
 
     def saved(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -108,6 +125,9 @@ class Recorder:
 
     def on_heldout(self, step: int, loss: float) -> None:
         self.events.append(("heldout", step, loss))
+
+    def on_measured(self, step: int, timeline: Any) -> None:
+        self.events.append(("measured", step, timeline))
 
     def on_save(self, step: int, path: Path) -> None:
         self.events.append(("save", step))

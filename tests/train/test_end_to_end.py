@@ -83,7 +83,13 @@ def test_a_run_goes_on_in_stages_and_out_of_them(
     steps = len(order)
     run_training(replace(options, out=options.out / "one", steps=steps), JitStep, one)
     staged = replace(
-        options, mesh=None, method="auto", cluster=cpu_cluster(2), stages=2, microbatches=2
+        options,
+        mesh=None,
+        method="auto",
+        cluster=cpu_cluster(2),
+        stages=2,
+        microbatches=2,
+        measure=True,
     )
     parts = [options, staged, replace(staged, schedule="gpipe", microbatches=4)]
     found: list[float] = []
@@ -93,7 +99,9 @@ def test_a_run_goes_on_in_stages_and_out_of_them(
         found += losses(seen)
         ((plan,),) = seen.of("plan")
         assert len(summary.stages) == len(plan.stages) == (part.stages or 1)
+        assert len(seen.of("measured")) == (part.stages is not None)
         for stage in summary.stages:
+            assert (stage.actual_busy_s or 0.0) > 0.0 or part.stages is None
             assert stage.num_devices == (1 if part.stages else 8)
             # I2, with room for so small a model.
             assert stage.actual_peak_bytes == pytest.approx(stage.predicted_peak_bytes, rel=0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from typing import Any, get_args
 import click
 import jax
 
+from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
@@ -42,8 +43,9 @@ Examples:
   meshwise train --fresh --model mini --batch 64 --microbatches 4
       64 sequences a step, 16 at a time: less memory, the same losses.
 \b
-  meshwise train --fresh --stages 2 --schedule 1f1b --microbatches 4
-      The model in two pipeline stages on half of the devices each, 4 micro-batches in flight.
+  meshwise train --fresh --stages 2 --schedule 1f1b --microbatches 4 --trace step.json
+      The model in two pipeline stages on half of the devices each, the batch in 4 parts; what
+      each stage did in one step, for ui.perfetto.dev.
       A run that was begun on one mesh can go on in stages, and back: leave --fresh out.
 \b
   meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
@@ -141,6 +143,21 @@ def _option(*names: str, **settings: Any) -> Any:
     show_default=True,
     help="Continue from the newest checkpoint in --out, or remove those there and start anew.",
 )
+@_option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Time the third step of this call mesh by mesh, and write it for Chrome or Perfetto. It "
+    "is slower: each mesh waits for each instruction. Only with --stages.",
+)
+@_option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The same step in a page about the plan, below the simulated one.",
+)
 @click.option("--dump-plan", is_flag=True, help="Print the plan as JSON before training.")
 @_option(
     "--dump-ilp",
@@ -161,6 +178,8 @@ def train(  # The options above say what the arguments are.
     lr: float,
     resume: bool,
     dump_plan: bool,
+    trace_file: Path | None,
+    html_file: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -173,9 +192,16 @@ def train(  # The options above say what the arguments are.
     if devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-    _check_stages(settings)
-    options = TrainOptions(memory_bytes=memory, learning_rate=lr, **settings)
-    view = TrainView(use_stderr=as_json, dump_plan=dump_plan)
+    files = {"--trace": trace_file, "--html": html_file}
+    _check_stages(settings, [name for name, file in files.items() if file is not None])
+    for file in files.values():
+        if file is not None:
+            check_writable(file)
+    measure = any(files.values())
+    options = TrainOptions(memory_bytes=memory, learning_rate=lr, measure=measure, **settings)
+    view = TrainView(
+        use_stderr=as_json, dump_plan=dump_plan, trace_file=trace_file, html_file=html_file
+    )
     if not resume:
         shutil.rmtree(options.out / CHECKPOINT_FOLDER, ignore_errors=True)
     try:
@@ -190,15 +216,16 @@ def train(  # The options above say what the arguments are.
         sys.exit(INTERRUPTED)
 
 
-def _check_stages(settings: Mapping[str, Any]) -> None:
+def _check_stages(settings: Mapping[str, Any], files: Sequence[str]) -> None:
     """Refuse options of pipelines where none was asked for, or that contradict each other.
 
     Raises:
         click.UsageError: naming the option.
     """
     if settings["stages"] is None:
-        if settings["schedule"] is not None:
-            raise click.UsageError("--schedule is of a pipeline; give --stages, too")
+        given = ["--schedule"] if settings["schedule"] is not None else []
+        for name in (*given, *files):
+            raise click.UsageError(f"{name} is of a pipeline; give --stages, too")
         return
     if settings["method"] != "auto":
         raise click.UsageError(

@@ -22,10 +22,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from meshwise.atomic_file import write_atomically
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
+from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import AnyPlan
+from meshwise.simulate.timeline import Timeline
+from meshwise.simulate.trace import chrome_trace
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import TrainState
@@ -36,15 +40,26 @@ from meshwise.units import bytes_text, flop_text, seconds_text
 class TrainView:
     """A listener of the training loop that writes to a terminal; a context manager."""
 
-    def __init__(self, *, use_stderr: bool, dump_plan: bool) -> None:
+    def __init__(
+        self,
+        *,
+        use_stderr: bool,
+        dump_plan: bool,
+        trace_file: Path | None = None,
+        html_file: Path | None = None,
+    ) -> None:
         """Nothing is shown yet.
 
         Args:
             use_stderr: Leave standard output to the caller.
             dump_plan: Print the plan as JSON, too.
+            trace_file: For the measured step.
+            html_file: For the plan with the simulated and the measured step.
         """
         self._console = Console(stderr=use_stderr, highlight=False)
         self._dump_plan = dump_plan
+        self._trace_file, self._html_file = trace_file, html_file
+        self._plan: AnyPlan | None = None
         self._options: TrainOptions | None = None
         self._progress = Progress(
             TextColumn("[bold]step"),
@@ -99,6 +114,7 @@ class TrainView:
     def on_plan(self, plan: AnyPlan, state: TrainState, plan_s: float) -> None:
         """Show the plan as tables."""
         self._is_planned = True
+        self._plan = plan
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state))
@@ -129,6 +145,20 @@ class TrainView:
         self._console.print(
             f"step {step:>6}  held-out loss {loss:.3f} nats = {loss / math.log(2):.3f} bits a byte"
         )
+
+    def on_measured(self, step: int, timeline: Timeline) -> None:
+        """Write the files that were asked for."""
+        self.note(
+            f"step {step:>6}  measured mesh by mesh: {seconds_text(timeline.step_time_s)}, bubble "
+            f"{timeline.bubble_share:.1%}"
+        )
+        if self._trace_file is not None:
+            write_atomically(self._trace_file, chrome_trace(timeline))
+            self.note(f"             wrote {self._trace_file}")
+        if self._html_file is not None:
+            assert self._plan is not None
+            write_atomically(self._html_file, plan_page(self._plan, timeline))
+            self.note(f"             wrote {self._html_file}")
 
     def on_save(self, step: int, path: Path) -> None:
         """A line with the path."""

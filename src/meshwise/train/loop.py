@@ -18,6 +18,7 @@ import jax
 from meshwise.atomic_file import write_atomically
 from meshwise.models.gpt_sizes import num_parameters
 from meshwise.report.plan_file import AnyPlan
+from meshwise.simulate.timeline import Timeline
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look
@@ -32,6 +33,7 @@ from meshwise.train.summary import (
 )
 
 CHECKPOINT_FOLDER = "checkpoints"
+_WARM_UP = 2  # Steps of a call before the one that is measured.
 _WINDOW = 10  # Steps over which the first and the last loss are averaged.
 
 
@@ -58,6 +60,10 @@ class Listener(Protocol):
         """The held-out text was looked at."""
         ...
 
+    def on_measured(self, step: int, timeline: Timeline) -> None:
+        """A step was timed mesh by mesh."""
+        ...
+
     def on_save(self, step: int, path: Path) -> None:
         """A checkpoint is complete."""
         ...
@@ -71,6 +77,7 @@ class _Run:
     losses: list[float]
     heldout: list[tuple[int, float]]
     step_times_s: list[float]
+    timeline: Timeline | None = None
 
     @property
     def history(self) -> History:
@@ -124,8 +131,8 @@ def run_training(
 
     fidelity = step.fidelity(run.state, first_batch)
     stages = tuple(
-        StageSummary.of(stage.mesh.num_devices, found)
-        for stage, found in zip(plan.stages, fidelity, strict=True)
+        StageSummary.of(stage.mesh.num_devices, found, number, run.timeline)
+        for number, (stage, found) in enumerate(zip(plan.stages, fidelity, strict=True))
     )
     window = max(1, min(_WINDOW, len(run.losses) // 2))
     summary = TrainSummary(
@@ -196,10 +203,15 @@ def _train(
     if done == 0:
         look_and_tell(done)
     stopped = False
+    measured = min(done + _WARM_UP, options.steps - 1)
     while done < options.steps and not stopped:
         batch = corpus.batch_at(done, batch=options.batch, seq=options.seq, seed=options.seed)
         began = time.perf_counter()
-        run.state, loss = step(run.state, batch)
+        if options.measure and done == measured:
+            (run.state, loss), run.timeline = step.measured(run.state, batch)
+            listener.on_measured(done + 1, run.timeline)
+        else:
+            run.state, loss = step(run.state, batch)
         run.losses.append(float(loss))  # Waits for the device.
         run.step_times_s.append(time.perf_counter() - began)
         done += 1

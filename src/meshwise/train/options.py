@@ -38,6 +38,7 @@ class TrainOptions:
         schedule: Of the pipeline, as `mw.Auto` has it; None for its default.
         memory_bytes: Limit of one device; None for what the cluster says.
         cluster: What is planned for; None for the built-in description of the devices.
+        measure: Whether one step is timed mesh by mesh; only for a pipeline.
         dump_ilp: Folder for every ILP of the planner; None for none.
     """
 
@@ -62,6 +63,7 @@ class TrainOptions:
     memory_bytes: int | None = None
     cluster: Cluster | None = None
     dump_ilp: Path | None = None
+    measure: bool = False
 
     @property
     def num_microbatches(self) -> int | Literal["auto"]:

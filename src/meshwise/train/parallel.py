@@ -13,6 +13,7 @@ import jax
 
 from meshwise.report.plan_file import AnyPlan
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.simulate.timeline import Timeline
 from meshwise.train.step import Batch, TrainState
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
@@ -33,6 +34,12 @@ class ParallelTrainStep(Protocol):
         self, create_state: Callable[[jax.Array], TrainState], key: jax.Array, batch: Batch, /
     ) -> TrainState:
         """The first state, born in the layouts of the plan."""
+        ...
+
+    def measured(
+        self, state: TrainState, batch: Batch, /
+    ) -> tuple[tuple[TrainState, jax.Array], Timeline]:
+        """Run one step with a clock beside it."""
         ...
 
     def fidelity(self, state: Any, batch: Any, /) -> tuple[StageFidelity, ...]:

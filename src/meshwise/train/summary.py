@@ -9,27 +9,38 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """One stage; sizes are bytes of one device, collectives bytes a step by kind."""
+    """One stage; sizes are bytes of one device, collectives bytes a step by kind.
+
+    `actual_busy_s`: seconds in which it works in the measured step; None if none was measured.
+    """
 
     num_devices: int
     predicted_peak_bytes: int
     actual_peak_bytes: int
     predicted_collective_bytes: dict[str, int]
     actual_collective_bytes: dict[str, int]
+    actual_busy_s: float | None = None
 
     @classmethod
-    def of(cls, num_devices: int, found: StageFidelity) -> Self:
-        """From what the step says of itself."""
+    def of(
+        cls, num_devices: int, found: StageFidelity, stage: int, timeline: Timeline | None
+    ) -> Self:
+        """From what the step says of itself, and what one of them did."""
+        busy: float | None = None
+        if timeline is not None:
+            busy = sum(e.end_s - e.start_s for e in timeline.events if e.stage == stage)
         return cls(
             num_devices=num_devices,
             predicted_peak_bytes=found.predicted_peak_bytes,
             actual_peak_bytes=found.compiled_peak_bytes,
             predicted_collective_bytes=dict(found.planned_bytes),
             actual_collective_bytes=dict(found.compiled_bytes),
+            actual_busy_s=busy,
         )
 
 
