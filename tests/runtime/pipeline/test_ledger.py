@@ -20,8 +20,7 @@ from meshwise.pipeline_planning import layers_of
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.runtime.pipeline.buffers import buffer_bytes
-from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
-from meshwise.runtime.pipeline.pipeline import _Step as Step
+from meshwise.runtime.pipeline.pipeline import Pipeline, Step, make_pipeline
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule, Task
