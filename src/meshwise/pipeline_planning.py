@@ -18,6 +18,7 @@ from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
+from meshwise.inter.replan import replanned
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerTimes
 from meshwise.pinned_search import pinned_search
@@ -245,6 +246,7 @@ def planned_layers(
         PinError: a pin names nothing.
     """
     source, found, costs = pinned_search(layers, cluster, options, pins, report, times)
+    found = replanned(found, costs, report)
     space = found.plan.space
     if pins:
         space = f"{space}; pins {', '.join(pin.text for pin in pins)}"

@@ -19,6 +19,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
 from meshwise.inter.finish import finished
 from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found, search
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.stage_dp import StagePlan
@@ -74,6 +75,7 @@ def _searched(work: Work, options: SearchOptions, report: Report) -> Answer:
         found, _ = search(work.layers, work.cluster, options, report, work.costs)
     except InfeasibleError as error:
         return Answer.nothing(str(error))
+    found = replanned(found, work.costs, report)
     plan, timeline = _finished(work, found)
     ways = seconds_by_way(plan, found, work.costs)
     return dataclasses.replace(_answer(plan, timeline), by_way=ways)
@@ -161,7 +163,7 @@ def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
             found, _ = search(work.layers, work.cluster, work.options, report, work.costs, rule)
         except InfeasibleError as error:
             return Answer.nothing(str(error))
-        return _answer(*_finished(work, found))
+        return _answer(*_finished(work, replanned(found, work.costs, report)))
 
     return method
 

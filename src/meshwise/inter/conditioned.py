@@ -284,21 +284,37 @@ class ConditionedLayer:
         return self._choices[enters, leaves]
 
     def _entry(self, choice: tuple[int, ...]) -> Entry:
-        layer = self.layer
-        full = layer.ties.spread(choice)
-        loop_s, once_s = _seconds(layer.network, full)
-        again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
-        loop_s += layer.piece.num_microbatches * float(again_s)
-        decision = expand(layer.network, full)
-        if self.times is not None:
-            loop_s, once_s = self.times(decision)
-        return Entry(
-            cost_s=objective(self.problem, choice),
-            loop_s=loop_s,
-            once_s=once_s,
-            memory=footprint(layer.piece, decision, layer.mesh),
-            decision=decision,
-        )
+        return planned(self.layer, choice, objective(self.problem, choice), self.times)
+
+
+def planned(
+    layer: LayerNetwork,
+    choice: tuple[int, ...],
+    cost_s: float,
+    times: Callable[[GraphDecision], tuple[float, float]] | None = None,
+) -> Entry:
+    """A layer under a choice for each class of its nodes.
+
+    Args:
+        layer: The layer on its mesh.
+        choice: What is chosen.
+        cost_s: Its objective.
+        times: As `ConditionedLayer` has it.
+    """
+    full = layer.ties.spread(choice)
+    loop_s, once_s = _seconds(layer.network, full)
+    again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
+    loop_s += layer.piece.num_microbatches * float(again_s)
+    decision = expand(layer.network, full)
+    if times is not None:
+        loop_s, once_s = times(decision)
+    return Entry(
+        cost_s=cost_s,
+        loop_s=loop_s,
+        once_s=once_s,
+        memory=footprint(layer.piece, decision, layer.mesh),
+        decision=decision,
+    )
 
 
 def _priced(layer: LayerNetwork, price: MemoryPrice) -> Problem:

@@ -126,6 +126,8 @@ def stage_decisions(found: Found, costs: VariantCosts) -> tuple[tuple[GraphDecis
 
 def stage_plan(found: Found, costs: VariantCosts, stage: Stage) -> RunPlan:
     """The plans of the layers of a stage."""
+    if stage in found.replanned:
+        return found.replanned[stage]
     variant = found.variants[stage.submesh][stage.variant]
     count = found.problem.num_microbatches
     return costs.run_plan(variant, count, stage.first_layer, stage.last_layer)

@@ -35,10 +35,10 @@ from meshwise.inter.search_space import (
 from meshwise.inter.second_process import AskPlan, SecondProcess
 from meshwise.inter.stage_dp import StagePlan, feasible_stages
 from meshwise.inter.stage_pins import masked
-from meshwise.inter.stage_problem import FloatArray, StageProblem
+from meshwise.inter.stage_problem import FloatArray, Stage, StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
-from meshwise.inter.variants import LayerSource, Variant, VariantCosts
+from meshwise.inter.variants import LayerSource, RunPlan, Variant, VariantCosts
 
 # Chooses stages in place of the stage construction.
 Rule = Callable[[StageProblem], StagePlan]
@@ -60,6 +60,7 @@ class Found:
         variants: For each kind the ways to plan on it, as the problem counts them.
         tried: Seconds of the best step for each number of micro-batches; infinite where nothing
             fits that is faster than the best.
+        replanned: Plans of stages that are better than those of their variants (`replan`).
     """
 
     plan: StagePlan
@@ -67,6 +68,7 @@ class Found:
     kinds: tuple[SubmeshKind, ...]
     variants: tuple[tuple[Variant, ...], ...]
     tried: dict[int, float]
+    replanned: dict[Stage, RunPlan] = field(default_factory=dict[Stage, RunPlan])
 
 
 def search(

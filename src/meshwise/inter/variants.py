@@ -214,6 +214,18 @@ class VariantCosts:
             )
         return self._layers[key]
 
+    def networks(
+        self, variant: Variant, num_microbatches: int, first: int, last: int
+    ) -> list[LayerNetwork] | None:
+        """All decisions about the layers of a run; None if one has no plan."""
+        found: list[LayerNetwork] = []
+        for c in self.source.classes[first : last + 1]:
+            network = self._network(c, variant.mesh, variant.remat, num_microbatches)
+            if network is None:
+                return None
+            found.append(network)
+        return found
+
     def _network(
         self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
     ) -> LayerNetwork | None:

@@ -1,0 +1,247 @@
+"""The stages that were chosen, planned anew as a whole where memory binds.
+
+The search plans layers at a few prices of memory, one price for all layers of a stage, so that its
+plans hold less than there is, or take longer than they must.  Here all layers of a stage are one
+program with the memory of the stage as its row (`joint_run`), and different layers, or parts of
+one, may hold more or less (`intra.within`).  The row counts what is a sum of choices; what a plan
+really holds, its peak included, is judged by its footprint, and moves the limit of the row.
+
+Only where it may pay: the plans at the other prices bound what a stage can gain.
+
+Source: DESIGN decision 10 (the stages finally chosen are always solved again directly).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwise.inter.conditioned import Entry, LayerNetwork, planned
+from meshwise.inter.finish import stage_plan
+from meshwise.inter.joint_run import JointRun
+from meshwise.inter.objective import step_time
+from meshwise.inter.search import Found
+from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
+from meshwise.inter.variants import RunPlan, Variant, VariantCosts
+from meshwise.intra.problem import objective
+from meshwise.intra.within import Effort, Within
+
+# A step that may become faster by less than this part of it is left alone.
+_WORTH = 1e-2
+# Limits of the row that are tried, and the part of a device's memory that may stay unused.
+_LIMITS, _UNUSED = 4, 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tight:
+    """A stage that memory may have made slower.
+
+    Attributes:
+        stage: The stage.
+        variant: How it was planned.
+        in_flight: Micro-batches that it holds.
+        memory_bytes: Of a device.
+        gain_s: Seconds of a step that it may save at most.
+    """
+
+    stage: Stage
+    variant: Variant
+    in_flight: float
+    memory_bytes: float
+    gain_s: float
+
+
+def replanned(
+    found: Found, costs: VariantCosts, report: Callable[[str], object] = lambda _: None
+) -> Found:
+    """The same stages, with faster plans of their layers where there are any that fit.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers; where layers were measured, nothing changes.
+        report: Is told what is planned.
+    """
+    if costs.times is not None:
+        return found
+    runs: dict[tuple[tuple[int, ...], float], _Run] = {}
+    todo = list(_tight(found, costs))
+    while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _WORTH):
+        tight = max(todo, key=lambda t: t.gain_s)
+        todo.remove(tight)
+        first, last = tight.stage.first_layer, tight.stage.last_layer
+        report(f"layers {first} to {last} within the memory of their stage")
+        networks = costs.networks(tight.variant, found.problem.num_microbatches, first, last)
+        assert networks is not None
+        key = tuple(map(id, networks)), tight.in_flight
+        if key not in runs:
+            alike = [run for (layers, _), run in runs.items() if layers == key[0]]
+            runs[key] = _Run(networks, tight.in_flight, costs)
+            runs[key].within.learn(c for run in alike for c in run.within.choices)
+        plan = runs[key].fastest(tight.memory_bytes, stage_plan(found, costs, tight.stage))
+        if plan is not None:
+            better = _with_plan(found, tight.stage, plan)
+            found = better if better.plan.total_s <= found.plan.total_s else found
+    return found
+
+
+def _tight(found: Found, costs: VariantCosts) -> Iterator[_Tight]:
+    """The stages that a looser limit of memory could make faster."""
+    problem, stages = found.problem, found.plan.stages
+    count = problem.num_microbatches
+    for index, stage in enumerate(stages):
+        variant = found.variants[stage.submesh][stage.variant]
+        in_flight = problem.schedule.in_flight(len(stages) - index, len(stages), count)
+        memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
+        plan = stage_plan(found, costs, stage)
+        room = memory_bytes - max(e.memory.temporary_bytes for e in plan.entries)
+        least_s = max(
+            (
+                _least_s(way, costs, count, stage, in_flight, room)
+                for way in found.variants[stage.submesh]
+                if (way.mesh, way.remat) == (variant.mesh, variant.remat)
+            ),
+            default=0.0,
+        )
+        gain_s = _seconds(plan, count) - least_s
+        if gain_s > 0:
+            yield _Tight(
+                stage=stage,
+                variant=variant,
+                in_flight=in_flight,
+                memory_bytes=memory_bytes,
+                gain_s=gain_s,
+            )
+
+
+def _least_s(
+    way: Variant, costs: VariantCosts, count: int, stage: Stage, in_flight: float, room: float
+) -> float:
+    """Seconds of a step that a run takes at least, by what it costs at a price; 0 if unknown.
+
+    With fewer micro-batches in flight than the price counts, each byte is worth more.
+    """
+    wanted = np.zeros((len(costs.source.classes),) * 2, np.bool_)
+    at = stage.first_layer, stage.last_layer
+    wanted[at] = True
+    if not costs.has_runs(way, count, wanted):
+        return 0.0
+    runs = costs.runs(way, count, wanted)
+    if runs is None or not np.isfinite(runs.cost_s[at]):
+        return 0.0
+    price = way.price.seconds_per_byte * max(1.0, way.price.in_flight / in_flight)
+    return float(runs.cost_s[at]) - price * room
+
+
+def _seconds(plan: RunPlan, count: int) -> float:
+    """Of a step, what its neighbours send included."""
+    busy = sum(e.loop_s + e.once_s for e in plan.entries)
+    return busy + count * (plan.arriving_s + plan.returning_s)
+
+
+def _possible_s(found: Found, todo: Sequence[_Tight]) -> float:
+    """Seconds of a step if all these stages were as fast as they can be."""
+    problem = found.problem
+    faster = problem.costs.microbatch_s.copy()
+    for tight in todo:
+        at = _place(tight.stage)
+        faster[at] = max(faster[at] - tight.gain_s / problem.num_microbatches, 0.0)
+    changed = replace(problem, costs=replace(problem.costs, microbatch_s=faster))
+    return step_time(changed, found.plan.stages).total_s
+
+
+def _place(stage: Stage) -> tuple[int, int, int, int]:
+    return stage.first_layer, stage.last_layer, stage.submesh, stage.variant
+
+
+class _Run:
+    """A run of layers on one mesh with so many micro-batches in flight."""
+
+    def __init__(
+        self, networks: Sequence[LayerNetwork], in_flight: float, costs: VariantCosts
+    ) -> None:
+        self.joint = JointRun(networks, in_flight)
+        options = costs.options
+        effort = Effort(time_limit_s=options.time_limit_s, seed=options.seed)
+        self.within = Within(self.joint.problem(0.0), effort)
+        self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
+
+    def fastest(self, memory_bytes: float, before: RunPlan) -> RunPlan | None:
+        """The fastest plan met that fits; None if none is faster than the one before."""
+        best, best_s = None, _seconds(before, self._count)
+        limit = memory_bytes - max(e.memory.temporary_bytes for e in before.entries)
+        seen: set[tuple[int, ...]] = set()
+        for _ in range(_LIMITS):
+            found = self.within.cheapest(limit)
+            if not found.choice or found.choice in seen:
+                break
+            seen.add(found.choice)
+            plan = self._plan(found.choice)
+            unused = memory_bytes - held_bytes(plan, self.joint.in_flight)
+            seconds = _seconds(plan, self._count)
+            if unused >= 0 and seconds < best_s:
+                best, best_s = plan, seconds
+            if 0 <= unused <= _UNUSED * memory_bytes:
+                break
+            limit += unused
+        return best
+
+    @property
+    def _count(self) -> int:
+        return self.joint.layers[0].piece.num_microbatches
+
+    def _plan(self, choice: tuple[int, ...]) -> RunPlan:
+        layers, states = self.joint.layers, self.joint.states(choice)
+        return RunPlan(
+            entries=tuple(
+                self._entry(layer, self.joint.of_layer(k, choice)) for k, layer in enumerate(layers)
+            ),
+            enters=layers[0].entering.layouts[states[0]],
+            leaves=layers[-1].leaving.layouts[states[-1]],
+            arriving_s=float(layers[0].arriving_s[states[0]]),
+            returning_s=float(layers[-1].returning_s[states[-1]]),
+        )
+
+    def _entry(self, layer: LayerNetwork, choice: tuple[int, ...]) -> Entry:
+        """Equal layers with equal choices share one plan."""
+        key = (id(layer), choice)
+        if key not in self._entries:
+            self._entries[key] = planned(layer, choice, objective(layer.problem, choice))
+        return self._entries[key]
+
+
+def held_bytes(plan: RunPlan, in_flight: float) -> float:
+    """What a device holds at its peak with so many micro-batches in flight."""
+    memory = [e.memory for e in plan.entries]
+    always = sum(m.resident_bytes + in_flight * m.microbatch_bytes for m in memory)
+    return always + max(m.temporary_bytes for m in memory)
+
+
+def _with_plan(found: Found, stage: Stage, plan: RunPlan) -> Found:
+    """What was found, with another plan of one of its stages."""
+    problem = _with_costs(found.problem, stage, plan)
+    time = step_time(problem, found.plan.stages)
+    return replace(
+        found,
+        problem=problem,
+        plan=replace(found.plan, time=time, bound_s=min(found.plan.bound_s, time.total_s)),
+        replanned={**found.replanned, stage: plan},
+    )
+
+
+def _with_costs(problem: StageProblem, stage: Stage, plan: RunPlan) -> StageProblem:
+    memory = [e.memory for e in plan.entries]
+    values = {
+        "microbatch_s": sum(e.loop_s for e in plan.entries) / problem.num_microbatches,
+        "gather_s": plan.arriving_s + plan.returning_s,
+        "once_s": sum(e.once_s for e in plan.entries),
+        "resident_bytes": sum(m.resident_bytes for m in memory),
+        "microbatch_bytes": sum(m.microbatch_bytes for m in memory),
+        "temporary_bytes": max(m.temporary_bytes for m in memory),
+    }
+    columns = {name: array.copy() for name, array in problem.costs.columns().items()}
+    for name, value in values.items():
+        if name in columns:
+            columns[name][_place(stage)] = value
+    return replace(problem, costs=StageCosts(submeshes=problem.costs.submeshes, **columns))
