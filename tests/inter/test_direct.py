@@ -41,7 +41,7 @@ MODELS = (
     "wide-resnet-tiny",
     "u-transformer-tiny",
 )
-SHARES = (0.999, 0.9, 0.75, 0.5, 0.25)
+SHARES = (0.999, 0.75, 0.25)
 
 
 def networks(

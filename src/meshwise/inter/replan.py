@@ -31,7 +31,7 @@ from meshwise.intra.within import Effort, Within
 # A step that may become faster by less than this part of it is left alone.
 _WORTH = 1e-2
 # Limits of the row that are tried, and the part of a device's memory that may stay unused.
-_LIMITS, _UNUSED = 4, 0.005
+_LIMITS, _UNUSED = 4, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

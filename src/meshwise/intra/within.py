@@ -25,6 +25,7 @@ from meshwise.intra.solve import solve
 # Prices that are tried at most, and others about the best one, in parts of it.
 _MOST_PRICES = 14
 _BESIDE = (0.5, 0.8, 1.25, 2.0)
+_NEAR = 1.1
 # A price whose choice is below the line by less than this part of it has found no point.
 _BELOW = 1e-6
 
@@ -104,9 +105,7 @@ class Within:
         best = self._mixed(limit, None)
         if not self._is_close(best, limit):
             best = self._restricted(limit, best)
-        if price and not self._is_close(best, limit):
-            for factor in _BESIDE:
-                self._priced(factor * price)
+        if not self._is_close(best, limit) and self._look_beside(price):
             best = self._restricted(limit, self._mixed(limit, best))
         if best is None:
             lightest = min(self._points.values(), key=lambda p: (p.weight, p.cost))
@@ -161,6 +160,17 @@ class Within:
             if found is None or found.cost + price * found.weight >= line - _BELOW * abs(line):
                 break
         return price
+
+    def _look_beside(self, price: float) -> bool:
+        """Try prices about a price that nothing near was tried at; whether there was one."""
+        new = [
+            p
+            for p in (factor * price for factor in _BESIDE)
+            if p and not any(p / _NEAR <= tried <= p * _NEAR for tried in self._bounds)
+        ]
+        for p in new:
+            self._priced(p)
+        return bool(new)
 
     def _mixed(self, limit: float, best: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """The best mixture of all that was found."""

@@ -1,0 +1,104 @@
+"""Stages that memory binds, planned again as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshwise as mw
+from meshwise.inter.finish import finished, stage_decisions, stage_plan
+from meshwise.inter.objective import step_time
+from meshwise.inter.pipeline_json import pipeline_from_json, pipeline_to_json
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
+from meshwise.inter.replan import held_bytes, replanned
+from meshwise.inter.search import search
+from meshwise.inter.search_space import SearchOptions
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import layers_of
+from meshwise.plan.verify import verify_decision
+from meshwise.trace.step import StepSignature
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+B = 8
+MEMORY_BYTES = 1_400_000
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    step, state, batch = model_step(model_config("gpt-tiny"), 32).abstract
+    return layers_of(step, (state, batch), {}, SIGNATURE, 3)
+
+
+@pytest.fixture(scope="module")
+def tight(gpt):
+    """What the search finds where nothing fits at one price, and little is held at the other."""
+    layers, flop = gpt
+    return search(layers, CLUSTER, options(flop, MEMORY_BYTES))
+
+
+def options(flop: float, memory_bytes: int) -> SearchOptions:
+    return SearchOptions(
+        batch_size=32,
+        step_flop=flop,
+        num_microbatches=(B,),
+        num_stages=1,
+        schedules=(ONE_F_ONE_B,),
+        remats=("none",),
+        prices=(1e-3, 1e5),
+        memory_bytes=memory_bytes,
+    )
+
+
+def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) -> None:
+    (layers, flop), (found, costs) = gpt, tight
+    told: list[str] = []
+    better = replanned(found, costs, told.append)
+    assert told == ["layers 0 to 2 within the memory of their stage"]
+    assert better.plan.total_s < 0.1 * found.plan.total_s
+    (stage,) = better.plan.stages
+    plan = stage_plan(better, costs, stage)
+    assert better.replanned == {stage: plan}
+    assert held_bytes(plan, 1.0) <= MEMORY_BYTES
+    assert better.plan.time == step_time(better.problem, better.plan.stages)
+    assert better.plan.bound_s <= better.plan.total_s
+    decisions = stage_decisions(better, costs)[0]
+    mesh = found.variants[stage.submesh][stage.variant].mesh
+    for k, decision in enumerate(decisions):
+        verify_decision(layers.graph(k, k, B).graph, decision, mesh)
+    written, timeline = finished(
+        layers, CLUSTER, better, costs, batch_size=32, step_flop=flop, cuts=layers.ranges
+    )
+    assert max(timeline.peak_bytes) <= MEMORY_BYTES
+    assert written.step_time_s == better.plan.total_s
+    assert pipeline_from_json(pipeline_to_json(written)) == written
+
+
+def test_where_memory_is_ample_nothing_is_planned_again(gpt) -> None:
+    layers, flop = gpt
+    found, costs = search(layers, CLUSTER, options(flop, 2**30))
+    told: list[str] = []
+    assert replanned(found, costs, told.append) is found
+    assert not told
+
+
+def test_what_was_measured_is_left_as_it_is(tight, monkeypatch) -> None:
+    found, costs = tight
+    monkeypatch.setattr(costs, "times", lambda *_: (1.0, 1.0))
+    assert replanned(found, costs) is found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_bytes", [1_500_000, 1_300_000, 1_200_000])
+def test_planned_again_is_planned_the_same_and_leaves_nothing_to_gain(
+    gpt, memory_bytes: int
+) -> None:
+    layers, flop = gpt
+    found, costs = search(layers, CLUSTER, options(flop, memory_bytes))
+    better = replanned(found, costs)
+    same = replanned(found, costs)
+    assert (same.plan, same.replanned) == (better.plan, better.replanned)
+    again = replanned(better, costs).plan.total_s
+    assert 0.99 * better.plan.total_s <= again <= better.plan.total_s
+    held = held_bytes(stage_plan(better, costs, better.plan.stages[0]), 1.0)
+    assert held <= memory_bytes
