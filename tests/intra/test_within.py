@@ -153,3 +153,25 @@ def test_within_every_limit_of_small_problems_the_bound_and_the_cost_are_true(se
         assert nothing.nearest
         # What is found for one limit serves the others: few are off.
         assert np.mean(np.array(ratios) <= 1.01) >= 0.9, ratios
+
+
+@pytest.mark.parametrize("seed", [0, 3, 5, 8])
+def test_what_is_found_at_other_weights_serves_too(seed: int) -> None:
+    problem = random_problem(seed)
+    (row,) = problem.rows
+    double = tuple((u, 2 * w) for u, w in row.nodes)
+    other = Problem(
+        costs=problem.costs,
+        pairs=problem.pairs,
+        rows=(Row(nodes=double, pairs=row.pairs, limit=0.0),),
+    )
+    choices = all_choices(problem)
+    assert choices
+    second = Within(other, like=Within(problem))
+    for limit in sorted({row_weight(other.rows[0], c) for c in choices}):
+        bounded = with_limit(other, limit)
+        best = min(objective(bounded, c) for c in choices if is_feasible(bounded, c))
+        found = second.cheapest(limit)
+        assert is_feasible(bounded, found.choice)
+        assert found.bound <= best + 1e-6 * (1 + best)
+        assert best <= found.cost + 1e-9

@@ -28,8 +28,9 @@ from meshwise.inter.variants import RunPlan, Variant, VariantCosts
 from meshwise.intra.problem import objective
 from meshwise.intra.within import Effort, Within
 
-# A step that may become faster by less than this part of it is left alone.
-_WORTH = 1e-2
+# A step that may become faster by less than this part of it is left alone: the bound is of plans
+# that mostly do not fit, so that about half of it is within reach, and large models are dear.
+_WORTH = 2e-2
 # Limits of the row that are tried, and the part of a device's memory that may stay unused.
 _LIMITS, _UNUSED = 4, 0.01
 
@@ -77,8 +78,7 @@ def replanned(
         key = tuple(map(id, networks)), tight.in_flight
         if key not in runs:
             alike = [run for (layers, _), run in runs.items() if layers == key[0]]
-            runs[key] = _Run(networks, tight.in_flight, costs)
-            runs[key].within.learn(c for run in alike for c in run.within.choices)
+            runs[key] = _Run(networks, tight.in_flight, costs, alike[-1] if alike else None)
         plan = runs[key].fastest(tight.memory_bytes, stage_plan(found, costs, tight.stage))
         if plan is not None:
             better = _with_plan(found, tight.stage, plan)
@@ -159,12 +159,17 @@ class _Run:
     """A run of layers on one mesh with so many micro-batches in flight."""
 
     def __init__(
-        self, networks: Sequence[LayerNetwork], in_flight: float, costs: VariantCosts
+        self,
+        networks: Sequence[LayerNetwork],
+        in_flight: float,
+        costs: VariantCosts,
+        alike: _Run | None = None,
     ) -> None:
         self.joint = JointRun(networks, in_flight)
         options = costs.options
         effort = Effort(time_limit_s=options.time_limit_s, seed=options.seed)
-        self.within = Within(self.joint.problem(0.0), effort)
+        like = None if alike is None else alike.within
+        self.within = Within(self.joint.problem(0.0), effort, like)
         self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
 
     def fastest(self, memory_bytes: float, before: RunPlan) -> RunPlan | None:

@@ -57,12 +57,15 @@ class _Point:
 class Within:
     """A problem with one row, for several limits; what is found for one serves the others."""
 
-    def __init__(self, problem: Problem, effort: Effort | None = None) -> None:
+    def __init__(
+        self, problem: Problem, effort: Effort | None = None, like: Within | None = None
+    ) -> None:
         """Find the cheapest choice without the row, and the lightest.
 
         Args:
             problem: With exactly one row.
             effort: What may be done.
+            like: The same problem with other weights: its choices serve here too.
         """
         (self.row,) = problem.rows
         self.problem = problem
@@ -71,12 +74,17 @@ class Within:
         self._points: dict[tuple[int, ...], _Point] = {}
         # Bounds of cost + price * weight.
         self._bounds: dict[float, float] = {}
+        self._is_lightest_known = like is None
+        if like is not None and like.is_possible:
+            self.is_possible = True
+            self._bounds[0.0] = like._bounds[0.0]
+            self._learn(like._points)
+            return
         self.is_possible = self._priced(0.0) is not None
         if self.is_possible:
             self._priced(1.0, cost_factor=0.0)
 
-    def learn(self, choices: Iterable[tuple[int, ...]]) -> None:
-        """Take choices from elsewhere; they may weigh anything."""
+    def _learn(self, choices: Iterable[tuple[int, ...]]) -> None:
         for choice in choices:
             cost = objective(self.problem, choice)
             if math.isfinite(cost):
@@ -107,6 +115,10 @@ class Within:
             best = self._restricted(limit, best)
         if not self._is_close(best, limit) and self._look_beside(price):
             best = self._restricted(limit, self._mixed(limit, best))
+        if best is None and not self._is_lightest_known:
+            self._is_lightest_known = True
+            self._priced(1.0, cost_factor=0.0)
+            return self.cheapest(limit)
         if best is None:
             lightest = min(self._points.values(), key=lambda p: (p.weight, p.cost))
             return replace(_nothing(), nearest=lightest.choice)
@@ -133,7 +145,7 @@ class Within:
             return None
         if cost_factor:
             self._bounds[price] = max(found.bound, self._bounds.get(price, -math.inf))
-        self.learn([found.choice])
+        self._learn([found.choice])
         return self._points.get(found.choice)
 
     def _solved(self, problem: Problem, known: tuple[int, ...] | None) -> Solution:
@@ -176,7 +188,7 @@ class Within:
         """The best mixture of all that was found."""
         found = self._mixer.best([*([] if best is None else [best]), *self._points], limit)
         if found is not None:
-            self.learn([found])
+            self._learn([found])
         return found
 
     def _restricted(self, limit: float, best: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -191,7 +203,7 @@ class Within:
         found = self._solved(replace(self.problem, costs=tuple(costs), rows=rows), best)
         if not found.choice:
             return best
-        self.learn([found.choice])
+        self._learn([found.choice])
         return found.choice
 
 
