@@ -31,6 +31,7 @@ class Sent(NamedTuple):
     Attributes:
         task: Number of the box.
         sender: Host that sends it.
+        first_byte: Where in the box it begins; parts of one box lie one behind the other.
         num_bytes: How much of it.
         start_s: When its first byte leaves.
         end_s: When its last byte has arrived everywhere.
@@ -38,6 +39,7 @@ class Sent(NamedTuple):
 
     task: int
     sender: int
+    first_byte: float
     num_bytes: float
     start_s: float
     end_s: float
@@ -157,12 +159,20 @@ class _Problem:
         return [*found, self._whole(DEPTH_FIRST, searched)]
 
     def _whole(self, algorithm: str, schedule: Sequence[Timed]) -> CrossMeshPlan:
-        transfers = [
-            Sent(t.job, t.sender, self.tasks[t.job].num_bytes, t.start_s, t.end_s) for t in schedule
-        ]
-        return self._plan(algorithm, transfers)
+        parts = [Part(n, -1, task.num_bytes) for n, task in enumerate(self.tasks)]
+        return self._plan(algorithm, parts, schedule)
 
-    def _plan(self, algorithm: str, transfers: Sequence[Sent]) -> CrossMeshPlan:
+    def _plan(
+        self, algorithm: str, parts: Sequence[Part], schedule: Sequence[Timed]
+    ) -> CrossMeshPlan:
+        """The plan of a schedule whose jobs are parts of boxes."""
+        transfers: list[Sent] = []
+        done: dict[int, float] = {}
+        for timed in schedule:
+            task, _, num_bytes = parts[timed.job]
+            first = done.get(task, 0.0)
+            done[task] = first + num_bytes
+            transfers.append(Sent(task, timed.sender, first, num_bytes, timed.start_s, timed.end_s))
         return CrossMeshPlan(
             tasks=self.tasks,
             strategy=self.strategy,
@@ -181,11 +191,7 @@ class _Problem:
             most = self.bound_s * self.rate / _PARTS_OF_BOUND
             parts = [smaller for part in parts for smaller in _cut(part, most)]
             schedule = greedy(self._jobs(parts))
-        transfers = [
-            Sent(parts[t.job].task, t.sender, parts[t.job].num_bytes, t.start_s, t.end_s)
-            for t in schedule
-        ]
-        return self._plan(DIVIDED, transfers)
+        return self._plan(DIVIDED, parts, schedule)
 
     def _jobs(self, parts: Sequence[Part]) -> list[Job]:
         found: list[Job] = []

@@ -43,7 +43,13 @@ def assert_lies(found, whole, sharding):
         assert np.array_equal(np.asarray(shard.data), whole[shard.index])
 
 
-MESHES = (((2, 2), (2, 2), 4), ((2, 2), (1, 4), 4), ((1, 4), (2, 2), 4), ((2, 4), (2, 2), 0))
+MESHES = (
+    ((2, 2), (2, 2), 4),
+    ((2, 2), (1, 4), 4),
+    ((1, 4), (2, 2), 4),
+    ((2, 4), (2, 2), 0),
+    ((2, 4), (2, 4), 0),
+)
 SLOW = pytest.mark.slow
 PAIRS = [
     pytest.param(shape, *meshes, marks=() if shape == (12,) or n == at == 1 else SLOW)
