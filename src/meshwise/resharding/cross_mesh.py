@@ -80,11 +80,16 @@ def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
         tasks: The boxes.
         bytes_per_s: Of a network card, in each direction.
     """
+    return max(shares(tasks)[1], _most_received(tasks)) / bytes_per_s
+
+
+def _most_received(tasks: Sequence[HostTask]) -> float:
+    """Bytes that the busiest receiver gets."""
     received: dict[int, float] = {}
     for task in tasks:
         for host in task.receivers:
             received[host] = received.get(host, 0.0) + task.num_bytes
-    return max(shares(tasks)[1], max(received.values(), default=0.0)) / bytes_per_s
+    return max(received.values(), default=0.0)
 
 
 def cross_mesh_plan(
@@ -121,7 +126,9 @@ class _Problem:
         self.tasks, self.strategy = tasks, strategy
         self.rate = bytes_per_s
         self.jobs = [Job(seconds(strategy, t, bytes_per_s), t.senders, t.receivers) for t in tasks]
-        self.bound_s = bound_s(tasks, bytes_per_s)
+        self.parts, most_sent = shares(tasks)
+        self.bound_s = max(most_sent, _most_received(tasks)) / bytes_per_s
+        self.least_s = least_s(self.jobs)
 
     def schedules(self, algorithm: str) -> list[CrossMeshPlan]:
         """What an algorithm chooses from."""
@@ -131,7 +138,7 @@ class _Problem:
             case "load balance only":
                 return [self._whole(algorithm, load_balanced(self.jobs))]
             case "greedy":
-                return [self._whole(algorithm, greedy(self.jobs))]
+                return [self._whole(algorithm, greedy(self.jobs, enough_s=self.least_s))]
             case "depth first":
                 return [self._whole(algorithm, depth_first(self.jobs).schedule)]
             case "divided":
@@ -148,10 +155,9 @@ class _Problem:
 
     def _all_whole(self) -> list[CrossMeshPlan]:
         found: list[CrossMeshPlan] = []
-        least = least_s(self.jobs)
         for algorithm in (NAIVE, BALANCED, GREEDY):
             found += self.schedules(algorithm)
-            if found[-1].makespan_s <= least:
+            if found[-1].makespan_s <= self.least_s:
                 return found
         known = min(found, key=lambda plan: plan.makespan_s)
         order = [Timed(t.task, t.sender, t.start_s, t.end_s) for t in known.transfers]
@@ -183,7 +189,7 @@ class _Problem:
         )
 
     def _divided(self) -> CrossMeshPlan:
-        parts, _ = shares(self.tasks)
+        parts: Sequence[Part] = self.parts
         if is_partition(self.tasks):
             parts = open_shop(self.tasks, parts)
             schedule = in_order(self._jobs(parts), enumerate(p.sender for p in parts))

@@ -105,7 +105,9 @@ def load_balanced(jobs: Sequence[Job]) -> tuple[Timed, ...]:
     return in_order(jobs, order)
 
 
-def greedy(jobs: Sequence[Job], tries: int = NUM_TRIES, seed: int = 0) -> tuple[Timed, ...]:
+def greedy(
+    jobs: Sequence[Job], tries: int = NUM_TRIES, seed: int = 0, enough_s: float = 0.0
+) -> tuple[Timed, ...]:
     """Set after set of jobs without a common port, each as large as it can be made.
 
     Jobs whose ports have most to do come first, the more at random the later the try.
@@ -114,10 +116,15 @@ def greedy(jobs: Sequence[Job], tries: int = NUM_TRIES, seed: int = 0) -> tuple[
         jobs: All jobs.
         tries: How often the whole order is made; the best is kept.
         seed: Of the random numbers.
+        enough_s: A makespan that ends the tries, as what none is below.
     """
     rng = random.Random(seed)
-    found = (_in_sets(jobs, rng, n / max(tries - 1, 1)) for n in range(tries))
-    return min(found, key=makespan_s)
+    best = _in_sets(jobs, rng, 0.0)
+    for n in range(1, tries):
+        if makespan_s(best) <= enough_s:
+            break
+        best = min(best, _in_sets(jobs, rng, n / (tries - 1)), key=makespan_s)
+    return best
 
 
 def _in_sets(jobs: Sequence[Job], rng: random.Random, noise: float) -> tuple[Timed, ...]:
