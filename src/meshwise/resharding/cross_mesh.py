@@ -23,6 +23,8 @@ DIVIDED, WHOLE, BEST = "divided", "best of whole boxes", "best"
 ALGORITHMS = (NAIVE, BALANCED, DEPTH_FIRST, GREEDY, DIVIDED, WHOLE, BEST)
 # Where receivers overlap, boxes are divided into so many parts of the least possible makespan.
 _PARTS_OF_BOUND = 32
+# Two times are one if they differ by less than this factor.
+_SAME = 1 + 1e-12
 
 
 class Sent(NamedTuple):
@@ -144,25 +146,33 @@ class _Problem:
             case "divided":
                 return [self._divided()]
             case "best of whole boxes":
-                return self._all_whole()
+                return self._searched(self._quick())
             case "best":
-                whole = self._all_whole()
                 # Division keeps ports busy; where they are already, boxes stay whole.
-                is_least = min(p.makespan_s for p in whole) <= self.bound_s
-                return whole if is_least else [*whole, self._divided()]
+                quick = self._quick()
+                if _least(quick).makespan_s > self.bound_s * _SAME:
+                    quick.append(self._divided())
+                return self._searched(quick)
             case _:
                 return []
 
-    def _all_whole(self) -> list[CrossMeshPlan]:
+    def _quick(self) -> list[CrossMeshPlan]:
+        """Plans of whole boxes without a search."""
         found: list[CrossMeshPlan] = []
         for algorithm in (NAIVE, BALANCED, GREEDY):
             found += self.schedules(algorithm)
             if found[-1].makespan_s <= self.least_s:
-                return found
-        known = min(found, key=lambda plan: plan.makespan_s)
-        order = [Timed(t.task, t.sender, t.start_s, t.end_s) for t in known.transfers]
+                break
+        return found
+
+    def _searched(self, known: list[CrossMeshPlan]) -> list[CrossMeshPlan]:
+        """And one of a search, where whole boxes could be better than what is known."""
+        if _least(known).makespan_s <= self.least_s * _SAME:
+            return known
+        whole = _least([plan for plan in known if plan.algorithm != DIVIDED])
+        order = [Timed(t.task, t.sender, t.start_s, t.end_s) for t in whole.transfers]
         searched = depth_first(self.jobs, incumbent=order).schedule
-        return [*found, self._whole(DEPTH_FIRST, searched)]
+        return [*known, self._whole(DEPTH_FIRST, searched)]
 
     def _whole(self, algorithm: str, schedule: Sequence[Timed]) -> CrossMeshPlan:
         parts = [Part(n, -1, task.num_bytes) for n, task in enumerate(self.tasks)]
@@ -208,6 +218,10 @@ class _Problem:
             duration_s = seconds(self.strategy, task, self.rate, chunk)
             found.append(Job(duration_s, (part.sender,), task.receivers))
         return found
+
+
+def _least(plans: Sequence[CrossMeshPlan]) -> CrossMeshPlan:
+    return min(plans, key=lambda plan: plan.makespan_s)
 
 
 def _cut(part: Part, most: float) -> list[Part]:
