@@ -120,6 +120,15 @@ def test_own_memory_is_shared_with_nothing(copier, spec):
     assert_lies(value, whole, value.sharding)
 
 
+def test_keys_with_their_own_memory_may_be_overwritten(copier):
+    key = jax.random.key(3)
+    expected = np.array(jax.random.key_data(key))
+    for sharding in (NamedSharding(mesh((2, 2)), P()), SingleDeviceSharding(jax.devices()[0])):
+        found = copier.put(key, sharding, own_memory=True)
+        jax.jit(lambda k: jax.random.fold_in(k, 1), donate_argnums=0)(found)
+        assert np.array_equal(jax.random.key_data(key), expected)
+
+
 @pytest.mark.parametrize("shape", [(), (0, 4), (4, 0)])
 @pytest.mark.parametrize("dtype", [np.float16, np.int8, np.bool_, np.complex64])
 def test_odd_shapes_and_dtypes(copier, host_path, shape, dtype):

@@ -62,6 +62,8 @@ class TileCopier:
     def put(self, value: Any, sharding: Any, *, own_memory: bool = False) -> Any:
         """An array in a sharding.
 
+        Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.
+
         Args:
             value: An array of any placement in this process, pending or not, or what becomes one.
             sharding: Where it goes; devices may be on both sides.
@@ -70,10 +72,13 @@ class TileCopier:
         Raises:
             TransportError: part of the array is in another process.
         """
-        if not isinstance(value, jax.Array) or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        if not isinstance(value, jax.Array):
             return jax.device_put(value, sharding, may_alias=False if own_memory else None)
         if value.sharding == sharding and not own_memory:
             return value
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            # `device_put` shares memory on devices of both sides, whatever it is told.
+            return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
         if not value.size:
             # Nothing to move, and no reason to wait.
             return jax.device_put(np.zeros(value.shape, value.dtype), sharding)
