@@ -11,6 +11,7 @@ import pytest
 from meshwise.bench.alpacomm.cases import CASES, NIC_BYTES_PER_S, ONE_TO_MANY, random_case
 from meshwise.bench.alpacomm.simulated import simulated
 from meshwise.errors import ClusterError
+from meshwise.graph.layout import parse_layout
 from meshwise.resharding.between import GATHERED, SEND_RECV
 from meshwise.resharding.cross_mesh import (
     ALGORITHMS,
@@ -22,7 +23,7 @@ from meshwise.resharding.cross_mesh import (
     cross_mesh_plan,
 )
 from meshwise.resharding.depth_first import depth_first, least_s
-from meshwise.resharding.host_tasks import HostTask, hosted_mesh
+from meshwise.resharding.host_tasks import HostTask, host_tasks, hosted_mesh
 from meshwise.resharding.ordering import Job, greedy, in_order, load_balanced, makespan_s, naive
 from meshwise.resharding.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
 from meshwise.resharding.tiles import boxes, unit_tasks
@@ -211,6 +212,19 @@ def test_every_device_gets_exactly_its_tile(algorithm):
             at = tuple(slice(*interval) for interval in box)
             if whole[at].size:
                 assert np.array_equal(found[host][at], whole[at])
+
+
+def test_many_boxes_are_planned_without_a_search():
+    places = [hosted_mesh(4, 8, first_host=first) for first in (0, 4)]
+    layouts = parse_layout("R S01"), parse_layout("S01 R")
+    tasks = host_tasks((64, 64), 4, *zip(layouts, places, strict=True))
+    assert len(tasks) == 1024
+    jobs = jobs_of(tasks)
+    found = depth_first(jobs)
+    assert not found.is_best
+    assert sorted(t.job for t in found.schedule) == list(range(1024))
+    plan = cross_mesh_plan(tasks, RATE)
+    assert plan.makespan_s <= 1.05 * plan.bound_s
 
 
 def test_nothing_takes_no_time():

@@ -14,8 +14,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# So often the randomised greedy algorithm tries.
-NUM_TRIES = 50
+# So often the randomised greedy algorithm tries, less often where it looks at more jobs in all.
+NUM_TRIES, MAX_JOBS_TRIED = 50, 5_000
 
 
 class Job(NamedTuple):
@@ -114,11 +114,12 @@ def greedy(
 
     Args:
         jobs: All jobs.
-        tries: How often the whole order is made; the best is kept.
+        tries: How often the whole order is made at most; the best is kept.
         seed: Of the random numbers.
         enough_s: A makespan that ends the tries, as what none is below.
     """
     rng = random.Random(seed)
+    tries = max(1, min(tries, MAX_JOBS_TRIED // max(len(jobs), 1)))
     best = _in_sets(jobs, rng, 0.0)
     for n in range(1, tries):
         if makespan_s(best) <= enough_s:
