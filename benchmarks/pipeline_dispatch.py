@@ -118,7 +118,7 @@ class _Source:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.names: dict[str, Any] = {"put": jax.device_put}
+        self.names: dict[str, Any] = {"put": pipeline.copier.put}
         self.shardings: dict[NamedSharding, str] = {}
 
     def compiled(self) -> Callable[[list[Any]], list[Any]]:
