@@ -104,10 +104,14 @@ def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: 
     np.testing.assert_allclose(found, losses, rtol=1e-9)
 
 
-def test_zero_bubble_h1_trains_as_on_one_device(case: Any) -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    ["zero-bubble-h1", pytest.param("eager-1f1b-delayed", marks=pytest.mark.slow)],
+)
+def test_gradients_of_weights_apart_train_as_on_one_device(case: Any, schedule: Any) -> None:
     step, state, batch, losses = case
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    method = mw.Auto(stages=2, schedule="zero-bubble-h1")
+    method = mw.Auto(stages=2, schedule=schedule)
     staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=4)
     plan = staged.plan(state, batch)
     assert isinstance(plan, mw.PipelinePlan)
@@ -115,9 +119,13 @@ def test_zero_bubble_h1_trains_as_on_one_device(case: Any) -> None:
     for stage in plan.stages:
         assert stage.weights is not None
         assert 0 < stage.weights.seconds < stage.backward_s
-    # The last stage runs its gradients of weights one micro-batch late.
-    assert plan.stages[1].weights is not None
-    assert plan.stages[1].weights.waiting in (1, 2)
+    assert plan.table().splits_backward
+    if schedule == "zero-bubble-h1":
+        # The last stage runs its gradients of weights one micro-batch late.
+        assert plan.stages[1].weights is not None
+        assert plan.stages[1].weights.waiting in (1, 2)
+    else:
+        assert (plan.schedule, len(plan.delays)) == ("eager-1f1b", 2)
     found = []
     for _ in losses:
         state, loss, _ = staged(state, batch)
@@ -171,6 +179,6 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
     assert mw.Auto(stages="auto").stages == "auto"
     with pytest.raises(
         PlanError,
-        match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe', 'zero-bubble-h1'",
+        match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe', 'zero-bubble-h1', '1f",
     ):
         mw.Auto(stages=2, schedule="zero-bubble")  # type: ignore[arg-type]

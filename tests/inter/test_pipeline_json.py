@@ -57,6 +57,7 @@ def test_a_cluster_reads_back_equal(cluster: Cluster) -> None:
 
 def test_version_2_splits_no_backward_pass() -> None:
     data = json.loads(PLAN.to_json()) | {"version": 2}
+    assert data.pop("delays") == []
     for stage in data["stages"]:
         assert stage.pop("weights") is None
     assert PipelinePlan.from_json(json.dumps(data)) == PLAN
@@ -73,6 +74,7 @@ def test_gradients_of_weights_are_read_back() -> None:
 
 def test_version_1_has_neither_decisions_nor_gathers() -> None:
     data = json.loads(PLAN.to_json()) | {"version": 1}
+    assert data.pop("delays") == []
     for stage in data["stages"]:
         assert stage.pop("weights") is None
         for name in ("forward_gather_s", "backward_gather_s"):
@@ -114,6 +116,8 @@ def put(*path: Any, value: Any = ...) -> Edit:
         (put("schedule"), "field 'schedule' is missing"),
         (put("speed", value=1), "field 'speed' is unknown"),
         (put("schedule", value="2f2b"), "field 'schedule': no schedule is named '2f2b'; known are"),
+        (put("delays", value=[1]), "'schedule': schedule 1f1b: one delay of at least 0 is needed"),
+        (put("delays", value=[0, -1]), "'delays[1]': expected a whole number, zero or more"),
         (put("hides_transfers", value=1), "'hides_transfers': expected true or false, got 1"),
         (put("num_microbatches", value=5), "'num_microbatches': 5 does not divide the batch of 32"),
         (put("step_time_s", value=None), "'step_time_s': expected a finite number, got None"),

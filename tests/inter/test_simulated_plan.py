@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
 from doubles.pipelines import pipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.pipeline_schedule import CHOICES, PipelineSchedule
-from meshwise.inter.simulated_plan import Changes, simulate_plan
+from meshwise.inter.simulated_plan import Changes, asked_delays, simulate_plan, simulate_stages
+from meshwise.schedules.delay import spread_delays
 from meshwise.units import GIB
 
 PLAN = pipeline(4, 8, "2x p3.8xlarge")
@@ -68,6 +70,35 @@ def test_another_cluster_has_other_links_and_memory() -> None:
         "stages planned for V100-SXM2-16GB, with their times, are here on A100-SXM4-40GB (stage "
         "0, 1, 2, 3); plan for that cluster for its own times",
     )
+
+
+def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() -> None:
+    delayed = CHOICES["eager-1f1b-delayed"]
+
+    def step_s(stages: Sequence[PipelineStage], k: int) -> float:
+        delays = spread_delays(k, len(stages))
+        return simulate_stages(
+            stages, PLAN.cluster, "eager-1f1b", 8, hides_transfers=True, delays=delays
+        ).step_time_s
+
+    def sending(num_bytes: int) -> list[PipelineStage]:
+        return [dataclasses.replace(s, send_bytes=num_bytes) for s in PLAN.stages]
+
+    assert asked_delays(CHOICES["eager-1f1b"], PLAN.stages, PLAN.cluster, 8) == ()
+    found = [asked_delays(delayed, sending(n), PLAN.cluster, 8) for n in (0, 10**7, 4 * 10**7)]
+    assert found[0] == (0, 0, 0, 0)
+    assert found[0] < found[1]
+    free = step_s(sending(0), 0)
+    for num_bytes, delays in zip((10**7, 4 * 10**7), found[1:], strict=True):
+        stages, chosen = sending(num_bytes), delays[-1]
+        times = {k: step_s(stages, k) for k in range(0, 13, 2)}
+        assert list(delays) == spread_delays(chosen, 4)
+        if times[chosen] > free * (1 + 1e-9):
+            assert times[chosen] <= min(times.values()) * (1 + 1e-9)
+        # No smaller delay does as well.
+        assert all(times[k] > times[chosen] for k in times if k < chosen)
+    changed = simulate_plan(PLAN, Changes(schedule=delayed))
+    assert changed.timeline.step_time_s <= step_s(PLAN.stages, 0) * (1 + 1e-9)
 
 
 def test_what_does_not_fit_is_named() -> None:

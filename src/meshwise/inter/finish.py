@@ -11,8 +11,8 @@ from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found
-from meshwise.inter.simulated_plan import simulate_stages
-from meshwise.inter.split_stage import SplitLayer, with_weights_apart
+from meshwise.inter.simulated_plan import asked_delays, simulate_stages
+from meshwise.inter.split_stage import SplitLayer, at_peak, with_weights_apart
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
 from meshwise.plan.decision import GraphDecision
@@ -85,19 +85,26 @@ def finished(
         _stage(source, found, costs, stage, index, place, passes, decisions)
         for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
     )
-    schedule = found.problem.schedule
+    schedule, count = found.problem.schedule, found.problem.num_microbatches
+    delays = asked_delays(schedule, stages, cluster, count)
+    table = make_schedule(
+        schedule.table_name, num_stages=len(stages), num_microbatches=count, delays=delays
+    )
+    if table.splits_backward:
+        stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
     timeline = simulate_stages(
         stages,
         cluster,
         schedule.table_name,
-        found.problem.num_microbatches,
+        count,
         hides_transfers=schedule.hides_transfers,
+        delays=delays,
     )
     plan = PipelinePlan(
         # As its file gives it: without what a user's own kind of cluster can do besides.
         cluster=Cluster(name=cluster.name, groups=cluster.groups),
         batch_size=batch_size,
-        num_microbatches=found.problem.num_microbatches,
+        num_microbatches=count,
         schedule=schedule.table_name,
         hides_transfers=schedule.hides_transfers,
         stages=stages,
@@ -112,6 +119,7 @@ def finished(
         tied=tuple(tied),
         cuts=tuple(cuts),
         decisions=tuple(decisions.numbers),
+        delays=delays,
     )
     return plan, timeline
 
@@ -196,15 +204,13 @@ def _stage(
             for k, piece, plan in zip(numbers, pieces, plans, strict=True)
         ),
     )
-    schedule = make_schedule(
-        problem.schedule.table_name,
-        num_stages=len(found.plan.stages),
-        num_microbatches=count,
+    table = make_schedule(
+        problem.schedule.table_name, num_stages=len(found.plan.stages), num_microbatches=count
     )
-    if not schedule.splits_backward:
+    if not (table.splits_backward or problem.schedule.delays_weights):
         return whole
     layers = [
         SplitLayer(piece=piece, decision=plan.decision, backward_s=passes[id(plan)][1])
         for piece, plan in zip(pieces, plans, strict=True)
     ]
-    return with_weights_apart(whole, layers, schedule, index)
+    return with_weights_apart(whole, layers)

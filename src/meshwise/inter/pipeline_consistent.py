@@ -7,7 +7,6 @@ from meshwise.errors import PlanError
 from meshwise.graph.layout import is_valid
 from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.stage_hosts import stage_hosts
-from meshwise.schedules.registry import make_schedule
 
 
 def check_pipeline(plan: PipelinePlan) -> None:
@@ -24,9 +23,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
             f"{plan.batch_size}"
         )
     try:
-        make_schedule(
-            plan.schedule, num_stages=len(plan.stages), num_microbatches=plan.num_microbatches
-        )
+        plan.table()
     except PlanError as error:
         raise PlanError(f"field 'schedule': {error}") from error
     next_layer = 0

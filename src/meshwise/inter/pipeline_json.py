@@ -53,6 +53,7 @@ def pipeline_to_json(plan: PipelinePlan) -> str:
         "stages": [_stage_json(stage) for stage in plan.stages],
         "tried": [[b, float(s) if math.isfinite(s) else None] for b, s in plan.tried],
         "tied": list(plan.tied),
+        "delays": list(plan.delays),
         "cuts": [list(cut) for cut in plan.cuts],
         "decisions": [decision_json(decision) for decision in plan.decisions],
     }
@@ -99,6 +100,7 @@ def pipeline_from_json(text: str) -> PipelinePlan:
         "tried": read.list_of(read.pair_of(read.count, _seconds)),
         "step_flop": read.positive,
         "tied": read.list_of(read.text),
+        "delays": read.list_of(read.size),
         "cuts": read.list_of(read.pair_of(read.size, read.size)),
         "decisions": read.list_of(read_decision),
     }
@@ -127,7 +129,7 @@ def _of_version_2(data: dict[str, Json]) -> dict[str, Json]:
         cast(dict[str, Json], s) | {"weights": None} if isinstance(s, dict) else s
         for s in cast(list[Json], stages)
     ]
-    return data | {"stages": upgraded}
+    return data | {"stages": upgraded, "delays": []}
 
 
 def _stage_of_version_1(stage: Json) -> Json:

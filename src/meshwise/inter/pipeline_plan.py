@@ -9,6 +9,8 @@ from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
 from meshwise.inter.piece import Remat
 from meshwise.plan.decision import GraphDecision
+from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class PipelinePlan:
         num_microbatches: B.
         schedule: Name of the schedule, as `schedules.registry` has it.
         hides_transfers: Whether transfers run beside computation.
+        delays: For each stage by how many half steps its gradients of weights are delayed
+            (`schedules.delay`); none where the schedule is as it is named.
         stages: In order.
         step_time_s: Predicted by the planner.
         bound_s: No plan of `space` is faster, by the planner's own formula.
@@ -152,6 +156,20 @@ class PipelinePlan:
     model: str = ""
     cuts: tuple[tuple[int, int], ...] = ()
     decisions: tuple[GraphDecision, ...] = ()
+    delays: tuple[int, ...] = ()
+
+    def table(self) -> Schedule:
+        """Who runs what in which order.
+
+        Raises:
+            PlanError: the schedule does not allow these sizes.
+        """
+        return make_schedule(
+            self.schedule,
+            num_stages=len(self.stages),
+            num_microbatches=self.num_microbatches,
+            delays=self.delays,
+        )
 
     @property
     def gap(self) -> float:

@@ -14,7 +14,7 @@ Source: FACTS section 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -47,11 +47,14 @@ class PipelineSchedule:
         name: Which; "alpa" is 1F1B with memory as in eq. 5, which does not look at B.
         chunks: v of the interleaved schedule, else 1.
         hides_transfers: Whether transfers between stages run beside computation.
+        delays_weights: Whether gradients of weights run apart, as late as covers the transfers of
+            gradients of activations.
     """
 
     name: ScheduleName
     chunks: int = 1
     hides_transfers: bool = False
+    delays_weights: bool = False
 
     def __post_init__(self) -> None:
         """Check the number of chunks.
@@ -122,5 +125,9 @@ SEARCHED = (ONE_F_ONE_B, EAGER)
 
 # Those that a user can choose by name.
 CHOICES: Mapping[str, PipelineSchedule] = MappingProxyType(
-    {schedule.name: schedule for schedule in (ONE_F_ONE_B, GPIPE, EAGER, ZERO_BUBBLE)}
+    {
+        **{schedule.name: schedule for schedule in (ONE_F_ONE_B, GPIPE, EAGER, ZERO_BUBBLE)},
+        "1f1b-delayed": PipelineSchedule(name="1f1b", hides_transfers=True, delays_weights=True),
+        "eager-1f1b-delayed": replace(EAGER, delays_weights=True),
+    }
 )

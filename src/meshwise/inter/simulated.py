@@ -72,6 +72,7 @@ def simulate_chunks(
     *,
     hides_transfers: bool,
     back_bytes: Sequence[float] | None = None,
+    delays: Sequence[int] = (),
 ) -> Timeline:
     """One step on a cluster.
 
@@ -84,6 +85,7 @@ def simulate_chunks(
         crossing_bytes: Bytes of one micro-batch that pass after each chunk but the last.
         hides_transfers: Whether transfers between stages run beside computation.
         back_bytes: Of one micro-batch that come back there; None: as many as pass.
+        delays: For each mesh by how many half steps its gradients of weights are delayed.
 
     Raises:
         PlanError: the schedule does not allow these sizes.
@@ -93,6 +95,7 @@ def simulate_chunks(
         num_stages=len(chunks),
         num_microbatches=num_microbatches,
         num_meshes=len(meshes),
+        delays=delays,
     )
     places = [k % len(meshes) for k in range(len(chunks))]
     boundaries = [

@@ -13,7 +13,11 @@ from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.simulated import Chunk, simulate_chunks
 from meshwise.inter.stage_hosts import StageHosts, stage_hosts
+from meshwise.schedules.delay import spread_delays
 from meshwise.simulate.timeline import Timeline
+
+# Step times that differ by less are equal but for rounding.
+_SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +75,25 @@ def simulate_plan(plan: PipelinePlan, changes: Changes | None = None) -> Simulat
     changes = changes or Changes()
     cluster = changes.cluster or plan.cluster
     check_places(plan, cluster)
-    schedule, hides = plan.schedule, plan.hides_transfers
-    if changes.schedule is not None:
-        schedule, hides = changes.schedule.table_name, changes.schedule.hides_transfers
+    schedule, hides, delays = plan.schedule, plan.hides_transfers, plan.delays
     count = changes.num_microbatches or plan.num_microbatches
     if plan.batch_size % count:
         raise PlanError(f"{count} micro-batches do not divide the batch of {plan.batch_size}")
     stages = plan.stages
     if count != plan.num_microbatches:
         stages = tuple(_cut_into(s, plan.num_microbatches, count) for s in plan.stages)
+    if changes.schedule is not None:
+        schedule, hides = changes.schedule.table_name, changes.schedule.hides_transfers
+        delays = asked_delays(changes.schedule, stages, cluster, count)
     return Simulation(
         cluster=cluster,
         schedule=schedule,
         num_microbatches=count,
         stages=stages,
         memory_bytes=_memory_bytes(plan, changes.cluster),
-        timeline=simulate_stages(stages, cluster, schedule, count, hides_transfers=hides),
+        timeline=simulate_stages(
+            stages, cluster, schedule, count, hides_transfers=hides, delays=delays
+        ),
         notes=tuple(_notes(plan, cluster, count)),
     )
 
@@ -98,8 +105,17 @@ def simulate_stages(
     num_microbatches: int,
     *,
     hides_transfers: bool,
+    delays: Sequence[int] = (),
 ) -> Timeline:
     """One step of stages that have a place in the cluster.
+
+    Args:
+        stages: The stages.
+        cluster: Where they run.
+        schedule: Its name in `schedules.registry`.
+        num_microbatches: B.
+        hides_transfers: Whether transfers run beside computation.
+        delays: For each stage by how many half steps its gradients of weights are delayed.
 
     Raises:
         PlanError: the schedule does not allow these sizes.
@@ -113,7 +129,49 @@ def simulate_stages(
         [(place.hosts, place.num_devices) for place in places],
         [stage.send_bytes for stage in stages[:-1]],
         hides_transfers=hides_transfers,
+        delays=delays,
     )
+
+
+def asked_delays(
+    schedule: PipelineSchedule, stages: Sequence[PipelineStage], cluster: Cluster, count: int
+) -> tuple[int, ...]:
+    """By how many half steps each stage delays its gradients of weights: as little as suffices.
+
+    Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
+    longer than one without delays whose transfers take no time; where none does, the least of
+    those with which it is shortest.
+
+    Args:
+        schedule: What is asked; without delays for none.
+        stages: The stages.
+        cluster: Where they run.
+        count: B.
+
+    Source: FACTS section 3 (AlpaComm), with uneven stages and the cluster's own links.
+    """
+    if not schedule.delays_weights:
+        return ()
+
+    def step_s(k: int, stages: Sequence[PipelineStage]) -> float:
+        return simulate_stages(
+            stages,
+            cluster,
+            schedule.table_name,
+            count,
+            hides_transfers=schedule.hides_transfers,
+            delays=spread_delays(k, len(stages)),
+        ).step_time_s
+
+    enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
+    best, least = 0, step_s(0, stages)
+    for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
+        if least <= enough:
+            break
+        now = step_s(k, stages)
+        if now < least * (1 - _SAME):
+            best, least = k, now
+    return tuple(spread_delays(best, len(stages)))
 
 
 def chunk_of(stage: PipelineStage) -> Chunk:

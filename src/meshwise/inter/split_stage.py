@@ -31,22 +31,10 @@ class SplitLayer:
     backward_s: float
 
 
-def with_weights_apart(
-    stage: PipelineStage, layers: Sequence[SplitLayer], schedule: Schedule, number: int
-) -> PipelineStage:
-    """The stage with its gradients of weights apart.
-
-    Args:
-        stage: The stage, its backward pass whole.
-        layers: Its layers.
-        schedule: Of the pipeline; it splits the backward pass.
-        number: Of the stage.
-
-    Raises:
-        InfeasibleError: what waits for gradients of weights does not fit.
-    """
-    seconds = late_bytes = 0.0
-    temporary_bytes = 0
+def with_weights_apart(stage: PipelineStage, layers: Sequence[SplitLayer]) -> PipelineStage:
+    """The stage with its gradients of weights apart, none of which waits yet."""
+    seconds = 0.0
+    late_bytes = temporary_bytes = 0
     # Equal layers share one plan.
     known: dict[int, tuple[float, int, int]] = {}
     for layer in layers:
@@ -58,18 +46,32 @@ def with_weights_apart(
         late_s, held_bytes, temporary = known[key]
         seconds, late_bytes = seconds + late_s, late_bytes + held_bytes
         temporary_bytes = max(temporary_bytes, temporary)
-    in_flight, waiting = held_at_peak(schedule, number, stage.microbatch_bytes, late_bytes)
-    found = replace(
-        stage,
-        in_flight=in_flight,
-        temporary_bytes=temporary_bytes,
-        weights=WeightGradients(seconds=seconds, held_bytes=round(late_bytes), waiting=waiting),
-    )
+    weights = WeightGradients(seconds=seconds, held_bytes=late_bytes, waiting=0)
+    return replace(stage, temporary_bytes=temporary_bytes, weights=weights)
+
+
+def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineStage:
+    """The stage with the micro-batches that it holds when it holds most.
+
+    Args:
+        stage: The stage, its gradients of weights apart.
+        schedule: Of the pipeline; it splits the backward pass.
+        number: Of the stage.
+
+    Raises:
+        InfeasibleError: what waits for gradients of weights does not fit.
+    """
+    late = stage.weights
+    assert late is not None
+    sizes = stage.microbatch_bytes, late.held_bytes
+    in_flight, waiting = held_at_peak(schedule, number, *sizes)
+    found = replace(stage, in_flight=in_flight, weights=replace(late, waiting=waiting))
     if found.peak_bytes > found.memory_bytes:
         raise InfeasibleError(
             f"stage {number} needs {bytes_text(found.peak_bytes)} a device under schedule "
-            f"{schedule.name}, and there are {bytes_text(found.memory_bytes)}: {waiting} "
-            f"micro-batches wait for their gradients of weights with {bytes_text(late_bytes)} each;"
-            " schedule 1f1b, more micro-batches or more stages help"
+            f"{schedule.name} with gradients of weights apart, and there are "
+            f"{bytes_text(found.memory_bytes)}: {waiting} micro-batches wait for them with "
+            f"{bytes_text(late.held_bytes)} each; schedule 1f1b, more micro-batches or more stages "
+            "help"
         )
     return found

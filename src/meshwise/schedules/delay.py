@@ -46,6 +46,12 @@ def with_delays(schedule: Schedule, delays: Sequence[int], name: str | None = No
     )
 
 
+def spread_delays(k: int, num_meshes: int) -> list[int]:
+    """Delays that grow from 0 on the first mesh to k half steps on the last."""
+    steps = max(num_meshes - 1, 1)
+    return [-(-k * i // steps) for i in range(num_meshes)]
+
+
 def _delayed(tasks: tuple[Task, ...], delay: int) -> tuple[Task, ...]:
     """One mesh's list with its `W`s."""
     weights = [Task(WEIGHT, t.stage, t.microbatch) for t in tasks if t.kind == BACKWARD]
@@ -87,7 +93,7 @@ def delay_weights(schedule: Schedule, costs: TaskCosts) -> Schedule:
     steps = max(schedule.num_meshes - 1, 1)
 
     def delayed(k: int) -> Schedule:
-        return with_delays(schedule, [-(-k * i // steps) for i in range(schedule.num_meshes)])
+        return with_delays(schedule, spread_delays(k, schedule.num_meshes))
 
     def clocks(split: Schedule, costs: TaskCosts) -> float:
         return num_clocks(times_in_order(split, _split_order(split, schedule, order), costs))

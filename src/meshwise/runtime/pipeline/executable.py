@@ -23,7 +23,6 @@ from meshwise.runtime.pipeline.measured import measured_step
 from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.pipeline.traffic import bytes_between
-from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.timeline import Timeline
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
@@ -154,9 +153,7 @@ def compile_pipeline(
         )
         for stage, decided in zip(plan.stages, decisions, strict=True)
     ]
-    schedule = make_schedule(
-        plan.schedule, num_stages=len(choices), num_microbatches=plan.num_microbatches
-    )
+    schedule = plan.table()
     pipeline = make_pipeline(layers, choices, schedule)
     limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
     verify_memory(
