@@ -6,7 +6,12 @@ import dataclasses
 import itertools
 from typing import TypeAlias
 
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.inter.pipeline_plan import (
+    LayerPlan,
+    PipelinePlan,
+    PipelineStage,
+    WeightGradients,
+)
 from meshwise.plan.columns import layout_spec
 from meshwise.plan.contents import pattern
 from meshwise.report.difference import Difference, Section, changed, sections
@@ -40,6 +45,7 @@ def _requests(first: PipelinePlan, second: PipelinePlan) -> list[Difference]:
             ("micro-batches", first.num_microbatches, second.num_microbatches),
             ("schedule", first.schedule, second.schedule),
             ("transfers", _transfers(first), _transfers(second)),
+            ("delays of weights", _delays(first), _delays(second)),
             ("stages", len(first.stages), len(second.stages)),
             ("shared by layers", ", ".join(first.tied), ", ".join(second.tied)),
             ("space", first.space, second.space),
@@ -53,6 +59,10 @@ def _requests(first: PipelinePlan, second: PipelinePlan) -> list[Difference]:
 
 def _transfers(plan: PipelinePlan) -> str:
     return "beside computation" if plan.hides_transfers else "stages wait"
+
+
+def _delays(plan: PipelinePlan) -> str:
+    return " ".join(map(str, plan.delays)) or "as the schedule"
 
 
 def _totals(first: PipelinePlan, second: PipelinePlan) -> list[Difference]:
@@ -106,6 +116,10 @@ def _stage_text(stage: PipelineStage | None) -> str | None:
     )
 
 
+def _late(stage: PipelineStage) -> WeightGradients:
+    return stage.weights or WeightGradients(seconds=0.0, held_bytes=0, waiting=0)
+
+
 def _stage(number: int, a: PipelineStage, b: PipelineStage) -> list[Difference]:
     rows = [
         *changed(
@@ -116,6 +130,7 @@ def _stage(number: int, a: PipelineStage, b: PipelineStage) -> list[Difference]:
                 ("mesh", _mesh(a), _mesh(b)),
                 ("remat", a.remat, b.remat),
                 ("in flight", a.in_flight, b.in_flight),
+                ("in flight until weights", _late(a).waiting, _late(b).waiting),
             ]
         ),
         *changed(
@@ -123,6 +138,7 @@ def _stage(number: int, a: PipelineStage, b: PipelineStage) -> list[Difference]:
                 ("forward", a.forward_s, b.forward_s),
                 ("backward", a.backward_s, b.backward_s),
                 ("gathers", a.gather_s, b.gather_s),
+                ("weights apart", _late(a).seconds, _late(b).seconds),
                 ("once", a.once_s, b.once_s),
             ],
             "s",
@@ -131,6 +147,7 @@ def _stage(number: int, a: PipelineStage, b: PipelineStage) -> list[Difference]:
             [
                 ("resident", a.resident_bytes, b.resident_bytes),
                 ("of a micro-batch", a.microbatch_bytes, b.microbatch_bytes),
+                ("of one until weights", _late(a).held_bytes, _late(b).held_bytes),
                 ("temporary", a.temporary_bytes, b.temporary_bytes),
                 ("peak", a.peak_bytes, b.peak_bytes),
                 ("of a device", a.memory_bytes, b.memory_bytes),

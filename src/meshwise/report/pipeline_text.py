@@ -33,6 +33,7 @@ def pipeline_text(plan: PipelinePlan) -> str:
             "rllllrrrrrr",
         ),
     ]  # fmt: skip
+    lines += _weights_apart(plan)
     lines += ["", "step time by number of micro-batches (best found)"]
     rows = [
         (str(b), seconds_text(s) if s < float("inf") else "nothing faster") for b, s in plan.tried
@@ -68,6 +69,25 @@ def _row(number: int, stage: PipelineStage) -> tuple[str, ...]:
         bytes_text(stage.peak_bytes),
         bytes_text(stage.send_bytes) if stage.send_bytes else "-",
     )
+
+
+def _weights_apart(plan: PipelinePlan) -> list[str]:
+    """Where the backward pass is split, what runs later and what waits for it."""
+    rows = [
+        (
+            str(k),
+            seconds_text(stage.weights.seconds),
+            str(plan.delays[k]) if plan.delays else "-",
+            str(stage.weights.waiting),
+            bytes_text(stage.weights.held_bytes),
+        )
+        for k, stage in enumerate(plan.stages)
+        if stage.weights is not None
+    ]
+    if not rows:
+        return []
+    names = ("stage", "of backward", "half steps later", "waiting at the peak", "each holds")
+    return ["", "gradients of weights apart", *table(names, rows, "rrrrr")]
 
 
 def _sizes(stage: PipelineStage) -> str:

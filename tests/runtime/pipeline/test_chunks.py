@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.trace.layers.layering import Layering
+from program.random_tables import random_table
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -99,3 +101,17 @@ def test_chunks_of_one_mesh_see_it_in_one_way() -> None:
         make_pipeline(layers, [*choices[:2], choices[3], choices[3]], schedule)
     with pytest.raises(PlanError, match="has 4 stages, the plan has 3"):
         make_pipeline(layers, choices[:3], schedule)
+
+
+@pytest.mark.slow
+def test_a_table_of_ones_own_is_the_step() -> None:
+    """Two stages on one mesh, one on another, gradients of weights apart, in a random order."""
+    rng = random.Random(5)
+    two = (2, 1)
+    shapes: list[StageShape] = [(0, 1, two, "none"), (2, 2, (1, 2), "full"), (3, 4, two, "none")]
+    while True:
+        schedule = random_table(rng, 3, 4)
+        sizes = schedule.num_stages, schedule.num_microbatches, schedule.mesh_of_stage
+        if schedule.splits_backward and sizes == (3, 4, (0, 1, 0)):
+            break
+    runs_as_one_device(*unet_step(), shapes, schedule)

@@ -1,0 +1,39 @@
+"""Gradients of weights that run apart, as text and in differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from doubles.pipelines import pipeline
+from meshwise.inter.pipeline_plan import PipelinePlan, WeightGradients
+from meshwise.report.pipeline_diff import pipeline_differences
+from meshwise.report.pipeline_text import pipeline_text
+from meshwise.units import GIB
+
+PLAIN = pipeline(2, 8)
+
+
+def apart() -> PipelinePlan:
+    late = WeightGradients(seconds=0.008, held_bytes=GIB // 4, waiting=2)
+    stages = tuple(replace(stage, weights=late) for stage in PLAIN.stages)
+    return replace(PLAIN, schedule="eager-1f1b", stages=stages, delays=(0, 2))
+
+
+def test_the_text_says_what_waits() -> None:
+    assert "gradients of weights apart" not in pipeline_text(PLAIN)
+    lines = pipeline_text(apart()).splitlines()
+    at = lines.index("gradients of weights apart")
+    assert lines[at + 1].split("  ")[0].strip() == "stage"
+    assert lines[at + 3].split() == ["0", "8", "ms", "0", "2", "256", "MiB"]
+    assert lines[at + 4].split() == ["1", "8", "ms", "2", "2", "256", "MiB"]
+
+
+def test_differences_name_it() -> None:
+    found = {row.what for section in pipeline_differences(PLAIN, apart()) for row in section.rows}
+    assert {
+        "schedule",
+        "delays of weights",
+        "0 in flight until weights",
+        "0 weights apart",
+    } <= found
+    assert {"0 peak"} <= found
