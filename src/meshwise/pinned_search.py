@@ -12,7 +12,7 @@ from meshwise.inter.microbatch_counts import microbatch_counts
 from meshwise.inter.pin_conflicts import fits, fits_without_costs, smallest_conflict
 from meshwise.inter.remedies import least_memory_counts, remedies
 from meshwise.inter.search import Found, search
-from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.search_space import DEAREST, SearchOptions
 from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
@@ -48,7 +48,7 @@ def pinned_search(
     if not pins:
         costs = VariantCosts(layers, options.intra, times)
         try:
-            found, _ = search(layers, cluster, options, report, costs)
+            found, _ = _search(layers, cluster, options, report, costs)
         except InfeasibleError as error:
             helps = remedies(cluster, options, costs, report)
             if not helps:
@@ -71,7 +71,7 @@ def pinned_search(
     assert asked is not None
     source, costs = _source(layers, options, pins, times)
     try:
-        found, costs = search(source, cluster, asked, report, costs)
+        found, costs = _search(source, cluster, asked, report, costs)
     except InfeasibleError as error:
         report("looking for the pins that leave no plan")
         conflict = _conflict(layers, cluster, options, pins, costs)
@@ -79,6 +79,22 @@ def pinned_search(
             raise
         raise PlanError(_too_much(conflict, error, costs)) from error
     return source, found, costs
+
+
+def _search(
+    source: NamedLayers,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object],
+    costs: VariantCosts,
+) -> tuple[Found, VariantCosts]:
+    """The search; where nothing fits, once more with plans that hold as little as they can."""
+    try:
+        return search(source, cluster, options, report, costs)
+    except InfeasibleError:
+        report("nothing fits so: looking at plans that hold as little as they can")
+        least = replace(options, prices=(*options.prices, DEAREST))
+        return search(source, cluster, least, report, costs)
 
 
 def _source(

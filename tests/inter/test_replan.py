@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import meshwise as mw
+from meshwise.errors import InfeasibleError
 from meshwise.inter.finish import finished, stage_decisions, stage_plan
 from meshwise.inter.objective import step_time
 from meshwise.inter.pipeline_json import pipeline_from_json, pipeline_to_json
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.replan import held_bytes, replanned
 from meshwise.inter.search import search
-from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.search_space import PRICES, SearchOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.pipeline_planning import layers_of, plan_layers
 from meshwise.plan.verify import verify_decision
 from meshwise.trace.step import StepSignature
 
@@ -102,3 +105,15 @@ def test_planned_again_is_planned_the_same_and_leaves_nothing_to_gain(
     assert 0.99 * better.plan.total_s <= again <= better.plan.total_s
     held = held_bytes(stage_plan(better, costs, better.plan.stages[0]), 1.0)
     assert held <= memory_bytes
+
+
+def test_what_fits_at_no_usual_price_is_found(gpt) -> None:
+    layers, flop = gpt
+    asked = replace(options(flop, MEMORY_BYTES), prices=PRICES)
+    with pytest.raises(InfeasibleError):
+        search(layers, CLUSTER, asked)
+    told: list[str] = []
+    plan, timeline = plan_layers(layers, CLUSTER, asked, told.append)
+    assert any("as little as they can" in text for text in told)
+    assert max(timeline.peak_bytes) <= MEMORY_BYTES
+    assert plan.num_microbatches == B

@@ -21,6 +21,8 @@ from meshwise.intra.options import IntraOptions
 
 # Prices of the whole memory of a device, in steps: what a plan may cost more to hold less.
 PRICES = (1e-3, 0.3)
+# Of plans that hold as little as they can, whatever they take; where nothing fits at the others.
+DEAREST = 1e5
 _IN_FLIGHT = 4.0
 
 
