@@ -50,7 +50,7 @@ def pinned_search(
         try:
             found, _ = _search(layers, cluster, options, report, costs)
         except InfeasibleError as error:
-            helps = remedies(cluster, options, costs, report)
+            helps = remedies(cluster, _least_held(options), costs, report)
             if not helps:
                 raise
             raise InfeasibleError(f"{error}; planned: it fits with {' or '.join(helps)}") from error
@@ -74,7 +74,7 @@ def pinned_search(
         found, costs = _search(source, cluster, asked, report, costs)
     except InfeasibleError as error:
         report("looking for the pins that leave no plan")
-        conflict = _conflict(layers, cluster, options, pins, costs)
+        conflict = _conflict(layers, cluster, _least_held(options), pins, costs)
         if not conflict:
             raise
         raise PlanError(_too_much(conflict, error, costs)) from error
@@ -93,8 +93,12 @@ def _search(
         return search(source, cluster, options, report, costs)
     except InfeasibleError:
         report("nothing fits so: looking at plans that hold as little as they can")
-        least = replace(options, prices=(*options.prices, DEAREST))
-        return search(source, cluster, least, report, costs)
+        return search(source, cluster, _least_held(options), report, costs)
+
+
+def _least_held(options: SearchOptions) -> SearchOptions:
+    """The same search, with plans that hold as little as they can among the others."""
+    return replace(options, prices=(*options.prices, DEAREST))
 
 
 def _source(
