@@ -4,30 +4,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.inter.microbatch_counts import bounds_of, groups
+from meshwise.inter.microbatch_counts import Group, bounds_of, groups
 from meshwise.inter.search_space import SearchOptions
 
 
 def test_groups_go_from_a_middle_value_upwards_and_then_down() -> None:
     options = SearchOptions(batch_size=1024, step_flop=1.0)
-    assert groups(options, 64) == [[256, 512, 1024, 128], [64, 32], [16, 8], [4, 2], [1]]
+    first, *fewer = groups(options, 64)
+    assert first.counts == first.sharing == [256, 512, 1024, 128]
+    assert [group.counts for group in fewer] == [[64], [32], [16], [8], [4], [2], [1]]
+    assert [group.sharing for group in fewer] == [
+        *([64, 32],) * 2,
+        *([16, 8],) * 2,
+        *([4, 2],) * 2,
+        [1],
+    ]
 
 
 def test_what_is_asked_for_is_one_group() -> None:
     options = SearchOptions(batch_size=1024, step_flop=1.0, num_microbatches=(4, 64))
-    assert groups(options, 64) == [[4, 64]]
+    assert groups(options, 64) == [Group([4, 64], [4, 64])]
 
 
 @given(st.integers(1, 4096), st.integers(1, 512))
 def test_every_number_is_in_one_group_and_its_bounds_divide_it(batch: int, devices: int) -> None:
     found = groups(SearchOptions(batch_size=batch, step_flop=1.0), devices)
-    flat = [count for counts in found for count in counts]
+    flat = [count for group in found for count in group.counts]
     assert len(set(flat)) == len(flat)
-    for counts in found:
+    for counts, sharing in found:
         for count in counts:
-            base = bounds_of(count, counts)
+            base = bounds_of(count, sharing)
+            assert count in sharing
             assert count % base == 0
-            assert 2 * base >= min(counts)
+            assert 2 * base >= min(sharing)
 
 
 @pytest.mark.parametrize(

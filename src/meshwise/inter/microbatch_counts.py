@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from meshwise.errors import PlanError
 from meshwise.inter.search_space import SearchOptions
 
-# Of the numbers below the first ones, so many are searched as one.
-_TOGETHER = 2
+# Of the numbers below the first ones, so many share bounds.
+_SHARING = 2
+
+
+class Group(NamedTuple):
+    """Numbers of micro-batches that are searched as one.
+
+    Attributes:
+        counts: The numbers.
+        sharing: Those that share bounds: these and maybe some of the next group.
+    """
+
+    counts: list[int]
+    sharing: list[int]
 
 
 def microbatch_counts(options: SearchOptions) -> Sequence[int]:
@@ -44,20 +57,21 @@ def _near_powers(size: int) -> list[int]:
     return sorted(found)
 
 
-def groups(options: SearchOptions, num_devices: int) -> list[list[int]]:
+def groups(options: SearchOptions, num_devices: int) -> list[Group]:
     """Numbers of micro-batches that are searched as one, group after group.
 
     Many micro-batches make bubbles short; few make operators large.  The first group goes from
-    next to a middle value upwards, the middle value first; the others go downwards.
+    next to a middle value upwards, the middle value first; the others go downwards, one by one.
     """
     values = list(microbatch_counts(options))
     if options.num_microbatches is not None:
-        return [values]
+        return [Group(values, values)]
     middle = _middle(values, num_devices)
     lowest = _lowest(values, middle)
-    fewer = values[:lowest][::-1]
     first = [*values[middle:], *reversed(values[lowest:middle])]
-    return [first, *(fewer[i : i + _TOGETHER] for i in range(0, len(fewer), _TOGETHER))]
+    fewer = values[:lowest][::-1]
+    pairs = [fewer[i - i % _SHARING :][:_SHARING] for i in range(len(fewer))]
+    return [Group(first, first), *(Group([b], pair) for b, pair in zip(fewer, pairs, strict=True))]
 
 
 def _middle(values: Sequence[int], num_devices: int) -> int:

@@ -23,7 +23,7 @@ from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.anywhere import build_placed
 from meshwise.inter.infeasible import what_is_missing
 from meshwise.inter.lazy_table import LazyTable
-from meshwise.inter.microbatch_counts import bounds_of, groups
+from meshwise.inter.microbatch_counts import Group, bounds_of, groups
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.search_space import (
     SearchOptions,
@@ -177,11 +177,11 @@ class _Search:
         """Search groups of numbers of micro-batches, downwards while the fewest are the best."""
         best: _Candidate | None = None
         lowest = 0
-        for counts in groups(self.options, self.cluster.num_devices):
+        for group in groups(self.options, self.cluster.num_devices):
             if best is not None and best.known.count != lowest:
                 break
-            lowest = min(counts)
-            best = self._best_of(counts, math.inf if best is None else best.plan.total_s) or best
+            lowest = min(group.counts)
+            best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
         self.beside.fetch(
@@ -203,7 +203,7 @@ class _Search:
             tried=self.tried,
         )
 
-    def _best_of(self, counts: Sequence[int], cutoff: float) -> _Candidate | None:
+    def _best_of(self, group: Group, cutoff: float) -> _Candidate | None:
         """The fastest step for some numbers of micro-batches; None if none takes less."""
         waiting: list[tuple[float, int, _Candidate]] = []
 
@@ -213,9 +213,9 @@ class _Search:
                 heapq.heappush(waiting, (candidate.plan.total_s, number, candidate))
 
         numbers = itertools.count()
-        for count in counts:
+        for count in group.counts:
             self.tried[count] = math.inf
-            known = self._known(count, bounds_of(count, counts))
+            known = self._known(count, bounds_of(count, group.sharing))
             if known is not None:
                 for schedule in self.options.schedules:
                     add(next(numbers), known, schedule)
