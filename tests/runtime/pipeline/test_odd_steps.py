@@ -215,3 +215,22 @@ def test_a_failure_shows_the_program_around_it() -> None:
     (line,) = [line for line in shown if line.startswith(">")]
     assert '"backward of layer 1" @0' in line
     assert len(shown) == 7
+
+
+def test_state_that_shares_memory_is_overwritten_once() -> None:
+    def update(params: Params, old: Params, value: Any, grads: Params) -> Any:
+        new = moved(params, grads)
+        return (new, jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, old, new)), value
+
+    step, ((params, _), batch) = made(update)
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    state = staged.init(lambda p: (p, jax.tree.map(jnp.copy, p)), params, batch)
+    # `jax.device_put` gives another array on the same memory.
+    homes = jax.tree.map(lambda x: x.sharding, state)
+    state = jax.tree.map(jax.device_put, (params, params), homes)
+    expected: Any = (params, params)
+    for _ in range(2):
+        state, loss = staged(state, batch)
+        expected, expected_loss = jax.jit(step)(expected, batch)
+        assert_equal(jax.tree.leaves((state, loss)), jax.tree.leaves((expected, expected_loss)))

@@ -14,7 +14,12 @@ from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.decision import GraphDecision
 from meshwise.program.memory import verify_memory
 from meshwise.runtime.devices import devices_for
-from meshwise.runtime.donation import check_alive, state_lost
+from meshwise.runtime.donation import (
+    Handover,
+    check_alive,
+    state_lost,
+    without_shared_memory,
+)
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.build import StageChoice
@@ -42,6 +47,8 @@ class PipelineExecutable:
         ends: Takes stacks of layers apart and puts them together.
         in_shardings: Where each flat argument lives between steps; None for one that is not read.
         compile_s: Seconds that lowering and compilation took.
+        donated: Positions of the state among the flat arguments.
+        handover: What the last step returned.
     """
 
     out_tree: Any
@@ -52,6 +59,8 @@ class PipelineExecutable:
     ends: StackedEnds
     in_shardings: tuple[NamedSharding | None, ...]
     compile_s: float
+    donated: tuple[int, ...]
+    handover: Handover
 
     def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Arguments move to their stages when a step begins."""
@@ -86,13 +95,16 @@ class PipelineExecutable:
     def _run(self, leaves: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
+        given = without_shared_memory(leaves, self.donated, self.handover.fresh(leaves))
         try:
-            return self.ends.results(run(self.ends.arguments(leaves)))
+            results = self.ends.results(run(self.ends.arguments(given)))
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
                 raise state_lost(lost, error) from error
             raise
+        self.handover.remember(results)
+        return results
 
     def _check_shapes(self, leaves: Sequence[Any]) -> None:
         """Rows are cut into micro-batches and stacks taken apart before any program sees them."""
@@ -162,15 +174,21 @@ def compile_pipeline(
         [limits[m] for m in range(schedule.num_meshes)],
     )
     ends = StackedEnds(layers.ends, _homes(pipeline))
+    original = layers.ends.original
+    donated = tuple(i for i, _ in original.aliases)
     return PipelineExecutable(
-        out_tree=layers.ends.original.out_tree,
-        in_avals=layers.ends.original.in_avals,
-        names=layers.ends.original.names,
+        out_tree=original.out_tree,
+        in_avals=original.in_avals,
+        names=original.names,
         plan=plan,
         pipeline=pipeline,
         ends=ends,
         in_shardings=ends.shardings,
         compile_s=time.perf_counter() - start,
+        donated=donated,
+        handover=Handover(
+            original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
+        ),
     )
 
 
