@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
 from meshwise.cluster.spec import Cluster
+from meshwise.errors import PlanError
 from meshwise.simulate.trace import chrome_trace
 from meshwise.train.options import TrainOptions
 
@@ -117,6 +118,26 @@ def test_a_second_run_resumes_and_fresh_starts_anew(run: Any) -> None:
     fresh = run("--fresh")
     assert "resumed" not in fresh.output
     assert "done after 4 steps" in fresh.output
+
+
+def test_a_fresh_run_without_a_plan_leaves_the_checkpoints(run: Any) -> None:
+    class Refusing(JitStep):
+        def plan(self, state: Any, batch: Any) -> Any:
+            raise PlanError("no such plan")
+
+    run()
+    refused = run("--fresh", step=Refusing)
+    assert refused.exit_code == 1
+    assert "no such plan" in refused.output
+    assert "resumed from the checkpoint of step 4" in run("--steps", "6").output
+
+
+def test_a_run_that_is_done_says_that_no_step_was_measured(run: Any, tmp_path: Path) -> None:
+    run()
+    path = tmp_path / "step.json"
+    result = run("--stages", "2", "--trace", str(path))
+    assert not path.exists()
+    assert "no step was measured" in " ".join(result.output.split())
 
 
 def test_ctrl_c_saves_and_the_next_call_goes_on(run: Any) -> None:

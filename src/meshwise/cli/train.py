@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from meshwise.errors import MeshwiseError
 from meshwise.methods import PipelineScheduleName
 from meshwise.models.gpt_sizes import SIZE_NAMES
 from meshwise.train.build import step_builder
-from meshwise.train.loop import CHECKPOINT_FOLDER, run_training
+from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
 
 INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
@@ -198,12 +197,12 @@ def train(  # The options above say what the arguments are.
         if file is not None:
             check_writable(file)
     measure = any(files.values())
-    options = TrainOptions(memory_bytes=memory, learning_rate=lr, measure=measure, **settings)
+    options = TrainOptions(
+        memory_bytes=memory, learning_rate=lr, measure=measure, fresh=not resume, **settings
+    )
     view = TrainView(
         use_stderr=as_json, dump_plan=dump_plan, trace_file=trace_file, html_file=html_file
     )
-    if not resume:
-        shutil.rmtree(options.out / CHECKPOINT_FOLDER, ignore_errors=True)
     try:
         with view, _stop_flag(view) as flag:
             summary = run_training(options, step_builder(options), view, flag.is_set)

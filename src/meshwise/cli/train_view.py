@@ -59,6 +59,7 @@ class TrainView:
         self._console = Console(stderr=use_stderr, highlight=False)
         self._dump_plan = dump_plan
         self._trace_file, self._html_file = trace_file, html_file
+        self._is_measured = False
         self._plan: AnyPlan | None = None
         self._options: TrainOptions | None = None
         self._progress = Progress(
@@ -148,6 +149,7 @@ class TrainView:
 
     def on_measured(self, step: int, timeline: Timeline) -> None:
         """Write the files that were asked for."""
+        self._is_measured = True
         self.note(
             f"step {step:>6}  measured mesh by mesh: {seconds_text(timeline.step_time_s)}, bubble "
             f"{timeline.bubble_share:.1%}"
@@ -172,6 +174,11 @@ class TrainView:
             f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}, held-out "
             f"{summary.heldout_loss:.3f}; {summary.tokens_per_s:,.0f} tokens/s"
         )
+        unwritten = [str(x) for x in (self._trace_file, self._html_file) if x is not None]
+        if unwritten and not self._is_measured:
+            self.note(
+                f"no step was measured: the run ended before; not written: {', '.join(unwritten)}"
+            )
         table = Table(title="predicted against actual, a step", title_justify="left")
         table.add_column("")
         for name in ("predicted", "actual", "ratio"):

@@ -6,6 +6,7 @@ happens goes to a listener.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -117,7 +118,10 @@ def run_training(
     state = step.init(create_state, key, first_batch)
     listener.on_plan(plan, state, plan_s)
 
-    with Checkpoints(options.out / CHECKPOINT_FOLDER, _identity(options, corpus)) as checkpoints:
+    folder = options.out / CHECKPOINT_FOLDER
+    if options.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    with Checkpoints(folder, _identity(options, corpus)) as checkpoints:
         run = _Run(state=state, losses=[], heldout=[], step_times_s=[])
         if checkpoints.newest_step is not None:
             run.state, history = checkpoints.restore(state)
@@ -159,7 +163,7 @@ def run_training(
         num_microbatches=plan.num_microbatches,
         schedule=plan.schedule,
         stages=stages,
-        checkpoint=str(options.out / CHECKPOINT_FOLDER / str(newest)),
+        checkpoint=str(folder / str(newest)),
         plan_s=plan_s,
         wall_s=time.perf_counter() - started,
     )

@@ -40,6 +40,7 @@ class TrainOptions:
         cluster: What is planned for; None for the built-in description of the devices.
         measure: Whether one step is timed mesh by mesh; only for a pipeline.
         dump_ilp: Folder for every ILP of the planner; None for none.
+        fresh: Whether checkpoints in `out` are removed, once there is a plan.
     """
 
     out: Path
@@ -64,6 +65,7 @@ class TrainOptions:
     cluster: Cluster | None = None
     dump_ilp: Path | None = None
     measure: bool = False
+    fresh: bool = False
 
     @property
     def num_microbatches(self) -> int | Literal["auto"]:
