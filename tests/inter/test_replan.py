@@ -77,6 +77,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     assert pipeline_from_json(pipeline_to_json(written)) == written
 
 
+@pytest.mark.slow
 def test_where_memory_is_ample_nothing_is_planned_again(gpt) -> None:
     layers, flop = gpt
     found, costs = search(layers, CLUSTER, options(flop, 2**30))

@@ -42,7 +42,8 @@ def test_gpt_means_the_same_on_every_combination(row):
     check_x64(row)
 
 
-@pytest.mark.parametrize("b", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("b", [1, 2])
 def test_plain_value_and_grad_gives_the_same(b):
     case = Case("unrolled", "adam", True, "mean", False, "float64", "float64")
     plain = case._replace(plain=True)

@@ -24,7 +24,9 @@ def test_gpt_in_float32_compiled_as_users_compile_it():
     "row",
     [
         ("scan", "adam", True, "masked", False, mw.Zero3(), 4),
-        ("unrolled", "adam", False, "mean", True, mw.Megatron(2, 4), 1),
+        pytest.param(
+            ("unrolled", "adam", False, "mean", True, mw.Megatron(2, 4), 1), marks=pytest.mark.slow
+        ),
     ],
     ids=row_name,
 )

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from oracle.gpt_rows import COVERING, check_x64, row_name
+from oracle.gpt_rows import COVERING, DEAR, check_x64, row_name
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 
-@pytest.mark.parametrize("row", [row for row in COVERING if row[0] == "scan"], ids=row_name)
+SCANNED = [row for row in COVERING if row[0] == "scan"]
+# One of the dear ones, a random decision, always.
+SLOW = [row for row in DEAR if row != DEAR[-1]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.slow if row in SLOW else []) for row in SCANNED],
+    ids=row_name,
+)
 def test_scanned_gpt_means_the_same_on_any_plan(row):
     check_x64(row)

@@ -74,6 +74,7 @@ def test_model_means_the_same_on_every_combination(row):
     _check(row)
 
 
+@pytest.mark.slow
 def test_local_statistics_are_those_of_each_micro_batch():
     _check_local(("wide-resnet", mw.DataParallel(), 2))
 

@@ -158,7 +158,10 @@ def _each_mutant(
 
 
 @quick
-@pytest.mark.parametrize(("method", "b"), [(mw.DataParallel(), 1), (mw.Megatron(2, 4), 2)])
+@pytest.mark.parametrize(
+    ("method", "b"),
+    [(mw.DataParallel(), 1), pytest.param(mw.Megatron(2, 4), 2, marks=pytest.mark.slow)],
+)
 def test_one_all_reduce_dropped(monkeypatch, method, b):
     drop = Collectives(lambda step: step.kind == "all-reduce", lambda value, *_: value)
     assert _each_mutant(monkeypatch, drop, lambda: run_method(problem(), method, b)) >= 3
@@ -206,6 +209,7 @@ class Paths:
 _PATH = lower.path
 
 
+@pytest.mark.slow
 @quick
 def test_one_order_of_reduced_axes_swapped(monkeypatch):
     """A sum that is scattered over two axes of one dim, one axis after the other."""
