@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import meshwise as mw
@@ -47,3 +49,27 @@ def test_a_scan_in_stages_is_the_step(name: str) -> None:
     # What the first step made was overwritten by the second one.
     assert all(x.is_deleted() for x in jax.tree.leaves(before[0]))
     assert {len(x.devices()) for x in jax.tree.leaves(state[0])} != {1}
+
+
+def test_a_stack_that_is_read_beside_the_state_stays() -> None:
+    step, (state, batch) = remat_scan()
+
+    def with_reference(state, batch, reference):
+        state, *rest = step(state, batch)
+        distance = sum(jnp.sum(x) for x in jax.tree.leaves(reference))
+        return state, *rest, distance
+
+    single = jax.jit(with_reference)
+    staged = mw.parallelize(
+        with_reference,
+        method=mw.Auto(stages=2),
+        num_microbatches=4,
+        cluster=mw.Cluster.virtual("2x p3.2xlarge"),
+    )
+    # Only what a step made lies where the next one wants it.
+    first, *_ = staged(state, batch, jax.tree.map(jnp.copy, state[0]))
+    expected = jax.tree.map(np.asarray, first)
+    want = single(expected, batch, expected[0])
+    found = staged(first, batch, first[0])
+    assert_equal(jax.tree.leaves(found), jax.tree.leaves(want))
+    assert_equal(jax.tree.leaves(first[0]), jax.tree.leaves(expected[0]))

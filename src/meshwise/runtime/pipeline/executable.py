@@ -18,6 +18,7 @@ from meshwise.runtime.donation import (
     Handover,
     check_alive,
     state_lost,
+    without_repeats,
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity
@@ -95,7 +96,9 @@ class PipelineExecutable:
     def _run(self, leaves: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
-        given = without_shared_memory(leaves, self.donated, self.handover.fresh(leaves))
+        fresh = self.handover.fresh(leaves)
+        given = without_repeats(leaves, self.donated)
+        given = without_shared_memory(given, self.donated, fresh)
         try:
             results = self.ends.results(run(self.ends.arguments(given)))
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
