@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -146,6 +146,14 @@ class PipelineProgram:
     meshes: tuple[MeshProgram, ...]
     order: tuple[int, ...]
     passed: tuple[tuple[int, int], ...]
+
+    def in_order(self) -> Iterator[tuple[int, int, Instruction]]:
+        """Mesh, position in its list, and instruction, as one thread dispatches them."""
+        position = [0] * len(self.meshes)
+        for mesh in self.order:
+            at = position[mesh]
+            yield mesh, at, self.meshes[mesh].instructions[at]
+            position[mesh] += 1
 
     def __str__(self) -> str:
         """One line an instruction; `program.text.parse_program` reads it back."""

@@ -28,11 +28,7 @@ def with_frees(program: PipelineProgram) -> PipelineProgram:
         last.append({b: at for b, at in uses.items() if b not in kept | gone})
     order: list[int] = []
     lists: list[list[Instruction]] = [[] for _ in program.meshes]
-    position = [0] * len(program.meshes)
-    for mesh in program.order:
-        at = position[mesh]
-        position[mesh] += 1
-        instruction = program.meshes[mesh].instructions[at]
+    for mesh, at, instruction in program.in_order():
         lists[mesh].append(instruction)
         order.append(mesh)
         freed = tuple(b for b in dict.fromkeys(touched(instruction)) if last[mesh].get(b) == at)

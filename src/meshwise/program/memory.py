@@ -29,11 +29,9 @@ def live_bytes(
         for i in mesh.instructions
         if isinstance(i, Receive)
     }
-    position = [0] * len(program.meshes)
     found: list[tuple[int, ...]] = []
-    for m in program.order:
-        instruction, size = program.meshes[m].instructions[position[m]], sizes[m]
-        position[m] += 1
+    for m, _, instruction in program.in_order():
+        size = sizes[m]
         match instruction:
             case Run():
                 now[m] += sum(size[b] for b in instruction.outputs)

@@ -25,10 +25,7 @@ def buffer_bytes(pipeline: Pipeline) -> list[dict[int, int]]:
         for m, x in enumerate(program.meshes)
     ]
     travelling: dict[int, tuple[Any, int]] = {}
-    position = [0] * len(program.meshes)
-    for m in program.order:
-        instruction = program.meshes[m].instructions[position[m]]
-        position[m] += 1
+    for m, _, instruction in program.in_order():
         match instruction:
             case Run():
                 executable = pipeline.executables[instruction.program]

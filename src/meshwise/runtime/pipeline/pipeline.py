@@ -220,19 +220,16 @@ class Step:
         What fails says which instruction it was, and those around it.
         """
         program = self.pipeline.program
-        position = [0] * len(program.meshes)
-        for n, mesh in enumerate(program.order):
-            at = position[mesh]
+        for n, (mesh, at, instruction) in enumerate(program.in_order()):
             if n == self.pipeline.commit:
                 # What fails here is an earlier instruction.
                 jax.block_until_ready((self.buffers, self.travelling))
             try:
-                self.step(mesh, program.meshes[mesh].instructions[at])
+                self.step(mesh, instruction)
             except Exception as error:
                 shown = around(program.meshes[mesh], at)
                 error.add_note(f"while mesh {mesh} ran instruction {at}:\n{shown}")
                 raise
-            position[mesh] += 1
         return self.results()
 
     def results(self) -> list[Any]:

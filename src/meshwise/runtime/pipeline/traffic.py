@@ -43,10 +43,7 @@ def messages(pipeline: Pipeline) -> tuple[Message, ...]:
     ]
     found: dict[int, Message] = {}
     latest: list[tuple[int, int]] = [(0, -1) for _ in program.meshes]
-    position = [0] * len(program.meshes)
-    for mesh in program.order:
-        instruction = program.meshes[mesh].instructions[position[mesh]]
-        position[mesh] += 1
+    for mesh, _, instruction in program.in_order():
         match instruction:
             case Run():
                 executable = pipeline.executables[instruction.program]
