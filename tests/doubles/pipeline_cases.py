@@ -12,25 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-import meshwise as mw
 from doubles.layered_steps import CLIPPED, Step, gpt_step, model, unet_step
 from doubles.planned_stages import StageShape
+from doubles.scaled_sgd import scaled_sgd
 from doubles.scanned_steps import scanned_gpt, second_dim
 from meshwise.inter.piece import REMATS
-from meshwise.models.mixed_precision import (
-    adjust,
-    all_finite,
-    cast_floats,
-    first_loss_scale,
-    scale_loss,
-    unscale,
-    where_finite,
-)
+from meshwise.models.mixed_precision import cast_floats, first_loss_scale, scale_loss
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
@@ -86,13 +77,7 @@ def half_precision() -> Made:
             loss = jnp.mean((h.astype(jnp.float32) - batch["y"]) ** 2)
             return scale_loss(loss, scale), loss
 
-        (_, loss), grads = mw.value_and_grad(scaled, has_aux=True)(state["params"])
-        grads = unscale(grads, scale)
-        finite = all_finite(grads)
-        updated = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
-        params = where_finite(finite, updated, state["params"])
-        scale = adjust(scale, finite, growth_interval=2, backoff=1 / 1024)
-        return {"params": params, "scale": scale}, (loss, finite, scale)
+        return scaled_sgd(state, scaled)
 
     rng = np.random.default_rng(0)
     params = [jnp.asarray(rng.normal(size=(16, 16)) / 4, "float32") for _ in range(8)]

@@ -5,21 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshwise as mw
-from meshwise.models.mixed_precision import (
-    adjust,
-    all_finite,
-    cast_floats,
-    first_loss_scale,
-    scale_loss,
-    unscale,
-    where_finite,
-)
+from doubles.scaled_sgd import scaled_sgd
+from meshwise.models.mixed_precision import cast_floats, first_loss_scale, scale_loss
 from oracle.compare import whole_from_shards
 from oracle.parallel import run_method, run_random
 from oracle.problem import Problem, Trajectory, reference
@@ -41,13 +33,7 @@ def step(state: Any, batch: Any) -> Any:
         loss = jnp.mean(error**2)
         return scale_loss(loss, scale), loss
 
-    (_, loss), grads = mw.value_and_grad(scaled, has_aux=True)(state["params"])
-    grads = unscale(grads, scale)
-    finite = all_finite(grads)
-    updated = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
-    params = where_finite(finite, updated, state["params"])
-    scale = adjust(scale, finite, growth_interval=2, backoff=1 / 1024)
-    return {"params": params, "scale": scale}, (loss, finite, scale)
+    return scaled_sgd(state, scaled)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +66,7 @@ class Pipeline:
         """One step.
 
         Args:
-            flat: Arguments of the step, of any placement.
+            flat: Arguments of the step, of any placement; an array that is overwritten occurs once.
 
         Returns:
             Its results, each on the mesh of its stage.
@@ -173,7 +172,6 @@ class Step:
         # Arguments that are results, too, as they were: what is overwritten is copied first.
         self.passed: dict[int, Any] = {}
         wanted = {i for _, i in pipeline.program.passed}
-        often = Counter(map(id, flat))
         for number, program in enumerate(pipeline.program.meshes):
             gone = {b for i in program.instructions if isinstance(i, Run) for b in i.donated}
             taken = {x.number for x in program.loads if x.kind == "argument" and x.buffer in gone}
@@ -181,11 +179,8 @@ class Step:
             for load in program.loads:
                 is_donated = load.buffer in gone
                 value = self.loaded(number, load, is_donated=is_donated)
-                if load.kind == "argument":
-                    given = flat[load.number]
-                    is_read_later = load.number in taken and not is_donated
-                    is_twice = often[id(given)] > 1 and value is given
-                    value = jnp.copy(value) if is_read_later or is_twice else value
+                if load.kind == "argument" and load.number in taken and not is_donated:
+                    value = jnp.copy(value)
                 buffers[load.buffer] = value
             for i in wanted & taken:
                 self.passed[i] = jnp.array(flat[i])
