@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -91,6 +91,19 @@ class LayerNetwork:
     returning_s: Array
     again_s: tuple[Array, ...]
     problem: Problem
+    _plans: dict[tuple[int, ...], tuple[GraphDecision, Footprint]] = field(
+        default_factory=dict[tuple[int, ...], tuple[GraphDecision, Footprint]],
+        init=False,
+        repr=False,
+        compare=False,
+    )
+
+    def plan(self, choice: tuple[int, ...]) -> tuple[GraphDecision, Footprint]:
+        """The plan of a choice for each class of nodes, and what it holds; made once."""
+        if choice not in self._plans:
+            decision = expand(self.network, self.ties.spread(choice))
+            self._plans[choice] = decision, footprint(self.piece, decision, self.mesh)
+        return self._plans[choice]
 
     @cached_property
     def held(self) -> HeldBytes:
@@ -301,18 +314,17 @@ def planned(
         cost_s: Its objective.
         times: As `ConditionedLayer` has it.
     """
-    full = layer.ties.spread(choice)
-    loop_s, once_s = _seconds(layer.network, full)
+    loop_s, once_s = _seconds(layer.network, layer.ties.spread(choice))
     again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
     loop_s += layer.piece.num_microbatches * float(again_s)
-    decision = expand(layer.network, full)
+    decision, memory = layer.plan(choice)
     if times is not None:
         loop_s, once_s = times(decision)
     return Entry(
         cost_s=cost_s,
         loop_s=loop_s,
         once_s=once_s,
-        memory=footprint(layer.piece, decision, layer.mesh),
+        memory=memory,
         decision=decision,
     )
 

@@ -23,7 +23,7 @@ from meshwise.inter.phases import backward_operators
 from meshwise.inter.piece import PieceGraph
 from meshwise.intra.network import Network
 from meshwise.intra.regions import END, Region
-from meshwise.intra.shapes import local_bytes, strategy_layouts
+from meshwise.intra.shapes import Ways, local_bytes
 
 Array = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class BodyBytes:
             for k, t in enumerate(self._body.operators[i].inputs):
                 self._reads.setdefault(t, []).append((i, k))
         self._entering = self._entering_nodes()
-        self._known: dict[int, list[tuple[tuple[Layout, ...], tuple[Layout, ...]]]] = {}
+        self._known: dict[int, list[Ways]] = {}
 
     def _entering_nodes(self) -> dict[int, int]:
         """For each tensor that came over a cut the node that decides how it lies."""
@@ -183,21 +183,14 @@ class BodyBytes:
         node = self._network.block_nodes[self._region.index, number]
         return node, [results[place] for _, results in self._layouts(i)]
 
-    def _layouts(self, i: int) -> list[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:
+    def _layouts(self, i: int) -> list[Ways]:
         """Layouts of operands and results of an operator for each choice of its block."""
         if i not in self._known:
             number = self._region.blocks.block_of[i]
             table = self._network.nodes[self._network.block_nodes[self._region.index, number]].table
             assert table is not None
             member = self._region.blocks.blocks[number].members.index(i)
-            by_strategy = {
-                strategy: strategy_layouts(
-                    self._body.operators[i], strategy, self._network.mesh.sizes
-                )
-                for strategy in {strategies[member] for strategies in table.strategies}
-            }
-            found = [by_strategy[strategies[member]] for strategies in table.strategies]
-            self._known[i] = [ways for ways in found if ways is not None]
+            self._known[i] = [ways[member] for ways in table.ways]
         return self._known[i]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import SUM, Layout, split_layouts, used_axes
 
 
+@functools.lru_cache(maxsize=4096)
 def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
     """All layouts of a tensor, partial sums included."""
     out: list[Layout] = []
@@ -23,8 +25,11 @@ def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Lay
 
 def whole_layouts(tensor: Tensor, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
     """Layouts without partial sums; axes of one device split nothing."""
+    return _whole_layouts(tensor.shape, sizes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
     return tuple(
-        w
-        for w in split_layouts(tensor.shape, sizes)
-        if all(sizes[a] > 1 for axes in w.dims for a in axes)
+        w for w in split_layouts(shape, sizes) if all(sizes[a] > 1 for axes in w.dims for a in axes)
     )

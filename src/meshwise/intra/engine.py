@@ -8,6 +8,7 @@ import time
 
 from meshwise.intra.encode import encode
 from meshwise.intra.problem import Problem, Solution, is_feasible, objective
+from meshwise.intra.solver.small import SMALL_COLUMNS
 from meshwise.intra.solver.solve import solve_instance
 
 # A bound this close to the cost proves it, up to the rounding of costs to whole units (`encode`).
@@ -59,8 +60,15 @@ def _solved(
     known = objective(problem, incumbent) if incumbent is not None else None
     encoded = encode(problem, reference=known)
     left = max(deadline - time.monotonic(), _LEAST_S)
+    # Without rows the first try of a proof nearly always succeeds, three times as fast as HiGHS.
+    is_easy = brief and not problem.rows
     answer = solve_instance(
-        encoded.instance, time_limit_s=left, seed=seed, deterministic=True, brief=brief
+        encoded.instance,
+        time_limit_s=left,
+        seed=seed,
+        small_columns=0 if is_easy else SMALL_COLUMNS,
+        deterministic=True,
+        brief=brief,
     )
     if answer.status == "infeasible" and incumbent is None and encoded.is_exact:
         return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)

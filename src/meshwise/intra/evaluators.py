@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
+from meshwise.intra.block_shapes import BlockShapes
 from meshwise.intra.tables import Evaluator
 from meshwise.resharding.within import cost_matrix
 
@@ -17,12 +18,13 @@ class Evaluators:
 
     def __init__(self) -> None:
         self._known: dict[object, Evaluator] = {}
+        self._shapes = BlockShapes()
 
     def of(self, mesh: LogicalMesh, objective: str, forbid: frozenset[str]) -> Evaluator:
         """The evaluator of a mesh; the other arguments are its own."""
         key = (mesh, objective, forbid)
         if key not in self._known:
-            self._known[key] = Evaluator(mesh, objective, forbid)
+            self._known[key] = Evaluator(mesh, objective, forbid, self._shapes)
         return self._known[key]
 
 

@@ -182,14 +182,14 @@ class _Builder:
             if block.kind == BODIES:
                 self.bodies(region, block.members[0])
                 continue
-            shape, local, key = evaluator.shape_of(region, block)
+            shape, local, known = evaluator.shapes.of_block(region, number)
             allowed: AllowedChoices | None = None
             only: frozenset[Strategy] | None = None
             if block.kind != CLUSTER:
                 path = (*region.path, block.members[0])
                 allowed = self.options.restriction.allowed.get(path)
                 only = self.options.strategies.get(path)
-            key = (key, allowed, only)
+            key = (known, allowed, only)
             if key not in evaluator.tables:
                 evaluator.tables[key] = (
                     evaluator.cluster(shape)

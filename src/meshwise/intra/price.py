@@ -59,11 +59,11 @@ class _Compute:
     def region_s(self, region: Region, decision: GraphDecision) -> float:
         """Seconds that one run of a region spends in operators, their edges included."""
         total = 0.0
-        for block in region.blocks.blocks:
+        for n, block in enumerate(region.blocks.blocks):
             if block.kind == BODIES:
                 continue
-            shape, _, key = self.evaluator.shape_of(region, block)
-            key = (key, tuple(decision.operators[i].strategy for i in block.members))
+            shape, _, number = self.evaluator.shapes.of_block(region, n)
+            key = (number, tuple(decision.operators[i].strategy for i in block.members))
             if key not in self.known:
                 self.known[key] = self.block_s(shape, decision)
             total += self.known[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.loops import Strategy, divides, operand_layouts, result_layouts
 from meshwise.intra.blocks import Block
 
+# Layouts of the operands and of the results of an operator.
+Ways: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -20,6 +24,7 @@ class Table:
 
     Attributes:
         strategies: For each choice the strategy of each member.
+        ways: For each choice the layouts of each member.
         cost_s: Seconds of each choice, one run.
         wants: Outer tensors: for each choice the layouts in which members want it.
         leaves: Made tensors: for each choice the layout in which users outside find it.
@@ -27,6 +32,7 @@ class Table:
     """
 
     strategies: tuple[tuple[Strategy, ...], ...]
+    ways: tuple[tuple[Ways, ...], ...]
     cost_s: NDArray[np.float64]
     wants: dict[int, tuple[tuple[Layout, ...], ...]]
     leaves: dict[int, tuple[Layout, ...]]
@@ -61,9 +67,7 @@ class Shape:
     visible: frozenset[int]
 
 
-def strategy_layouts(
-    op: Operator, strategy: Strategy, sizes: tuple[int, ...]
-) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
+def strategy_layouts(op: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> Ways | None:
     """Layouts of operands and results; None if the strategy is not feasible."""
     if not divides(op.rule, strategy, sizes):
         return None
@@ -92,10 +96,11 @@ def is_view(op: Operator) -> bool:
 class Walk:
     """What one choice of a cluster comes to."""
 
-    __slots__ = ("cost_s", "made", "moves", "reduced", "strategies", "wants")
+    __slots__ = ("cost_s", "made", "moves", "reduced", "strategies", "wants", "ways")
 
     def __init__(self, *, strategies: tuple[Strategy, ...]) -> None:
         self.strategies = strategies
+        self.ways: list[Ways] = []
         self.cost_s = 0.0
         self.wants: dict[int, list[Layout]] = {}
         self.made: dict[int, Layout] = {}

@@ -17,15 +17,15 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import SUM, Layout, used_axes
-from meshwise.graph.loops import NONE, LoopRule, Strategy, enumerate_strategies, passing
-from meshwise.intra.blocks import CLUSTER, Block
+from meshwise.graph.loops import NONE, Strategy, enumerate_strategies, passing
+from meshwise.intra.block_shapes import BlockShapes
 from meshwise.intra.options import ALPA, AllowedChoices
-from meshwise.intra.regions import OWN_GROUP, Region
 from meshwise.intra.shapes import (
     Member,
     Shape,
     Table,
     Walk,
+    Ways,
     cluster_bytes,
     moved_bytes,
     split_parts,
@@ -33,50 +33,36 @@ from meshwise.intra.shapes import (
 )
 from meshwise.resharding.within import cost_matrix
 
-# A tensor as a block sees it: id and copy group of the use (OWN_GROUP for what it makes itself).
-Local = tuple[int, int]
-
 
 class Evaluator:
     """Computes tables on one mesh; remembers them.
 
     Attributes:
         forbid: Kinds of collectives that may not be used.
+        shapes: Of blocks; evaluators of other meshes may have the same.
         tables: By the key of a block's shape, and what is allowed there.
         layout_keys: Numbers of tuples of layouts.
         matrices: Costs of resharding by tensor, trips and numbers of layouts.
     """
 
-    def __init__(self, mesh: LogicalMesh, objective: str, forbid: frozenset[str]) -> None:
+    def __init__(
+        self,
+        mesh: LogicalMesh,
+        objective: str,
+        forbid: frozenset[str],
+        shapes: BlockShapes | None = None,
+    ) -> None:
         self.mesh = mesh
+        self.shapes = shapes or BlockShapes()
         self.sizes = mesh.sizes
         self.objective = objective
         self.forbid = forbid
         self.tables: dict[object, Table] = {}
         self.layout_keys: dict[object, int] = {}
         self.matrices: dict[object, NDArray[np.float64]] = {}
-        self._op_ids: dict[object, int] = {}
-        self._rule_ids: dict[int, tuple[object, int]] = {}
-        self._layouts: dict[
-            tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]] | None
-        ] = {}
+        self._layouts: dict[tuple[int, Strategy], Ways | None] = {}
         self._feasible: dict[int, tuple[Strategy, ...]] = {}
         self._reshard: dict[tuple[tuple[int, ...], int, Layout, Layout], float] = {}
-
-    def _rule_id(self, rule: LoopRule) -> int:
-        found = self._rule_ids.get(id(rule))
-        if found is None:
-            number = self._op_ids.setdefault(rule, len(self._op_ids))
-            # The rule is kept, so that its id stays taken.
-            found = self._rule_ids[id(rule)] = (rule, number)
-        return found[1]
-
-    def _op_id(self, op: Operator, tensors: tuple[Tensor, ...]) -> int:
-        """A number that equal operators on equal tensors share."""
-        key = (op.kind, op.detail, self._rule_id(op.rule), op.heavy, op.flop) + tuple(
-            (t.shape, t.dtype) for t in tensors
-        )
-        return self._op_ids.setdefault(key, len(self._op_ids))
 
     def reshard_s(self, tensor: Tensor, source: Layout, target: Layout) -> float:
         """Seconds from one layout to another."""
@@ -90,60 +76,19 @@ class Evaluator:
             self._reshard[key] = float(matrix[0, 0])
         return self._reshard[key]
 
-    def layouts(
-        self, op: Operator, strategy: Strategy
-    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
+    def layouts(self, op: Operator, strategy: Strategy) -> Ways | None:
         """`strategy_layouts`, remembered by rule."""
-        key = (self._rule_id(op.rule), strategy)
+        key = (self.shapes.rule_id(op.rule), strategy)
         if key not in self._layouts:
             self._layouts[key] = strategy_layouts(op, strategy, self.sizes)
         return self._layouts[key]
 
     def _strategies(self, op: Operator) -> tuple[Strategy, ...]:
         """`enumerate_strategies`, remembered by rule."""
-        key = self._rule_id(op.rule)
+        key = self.shapes.rule_id(op.rule)
         if key not in self._feasible:
             self._feasible[key] = tuple(enumerate_strategies(op.rule, self.sizes))
         return self._feasible[key]
-
-    def shape_of(self, region: Region, block: Block) -> tuple[Shape, tuple[Local, ...], object]:
-        """The shape of a block, its tensors in order, and a key that equal shapes share."""
-        graph = region.graph
-        made = {t for i in block.members for t in graph.operators[i].outputs}
-        if block.kind != CLUSTER:
-            made = set[int]()
-        index: dict[Local, int] = {}
-        members: list[Member] = []
-        signature: list[object] = [block.classes]
-        outer: set[int] = set()
-        for i in block.members:
-            op = graph.operators[i]
-            ids: list[int] = []
-            for k, t in enumerate(op.inputs):
-                local = (t, OWN_GROUP if t in made else region.groups[i, k])
-                known = index.setdefault(local, len(index))
-                ids.append(known)
-                if t not in made and not graph.tensors[t].generated:
-                    outer.add(known)
-            outs = tuple(index.setdefault((t, OWN_GROUP), len(index)) for t in op.outputs)
-            members.append(Member(op=op, inputs=tuple(ids), outputs=outs))
-            number = self._op_id(op, tuple(graph.tensors[t] for t in (*op.inputs, *op.outputs)))
-            signature.append((number, tuple(ids), outs))
-        inside = set(block.members)
-        visible: set[int] = set()
-        for i in block.members:
-            for t in graph.operators[i].outputs:
-                if any(u not in inside for u in region.users[t]):
-                    visible.add(index[t, OWN_GROUP])
-        shape = Shape(
-            block=block,
-            members=tuple(members),
-            locals=tuple(graph.tensors[t] for t, _ in index),
-            outer=frozenset(outer),
-            visible=frozenset(visible),
-        )
-        key = (tuple(signature), tuple(sorted(visible)), tuple(sorted(outer)))
-        return shape, tuple(index), key
 
     def operator_s(self, op: Operator, strategy: Strategy, byte_count: int, dtype: str) -> float:
         """Seconds of one operator on one device."""
@@ -211,6 +156,7 @@ class Evaluator:
         ] or possible
         options = [s for s in options if self._worth(op, s, shape)] or options
         strategies: list[tuple[Strategy, ...]] = []
+        ways: list[tuple[Ways, ...]] = []
         costs: list[float] = []
         wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
         leaves: dict[int, list[Layout]] = {x: [] for x in member.outputs}
@@ -223,6 +169,7 @@ class Evaluator:
             if not math.isfinite(edges_s):
                 continue
             strategies.append((strategy,))
+            ways.append((found,))
             byte_count = moved_bytes(shape, member, operands, results, self.sizes)
             dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
             costs.append(self.operator_s(op, strategy, byte_count, dtype) + edges_s)
@@ -233,6 +180,7 @@ class Evaluator:
                 leaves[x].append(layout)
         return Table(
             strategies=tuple(strategies),
+            ways=tuple(ways),
             cost_s=np.array(costs),
             wants={x: tuple(w) for x, w in wants.items()},
             leaves={x: tuple(w) for x, w in leaves.items()},
@@ -257,6 +205,7 @@ class Evaluator:
                     layouts.append(run.reduced.get(x, run.made[x]))
         return Table(
             strategies=tuple(run.strategies for run in runs),
+            ways=tuple(tuple(run.ways) for run in runs),
             cost_s=np.array([run.cost_s for run in runs]),
             wants={x: tuple(w) for x, w in wants.items()},
             leaves={x: tuple(w) for x, w in leaves.items()},
@@ -358,6 +307,7 @@ class Evaluator:
             found = self.layouts(member.op, strategy)
             if found is None:
                 return None
+            walk.ways.append(found)
             operands, results = found
             for x, layout in zip(member.inputs, operands, strict=True):
                 if x in walk.made:

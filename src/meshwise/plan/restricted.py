@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph
+from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout
-from meshwise.plan.decision import GraphDecision, Use
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.walk import homes
 from meshwise.resharding.within import FREE, path
 
@@ -111,20 +111,28 @@ def restricted(
     return GraphPart(
         graph=Graph(
             tensors=tuple(tensors),
-            operators=tuple(replace(graph.operators[i], inputs=needed[i][0]) for i in kept),
+            operators=tuple(_reading(graph.operators[i], needed[i][0]) for i in kept),
             inputs=tuple(numbers[n] for n in places),
             outputs=tuple(t for t, _ in left),
             aliases=tuple((at[n], j) for n, j in aliases if n in at),
         ),
         decision=GraphDecision(
             inputs=tuple(inputs[n].layout for n in places),
-            operators=tuple(replace(decision.operators[i], uses=needed[i][1]) for i in kept),
+            operators=tuple(_using(decision.operators[i], needed[i][1]) for i in kept),
             outputs=tuple(use for _, use in left),
         ),
         operators=kept,
         copies=tuple(slot.tensor for slot in inputs if slot.use is not None),
         inputs=places,
     )
+
+
+def _reading(op: Operator, inputs: tuple[int, ...]) -> Operator:
+    return op if op.inputs == inputs else replace(op, inputs=inputs)
+
+
+def _using(chosen: OperatorDecision, uses: tuple[Use, ...]) -> OperatorDecision:
+    return chosen if chosen.uses == uses else replace(chosen, uses=uses)
 
 
 def leave(slot: Slot) -> tuple[int, Use]:
