@@ -20,7 +20,7 @@ from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import GPIPE
-from meshwise.inter.variants import Variant
+from meshwise.inter.variant import Variant
 from meshwise.intra.options import IntraOptions
 from meshwise.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.pins import Pin

@@ -16,10 +16,10 @@ import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PinError
-from meshwise.inter.compose import BoolArray, RunCosts, compose
-from meshwise.inter.conditioned import ConditionedLayer
+from meshwise.inter.compose import BoolArray, Layer, RunCosts, compose
 from meshwise.inter.piece import PieceGraph, Remat
-from meshwise.inter.variants import LayerTimes, Variant, VariantCosts
+from meshwise.inter.variant import LayerKey, Variant
+from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.pins import is_hit, named_operators, pinned, refuse_unmatched
 from meshwise.trace.layers.layering import Layering
@@ -127,20 +127,24 @@ class PinnedCosts(VariantCosts):
         )
         return dataclasses.replace(piece, graph=held.graph), options
 
-    def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
+    def layers(self, variant: Variant, num_microbatches: int) -> list[Layer] | None:
         """Every layer under a variant; None if none has a plan.
 
         In place of a layer without a plan stands another: no stage on this variant holds it.
         """
-        found = [self._layer(c, variant, num_microbatches) for c in self.source.classes]
+        found = self._each(variant, num_microbatches)
         some = next((layer for layer in found if layer is not None), None)
         return None if some is None else [layer or some for layer in found]
 
     def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
-        return _of_segments([self._layer(c, variant, count) for c in self.source.classes], wanted)
+        return _of_segments(self._each(variant, count), wanted)
+
+    def _each(self, variant: Variant, num_microbatches: int) -> list[Layer | None]:
+        keys = [LayerKey(c, variant, num_microbatches) for c in self.source.classes]
+        return [self.layer(key) for key in keys]
 
 
-def _of_segments(layers: list[ConditionedLayer | None], wanted: BoolArray) -> RunCosts | None:
+def _of_segments(layers: list[Layer | None], wanted: BoolArray) -> RunCosts | None:
     """Costs of the runs between layers without a plan; infinite for all others."""
     count = len(layers)
     gaps = [-1, *(k for k, layer in enumerate(layers) if layer is None), count]

@@ -13,7 +13,7 @@ from meshwise.baselines.result import Candidate, Refused, best_of, least_s
 from meshwise.baselines.simulated import Pipeline, simulate
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
-from meshwise.inter.variants import Variant
+from meshwise.inter.variant import Variant
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 QUARTER = next(k for k in HOST.submesh_kinds() if k.shape == (1, 2))

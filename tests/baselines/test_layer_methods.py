@@ -16,7 +16,7 @@ from meshwise.baselines.roles import OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import PlanError
 from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
 from meshwise.inter.submeshes import uniform_submeshes
-from meshwise.inter.variants import Variant
+from meshwise.inter.variant import Variant
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.collectives import collectives
 from meshwise.plan.verify import verify_decision

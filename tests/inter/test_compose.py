@@ -16,7 +16,8 @@ from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.search_space import SearchOptions, submeshes_of, variants_of
 from meshwise.inter.stage_dp import build_stages
 from meshwise.inter.stage_problem import Stage, StageProblem
-from meshwise.inter.variants import Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.ties import tied_problem

@@ -19,11 +19,13 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.compose import RunCosts
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.directions import build_either_way, mirrored
+from meshwise.inter.run_bounds import RunBounds
 from meshwise.inter.search import search
 from meshwise.inter.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stage_dp import build_stages
 from meshwise.inter.transfers import bytes_per_s
-from meshwise.inter.variants import RunBounds, Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "clusters").glob("*.toml"))

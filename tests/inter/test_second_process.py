@@ -14,7 +14,8 @@ from inter.test_compose import layers_of_model
 from meshwise.inter import second_process
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.second_process import Ask, AskPlan, AskRuns, SecondProcess
-from meshwise.inter.variants import Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))

@@ -19,7 +19,7 @@ from meshwise.inter.simulated import Chunk
 from meshwise.inter.stage_problem import StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import bytes_per_s
-from meshwise.inter.variants import Variant
+from meshwise.inter.variant import Variant
 
 # For each chunk its cost; None if a variant has no plan for it.
 ChunkCosts = Sequence[Chunk | None]

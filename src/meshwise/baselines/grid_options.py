@@ -12,7 +12,8 @@ from meshwise.errors import TraceError
 from meshwise.inter.conditioned import MemoryPrice
 from meshwise.inter.microbatch_counts import microbatch_counts
 from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import LayerSource, Variant
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import LayerSource
 
 _IN_FLIGHT = 4.0
 

@@ -17,7 +17,8 @@ from meshwise.inter.piece import PieceGraph
 from meshwise.inter.simulated import Chunk
 from meshwise.inter.stage_problem import StageCosts
 from meshwise.inter.submeshes import Submesh
-from meshwise.inter.variants import LayerSource, Variant
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import LayerSource
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions

@@ -21,7 +21,8 @@ from meshwise.inter.passes import pass_seconds
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.simulated import Chunk
-from meshwise.inter.variants import LayerSource, Variant, logical_views
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import LayerSource, logical_views
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
 

@@ -14,11 +14,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.layout import Layout
 from meshwise.inter.arrival import gathers_s
 from meshwise.inter.boundary import Boundary, with_boundaries
 from meshwise.inter.footprint import Footprint, footprint
@@ -36,28 +38,66 @@ from meshwise.intra.ties import Ties, tied_problem
 from meshwise.plan.decision import GraphDecision
 
 Array = NDArray[np.float64]
+# A state that enters and one that leaves.
+Place: TypeAlias = tuple[int, int]
 
 # A choice this close to the bound is a best one, up to the rounding of costs to whole units.
 _TIGHT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One layer on one mesh with given states, planned.
+class EntryCosts:
+    """What one layer on one mesh with given states costs.
 
     Attributes:
         cost_s: Objective: seconds of a step, memory at its price included.
         loop_s: Seconds of all micro-batches of a step.
         once_s: Seconds of what runs once a step.
         memory: What one device holds.
-        decision: The plan of the layer's graph.
     """
 
     cost_s: float
     loop_s: float
     once_s: float
     memory: Footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(EntryCosts):
+    """One layer on one mesh with given states, planned.
+
+    Attributes:
+        decision: The plan of the layer's graph.
+    """
+
     decision: GraphDecision
+
+    @property
+    def costs(self) -> EntryCosts:
+        """What it costs alone."""
+        return EntryCosts(
+            cost_s=self.cost_s, loop_s=self.loop_s, once_s=self.once_s, memory=self.memory
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFace:
+    """What the neighbours of a layer see of it.
+
+    Attributes:
+        num_microbatches: B.
+        entering: Layouts of the activation before it, by state.
+        leaving: Layouts of the activation behind it, by state.
+        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
+            together that another stage sends.
+        returning_s: The same of a cotangent, for each state that leaves.
+    """
+
+    num_microbatches: int
+    entering: tuple[Layout, ...]
+    leaving: tuple[Layout, ...]
+    arriving_s: Array
+    returning_s: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +144,17 @@ class LayerNetwork:
             decision = expand(self.network, self.ties.spread(choice))
             self._plans[choice] = decision, footprint(self.piece, decision, self.mesh)
         return self._plans[choice]
+
+    @cached_property
+    def face(self) -> LayerFace:
+        """What neighbours see of it."""
+        return LayerFace(
+            num_microbatches=self.piece.num_microbatches,
+            entering=self.entering.layouts,
+            leaving=self.leaving.layouts,
+            arriving_s=self.arriving_s,
+            returning_s=self.returning_s,
+        )
 
     @cached_property
     def held(self) -> HeldBytes:
@@ -242,8 +293,35 @@ class ConditionedLayer:
         self.bound_s = self._reduced.bounds()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
-        self._choices: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._entries: dict[tuple[int, int], Entry] = {}
+        self._choices: dict[Place, tuple[int, ...]] = {}
+        self._entries: dict[Place, Entry] = {}
+
+    @property
+    def is_distant(self) -> bool:
+        """Whether another process has it."""
+        return False
+
+    @property
+    def face(self) -> LayerFace:
+        """What neighbours see of it."""
+        return self.layer.face
+
+    def sharpened(self, places: Sequence[Place]) -> Callable[[], object]:
+        """`sharpen` for some pairs of states, once it is asked for."""
+
+        def work() -> None:
+            for enters, leaves in places:
+                self.sharpen(enters, leaves)
+
+        return work
+
+    def costs(self, places: Sequence[Place]) -> Callable[[], Sequence[EntryCosts | None]]:
+        """What the plans for some pairs of states cost, once it is asked for."""
+        return self.entries(places)
+
+    def entries(self, places: Sequence[Place]) -> Callable[[], Sequence[Entry | None]]:
+        """The plans for some pairs of states, once it is asked for."""
+        return lambda: [self.entry(enters, leaves) for enters, leaves in places]
 
     def sharpen(self, enters: int, leaves: int) -> None:
         """Raise the bound of two states; where that is no plan's cost, plan the layer for them."""

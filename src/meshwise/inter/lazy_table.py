@@ -2,8 +2,10 @@
 
 Planning layers is the dear part of the search, and most submeshes are far from worth it.  So all
 variants of one logical mesh and one way of rematerialisation share a bound until the best stages
-use it; then runs of layers that may be worth it (`worthwhile`) are planned and the stages chosen
-anew.  Stages without bounds among them that are the best are the best of all.
+use it; then runs of layers that may be worth it (`worthwhile`) are planned at the first price of
+memory, which is the lowest, and the stages chosen anew.  At a higher price a run takes no less
+time; it is planned where the best stages use that bound, since what was planned does not fit.
+Stages without bounds among them that are the best are the best of all.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import numpy as np
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.compose import RunCosts
 from meshwise.inter.piece import Remat
-from meshwise.inter.second_process import Ask, AskRuns, SecondProcess
-from meshwise.inter.stage_problem import BoolArray, Stage, StageCosts
+from meshwise.inter.second_process import Ask, SecondProcess
+from meshwise.inter.stage_problem import BoolArray, FloatArray, Stage, StageCosts
 from meshwise.inter.submeshes import Submesh
-from meshwise.inter.variants import Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import VariantCosts
 from meshwise.inter.worthwhile import worthwhile
 
 _MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
+# By so much a bound at another price is above a plan, which is preferred where it fits.
+_MORE = 1 + 1e-9
 _NAMES = ("microbatch_s", "gather_s", "once_s", *_MEMORY)
 
 
@@ -74,6 +79,8 @@ class LazyTable:
             first: dict[tuple[LogicalMesh, Remat], int] = {}
             for v, way in enumerate(ways):
                 first.setdefault((way.mesh, way.remat), v)
+            # At other prices of memory nothing is known before the plans at the first one.
+            self._is_rough[m, [v for v in range(shape[3]) if v not in first.values()]] = False
             for (mesh, remat), v in first.items():
                 base = self._base[m, v] = "none" if (mesh, "none") in first else remat
                 places.append((m, v, Ask(mesh, base, bounds_of)))
@@ -199,13 +206,6 @@ class LazyTable:
                 worth[stage.first_layer, stage.last_layer] = True
             for m, v in todo:
                 self._tell(m, v, worth[:, :, m])
-            if self._beside is not None:
-                asks = [
-                    AskRuns(way, self._count, worth[:, :, m])
-                    for m, v in todo
-                    for _, way in self._alike(m, v)
-                ]
-                self._beside.plan(asks)
             for m, v in todo:
                 self._plan(m, v, worth[:, :, m])
         return bool(todo)
@@ -215,26 +215,35 @@ class LazyTable:
         if not self._costs.has_runs(way, self._count, wanted):
             self._report(f"layers on {self._submeshes[m]} as {_named(way.mesh)}, remat {way.remat}")
 
-    def _alike(self, m: int, v: int) -> list[tuple[int, Variant]]:
-        """The variants of a submesh that have the mesh and the rematerialisation of one."""
-        chosen = self._variants[m][v]
-        return [
-            (w, way)
-            for w, way in enumerate(self._variants[m])
-            if (way.mesh, way.remat) == (chosen.mesh, chosen.remat)
-        ]
-
     def _plan(self, m: int, v: int, wanted: BoolArray) -> None:
-        """Plan all variants of a submesh that have the mesh and the rematerialisation of one."""
-        for w, way in self._alike(m, v):
-            self._is_planned[wanted, m, w] = True
-            runs = self._costs.runs(way, self._count, wanted)
+        """Plan runs under one variant of a submesh."""
+        new = wanted & ~self._is_planned[:, :, m, v]
+        memory = {name: self._arrays[name][new, m, v] for name in _MEMORY}
+        self._is_planned[wanted, m, v] = True
+        way = self._variants[m][v]
+        runs = self._costs.runs(way, self._count, wanted)
+        for name in _NAMES:
+            self._arrays[name][wanted, m, v] = np.inf
+        if runs is None:
+            return
+        self._arrays["microbatch_s"][wanted, m, v] = runs.loop_s[wanted] / self._count
+        for name in _NAMES[1:]:
+            self._arrays[name][wanted, m, v] = getattr(runs, name)[wanted]
+        if (m, v) in self._base:
+            self._bound_others(m, v, new, memory)
+
+    def _bound_others(self, m: int, v: int, new: BoolArray, memory: dict[str, FloatArray]) -> None:
+        """Where runs are planned at the first price, bound them at the others.
+
+        What holds less is not faster; how much it holds nobody knows yet.
+        """
+        first = self._variants[m][v]
+        for w, way in enumerate(self._variants[m]):
+            if w == v or (way.mesh, way.remat) != (first.mesh, first.remat):
+                continue
             for name in _NAMES:
-                self._arrays[name][wanted, m, w] = np.inf
-            if runs is not None:
-                self._arrays["microbatch_s"][wanted, m, w] = runs.loop_s[wanted] / self._count
-                for name in _NAMES[1:]:
-                    self._arrays[name][wanted, m, w] = getattr(runs, name)[wanted]
+                known = memory[name] if name in memory else _MORE * self._arrays[name][new, m, v]
+                self._arrays[name][new, m, w] = known
 
 
 def _named(mesh: LogicalMesh) -> str:

@@ -24,7 +24,8 @@ from meshwise.inter.stage_dp import feasible_stages
 from meshwise.inter.stage_pins import masked
 from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
-from meshwise.inter.variants import Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import VariantCosts
 
 T = TypeVar("T")
 

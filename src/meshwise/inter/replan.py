@@ -24,7 +24,8 @@ from meshwise.inter.joint_run import JointRun
 from meshwise.inter.objective import step_time
 from meshwise.inter.search import Found
 from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
-from meshwise.inter.variants import RunPlan, Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import RunPlan, VariantCosts
 from meshwise.intra.problem import objective
 from meshwise.intra.within import Effort, Within
 

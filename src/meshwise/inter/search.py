@@ -32,13 +32,14 @@ from meshwise.inter.search_space import (
     stage_problem,
     variants_of,
 )
-from meshwise.inter.second_process import AskPlan, SecondProcess
+from meshwise.inter.second_process import SecondProcess
 from meshwise.inter.stage_dp import StagePlan, feasible_stages
 from meshwise.inter.stage_pins import masked
 from meshwise.inter.stage_problem import FloatArray, Stage, StageProblem
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
-from meshwise.inter.variants import LayerSource, RunPlan, Variant, VariantCosts
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
 
 # Chooses stages in place of the stage construction.
 Rule = Callable[[StageProblem], StagePlan]
@@ -184,17 +185,10 @@ class _Search:
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
-        self.beside.fetch(
-            [
-                AskPlan(
-                    self.variants[s.submesh][s.variant],
-                    best.known.count,
-                    s.first_layer,
-                    s.last_layer,
-                )
-                for s in best.plan.stages
-            ]
-        )
+        for stage in best.plan.stages:
+            # The other process, which may have planned half of it, ends with the search.
+            way = self.variants[stage.submesh][stage.variant]
+            self.costs.run_plan(way, best.known.count, stage.first_layer, stage.last_layer)
         return Found(
             plan=best.plan,
             problem=best.problem,

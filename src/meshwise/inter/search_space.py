@@ -16,7 +16,8 @@ from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.stage_pins import StagePin, without_ones
 from meshwise.inter.stage_problem import FloatArray, StageCosts, StageProblem
 from meshwise.inter.submeshes import Submesh
-from meshwise.inter.variants import Variant, logical_views
+from meshwise.inter.variant import Variant
+from meshwise.inter.variants import logical_views
 from meshwise.intra.options import IntraOptions
 
 # Prices of the whole memory of a device, in steps: what a plan may cost more to hold less.

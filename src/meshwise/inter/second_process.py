@@ -1,4 +1,4 @@
-"""Bounds and plans of layers, computed by this process and another one side by side.
+"""Half of the layers in another process, bounded and planned while this one has the other half.
 
 What comes back is what would be computed here: it does not matter who did what.
 """
@@ -9,15 +9,15 @@ import pickle
 import queue
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 from meshwise.child_process import ChildProcess, requests
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.compose import BoolArray
+from meshwise.graph.graph import Graph
+from meshwise.inter.distant import GraphKey, OtherEnded, Request
 from meshwise.inter.piece import PieceGraph, Remat
-from meshwise.inter.variants import RunPlan, Variant, VariantCosts
+from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
 
 _SCRIPT = "from meshwise.inter.second_process import serve; serve()"
@@ -38,81 +38,12 @@ class Ask(NamedTuple):
     remat: Remat
     num_microbatches: int
 
-    def is_known(self, costs: VariantCosts) -> bool:
-        """Whether there is nothing to do."""
-        return costs.has_bounds(*self)
 
-    def compute(self, costs: VariantCosts) -> Any:
-        """The bounds."""
-        return costs.bounds(*self)
-
-    def learn(self, costs: VariantCosts, found: Any) -> None:
-        """Take what the other process computed."""
-        costs.learn(*self, found)
-
-
-class AskRuns(NamedTuple):
-    """Costs of runs of layers that are wanted.
-
-    Attributes:
-        variant: How they are planned.
-        num_microbatches: B.
-        wanted: Which runs, (first layer, last layer).
-    """
-
-    variant: Variant
-    num_microbatches: int
-    wanted: BoolArray
-
-    @property
-    def remat(self) -> Remat:
-        """What the backward pass computes again."""
-        return self.variant.remat
-
-    def is_known(self, costs: VariantCosts) -> bool:
-        """Whether there is nothing to do."""
-        return costs.has_runs(*self)
-
-    def compute(self, costs: VariantCosts) -> Any:
-        """The costs."""
-        return costs.runs(*self)
-
-    def learn(self, costs: VariantCosts, found: Any) -> None:
-        """Take what the other process computed."""
-        costs.learn_runs(*self, found)
-
-
-class AskPlan(NamedTuple):
-    """Plans of a run of layers that are wanted.
-
-    Attributes:
-        variant: How they are planned.
-        num_microbatches: B.
-        first: First layer.
-        last: Last layer.
-    """
-
-    variant: Variant
-    num_microbatches: int
-    first: int
-    last: int
-
-
-Task: TypeAlias = Ask | AskRuns
-
-
-def _place(task: Task) -> Ask:
-    """The mesh, rematerialisation and number of micro-batches of a task."""
-    return (
-        task if isinstance(task, Ask) else Ask(task.variant.mesh, task.remat, task.num_microbatches)
-    )
-
-
-class _Request(NamedTuple):
+class _Sent(NamedTuple):
     """What the other process is asked, with the graphs that it has not seen."""
 
-    task: Task | tuple[AskPlan, ...]
-    graphs: dict[tuple[int, Remat, int], PieceGraph]
+    request: Request
+    graphs: dict[GraphKey, PieceGraph]
     classes: tuple[int, ...]
     options: IntraOptions
 
@@ -129,11 +60,11 @@ class SecondProcess:
         self._costs = costs
         self._child: ChildProcess | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._sent: set[tuple[int, Remat, int]] = set()
-        # Who planned layers for a variant has their plans.
-        self._is_theirs: dict[tuple[Variant, int], bool] = {}
-        # Who bounded or planned layers on a mesh knows much of what else is asked there.
-        self._knows: dict[Ask, bool] = {}
+        self._sent: set[GraphKey] = set()
+        self._classes: frozenset[int] = frozenset()
+        self._num_asked = self._num_answered = 0
+        # Answers that nobody has waited for yet, by the number of the request.
+        self._early: dict[int, Any] = {}
         self._has_failed = False
 
     @property
@@ -150,127 +81,110 @@ class SecondProcess:
         self._end()
 
     def _end(self) -> None:
+        self._costs.part()
         if self._child is not None:
             self._child.end()
             self._child = None
 
+    def has(self, layer: int) -> bool:
+        """Whether a class of layers is planned there."""
+        return layer in self._classes
+
     def bound(self, asks: Sequence[Ask], report: Callable[[str], object]) -> None:
         """Compute bounds that are not known yet, and tell what is done."""
-        todo = [ask for ask in dict.fromkeys(asks) if not ask.is_known(self._costs)]
-
-        def tell(ask: Task, left: int) -> None:
-            assert isinstance(ask, Ask)
-            sizes = "x".join(map(str, ask.mesh.sizes))
-            report(f"bounds on meshes of {sizes}, remat {ask.remat}; {left} more")
-
-        if self._is_there(len(todo)):
-            self._share(todo, tell)
-
-    def plan(self, asks: Sequence[AskRuns]) -> None:
-        """Compute costs of runs that are not known yet, where the process is there."""
-        together: dict[tuple[Variant, int], AskRuns] = {}
-        for ask in asks:
-            known = together.get(ask[:2])
-            wanted = ask.wanted if known is None else ask.wanted | known.wanted
-            together[ask[:2]] = ask._replace(wanted=wanted)
-        todo = [ask for ask in together.values() if not ask.is_known(self._costs)]
-
-        def tell(ask: Task, left: int) -> None:
-            del ask, left
-
-        # Times are measured here.
-        if self._child is not None and self._costs.times is None:
-            self._share(todo, tell)
-
-    def _share(self, tasks: Sequence[Task], tell: Callable[[Task, int], None]) -> None:
-        """Do tasks here from the first, and there from the last."""
-        ours: deque[Task] = deque()
-        theirs: deque[Task] = deque()
-        free: deque[Task] = deque()
-        # Of what either may do, this process takes what it knows, the other one what that knows.
-        for task in sorted(tasks, key=lambda task: self._knows.get(_place(task), 0.5)):
-            owner = self._owner(task)
-            (free if owner is None else theirs if owner else ours).append(task)
-        beside: Task | None = None
-        while ours or theirs or free or beside is not None:
-            if beside is None and (theirs or len(free) + bool(ours) > 1):
-                beside = theirs.popleft() if theirs else free.pop()
-                if not self._asked(beside):
-                    self._fail()
-                    return
-            elif ours or free:
-                task = ours.popleft() if ours else free.popleft()
-                tell(task, len(ours) + len(free))
-                self._note(task, is_theirs=False)
-                task.compute(self._costs)
-            if beside is not None and (not (ours or free) or not self._answers.empty()):
-                found = self._answers.get()
-                if isinstance(found, EOFError):
-                    self._fail()
-                    return
-                self._note(beside, is_theirs=True)
-                beside.learn(self._costs, found)
-                beside = None
-
-    def _owner(self, task: Task) -> bool | None:
-        """Whether it is for the other process, or for this; None for either."""
-        if isinstance(task, Ask):
-            return None
-        return self._is_theirs.get((task.variant, task.num_microbatches))
-
-    def _note(self, task: Task, *, is_theirs: bool) -> None:
-        self._knows.setdefault(_place(task), is_theirs)
-        if isinstance(task, AskRuns):
-            self._is_theirs[task.variant, task.num_microbatches] = is_theirs
-
-    def fetch(self, asks: Sequence[AskPlan]) -> None:
-        """Take plans that the other process made; what it did not make is planned here."""
-        wanted = tuple(a for a in dict.fromkeys(asks) if self._is_theirs.get(a[:2], False))
-        if self._child is None or not wanted:
+        todo = [ask for ask in dict.fromkeys(asks) if not self._costs.has_bounds(*ask)]
+        if not todo or not self._is_there(todo):
             return
-        if not self._asked(wanted):
-            self._fail()
-            return
-        found = self._answers.get()
-        if isinstance(found, EOFError):
-            self._fail()
-            return
-        for ask, plan in zip(wanted, found, strict=True):
-            assert isinstance(plan, RunPlan)
-            self._costs.learn_plan(*ask, plan)
+        try:
+            begun = [(ask, self._costs.begin_bounds(*ask)) for ask in todo]
+            for n, (ask, end) in enumerate(begun, 1):
+                sizes = "x".join(map(str, ask.mesh.sizes))
+                report(f"bounds on meshes of {sizes}, remat {ask.remat}; {len(todo) - n} more")
+                end()
+        except OtherEnded:
+            # What is still unknown is computed where it is used.
+            self._costs.part()
 
-    def _fail(self) -> None:
-        """The process ended: what is still unknown is computed where it is used."""
-        self._end()
-        self._has_failed = True
-
-    def _is_there(self, count: int) -> bool:
-        if not self._costs.is_shareable:
-            return False
-        if self._child is None and count >= _WORTH and not self._has_failed:
+    def _is_there(self, asks: Sequence[Ask]) -> bool:
+        """Whether there is a process, if need be a new one."""
+        costs = self._costs
+        if self._child is None and len(asks) >= _WORTH and not self._has_failed:
+            if not costs.is_shareable or len(set(costs.source.classes)) < 2:
+                return False
+            classes = self._half(asks[0])
             try:
                 child = self._child = ChildProcess(_SCRIPT)
             except OSError:
                 self._has_failed = True
                 return False
+            self._classes, costs.other = classes, self
             threading.Thread(target=_receive, args=(child, self._answers), daemon=True).start()
-        return self._child is not None and count > 1
+        return self._child is not None
 
-    def _asked(self, task: Task | tuple[AskPlan, ...]) -> bool:
-        assert self._child is not None
+    def _half(self, ask: Ask) -> frozenset[int]:
+        """Classes of layers with about half of the operators; the larger half stays here."""
         costs = self._costs
-        graphs: dict[tuple[int, Remat, int], PieceGraph] = {}
-        if isinstance(task, Ask | AskRuns):
-            keys: list[tuple[int, Remat, int]] = [
-                (c, task.remat, task.num_microbatches) for c in set(costs.source.classes)
-            ]
-            graphs = {key: costs.graph(*key) for key in keys if key not in self._sent}
-        self._sent.update(graphs)
+        sizes = {
+            c: _num_operators(costs.graph(c, ask.remat, ask.num_microbatches).graph)
+            for c in set(costs.source.classes)
+        }
+        here, there = 0, 0
+        chosen: set[int] = set()
+        for c in sorted(sizes, key=lambda c: (-sizes[c], c)):
+            if here <= there:
+                here += sizes[c]
+            else:
+                there += sizes[c]
+                chosen.add(c)
+        return frozenset(chosen)
+
+    def ask(self, request: Request) -> Callable[[], Any]:
+        """Begin something; what comes back waits for the answer.
+
+        Raises:
+            OtherEnded: the process has ended; so does what comes back.
+        """
+        if self._child is None:
+            raise OtherEnded
+        costs = self._costs
+        graphs = {key: _graph(costs, key) for key in request.graphs() if key not in self._sent}
         try:
-            self._child.send(_Request(task, graphs, costs.source.classes, costs.options))
-        except (OSError, pickle.PicklingError):
-            return False
-        return True
+            self._child.send(_Sent(request, graphs, costs.source.classes, costs.options))
+        except (OSError, pickle.PicklingError) as error:
+            self._fail()
+            raise OtherEnded from error
+        self._sent.update(graphs)
+        self._num_asked += 1
+        number = self._num_asked
+
+        def wait() -> Any:
+            while number not in self._early:
+                self._next()
+            return self._early.pop(number)
+
+        return wait
+
+    def _next(self) -> None:
+        """Wait for the next answer."""
+        found = EOFError() if self._child is None else self._answers.get()
+        if isinstance(found, EOFError):
+            self._fail()
+            raise OtherEnded
+        self._num_answered += 1
+        self._early[self._num_answered] = found
+
+    def _fail(self) -> None:
+        self._end()
+        self._has_failed = True
+
+
+def _graph(costs: VariantCosts, key: GraphKey) -> PieceGraph:
+    c, remat, num_microbatches = key
+    return costs.graph(c, remat, num_microbatches)
+
+
+def _num_operators(graph: Graph) -> int:
+    return sum(1 + sum(map(_num_operators, op.bodies)) for op in graph.operators)
 
 
 def _receive(child: ChildProcess, answers: queue.SimpleQueue[Any]) -> None:
@@ -288,7 +202,7 @@ class _Known:
 
     def __init__(self, classes: tuple[int, ...]) -> None:
         self.classes = classes
-        self.graphs: dict[tuple[int, Remat, int], PieceGraph] = {}
+        self.graphs: dict[GraphKey, PieceGraph] = {}
 
     def graph(
         self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
@@ -304,13 +218,9 @@ def serve() -> None:
     """Answer requests until nobody asks any more."""
     source: _Known | None = None
     costs: VariantCosts | None = None
-    for request, answer in requests():
+    for sent, answer in requests():
         if source is None or costs is None:
-            source = _Known(request.classes)
-            costs = VariantCosts(source, request.options)
-        source.graphs.update(request.graphs)
-        task = request.task
-        if isinstance(task, Ask | AskRuns):
-            answer(task.compute(costs))
-        else:
-            answer([costs.run_plan(*ask) for ask in task])
+            source = _Known(sent.classes)
+            costs = VariantCosts(source, sent.options)
+        source.graphs.update(sent.graphs)
+        answer(sent.request.answer(costs))

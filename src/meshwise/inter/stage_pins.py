@@ -14,7 +14,7 @@ import numpy as np
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.piece import Remat
 from meshwise.inter.stage_problem import BoolArray, StageCosts
-from meshwise.inter.variants import Variant
+from meshwise.inter.variant import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,12 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
@@ -22,12 +20,12 @@ from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
 from meshwise.inter.compose import (
     BoolArray,
+    Layer,
     RunCosts,
     cheapest_states,
     compose,
     entries,
     gathers,
-    least_sums,
 )
 from meshwise.inter.conditioned import (
     ConditionedLayer,
@@ -38,13 +36,16 @@ from meshwise.inter.conditioned import (
     layer_bounds,
     layer_network,
 )
+from meshwise.inter.distant import AskBounds, AskFaces, DistantLayer, Other, OtherEnded
 from meshwise.inter.piece import PieceGraph, Remat
+from meshwise.inter.run_bounds import RunBounds, bounds_of_runs
+from meshwise.inter.variant import LayerKey, Variant
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.regions import Region, regions
 from meshwise.plan.decision import GraphDecision
 
-Array = NDArray[np.float64]
+T = TypeVar("T")
 
 
 class LayerSource(Protocol):
@@ -68,34 +69,6 @@ class LayerSource(Protocol):
     def crossing_bytes(self, layer: int) -> int:
         """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """A way to plan a run of layers.
-
-    Attributes:
-        mesh: The logical mesh.
-        remat: What the backward pass computes again.
-        price: Of memory.
-    """
-
-    mesh: LogicalMesh
-    remat: Remat
-    price: MemoryPrice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunBounds:
-    """What no plan of a run of layers is below; arrays over (first layer, last layer).
-
-    Attributes:
-        loop_s: Seconds of all micro-batches, and of gathering what other stages send.
-        resident_bytes: Held all the time by one device.
-    """
-
-    loop_s: Array
-    resident_bytes: Array
 
 
 class RunPlan(NamedTuple):
@@ -155,6 +128,7 @@ class VariantCosts:
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
         is_shareable: Whether another process may plan by source and options alone.
+        other: The process that has some of the layers; None if there is none.
     """
 
     is_shareable = True
@@ -171,12 +145,28 @@ class VariantCosts:
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
-        self._layers: dict[object, ConditionedLayer | None] = {}
+        self._layers: dict[LayerKey, Layer | None] = {}
         self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
         self._bounds: dict[object, RunBounds | None] = {}
-        # Runs whose costs another process computed, and plans of some that it sent.
-        self._learned: set[object] = set()
         self._plans: dict[object, RunPlan] = {}
+        self.other: Other | None = None
+
+    def part(self) -> None:
+        """Do without the other process from now on; its layers are planned here if need be."""
+        self.other = None
+        self._layers = {
+            key: layer
+            for key, layer in self._layers.items()
+            if layer is None or not layer.is_distant
+        }
+
+    def _shared(self, work: Callable[[], T]) -> T:
+        """Do something with the other process, without it where that ends."""
+        try:
+            return work()
+        except OtherEnded:
+            self.part()
+            return work()
 
     def restricted(self, piece: PieceGraph, mesh: LogicalMesh) -> tuple[PieceGraph, IntraOptions]:
         """A layer and how it is planned on a mesh; overridden where layouts are pinned.
@@ -187,19 +177,29 @@ class VariantCosts:
         del mesh
         return piece, self.options
 
-    def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
+    def layers(self, variant: Variant, num_microbatches: int) -> list[Layer] | None:
         """Every layer under a variant; None if one has no plan."""
-        found: list[ConditionedLayer] = []
-        for c in self.source.classes:
-            layer = self._layer(c, variant, num_microbatches)
-            if layer is None:
-                return None
-            found.append(layer)
-        return found
+        classes = self.source.classes
+        keys = {c: LayerKey(c, variant, num_microbatches) for c in dict.fromkeys(classes)}
+        new = [key for key in keys.values() if key not in self._layers]
+        # Times are measured here.
+        other = self.other if self.times is None else None
+        theirs = [key for key in new if other is not None and other.has(key.layer)]
+        faces = other.ask(AskFaces(theirs)) if other is not None and theirs else None
+        for key in new:
+            if key not in theirs:
+                self.layer(key)
+        if other is not None and faces is not None:
+            for key, face in zip(theirs, faces(), strict=True):
+                self._layers[key] = face and DistantLayer(other, key, face)
+        found = [self._layers[keys[c]] for c in classes]
+        some = [layer for layer in found if layer is not None]
+        return some if len(some) == len(found) else None
 
-    def _layer(self, c: int, variant: Variant, num_microbatches: int) -> ConditionedLayer | None:
-        key = (c, variant, num_microbatches)
+    def layer(self, key: LayerKey) -> Layer | None:
+        """One layer under a variant; None if it has no plan."""
         if key not in self._layers:
+            c, variant, num_microbatches = key
             network = self._network(c, variant.mesh, variant.remat, num_microbatches)
             way = (c, variant.mesh, variant.remat, num_microbatches)
             # Without a price only memory is asked for (`alone`).
@@ -284,55 +284,37 @@ class VariantCosts:
             asked = self._wanted(wanted)
             if key in self._costs:
                 asked = asked | self._costs[key][0]
-            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked))
+            self._costs[key] = (
+                asked,
+                self._shared(lambda: self._composed(variant, num_microbatches, asked)),
+            )
         return self._costs[key][1]
 
     def _wanted(self, wanted: BoolArray | None) -> BoolArray:
         count = len(self.source.classes)
         return np.ones((count, count), np.bool_) if wanted is None else wanted
 
-    def learn_runs(
-        self, variant: Variant, num_microbatches: int, wanted: BoolArray, costs: RunCosts | None
-    ) -> None:
-        """Take costs that were computed elsewhere; `wanted` as in `runs`."""
-        key = (variant, num_microbatches)
-        if key in self._costs:
-            # An earlier search may have asked for other runs.
-            known, before = self._costs[key]
-            if costs is not None and before is not None:
-                columns: dict[str, Array] = {
-                    f.name: np.where(wanted, getattr(costs, f.name), getattr(before, f.name))
-                    for f in fields(RunCosts)
-                }
-                costs = RunCosts(**columns)
-            wanted = wanted | known
-        self._costs[key] = (wanted, costs)
-        self._learned.add(key)
-
     def run_plan(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunPlan:
         """The plans of the layers of a run that has costs."""
         key = (variant, num_microbatches, first, last)
-        if key in self._plans:
-            return self._plans[key]
+        if key not in self._plans:
+            self._plans[key] = self._shared(lambda: self._run_plan(*key))
+        return self._plans[key]
+
+    def _run_plan(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunPlan:
         layers = self.layers(variant, num_microbatches)
         assert layers is not None
-        if key[:2] in self._learned:
-            compose(layers, self._only(first, last))
+        # Where another process had the layers they are new.
+        compose(layers, self._only(first, last))
         states = cheapest_states(layers, first, last)
         arriving_s, returning_s = gathers(layers, first, last, states)
         return RunPlan(
             entries=tuple(entries(layers, first, states)),
-            enters=layers[first].layer.entering.layouts[states[0]],
-            leaves=layers[last].layer.leaving.layouts[states[-1]],
+            enters=layers[first].face.entering[states[0]],
+            leaves=layers[last].face.leaving[states[-1]],
             arriving_s=arriving_s,
             returning_s=returning_s,
         )
-
-    def learn_plan(
-        self, variant: Variant, num_microbatches: int, first: int, last: int, plan: RunPlan
-    ) -> None:
-        """Take the plans of a run that were made elsewhere."""
-        self._plans[variant, num_microbatches, first, last] = plan
 
     def _only(self, first: int, last: int) -> BoolArray:
         wanted = np.zeros((len(self.source.classes),) * 2, np.bool_)
@@ -352,36 +334,41 @@ class VariantCosts:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
         key = (mesh, remat, num_microbatches)
         if key not in self._bounds:
-            self._bounds[key] = self._bounded(mesh, remat, num_microbatches)
+            self._shared(lambda: self.begin_bounds(*key)())
         return self._bounds[key]
 
     def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
         """Whether they are known."""
         return (mesh, remat, num_microbatches) in self._bounds
 
-    def learn(
-        self, mesh: LogicalMesh, remat: Remat, num_microbatches: int, bounds: RunBounds | None
-    ) -> None:
-        """Take bounds that were computed elsewhere."""
-        self._bounds[mesh, remat, num_microbatches] = bounds
+    def begin_bounds(
+        self, mesh: LogicalMesh, remat: Remat, num_microbatches: int
+    ) -> Callable[[], object]:
+        """Have the other process bound its layers; what comes back bounds the others.
 
-    def _bounded(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
-        known: dict[int, LayerBounds | None] = {}
-        for c in set(self.source.classes):
-            network = self._network(c, mesh, remat, count)
-            known[c] = None if network is None else layer_bounds(network)
-        layers = [known[c] for c in self.source.classes]
-        if not any(layers):
-            return None
-        shape = (len(layers), len(layers))
-        found = RunBounds(
-            loop_s=np.full(shape, np.inf),
-            resident_bytes=np.full(shape, np.inf),
-        )
-        for at, some in _segments(layers):
-            found.loop_s[at, at] = least_sums(some)
-            found.resident_bytes[at, at] = _run_sums([b.resident_bytes for b in some])
-        return found
+        Raises:
+            OtherEnded: the other process has ended; so does what comes back.
+        """
+        key = (mesh, remat, num_microbatches)
+        classes = tuple(dict.fromkeys(self.source.classes))
+        other = self.other
+        theirs = [c for c in classes if other is not None and other.has(c)]
+        end = other.ask(AskBounds(theirs, *key)) if other is not None and theirs else None
+
+        def rest() -> None:
+            known = {c: self.layer_bounds(c, *key) for c in classes if c not in theirs}
+            if end is not None:
+                known.update(zip(theirs, end(), strict=True))
+            self._bounds[key] = bounds_of_runs([known[c] for c in self.source.classes])
+
+        return rest
+
+    def layer_bounds(
+        self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
+    ) -> LayerBounds | None:
+        """What no plan of a class of layers is below; None if it has none."""
+        network = self._network(c, mesh, remat, num_microbatches)
+        return None if network is None else layer_bounds(network)
 
     def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""
@@ -391,22 +378,3 @@ class VariantCosts:
         )
         way = Variant(mesh=one, remat=remat, price=MemoryPrice())
         return self.runs(way, num_microbatches)
-
-
-def _segments(
-    layers: Sequence[LayerBounds | None],
-) -> Iterator[tuple[slice, list[LayerBounds]]]:
-    """Where layers that have plans follow each other: no run goes over one that has none."""
-    first = 0
-    for there, group in itertools.groupby(layers, key=lambda b: b is not None):
-        some = list(group)
-        if there:
-            yield slice(first, first + len(some)), [b for b in some if b is not None]
-        first += len(some)
-
-
-def _run_sums(values: Sequence[float]) -> Array:
-    """For (first, last) the sum of the values from first to last; infinite where last < first."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    sums = total[None, 1:] - total[:-1, None]
-    return np.where(np.tri(len(values), k=-1, dtype=np.bool_), np.inf, sums)
