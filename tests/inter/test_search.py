@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import meshwise as mw
 from inter.test_mixed_clusters import OPTIONS, Blocks, Formulas
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
+from meshwise.inter.compose import RunCosts
+from meshwise.inter.lazy_table import LazyTable
+from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B
 from meshwise.inter.search import search
+from meshwise.inter.search_space import submeshes_of, variants_of
+from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stage_problem import Stage, StageProblem
+from meshwise.inter.variant import Variant
 from meshwise.intra.options import IntraOptions
 from meshwise.units import GIB
 
@@ -44,3 +54,62 @@ def test_together_as_one_by_one(memory_gib: int) -> None:
     assert len({s for s in alone if s < math.inf}) > 2
     together = seconds(num_microbatches=COUNTS, schedules=SCHEDULES, memory_bytes=memory_bytes)
     assert together == min(alone)
+
+
+class Priced(Formulas):
+    """At a price of memory a run holds a third of its activations, and takes longer."""
+
+    def __init__(self) -> None:
+        super().__init__(Blocks(), IntraOptions())
+        self.prices: set[bool] = set()
+
+    def runs(self, variant: Variant, num_microbatches: int, wanted: object = None) -> RunCosts:
+        runs = super().runs(variant, num_microbatches)
+        has_price = variant.price.seconds_per_byte > 0
+        self.prices.add(has_price)
+        if has_price:
+            return replace(runs, loop_s=1.1 * runs.loop_s)
+        return replace(runs, microbatch_bytes=3 * runs.microbatch_bytes)
+
+    def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
+        runs = super().alone(mesh, remat, num_microbatches)
+        # It bounds what is held at every price.
+        return runs and replace(runs, microbatch_bytes=runs.microbatch_bytes / 3)
+
+
+def table_and_problem(memory_bytes: int) -> tuple[LazyTable, Callable[[], StageProblem], Priced]:
+    options = replace(OPTIONS, prices=(0.0, 1.0), memory_bytes=memory_bytes)
+    kinds, submeshes = submeshes_of(CLUSTER, every=False, memory_bytes=memory_bytes)
+    ways = [variants_of(kind, options, 1.0) for kind in kinds]
+    costs = Priced()
+    table = LazyTable(costs, submeshes, ways, 32, bounds_of=32, report=lambda _: None)
+
+    def problem() -> StageProblem:
+        return StageProblem(costs=table.costs(), num_devices=16, num_microbatches=32)
+
+    return table, problem, costs
+
+
+# All fits at the first price; some stages need the other one.
+@pytest.mark.parametrize(("memory_gib", "prices"), [(80, {False}), (12, {False, True})])
+def test_other_prices_are_looked_at_where_the_first_does_not_fit(
+    memory_gib: float, prices: set[bool]
+) -> None:
+    table, problem, _ = table_and_problem(int(memory_gib * GIB))
+    while True:
+        exists = np.argwhere(np.isfinite(table.costs().microbatch_s)).tolist()
+        stages = [
+            Stage(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
+            for i, j, m, v in exists
+        ]
+        if not table.plan(stages, 16, math.inf):
+            break
+    best = build_stages(problem())
+    table, problem, costs = table_and_problem(int(memory_gib * GIB))
+    costs.prices.clear()
+    found = build_stages(problem())
+    while table.plan(found.stages, 16, 0.0):
+        assert found.total_s <= best.total_s * (1 + 1e-8)
+        found = build_stages(problem())
+    assert found.total_s == pytest.approx(best.total_s, rel=1e-9)
+    assert costs.prices == prices

@@ -1,4 +1,4 @@
-"""Bounds from another process are those of this one, and nothing is left of it."""
+"""What another process bounds and plans is what this one would, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,30 @@ import pytest
 
 import meshwise as mw
 from inter.test_compose import layers_of_model
+from meshwise.errors import TraceError
 from meshwise.inter import second_process
 from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.second_process import Ask, AskPlan, AskRuns, SecondProcess
-from meshwise.inter.variant import Variant
+from meshwise.inter.second_process import Ask, SecondProcess
+from meshwise.inter.variant import LayerKey, Variant
 from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
 ASKS = [Ask(MESH, remat, count) for count in (2, 4) for remat in ("none", "full")]
+EVERY = np.ones((2, 2), np.bool_)
+WAYS = [
+    Variant(mesh=MESH, remat=remat, price=MemoryPrice(seconds_per_byte=price))
+    for remat in ("none", "full")
+    for price in (0.0, 1e-9)
+]
 
 
 @pytest.fixture(scope="module")
 def layers() -> Any:
-    return layers_of_model("gpt-tiny", 8, 2, num_layers=2)
+    found = layers_of_model("gpt-tiny", 8, 2, num_layers=2)
+    # One layer for each process.
+    assert len(set(found.classes)) == 2
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -36,109 +46,126 @@ def _same(a: Any, b: Any) -> bool:
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in a.__slots__)
 
 
-def test_the_same_bounds(layers: Any) -> None:
+def _noted(costs: VariantCosts, monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """The layers that a method of this process is called for."""
+    found: list[int] = []
+    method = getattr(costs, name)
+
+    def note(first: Any, *rest: Any) -> Any:
+        found.append(first.layer if isinstance(first, LayerKey) else first)
+        return method(first, *rest)
+
+    monkeypatch.setattr(costs, name, note)
+    return found
+
+
+def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
-    learned: list[Ask] = []
-    learn = costs.learn
-
-    def note(*args: Any) -> None:
-        learned.append(Ask(*args[:3]))
-        learn(*args)
-
-    costs.learn = note  # type: ignore[method-assign]
+    here = _noted(costs, monkeypatch, "layer_bounds")
     with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         process = beside.process
-    assert learned
-    assert all(costs.has_bounds(*ask) for ask in ASKS)
+    assert len(here) == len(ASKS)
+    assert len(set(here)) == 1
     for ask in ASKS:
+        assert costs.has_bounds(*ask)
         assert _same(costs.bounds(*ask), alone.bounds(*ask))
+    assert len(here) == len(ASKS)
     assert process is not None
     assert process.returncode is not None
 
 
-def test_the_same_plans(layers: Any) -> None:
+def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
-    every = np.ones((2, 2), np.bool_)
-    ways = [
-        Variant(mesh=MESH, remat=remat, price=MemoryPrice(seconds_per_byte=price))
-        for remat in ("none", "full")
-        for price in (0.0, 1e-9)
-    ]
-    theirs: list[tuple[Variant, int]] = []
-    learn = costs.learn_runs
-
-    def note(*args: Any) -> None:
-        theirs.append(args[:2])
-        learn(*args)
-
-    costs.learn_runs = note  # type: ignore[method-assign]
+    here = _noted(costs, monkeypatch, "layer")
     with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
-        beside.plan([AskRuns(way, 4, every) for way in ways])
-        assert theirs
-        assert all(costs.has_runs(way, 4) for way in ways)
-        beside.fetch([AskPlan(way, 4, 0, 1) for way in ways])
-    for way in ways:
-        assert _same(costs.runs(way, 4), alone.runs(way, 4))
+        for way in WAYS:
+            assert _same(costs.runs(way, 4, EVERY), alone.runs(way, 4, EVERY))
+            assert costs.run_plan(way, 4, 0, 1) == alone.run_plan(way, 4, 0, 1)
+        assert len(here) == len(WAYS)
+    for way in WAYS:
         assert costs.run_plan(way, 4, 0, 1) == alone.run_plan(way, 4, 0, 1)
-        # What was not sent is planned here, though the costs came from there.
+        # What was not asked of it is planned here.
         assert costs.run_plan(way, 4, 1, 1) == alone.run_plan(way, 4, 1, 1)
+    assert set(here) == set(layers.classes)
 
 
-def test_runs_of_an_earlier_process_stay_known(layers: Any) -> None:
-    way = Variant(mesh=MESH, remat="none", price=MemoryPrice())
+@pytest.mark.parametrize("when", ["bounds", "runs", "plan"])
+def test_a_process_that_ends_is_done_without(layers: Any, when: str) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    way = WAYS[1]
+
+    def kill(_: str) -> None:
+        if beside.process is not None:
+            os.kill(beside.process.pid, signal.SIGKILL)
+            beside.process.wait()
+
+    with SecondProcess(costs) as beside:
+        beside.bound(ASKS, kill if when == "bounds" else lambda _: None)
+        if when == "runs":
+            kill("")
+        runs = costs.runs(way, 4)
+        if when == "plan":
+            kill("")
+        plan = costs.run_plan(way, 4, 0, 1)
+        assert beside.process is None
+        beside.bound([Ask(MESH, "none", 1), Ask(MESH, "full", 1)], lambda _: None)
+        assert beside.process is None
+    assert _same(runs, alone.runs(way, 4))
+    assert plan == alone.run_plan(way, 4, 0, 1)
+    for ask in ASKS:
+        assert _same(costs.bounds(*ask), alone.bounds(*ask))
+
+
+def test_a_step_that_does_not_separate_leaves_other_answers(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    graph = costs.graph
+
+    def refuse(c: int, remat: Any, num_microbatches: int) -> Any:
+        if num_microbatches == 8:
+            raise TraceError("it does not separate")
+        return graph(c, remat, num_microbatches)
+
+    costs.graph = refuse  # type: ignore[method-assign]
+    with SecondProcess(costs) as beside:
+        # Asked before the one that is refused, answered after it.
+        with pytest.raises(TraceError):
+            beside.bound([ASKS[0], Ask(MESH, "none", 8)], lambda _: None)
+        beside.bound(ASKS, lambda _: None)
+        assert beside.process is not None
+        for ask in ASKS:
+            assert _same(costs.bounds(*ask), alone.bounds(*ask))
+
+
+def test_runs_that_are_asked_for_in_turn_stay_known(layers: Any) -> None:
     costs = VariantCosts(layers, IntraOptions())
     some = [np.zeros((2, 2), np.bool_) for _ in range(2)]
     some[0][0, 0] = some[1][1, 1] = True
     for wanted in some:
         # Each search begins a process, which knows nothing of the one before.
-        found = VariantCosts(layers, IntraOptions()).runs(way, 2, wanted)
-        costs.learn_runs(way, 2, wanted, found)
-    runs = costs.runs(way, 2, some[0] | some[1])
+        with SecondProcess(costs) as beside:
+            beside.bound([Ask(MESH, remat, 2) for remat in ("none", "full")], lambda _: None)
+            costs.runs(WAYS[0], 2, wanted)
+    runs = costs.runs(WAYS[0], 2, some[0] | some[1])
     assert runs is not None
     assert np.isfinite(runs.cost_s[some[0] | some[1]]).all()
-
-
-def test_plans_of_a_process_that_ended_are_made_here(layers: Any) -> None:
-    costs = VariantCosts(layers, IntraOptions())
-    every = np.ones((2, 2), np.bool_)
-    ways = [Variant(mesh=MESH, remat=r, price=MemoryPrice()) for r in ("none", "full")]
-    with SecondProcess(costs) as beside:
-        beside.bound(ASKS, lambda _: None)
-        beside.plan([AskRuns(way, 4, every) for way in ways])
-        assert beside.process is not None
-        os.kill(beside.process.pid, signal.SIGKILL)
-        beside.process.wait()
-        beside.fetch([AskPlan(way, 4, 0, 1) for way in ways])
-        beside.plan([AskRuns(way, 2, every) for way in ways])
-    for way in ways:
-        plans = costs.run_plan(way, 4, 0, 1).entries
-        runs = costs.runs(way, 4)
-        assert runs is not None
-        assert sum(p.cost_s for p in plans) == pytest.approx(runs.cost_s[0, 1])
-
-
-def test_a_process_that_ends_is_done_without(layers: Any) -> None:
-    costs = VariantCosts(layers, IntraOptions())
-
-    def kill(_: str) -> None:
-        if beside.process is not None:
-            os.kill(beside.process.pid, signal.SIGKILL)
-
-    with SecondProcess(costs) as beside:
-        beside.bound(ASKS, kill)
-        assert beside.process is None
-        beside.bound(ASKS, lambda _: None)
-        assert beside.process is None
-    assert costs.bounds(*ASKS[-1]) is not None
 
 
 def test_what_cannot_be_sent_is_computed_here(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # As rules of a user may be.
     costs = VariantCosts(layers, IntraOptions())
-    monkeypatch.setattr(costs, "graph", lambda *_: lambda: None)
-    monkeypatch.setattr(costs, "bounds", lambda *_: None)
+    graph = costs.graph
+    sent: list[Any] = []
+
+    def unsendable(*key: Any) -> Any:
+        sent.append(key)
+        return lambda: None
+
     with SecondProcess(costs) as beside:
+        monkeypatch.setattr(second_process, "_graph", lambda _, key: unsendable(*key))
         beside.bound(ASKS, lambda _: None)
         assert beside.process is None
+    assert sent
+    assert costs.graph == graph
+    assert costs.bounds(*ASKS[0]) is not None

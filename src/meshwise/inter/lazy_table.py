@@ -69,6 +69,8 @@ class LazyTable:
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
         self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
+        # A copy of what is known, until more is.
+        self._copied: StageCosts | None = None
         # Bounds are those of fewer micro-batches or of this number; runs are planned or not.
         self._is_rough = np.full(shape[2:], bounds_of < num_microbatches)
         # Of which way to rematerialise bounds are taken.
@@ -106,6 +108,7 @@ class LazyTable:
         count = ask.num_microbatches if ask.remat == way.remat else self._bounds_of
         alone = self._alone(way, way.remat, count)
         at = (slice(None), slice(None), m, v)
+        self._copied = None
         for name in _NAMES:
             self._arrays[name][at] = np.inf
         if bounds is None:
@@ -153,9 +156,10 @@ class LazyTable:
 
     def costs(self) -> StageCosts:
         """What is known now."""
-        return StageCosts(
-            submeshes=self._submeshes, **{name: a.copy() for name, a in self._arrays.items()}
-        )
+        if self._copied is None:
+            arrays = {name: array.copy() for name, array in self._arrays.items()}
+            self._copied = StageCosts(submeshes=self._submeshes, **arrays)
+        return self._copied
 
     def next_bounds(self, stages: Sequence[Stage]) -> list[Ask]:
         """The bounds that `plan` would ask for."""
@@ -222,6 +226,7 @@ class LazyTable:
         self._is_planned[wanted, m, v] = True
         way = self._variants[m][v]
         runs = self._costs.runs(way, self._count, wanted)
+        self._copied = None
         for name in _NAMES:
             self._arrays[name][wanted, m, v] = np.inf
         if runs is None:

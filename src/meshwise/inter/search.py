@@ -185,10 +185,11 @@ class _Search:
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
-        for stage in best.plan.stages:
-            # The other process, which may have planned half of it, ends with the search.
-            way = self.variants[stage.submesh][stage.variant]
-            self.costs.run_plan(way, best.known.count, stage.first_layer, stage.last_layer)
+        if self.costs.other is not None:
+            # It has planned some of the layers, and ends with the search.
+            for s in best.plan.stages:
+                way = self.variants[s.submesh][s.variant]
+                self.costs.run_plan(way, best.known.count, s.first_layer, s.last_layer)
         return Found(
             plan=best.plan,
             problem=best.problem,

@@ -1,4 +1,4 @@
-"""The compiled part of the reductions: which choices of a node others beat."""
+"""The compiled part of the reductions: choices that others beat, and folding by (min,+)."""
 
 # pyright: basic
 # Kernels: Numba checks their types when it compiles them.
@@ -51,3 +51,44 @@ def not_beaten(worst: Array) -> Array:
                 stays[j] = False
                 break
     return stays
+
+
+@kernel
+def drop_impossible(possible: Array, matrix: Array) -> None:
+    """Take out the choices that go with none of a neighbour's.
+
+    Args:
+        possible: One of each choice; changed.
+        matrix: Cost of (choice, neighbour's choice).
+    """
+    count, others = matrix.shape
+    for i in range(count):
+        if possible[i]:
+            found = False
+            for k in range(others):
+                if np.isfinite(matrix[i, k]):
+                    found = True
+                    break
+            possible[i] = found
+
+
+@kernel
+def folded_between(cost: Array, left: Array, right: Array) -> Array:
+    """What a node costs at best between two neighbours, (left choice, right choice).
+
+    Args:
+        cost: Of each choice.
+        left: Cost of (choice, left neighbour's choice).
+        right: Cost of (choice, right neighbour's choice).
+    """
+    through = np.full((left.shape[1], right.shape[1]), np.inf)
+    for i in range(len(cost)):
+        for a in range(left.shape[1]):
+            before = cost[i] + left[i, a]
+            if before == np.inf:
+                continue
+            for b in range(right.shape[1]):
+                total = before + right[i, b]
+                if total < through[a, b]:
+                    through[a, b] = total
+    return through

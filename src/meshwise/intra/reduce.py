@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.dominance import add_dearest, not_beaten
+from meshwise.intra.dominance import add_dearest, drop_impossible, folded_between, not_beaten
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
 Indices = NDArray[np.intp]
@@ -62,8 +62,8 @@ class Reduction:
         for item in reversed(self.folded):
             cost = item.cost
             for other, matrix, alive in item.neighbours:
-                cost = cost + matrix[:, int(np.searchsorted(alive, chosen[other]))]
-            chosen[item.node] = int(item.alive[np.argmin(cost)])
+                cost = cost + matrix[:, alive.searchsorted(chosen[other])]
+            chosen[item.node] = int(item.alive[cost.argmin()])
         return tuple(chosen[u] for u in range(len(self.alive)))
 
     def restrict(self, choice: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -91,7 +91,7 @@ class _Reducer:
         self.constant = 0.0
         self.infeasible = False
         for pair in problem.pairs:
-            self.add_edge(pair.u, pair.v, pair.cost)
+            self.add_edge(pair.u, pair.v, pair.cost.astype(np.float64, copy=False))
         self.todo = deque(self.cost)
         self.waiting = set(self.cost)
 
@@ -119,7 +119,7 @@ class _Reducer:
     def drop_impossible(self, u: int) -> None:
         possible = np.isfinite(self.cost[u])
         for matrix in self.adjacent[u].values():
-            possible &= np.isfinite(matrix).any(axis=1)
+            drop_impossible(possible, np.ascontiguousarray(matrix))
         if not possible.all():
             self.keep(u, possible)
         if not len(self.alive[u]):
@@ -134,7 +134,7 @@ class _Reducer:
         # worst[i, j]: how much dearer choice i may be than j.
         worst = self.cost[u][:, None] - self.cost[u][None, :]
         for matrix in self.adjacent[u].values():
-            add_dearest(worst, np.ascontiguousarray(matrix, np.float64))
+            add_dearest(worst, np.ascontiguousarray(matrix))
         stays = not_beaten(worst)
         if not stays.all():
             self.keep(u, stays)
@@ -170,10 +170,9 @@ class _Reducer:
             self.cost[v] = self.cost[v] + (self.cost[u][:, None] + matrix).min(axis=0)
         else:
             (v, left), (w, right) = neighbours
-            base = self.cost[u][:, None] + left
-            through = np.full((left.shape[1], right.shape[1]), np.inf)
-            for i in range(len(base)):
-                np.minimum(through, base[i][:, None] + right[i][None, :], out=through)
+            through = folded_between(
+                self.cost[u], np.ascontiguousarray(left), np.ascontiguousarray(right)
+            )
             self.add_edge(v, w, through)
         del self.cost[u]
         del self.adjacent[u]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.dominance import add_dearest, not_beaten
+from meshwise.intra.dominance import (
+    add_dearest,
+    drop_impossible,
+    folded_between,
+    not_beaten,
+)
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.consistent import find_consistent
@@ -37,6 +42,8 @@ def compile_reductions() -> None:
     worst = np.zeros((2, 2))
     add_dearest(worst, np.eye(2))
     not_beaten(worst)
+    drop_impossible(np.ones(2, np.bool_), np.eye(2))
+    folded_between(np.ones(2), np.eye(2), np.eye(2))
     reduction = reduce_instance(_made_up())
     network = reduction.network
     reduce_network(network, np.ones(len(network.cost), np.bool_))
