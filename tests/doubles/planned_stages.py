@@ -22,12 +22,19 @@ StageShape = tuple[int, int, tuple[int, ...], Remat]
 
 
 def logical_mesh(shape: tuple[int, ...]) -> LogicalMesh:
-    """A mesh of V100s that compute so slowly that work is split, however small the model."""
+    """A mesh of V100s that compute so slowly that work is split, however small the model.
+
+    Like the CPUs for which stages are compiled they have no units for narrow floats.
+    """
     one = Cluster.virtual("p3.16xlarge").mesh((2, 4))
     axes = [replace(one.axes[i % 2], size=size, latency_s=0.0) for i, size in enumerate(shape)]
+    wide = dict(one.device.flop_per_s)["float32"]
     slow = replace(
         one.device,
-        flop_per_s=tuple((dtype, rate / 1000) for dtype, rate in one.device.flop_per_s),
+        flop_per_s=tuple(
+            (dtype, min(rate, wide) / 1000 * (0.9 if dtype.endswith("16") else 1.0))
+            for dtype, rate in one.device.flop_per_s
+        ),
         memory_bytes_per_s=one.device.memory_bytes_per_s / 30,
     )
     return replace(one, axes=tuple(axes), device=slow)

@@ -9,33 +9,31 @@ Source: docs/xla_cpu.md section 3; the kinds follow XLA:CPU's fusion rules.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
-from meshwise.intra.blocks import is_light
 from meshwise.intra.operands import is_turned, operands_as_read, product_shape, with_edges
-from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, REDUCE, VIEW, Values
+from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, Values
+from meshwise.intra.xla_kinds import (
+    ABSORBED,
+    BRANCHING,
+    EXPENSIVE,
+    LIBRARY,
+    LIBRARY_DTYPES,
+    MOVING,
+    NARROW,
+    ROUNDED,
+    SUMS,
+    WIDE_BYTES,
+    kind_of,
+)
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import Step, path
-
-_VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "stop_gradient"))
-# Not repeated for a second user. Source: XLA InstructionFusion::IsExpensive.
-_EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log1p tanh tan sin cos logistic sqrt rsqrt cbrt pow div rem erf "
-    "erf_inv atan2 lgamma digamma gather random_bits threefry2x32".split()
-)
-# Elements change their place, so a result cannot lie over the operand.
-_MOVING = frozenset(
-    "transpose slice dynamic_slice concatenate pad rev broadcast_in_dim gather".split()
-)
-_FUSIBLE_ALONE = frozenset(("gather", "random_bits", "threefry2x32"))
-# XLA:CPU hands a reduction with such operands, used once, to one library call.
-_ABSORBED = frozenset(
-    "mul add sub neg exp square integer_pow max min abs convert_element_type add_any".split()
-)
 
 
 class _Emitter:
@@ -57,6 +55,8 @@ class _Emitter:
             for op in graph.operators
             if op.kind == "broadcast_in_dim" and graph.tensors[op.inputs[0]].shape == ()
         }
+        # Scatters that add to zeros, by the tensor that they make.
+        self.scattered: dict[int, int] = {}
         # Gathered along a dim that is not the major one: lies transposed, each user copies it.
         self.transposed: set[int] = set()
 
@@ -160,30 +160,119 @@ class _Emitter:
         if op.rule.halos:
             tensors = [graph.tensors[t] for t in op.inputs]
             operands = with_edges(self.out, time, op, chosen, tensors, self.mesh.sizes, operands)
-        operands = operands_as_read(self.out, time, op, operands)
+        if op.kind in SUMS and self._scattered_sum(time, op, chosen, operands):
+            return
+        shapes = [
+            local_shape(graph.tensors[t].shape, use.layout, self.mesh.sizes)
+            for t, use in zip(op.inputs, chosen.uses, strict=True)
+        ]
+        given = set(operands)
+        operands = operands_as_read(self.out, time, op, operands, shapes)
+        if op.heavy:
+            operands = [
+                self._widened(v, time, is_new=v not in given) if self._is_narrow(t) else v
+                for v, t in zip(operands, op.inputs, strict=True)
+            ]
         if op.kind == "erfc":
             operands = (*operands, *self._erfc_parts(op, chosen, operands[0], time))
         # Several results of one operator lie in one tuple: the first stands for the instruction.
+        kind = kind_of(op)
         for t, layout in zip(op.outputs, chosen.results, strict=True):
-            kind = _kind(op)
+            is_narrow = self._is_narrow(t)
+            num_bytes = self.bytes_of(graph.tensors[t], layout)
+            is_rounded = is_narrow and op.heavy
             value = self.out.add(
                 kind,
                 tuple(operands),
-                self.bytes_of(graph.tensors[t], layout),
+                num_bytes * (WIDE_BYTES // graph.tensors[t].itemsize if is_rounded else 1),
                 t,
                 time,
-                is_expensive=op.kind in _EXPENSIVE,
-                is_moving=op.kind in _MOVING,
-                is_absorbed=op.kind in _ABSORBED,
+                is_expensive=op.kind in EXPENSIVE or (is_narrow and op.kind in ROUNDED),
+                is_moving=op.kind in MOVING,
+                is_absorbed=op.kind in ABSORBED,
             )
-            shape = product_shape(op)
-            if shape is not None:
-                self.out.flat[value] = shape
-            if op.kind == "div":
-                self.out.divisors[value] = operands[1]
+            self._mark(value, op, t, operands, shapes)
+            if is_rounded:
+                value = self.out.add(FUSIBLE, (value,), num_bytes, t, time, is_expensive=True)
             if is_turned(op):
                 value = self.out.rewritten(value, time)
             self.home[t] = (value, layout)
+
+    def _is_narrow(self, t: int) -> bool:
+        """Whether the device computes with such numbers in float32, and rounds."""
+        dtype = self.graph.tensors[t].dtype
+        rates = dict(self.mesh.device.flop_per_s)
+        return dtype in NARROW and rates.get(dtype, 0.0) < rates.get("float32", 0.0)
+
+    def _widened(self, v: int, time: int, *, is_new: bool) -> int:
+        """An operand of a product in float32.
+
+        Args:
+            v: The operand.
+            time: Position of the product.
+            is_new: Whether it is a copy that only this product reads.
+        """
+        out = self.out
+        num_bytes = out.num_elements(v) * WIDE_BYTES
+        if not is_new:
+            return out.add(FUSIBLE, (v,), num_bytes, out.tensor[v], time)
+        out.kind[v], out.num_bytes[v] = FUSIBLE, num_bytes
+        return v
+
+    def _mark(
+        self,
+        value: int,
+        op: Operator,
+        t: int,
+        operands: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
+        """What else is to be known of the result of an operator."""
+        out, tensors = self.out, self.graph.tensors
+        shape = product_shape(op, shapes)
+        if shape is not None:
+            out.flat[value] = shape
+        if op.kind in BRANCHING:
+            out.branching.add(value)
+        if op.kind == "div":
+            out.divisors[value] = operands[1]
+        if op.kind == "broadcast_in_dim" or op.kind.startswith("reduce_"):
+            out.spreads.add(value)
+        if op.kind.startswith("scatter"):
+            out.overwriting.add(value)
+            if op.kind == "scatter-add" and tensors[op.inputs[0]].generated:
+                self.scattered[t] = value
+        if {tensors[u].dtype for u in (t, *op.inputs)} <= LIBRARY_DTYPES:
+            if op.kind in LIBRARY:
+                out.library.add(value)
+            if op.heavy and op.kind == "dot_general":
+                out.products.add(value)
+
+    def _scattered_sum(
+        self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
+    ) -> bool:
+        """A sum with what was added to zeros: XLA adds to the other term instead.
+
+        Source: XLA algebraic_simplifier.cc (HandleAdd).
+        """
+        out = self.out
+        for k, t in enumerate(op.inputs):
+            scatter = self.scattered.get(t)
+            if scatter is None or operands[k] != scatter or self.num_uses[t] > 1:
+                continue
+            (result,) = op.outputs
+            inputs = (operands[1 - k], *out.inputs[scatter][1:])
+            value = out.add(OPAQUE, inputs, out.num_bytes[scatter], result, time)
+            out.overwriting.add(value)
+            self.home[result] = (value, chosen.results[0])
+            return True
+        return False
+
+    @cached_property
+    def num_uses(self) -> Counter[int]:
+        """How often each tensor is read."""
+        read = (t for op in self.graph.operators for t in op.inputs)
+        return Counter((*read, *self.graph.outputs))
 
     def _erfc_parts(
         self, op: Operator, chosen: OperatorDecision, x: int, time: int
@@ -217,18 +306,6 @@ class _Emitter:
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             value = out.add(PART, (loop,), self.bytes_of(graph.tensors[t], layout), t, time)
             self.home[t] = (value, layout)
-
-
-def _kind(op: Operator) -> int:
-    if op.kind in _VIEWS:
-        return VIEW
-    if op.kind in _FUSIBLE_ALONE:
-        return FUSIBLE
-    if not is_light(op):
-        return OPAQUE
-    if any(loop.kind != "parallel" for loop in op.rule.loops):
-        return REDUCE
-    return FUSIBLE
 
 
 def emitted(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Values:

@@ -1,8 +1,7 @@
-"""Which values of a program get a buffer, and which buffers each instruction reads.
+"""What runs, and which buffers each instruction reads and makes.
 
-XLA's fusion runs from the results backwards: a fusible value goes into what reads it; into
-several readers only if that repeats nothing expensive.  What an opaque instruction reads is a
-buffer.
+What gets a buffer is decided in `stored`; here instructions are put together: which buffers they
+read, in which order, over which of them their results may lie.
 
 Source: XLA InstructionFusion and CpuInstructionFusion, read off compiled programs.
 """
@@ -12,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from meshwise.intra.library import library_calls
 from meshwise.intra.reshapes import vanishing_views
+from meshwise.intra.stored import stored_values
 from meshwise.intra.values import (
     FUSIBLE,
     INITIAL,
@@ -20,13 +21,9 @@ from meshwise.intra.values import (
     OPAQUE,
     PART,
     REDUCE,
-    SCALAR_BYTES,
     VIEW,
     Values,
 )
-
-# What stands so many values later depends on a value: not worth a search.
-_FAR = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,170 +65,18 @@ def _users(values: Values) -> list[list[int]]:
     return users
 
 
-def _with_library_calls(values: Values, users: list[list[int]]) -> list[int]:
-    """Kinds, where a reduction and the element-wise step that takes it off its operand are one.
-
-    A softmax begins with `x - max(x)`: XLA:CPU makes one library call of it, and of a step
-    after it that is the only one.
-    """
-    kind = list(values.kind)
-    for v, inputs in enumerate(values.inputs):
-        if kind[v] != FUSIBLE or len(inputs) != 2 or not values.is_absorbed[v]:
-            continue
-        x, spread = inputs
-        chain = [spread]
-        while kind[chain[-1]] in (FUSIBLE, VIEW) and len(users[chain[-1]]) == 1:
-            below = [u for u in values.inputs[chain[-1]] if values.inputs[u]]
-            if len(below) != 1:
-                break
-            chain.append(below[0])
-        last = chain[-1]
-        if kind[last] != REDUCE or len(users[last]) != 1 or values.inputs[last] != (x,):
-            continue
-        root = v
-        if len(users[v]) == 1:
-            (user,) = users[v]
-            if values.is_absorbed[user] and values.inputs[user] == (v,):
-                root = user
-        kind[last] = FUSIBLE
-        kind[root] = REDUCE
-    return kind
-
-
-def _expensive(values: Values, users: list[list[int]]) -> list[bool]:
-    """What is not repeated for a second user.
-
-    A divisor that is spread out becomes a factor, its reciprocal, and products are cheap; but not
-    a scalar with other users.
-
-    Source: XLA's algebraic simplifier, by experiment (JAX 0.10.2).
-    """
-    expensive = list(values.is_expensive)
-    for v, divisor in values.divisors.items():
-        size = values.num_bytes[v]
-        if values.is_wide(divisor, v):
-            continue
-        source = divisor
-        while values.num_bytes[source] >= size and values.inputs[source]:
-            source = values.inputs[source][0]
-        is_shared = len(users[source]) > 1 and values.inputs[source] != ()
-        if not (is_shared and values.num_bytes[source] <= SCALAR_BYTES):
-            expensive[v] = False
-    return expensive
-
-
-def _stored(
-    values: Values,
-    kind: list[int],
-    users: list[list[int]],
-    expensive: list[bool],
-    vanishing: frozenset[int],
-) -> tuple[list[bool], list[bool], list[bool]]:
-    """For each value: is it stored; do fusible readers repeat it all the same; is it absorbed.
-
-    A softmax with a mask: a sum reads `where(mask, exp(x), 0)`, so that is stored, and the gradient
-    repeats the `where`; then `exp` has two users and is stored as well.  So is an embedding under
-    the sum with the positions, which each layer norm repeats.
-
-    Source: InstructionFusion::ShouldFuse asks for the users that an expensive operand has by then,
-    with the fusions that already took its reader (JAX 0.10.2, `copy_gather_fusion` of a GPT).
-    """
-    count = len(kind)
-    inputs = values.inputs
-    leaves = set(values.outputs)
-    stored = [False] * count
-    repeated = [False] * count
-    absorbed = [False] * count
-    roots: list[frozenset[int]] = [frozenset()] * count
-    for v in range(count - 1, -1, -1):
-        readers = users[v]
-        if not readers and v not in leaves:
-            continue  # Never read: not computed.
-        if kind[v] not in (FUSIBLE, VIEW):
-            stored[v] = True
-            roots[v] = frozenset((v,))
-            continue
-        is_read_stored = v in leaves
-        found: frozenset[int] = frozenset()
-        live = 0
-        for u in readers:
-            if not stored[u] and not roots[u]:
-                continue  # The reader itself is never read.
-            live += 1
-            if kind[u] == REDUCE or absorbed[u]:
-                is_own = kind[u] == REDUCE and values.kind[u] == FUSIBLE
-                if len(readers) == 1 and (values.is_absorbed[v] or not inputs[v] or is_own):
-                    absorbed[v] = True
-                    found |= roots[u]
-                else:
-                    is_read_stored = True
-            elif _is_fused(kind[u], u in vanishing, is_only=len(readers) == 1):
-                found |= roots[u]
-            else:
-                is_read_stored = True
-        if not live and v not in leaves:
-            continue
-        if not is_read_stored and len(found) > 1 and not expensive[v]:
-            is_read_stored = not _is_unary(values, v) and any(
-                _is_blocked(values, v, u) for u in readers
-            )
-        if is_read_stored or (len(found) > 1 and expensive[v]):
-            stored[v] = True
-            repeated[v] = len(readers) > 1 and not expensive[v] and _is_unary(values, v)
-            # Who repeats it reads its operands, too: of an expensive one that is a second user.
-            roots[v] = found | {v} if repeated[v] else frozenset((v,))
-        else:
-            roots[v] = found
-    return stored, repeated, absorbed
-
-
-def _is_fused(kind: int, is_vanishing: bool, *, is_only: bool) -> bool:
-    """Whether a reader computes what it reads by itself."""
-    return (kind in (FUSIBLE, VIEW) and not is_vanishing) or (kind == INITIAL and is_only)
-
-
-def _is_unary(values: Values, v: int) -> bool:
-    """Whether at most one operand has to be read in full."""
-    return sum(values.is_wide(u, v) for u in set(values.inputs[v])) <= 1
-
-
-def _is_blocked(values: Values, v: int, reader: int) -> bool:
-    """Whether `v` also reaches the reader through something that cannot be fused.
-
-    Then XLA does not repeat it.  Source: InstructionFusion::CanFuseOnAllPaths.
-    """
-    kind, inputs = values.kind, values.inputs
-    others = [w for w in inputs[reader] if w > v]
-    if any(w - v > _FAR for w in others):
-        return True
-    seen = set(others)
-    stack = list(others)
-    while stack:
-        for u in inputs[stack.pop()]:
-            if u > v and u not in seen:
-                seen.add(u)
-                stack.append(u)
-    reached = {v}
-    for w in sorted(seen):
-        if any(u in reached for u in inputs[w]):
-            if kind[w] not in (FUSIBLE, VIEW):
-                return True
-            reached.add(w)
-    return False
-
-
 class _Assembly:
     """Instructions while they are put together; lives only inside `instructions`."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
         self.users = _users(values)
-        self.kind = _with_library_calls(values, self.users)
-        expensive = _expensive(values, self.users)
+        calls = library_calls(values, self.users)
+        self.kind, self.in_call = calls.kind, calls.inside
         self.vanishing = vanishing_views(values, self.users)
-        self.stored, self.repeated, self.absorbed = _stored(
-            values, self.kind, self.users, expensive, self.vanishing
-        )
+        storage = stored_values(values, calls, self.users, self.vanishing)
+        self.stored, self.repeated = storage.stored, storage.repeated
+        self.absorbed = storage.absorbed
         count = len(self.kind)
         self.root = list(range(count))
         self.expression: list[tuple[int, ...]] = [()] * count
@@ -279,6 +124,7 @@ class _Assembly:
         is_fusible = (
             self.kind[reader] in (FUSIBLE, VIEW)
             and not self.absorbed[reader]
+            and reader not in self.in_call
             and reader not in self.vanishing
         )
         return None if self.repeated[u] and is_fusible else self.root[u]
@@ -329,8 +175,38 @@ class _Assembly:
         if v in values.loops:
             # The loop works in the buffers of its initial carries.
             return tuple(self.root[u] for u in values.inputs[v] if self.kind[u] == INITIAL)
-        is_elementwise = values.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
-        return self.operands(v) if is_elementwise else ()
+        if v in values.overwriting:
+            return self.read(v, values.inputs[v][0])
+        is_elementwise = self.kind[v] in (FUSIBLE, INITIAL) and not values.is_moving[v]
+        if not is_elementwise:
+            return ()
+        blocked = self.read_otherwise(v)
+        return tuple(b for b in self.operands(v) if b not in blocked)
+
+    def read_otherwise(self, v: int) -> set[int]:
+        """Buffers whose elements an instruction reads at other places than it writes its own.
+
+        A view counts: the shapes have to be equal.  So does the one after a product that XLA
+        computes with two or three dims.
+
+        Source: XLA hlo_dataflow_analysis.cc (CanShareOperandBufferWithUser).
+        """
+        values = self.values
+        found: set[int] = set()
+        seen = {(v, False)}
+        stack = [(v, False)]
+        while stack:
+            reader, is_moved = stack.pop()
+            is_moved = is_moved or self.kind[reader] == VIEW or values.is_moving[reader]
+            for u in values.inputs[reader]:
+                buffer = self.buffer(reader, u)
+                if buffer is None:
+                    if (u, is_moved) not in seen:
+                        seen.add((u, is_moved))
+                        stack.append((u, is_moved))
+                elif is_moved or buffer != u or (u in values.flat and self.kind[u] == OPAQUE):
+                    found.add(buffer)
+        return found
 
     def readers_of_inputs(self) -> dict[int, list[int]]:
         readers: dict[int, list[int]] = {}

@@ -147,8 +147,9 @@ def peak(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Peak:
     """The highest point of a whole program, bodies included."""
     values = emitted(graph, decision, mesh)
     top, inside = _highest(graph, decision, mesh, values, ())
-    # XLA's heap in place of what is live at once.
-    temporary = top.num_bytes - inside.num_bytes + heap_bytes(inside.lifetimes)
+    # XLA's heap in place of what is live at once.  Inside of loops it may run a greedy order.
+    heap = heap_bytes(inside.lifetimes, is_sure=not values.loops)
+    temporary = top.num_bytes - inside.num_bytes + heap
     end = len(graph.operators)
     arguments = [_buffer(graph, values, b, end, ()) for b in range(len(graph.inputs))]
     everything = sorted((*arguments, *top.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))

@@ -53,10 +53,24 @@ def with_edges(
     return found
 
 
-def operands_as_read(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
-    """The operands in the order of dims in which the operator reads them."""
+def operands_as_read(
+    out: Values,
+    time: int,
+    op: Operator,
+    operands: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+) -> list[int]:
+    """The operands in the order of dims in which the operator reads them.
+
+    Args:
+        out: Where values are added.
+        time: Position of the operator.
+        op: The operator.
+        operands: Its operands.
+        shapes: Their shapes on one device.
+    """
     if op.heavy and op.kind == "dot_general":
-        return _dot_operands(out, time, op, operands)
+        return _dot_operands(out, time, op, operands, shapes)
     if op.kind.startswith("scatter"):
         # Indices and updates in the order of dims that XLA wants.
         return [operands[0], *(out.rewritten(v, time) for v in operands[1:])]
@@ -109,16 +123,32 @@ def _kernel_in_order(spec: tuple[int, ...]) -> bool:
     return spec == (len(spec) - 1, len(spec) - 2, *range(len(spec) - 2))
 
 
-def product_shape(op: Operator) -> tuple[int, ...] | None:
-    """The three dims of a product that XLA splits or joins afterwards; None for others."""
+def product_shape(op: Operator, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The three dims of a product that XLA splits or joins afterwards; None for others.
+
+    Args:
+        op: The product.
+        shapes: Of its operands on one device.
+    """
     if not op.heavy or op.kind != "dot_general":
         return None
     left, right = ({loops[0] for loops in dims if loops} for dims in op.rule.operands[:2])
     result = [loops[0] for loops in op.rule.results[0] if loops]
     batch = [x for x in result if x in left and x in right]
-    if len(result) == len(batch) + 2:
+    if len(result) == len(batch) + 2 and not _has_batch_of_one(op, batch, shapes):
         return None
     return _sizes(op, result, batch, [x for x in result if x in left and x not in right])
+
+
+def _has_batch_of_one(
+    op: Operator, batch: Sequence[int], shapes: Sequence[tuple[int, ...]]
+) -> bool:
+    """Whether a batch dim of a product has one element on a device: XLA drops it.
+
+    Source: XLA algebraic_simplifier.cc (RemoveDegenerateDimensionFromDot).
+    """
+    pairs = zip(op.rule.operands[0], shapes[0], strict=True)
+    return any(size == 1 and loops and loops[0] in batch for loops, size in pairs)
 
 
 def _sizes(
@@ -131,8 +161,18 @@ def _sizes(
     return tuple(math.prod(op.rule.loops[x].size for x in part) for part in (batch, first, second))
 
 
-def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
-    """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already."""
+def _dot_operands(
+    out: Values,
+    time: int,
+    op: Operator,
+    operands: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+) -> list[int]:
+    """XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already.
+
+    Where it drops a batch dim of one element, all operands are reshaped, and no transpose meets
+    the product any more.
+    """
     left, right = ([loops[0] if loops else -1 for loops in dims] for dims in op.rule.operands[:2])
     result = {loops[0] for loops in op.rule.results[0] if loops}
     batch = [x for x in left if x >= 0 and x in right and x in result]
@@ -141,13 +181,14 @@ def _dot_operands(out: Values, time: int, op: Operator, operands: Sequence[int])
     def is_canonical(dims: list[int]) -> bool:
         return dims[: len(batch)] == batch and len(dims) <= len(batch) + 2 and len(contracted) <= 1
 
-    if is_canonical(left) and is_canonical(right):
+    is_reshaped = _has_batch_of_one(op, batch, shapes)
+    if is_canonical(left) and is_canonical(right) and not is_reshaped:
         return list(operands)
     free = [[x for x in dims if x not in batch and x not in contracted] for dims in (left, right)]
     wanted = ([*batch, *free[0], *contracted], [*batch, *contracted, *free[1]])
     found: list[int] = []
     for value, dims, want in zip(operands, (left, right), wanted, strict=True):
-        if len(dims) == len(batch) + 2 and dims[: len(batch)] == batch:
+        if len(dims) == len(batch) + 2 and dims[: len(batch)] == batch and not is_reshaped:
             # Read as it is: a transpose of whole operands is folded into the product.
             found.append(value)
             continue

@@ -47,15 +47,20 @@ class Lifetime:
         )
 
 
-def heap_bytes(lifetimes: Sequence[Lifetime]) -> int:
-    """Size of the heap that XLA makes for about these lifetimes.
+def heap_bytes(lifetimes: Sequence[Lifetime], *, is_sure: bool = True) -> int:
+    """Size of the heap that XLA makes for these lifetimes.
 
-    XLA takes the smaller of two heaps.  Which one that is, and how many gaps it has, hangs on
-    lifetimes to the last step, which a plan does not know so well: hence the mean.
+    XLA takes the smaller of the two.  Gaps hang on lifetimes to the last step: where these are
+    only roughly those of XLA, the larger one is the safe side.
+
+    Args:
+        lifetimes: Of all values.
+        is_sure: Whether the order of the program is XLA's.
     """
     by_size = sorted(lifetimes, key=lambda x: (-x.num_bytes, x.start - x.first_end))
     by_length = sorted(lifetimes, key=lambda x: (x.start - x.end, -x.num_bytes))
-    return (_placed(by_size) + _placed(by_length)) // 2
+    heaps = _placed(by_size), _placed(by_length)
+    return min(heaps) if is_sure else max(heaps)
 
 
 def _placed(lifetimes: Sequence[Lifetime]) -> int:

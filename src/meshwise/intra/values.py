@@ -37,6 +37,11 @@ class Values:
             piece of an all-to-all is cut out by itself, and joined again by itself.
         divisors: Of quotients.
         splats: Scalars that are spread out.
+        library: Element-wise steps that XLA:CPU's library knows.
+        spreads: What is spread out along more dims, or gives up dims of one element.
+        products: Dense products.
+        overwriting: Written over their first operand, if it is not read again.
+        branching: Made by a choice between operands, of which XLA emits no second copy.
         flat: Products whose dims XLA splits or joins, and views that a product reads: the shape of
             three dims in which the product is computed.
         outputs: Positions of the results of the graph.
@@ -58,6 +63,11 @@ class Values:
     loops: dict[int, int] = field(default_factory=dict[int, int])
     fan: dict[int, int] = field(default_factory=dict[int, int])
     splats: set[int] = field(default_factory=set[int])
+    library: set[int] = field(default_factory=set[int])
+    spreads: set[int] = field(default_factory=set[int])
+    products: set[int] = field(default_factory=set[int])
+    overwriting: set[int] = field(default_factory=set[int])
+    branching: set[int] = field(default_factory=set[int])
     divisors: dict[int, int] = field(default_factory=dict[int, int])
     flat: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     outputs: list[int] = field(default_factory=list[int])
@@ -110,6 +120,16 @@ class Values:
             count = self.num_elements(operand)
             return any(self.num_elements(u) >= count for u in inputs)
         return True
+
+    def narrow_divisor(self, value: int) -> int | None:
+        """Of a quotient by what is spread out the value before it was; None for others."""
+        divisor = self.divisors.get(value)
+        if divisor is None or self.is_wide(divisor, value):
+            return None
+        size = self.num_bytes[value]
+        while self.num_bytes[divisor] >= size and self.inputs[divisor]:
+            divisor = self.inputs[divisor][0]
+        return divisor
 
     def rewritten(self, value: int, time: int, num_bytes: int = -1) -> int:
         """The same elements in another order, or some of them: an element-wise copy."""
