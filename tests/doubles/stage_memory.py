@@ -13,6 +13,7 @@ from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import StageShape, planned_stages
 from meshwise.inter.footprint import Footprint, footprint
 from meshwise.inter.piece import Remat
+from meshwise.models.mixed_precision import with_master_copy
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
@@ -71,10 +72,23 @@ def stage_memories(
     dtype: str = "float32",
     *,
     schedule: str = "1f1b",
+    has_master_copy: bool = False,
 ) -> Iterator[StageMemory]:
-    """Plan and compile a model in stages, two micro-batches of four rows."""
+    """Plan and compile a model in stages, two micro-batches of four rows.
+
+    Args:
+        model: Of `MODELS`.
+        shapes: Of the submeshes.
+        remat: What the backward passes compute again.
+        dtype: In which the model computes.
+        schedule: By name.
+        has_master_copy: Parameters are kept in `dtype`, too, with a float32 copy in the optimizer.
+    """
     name, changes = MODELS[model]
-    made = model_step(model_config(name, dtype=dtype, **changes), 8, optax.adam(1e-3))
+    tx = optax.adam(1e-3)
+    if has_master_copy:
+        changes, tx = {**changes, "param_dtype": dtype}, with_master_copy(tx)
+    made = model_step(model_config(name, dtype=dtype, **changes), 8, tx)
     state = jax.eval_shape(made.create, jax.random.key(0))
     local = "local" if model == "wide-resnet" else "exact"
     layers, _ = layers_of(

@@ -22,6 +22,7 @@ from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, Values
 from meshwise.intra.xla_kinds import (
     ABSORBED,
     BRANCHING,
+    DEAR_ROUNDING,
     EXPENSIVE,
     LIBRARY,
     LIBRARY_DTYPES,
@@ -55,6 +56,9 @@ class _Emitter:
             for op in graph.operators
             if op.kind == "broadcast_in_dim" and graph.tensors[op.inputs[0]].shape == ()
         }
+        rates = dict(mesh.device.flop_per_s)
+        wide = rates.get("float32", 0.0)
+        self.narrow = frozenset(dtype for dtype in NARROW if rates.get(dtype, 0.0) < wide)
         # Scatters that add to zeros, by the tensor that they make.
         self.scattered: dict[int, int] = {}
         # Gathered along a dim that is not the major one: lies transposed, each user copies it.
@@ -162,13 +166,11 @@ class _Emitter:
             operands = with_edges(self.out, time, op, chosen, tensors, self.mesh.sizes, operands)
         if op.kind in SUMS and self._scattered_sum(time, op, chosen, operands):
             return
-        shapes = [
-            local_shape(graph.tensors[t].shape, use.layout, self.mesh.sizes)
-            for t, use in zip(op.inputs, chosen.uses, strict=True)
-        ]
-        given = set(operands)
-        operands = operands_as_read(self.out, time, op, operands, shapes)
-        if op.heavy:
+        is_product = op.heavy and op.kind == "dot_general"
+        shapes = self._local_shapes(op, chosen) if is_product else ()
+        given = operands
+        operands = operands_as_read(self.out, time, op, given, shapes)
+        if op.heavy and self.narrow:
             operands = [
                 self._widened(v, time, is_new=v not in given) if self._is_narrow(t) else v
                 for v, t in zip(operands, op.inputs, strict=True)
@@ -179,6 +181,7 @@ class _Emitter:
         kind = kind_of(op)
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             is_narrow = self._is_narrow(t)
+            is_dear = is_narrow and graph.tensors[t].dtype == DEAR_ROUNDING
             num_bytes = self.bytes_of(graph.tensors[t], layout)
             is_rounded = is_narrow and op.heavy
             value = self.out.add(
@@ -187,22 +190,20 @@ class _Emitter:
                 num_bytes * (WIDE_BYTES // graph.tensors[t].itemsize if is_rounded else 1),
                 t,
                 time,
-                is_expensive=op.kind in EXPENSIVE or (is_narrow and op.kind in ROUNDED),
+                is_expensive=op.kind in EXPENSIVE or (is_dear and op.kind in ROUNDED),
                 is_moving=op.kind in MOVING,
                 is_absorbed=op.kind in ABSORBED,
             )
             self._mark(value, op, t, operands, shapes)
             if is_rounded:
-                value = self.out.add(FUSIBLE, (value,), num_bytes, t, time, is_expensive=True)
+                value = self.out.add(FUSIBLE, (value,), num_bytes, t, time, is_expensive=is_dear)
             if is_turned(op):
                 value = self.out.rewritten(value, time)
             self.home[t] = (value, layout)
 
     def _is_narrow(self, t: int) -> bool:
         """Whether the device computes with such numbers in float32, and rounds."""
-        dtype = self.graph.tensors[t].dtype
-        rates = dict(self.mesh.device.flop_per_s)
-        return dtype in NARROW and rates.get(dtype, 0.0) < rates.get("float32", 0.0)
+        return self.graph.tensors[t].dtype in self.narrow
 
     def _widened(self, v: int, time: int, *, is_new: bool) -> int:
         """An operand of a product in float32.
@@ -228,25 +229,34 @@ class _Emitter:
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
         """What else is to be known of the result of an operator."""
-        out, tensors = self.out, self.graph.tensors
-        shape = product_shape(op, shapes)
-        if shape is not None:
-            out.flat[value] = shape
-        if op.kind in BRANCHING:
-            out.branching.add(value)
-        if op.kind == "div":
-            out.divisors[value] = operands[1]
-        if op.kind == "broadcast_in_dim" or op.kind.startswith("reduce_"):
-            out.spreads.add(value)
-        if op.kind.startswith("scatter"):
-            out.overwriting.add(value)
-            if op.kind == "scatter-add" and tensors[op.inputs[0]].generated:
-                self.scattered[t] = value
-        if {tensors[u].dtype for u in (t, *op.inputs)} <= LIBRARY_DTYPES:
-            if op.kind in LIBRARY:
-                out.library.add(value)
-            if op.heavy and op.kind == "dot_general":
+        out, tensors, kind = self.out, self.graph.tensors, op.kind
+        if op.heavy and kind == "dot_general":
+            shape = product_shape(op, shapes)
+            if shape is not None:
+                out.flat[value] = shape
+            if tensors[t].dtype in LIBRARY_DTYPES:
                 out.products.add(value)
+        elif kind in LIBRARY:
+            if all(tensors[u].dtype in LIBRARY_DTYPES for u in (t, *op.inputs)):
+                out.library.add(value)
+            if kind == "div":
+                out.divisors[value] = operands[1]
+        elif kind == "broadcast_in_dim" or kind.startswith("reduce_"):
+            out.spreads.add(value)
+        elif kind in BRANCHING:
+            out.branching.add(value)
+        elif kind.startswith("scatter"):
+            out.overwriting.add(value)
+            if kind == "scatter-add" and tensors[op.inputs[0]].generated:
+                self.scattered[t] = value
+
+    def _local_shapes(self, op: Operator, chosen: OperatorDecision) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the operands on one device."""
+        pairs = zip(op.inputs, chosen.uses, strict=True)
+        sizes = self.mesh.sizes
+        return tuple(
+            local_shape(self.graph.tensors[t].shape, use.layout, sizes) for t, use in pairs
+        )
 
     def _scattered_sum(
         self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]

@@ -67,7 +67,7 @@ def operands_as_read(
         time: Position of the operator.
         op: The operator.
         operands: Its operands.
-        shapes: Their shapes on one device.
+        shapes: Their shapes on one device; of a dense product only.
     """
     if op.heavy and op.kind == "dot_general":
         return _dot_operands(out, time, op, operands, shapes)
@@ -124,14 +124,12 @@ def _kernel_in_order(spec: tuple[int, ...]) -> bool:
 
 
 def product_shape(op: Operator, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The three dims of a product that XLA splits or joins afterwards; None for others.
+    """The three dims of a product that XLA splits or joins afterwards; None if it does neither.
 
     Args:
         op: The product.
         shapes: Of its operands on one device.
     """
-    if not op.heavy or op.kind != "dot_general":
-        return None
     left, right = ({loops[0] for loops in dims if loops} for dims in op.rule.operands[:2])
     result = [loops[0] for loops in op.rule.results[0] if loops]
     batch = [x for x in result if x in left and x in right]

@@ -24,10 +24,12 @@ LIBRARY = frozenset(
     "abs ceil convert_element_type erf exp expm1 floor log log1p logistic neg round rsqrt sign "
     "sqrt tanh add add_any sub mul div max min square integer_pow".split()
 )
-# Dtypes in which a device may not compute: XLA converts to float32, and rounds the results, which
-# it takes for dear. Source: float_normalization.cc, change_op_data_type.cc, CpuInstructionFusion.
+# Dtypes of which a device may have no products: XLA converts to float32, and rounds the results.
+# Source: XLA change_op_data_type.cc, float_normalization.cc.
 NARROW = frozenset(("bfloat16", "float16"))
 WIDE_BYTES = 4
+# To round to it is dear, with the steps that end so. Source: CpuInstructionFusion::IsExpensive.
+DEAR_ROUNDING = "bfloat16"
 ROUNDED = LIBRARY | frozenset("erfc logistic cos sin pow rem".split())
 LIBRARY_DTYPES = frozenset(("float64", "float32", "bfloat16"))
 # Source: XLA fusion_node_indexing_evaluation.cc (OpInvalidatesCache).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from doubles.stage_memory import stage_memories
@@ -11,23 +13,40 @@ Shapes = tuple[tuple[int, int], ...]
 TWO: Shapes = ((2, 2), (1, 2))
 THREE: Shapes = ((1, 1), (2, 1), (1, 2))
 
-# Others: docs/measurements/pipelines.md.
-CASES: list[tuple[str, Shapes]] = [
-    ("gpt", THREE),
-    ("bert", TWO),
-    ("bert", THREE),
-    ("llama", TWO),
-    ("moe", TWO),
-    ("wide-resnet", TWO),
+MODELS = ("gpt", "gpt remat", "bert", "llama", "moe", "wide-resnet", "u-transformer")
+REMATS: tuple[Remat, ...] = ("none", "selective", "full")
+# Numbers: docs/measurements/pipelines.md.
+CASES = list(itertools.product(MODELS, (TWO, THREE), REMATS))
+QUICK = ("gpt", TWO, "none")
+NARROW: list[tuple[str, Remat, str, bool]] = [
+    ("gpt", "none", "bfloat16", False),
+    ("gpt", "full", "bfloat16", False),
+    ("gpt", "none", "bfloat16", True),
+    ("gpt", "none", "float16", False),
+    ("llama", "none", "bfloat16", False),
+    ("llama", "full", "bfloat16", False),
+    ("bert", "none", "bfloat16", False),
+    ("moe", "none", "bfloat16", False),
 ]
 
 
 @pytest.mark.parametrize(
-    ("model", "shapes"),
-    [("gpt", TWO), *(pytest.param(*c, marks=pytest.mark.slow) for c in CASES)],
+    ("model", "shapes", "remat"),
+    [pytest.param(*case, marks=[] if case == QUICK else [pytest.mark.slow]) for case in CASES],
 )
-def test_predicted_memory_of_a_stage_is_that_of_xla(model: str, shapes: Shapes) -> None:
-    for stage in stage_memories(model, shapes, "none"):
+def test_predicted_memory_of_a_stage_is_that_of_xla(
+    model: str, shapes: Shapes, remat: Remat
+) -> None:
+    for stage in stage_memories(model, shapes, remat):
+        assert 0.97 <= stage.ratio <= 1.12, stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "remat", "dtype", "has_master_copy"), NARROW)
+def test_predicted_memory_in_mixed_precision(
+    model: str, remat: Remat, dtype: str, has_master_copy: bool
+) -> None:
+    for stage in stage_memories(model, TWO, remat, dtype, has_master_copy=has_master_copy):
         assert 0.97 <= stage.ratio <= 1.12, stage
 
 
