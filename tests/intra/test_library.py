@@ -50,12 +50,21 @@ def narrow(weight: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return weight, (h @ weight) * jax.nn.relu(h @ weight.T)
 
 
+def normalised(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows by their root mean square, read by three products."""
+    size = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+    y = x * size
+    return weights, jnp.tanh(y @ weights[0]) * (y @ weights[1]) + y @ weights[2]
+
+
 @pytest.mark.parametrize(
     ("step", "args"),
     [
         pytest.param(attention, (spec(), spec(64, 64, 8, 16)), id="one call from 4096 rows on"),
         pytest.param(attention, (spec(), spec(16, 64, 8, 16)), id="apart below"),
         pytest.param(attention, (spec(), spec(8, 128, 8, 16)), id="one row of the batch a device"),
+        pytest.param(normalised, (spec(3, 64, 64), spec(65536, 64)), id="norm of many rows"),
+        pytest.param(normalised, (spec(3, 64, 64), spec(8192, 64)), id="norm of few rows"),
         pytest.param(rotated, (spec(128, 128), spec(2048, 128)), id="concatenation"),
         pytest.param(tied, (spec(512, 64), spec(512, dtype=jnp.int32)), id="scatter into product"),
         pytest.param(
@@ -109,6 +118,13 @@ def test_a_softmax_and_its_product_are_one_call_from_4096_rows_on(
     num_rows: int, inside: range
 ) -> None:
     values = softmax(num_rows)
+    assert library_calls(values, users_of(values)).inside == frozenset(inside)
+
+
+@pytest.mark.parametrize(("leaves", "inside"), [(1, ()), (3, (1, 2)), (4, (1, 2, 3))])
+def test_what_leaves_the_program_ends_a_call(leaves: int, inside: tuple[int, ...]) -> None:
+    values = softmax(8)
+    values.outputs.append(leaves)
     assert library_calls(values, users_of(values)).inside == frozenset(inside)
 
 

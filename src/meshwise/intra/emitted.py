@@ -28,6 +28,7 @@ from meshwise.intra.xla_kinds import (
     LIBRARY_DTYPES,
     MOVING,
     NARROW,
+    PRODUCTS,
     ROUNDED,
     SUMS,
     WIDE_BYTES,
@@ -170,7 +171,8 @@ class _Emitter:
         shapes = self._local_shapes(op, chosen) if is_product else ()
         given = operands
         operands = operands_as_read(self.out, time, op, given, shapes)
-        if op.heavy and self.narrow:
+        is_rounded = op.heavy and op.kind in PRODUCTS and bool(self.narrow)
+        if is_rounded:
             operands = [
                 self._widened(v, time, is_new=v not in given) if self._is_narrow(t) else v
                 for v, t in zip(operands, op.inputs, strict=True)
@@ -183,11 +185,11 @@ class _Emitter:
             is_narrow = self._is_narrow(t)
             is_dear = is_narrow and graph.tensors[t].dtype == DEAR_ROUNDING
             num_bytes = self.bytes_of(graph.tensors[t], layout)
-            is_rounded = is_narrow and op.heavy
+            is_wide = is_rounded and is_narrow
             value = self.out.add(
                 kind,
                 tuple(operands),
-                num_bytes * (WIDE_BYTES // graph.tensors[t].itemsize if is_rounded else 1),
+                num_bytes * (WIDE_BYTES // graph.tensors[t].itemsize if is_wide else 1),
                 t,
                 time,
                 is_expensive=op.kind in EXPENSIVE or (is_dear and op.kind in ROUNDED),
@@ -195,7 +197,7 @@ class _Emitter:
                 is_absorbed=op.kind in ABSORBED,
             )
             self._mark(value, op, t, operands, shapes)
-            if is_rounded:
+            if is_wide:
                 value = self.out.add(FUSIBLE, (value,), num_bytes, t, time, is_expensive=is_dear)
             if is_turned(op):
                 value = self.out.rewritten(value, time)

@@ -84,8 +84,10 @@ class _Calls:
         last = chain[-1]
         if kind[last] != REDUCE or len(users[last]) != 1 or values.inputs[last] != (x,):
             return
+        if not self.leaving.isdisjoint(chain):
+            return
         root = v
-        if len(users[v]) == 1:
+        if len(users[v]) == 1 and v not in self.leaving:
             (user,) = users[v]
             if values.is_absorbed[user] and values.inputs[user] == (v,):
                 root = user
@@ -94,13 +96,13 @@ class _Calls:
     def grow(self, start: int) -> None:
         """The call that begins with a reduction, if its result is spread out again in it."""
         values, users = self.values, self.users
-        members, root = {start}, start
+        members, root = set(self.members.get(start, (start,))), start
         is_growing = True
         while is_growing:
             before = len(members)
             while root not in self.leaving and len(users[root]) == 1:
                 (user,) = users[root]
-                if user in members or not self.is_known(user):
+                if user in members or user in self.inside or not self.is_known(user):
                     break
                 members |= self.members.get(user, {user})
                 root = user

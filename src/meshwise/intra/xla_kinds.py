@@ -28,6 +28,7 @@ LIBRARY = frozenset(
 # Source: XLA change_op_data_type.cc, float_normalization.cc.
 NARROW = frozenset(("bfloat16", "float16"))
 WIDE_BYTES = 4
+PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # To round to it is dear, with the steps that end so. Source: CpuInstructionFusion::IsExpensive.
 DEAR_ROUNDING = "bfloat16"
 ROUNDED = LIBRARY | frozenset("erfc logistic cos sin pow rem".split())
