@@ -1,6 +1,7 @@
 """Pipelines of every kind, by number: model, stages, submeshes, schedule, micro-batches, remat.
 
-Every second one has uneven stages, unequal submeshes and an activation that skips a stage.
+Every second one has uneven stages, unequal submeshes and an activation that skips a stage.  There
+are 200 of all models, and 25 of small ones in few stages for every run of the tests.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 
 NUM_CASES = 200
+NUM_SMALL_CASES = 25
 NUM_DEVICES = 8
 ROWS = 8
 Made = tuple[Step, tuple[Any, ...]]
@@ -37,7 +39,7 @@ class PipelineCase:
     """One pipeline.
 
     Attributes:
-        model: Name in `MODELS`.
+        model: Name in `MODELS` or `SMALL_MODELS`.
         stages: First and last layer, submesh and rematerialisation of each; of several on a mesh,
             the submesh is the same.
         schedule: Its table.
@@ -98,6 +100,15 @@ MODELS: dict[str, Callable[[], Made]] = {
     "momentum": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), rows=ROWS),
     "fp16": half_precision,
 }
+SMALL_MODELS: dict[str, Callable[[], Made]] = {
+    "skips": skips,
+    "gpt of 1": lambda: gpt_step(CLIPPED, rows=ROWS, dropout=0.2, num_layers=1),
+    "fp16": half_precision,
+    "bert of 1": lambda: model("bert-tiny", CLIPPED, ROWS, num_layers=1, seq_len=8),
+    "scan": second_dim,
+    "llama of 1": lambda: model("llama-tiny", CLIPPED, ROWS, num_layers=1, seq_len=8),
+    "momentum of 1": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), rows=ROWS, num_layers=1),
+}
 _SKIPPING = ("u-transformer", "skips")
 _OTHERS = tuple(name for name in MODELS if name not in _SKIPPING)
 _SHAPES = ((1, 1), (1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (4, 1))
@@ -118,15 +129,40 @@ def pipeline_case(number: int) -> PipelineCase:
     """One of the cases; equal numbers give equal cases."""
     rng = random.Random(number)
     uneven = number % 2 == 0
-    name, *delayed = _SCHEDULES[number % len(_SCHEDULES)].split()
     chosen = _SKIPPING[number // 2 % 2] if uneven else _OTHERS[number // 2 % len(_OTHERS)]
     most = _MOST_LAYERS.get(chosen, 8)
-    if name == "interleaved-1f1b":
+    if _schedule_of(number) == "interleaved-1f1b":
         num_meshes, chunks = (2, 2) if most < 7 else rng.choice([(2, 2), (2, 3), (3, 2)])
     else:
         num_meshes, chunks = min(rng.choice((3, 4) if uneven else (1, 2, 3, 4, 8)), most), 1
+    num_layers = min(num_meshes * chunks + rng.randint(1, 3) * uneven, most)
+    return _case(rng, number, chosen, num_layers, num_meshes, chunks)
+
+
+def small_case(number: int) -> PipelineCase:
+    """One of the cases that take a few seconds; equal numbers give equal cases."""
+    rng = random.Random(number)
+    uneven = number % 2 == 0
+    skipping, *others = SMALL_MODELS
+    chosen = skipping if uneven else others[number // 2 % len(others)]
+    chunks = 2 if _schedule_of(number) == "interleaved-1f1b" else 1
+    num_meshes = 2 if chunks > 1 else 3 if uneven else rng.choice((1, 2, 2, 3))
+    if chosen == "fp16" and chunks == 1:
+        num_meshes = NUM_DEVICES
+    return _case(rng, number, chosen, num_meshes * chunks + uneven, num_meshes, chunks)
+
+
+def _schedule_of(number: int) -> str:
+    return _SCHEDULES[number % len(_SCHEDULES)].split()[0]
+
+
+def _case(
+    rng: random.Random, number: int, chosen: str, num_layers: int, num_meshes: int, chunks: int
+) -> PipelineCase:
+    """Draws what is not given."""
+    uneven = number % 2 == 0
+    name, *delayed = _SCHEDULES[number % len(_SCHEDULES)].split()
     num_stages = num_meshes * chunks
-    num_layers = min(num_stages + rng.randint(1, 3) * uneven, most)
     count = rng.choice([b for b in (1, 2, 4, 8) if chunks == 1 or b % num_meshes == 0] or [0])
     if not count:
         # No power of two is a multiple of three meshes: all chunks on one.

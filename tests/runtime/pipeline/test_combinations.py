@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
@@ -11,7 +13,15 @@ import numpy as np
 import pytest
 
 from doubles.layered_steps import SIGNATURE, assert_replicas_are_equal, host
-from doubles.pipeline_cases import MODELS, NUM_CASES, PipelineCase, pipeline_case
+from doubles.pipeline_cases import (
+    MODELS,
+    NUM_CASES,
+    NUM_SMALL_CASES,
+    SMALL_MODELS,
+    PipelineCase,
+    pipeline_case,
+    small_case,
+)
 from doubles.planned_stages import planned_stages
 from meshwise.pipeline_planning import layers_of
 from meshwise.runtime.pipeline.build import StageChoice
@@ -22,8 +32,6 @@ from one_device import run_traced, traced
 from oracle.tolerances import FP16_LOSS, X64
 
 pytestmark = pytest.mark.usefixtures("quick_steps")
-
-CHEAP = (6,)
 
 
 def choices_of(layers: Layering, case: PipelineCase) -> list[StageChoice]:
@@ -37,27 +45,42 @@ def choices_of(layers: Layering, case: PipelineCase) -> list[StageChoice]:
     return found
 
 
-def on_one_device(case: PipelineCase, step: Any, args: Any) -> list[Any]:
-    """Results of two steps."""
-    count = case.schedule.num_microbatches
+@cache
+def on_one_device(model: str, count: int) -> tuple[Any, Any, list[Any]]:
+    """A step, its arguments, and the results of two steps.
+
+    Args:
+        model: Its name.
+        count: Micro-batches with statistics of their own.
+    """
+    step, args = {**MODELS, **SMALL_MODELS}[model]()
     state, batch = args
     found: list[Any] = []
     for _ in range(2):
-        if case.model == "wide-resnet":
+        if count > 1:
             local = traced(step, state, batch, b=count, num_devices=1, statistics="local")
             out = run_traced(local, state, batch)
         else:
             out = jax.jit(step)(state, batch)
         found.append(jax.tree.map(host, jax.tree.leaves(out)))
         state = out[0]
-    return found
+    return step, args, found
 
 
-def in_stages(case: PipelineCase, step: Any, args: Any) -> list[Any]:
+@lru_cache(maxsize=4)
+def cut(model: str, num_layers: int, count: int) -> Layering:
+    """The step in layers; cases of one model share what is traced of it."""
+    step, args, _ = on_one_device(model, count)
+    statistics = "local" if model == "wide-resnet" else "exact"
+    layers, _ = layers_of(step, args, {}, SIGNATURE, num_layers, statistics=statistics)
+    assert len(layers.ranges) == num_layers
+    return layers
+
+
+def in_stages(case: PipelineCase, count: int) -> list[Any]:
     """The same of a pipeline."""
-    statistics = "local" if case.model == "wide-resnet" else "exact"
-    layers, _ = layers_of(step, args, {}, SIGNATURE, case.num_layers, statistics=statistics)
-    assert len(layers.ranges) == case.num_layers
+    step, args, _ = on_one_device(case.model, count)
+    layers = cut(case.model, case.num_layers, count)
     pipeline = make_pipeline(layers, choices_of(layers, case), case.schedule)
     assert layers.ends is not None
     ends = StackedEnds(layers.ends, [None] * len(layers.split.in_avals))
@@ -88,20 +111,11 @@ def assert_close(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
 
 
-def params(numbers: range) -> list[Any]:
-    return [
-        pytest.param(n, marks=() if n in CHEAP else pytest.mark.slow, id=f"{n} {pipeline_case(n)}")
-        for n in numbers
-    ]
-
-
-@pytest.mark.parametrize("number", params(range(NUM_CASES)))
-def test_a_pipeline_of_any_kind_is_the_step(number: int) -> None:
-    case = pipeline_case(number)
+def check(case: PipelineCase) -> None:
     with jax.enable_x64(case.model != "fp16"):
-        step, args = MODELS[case.model]()
-        expected = on_one_device(case, step, args)
-        found = in_stages(case, step, args)
+        count = case.schedule.num_microbatches if case.model == "wide-resnet" else 1
+        _, _, expected = on_one_device(case.model, count)
+        found = in_stages(case, count)
         if case.model == "fp16":
             for mine, theirs in zip(found, expected, strict=True):
                 *_, loss, finite, scale = mine
@@ -113,15 +127,36 @@ def test_a_pipeline_of_any_kind_is_the_step(number: int) -> None:
             assert_close(mine, theirs)
 
 
+def params(count: int, make: Callable[[int], PipelineCase]) -> list[Any]:
+    return [pytest.param(make(n), id=f"{n} {make(n)}") for n in range(count)]
+
+
+@pytest.mark.parametrize("case", params(NUM_SMALL_CASES, small_case))
+def test_a_small_pipeline_of_any_kind_is_the_step(case: PipelineCase) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", params(NUM_CASES, pipeline_case))
+def test_a_pipeline_of_any_kind_is_the_step(case: PipelineCase) -> None:
+    check(case)
+
+
 def test_the_cases_are_of_every_kind() -> None:
     cases = [pipeline_case(n) for n in range(NUM_CASES)]
     assert {case.model for case in cases} == {*MODELS}
     assert {len(case.stages) for case in cases} >= {1, 2, 3, 4, 8}
-    assert {case.schedule.num_microbatches for case in cases} == {1, 2, 4, 8}
-    assert {stage[3] for case in cases for stage in case.stages} == {"none", "selective", "full"}
     assert len({str(case) for case in cases}) > 0.9 * NUM_CASES
-    assert len({case.schedule.name for case in cases}) == 5
-    assert sum(case.schedule.splits_backward for case in cases) > NUM_CASES // 4
-    for case in cases[::2]:
-        assert len({last - first for first, last, *_ in case.stages}) > 1
-        assert len({stage[2] for stage in case.stages}) > 1 or case.schedule.num_meshes == 1
+    small = [small_case(n) for n in range(NUM_SMALL_CASES)]
+    assert {case.model for case in small} == {*SMALL_MODELS}
+    assert {len(case.stages) for case in small} >= {1, 2, 3, 4, 8}
+    assert len({str(case) for case in small}) == NUM_SMALL_CASES
+    for found in (cases, small):
+        assert {case.schedule.num_microbatches for case in found} == {1, 2, 4, 8}
+        remats = {stage[3] for case in found for stage in case.stages}
+        assert remats == {"none", "selective", "full"}
+        assert len({case.schedule.name for case in found}) == 5
+        assert sum(case.schedule.splits_backward for case in found) > len(found) // 4
+        for case in found[::2]:
+            assert len({last - first for first, last, *_ in case.stages}) > 1
+            assert len({stage[2] for stage in case.stages}) > 1 or case.schedule.num_meshes == 1

@@ -57,6 +57,7 @@ class Layering:
         self._rows: dict[Any, int] = {}
         self._joined: set[Any] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
+        self._programs: dict[tuple[int, int, int, Remat], PieceProgram] = {}
 
     def _classes(self) -> tuple[int, ...]:
         """For each layer the first one that is equal to it."""
@@ -183,16 +184,19 @@ class Layering:
         self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
     ) -> PieceProgram:
         """The same with the program that it was made from."""
-        return piece_program(
-            self.cutter,
-            self.joint(first, last, remat),
-            self.update,
-            self.update.share(first, last),
-            batch_size=self.batch_size,
-            num_microbatches=num_microbatches,
-            adjacent=self.adjacent(first, last),
-            local_statistics=self.local_statistics,
-        )
+        key = (first, last, num_microbatches, remat)
+        if key not in self._programs:
+            self._programs[key] = piece_program(
+                self.cutter,
+                self.joint(first, last, remat),
+                self.update,
+                self.update.share(first, last),
+                batch_size=self.batch_size,
+                num_microbatches=num_microbatches,
+                adjacent=self.adjacent(first, last),
+                local_statistics=self.local_statistics,
+            )
+        return self._programs[key]
 
 
 def _check_value(split: SplitStep, chain: Chain) -> None:
