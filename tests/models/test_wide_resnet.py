@@ -94,3 +94,18 @@ def test_what_is_not_there_is_refused() -> None:
         wide_resnet_config("tiny", num_layers=20)
     with pytest.raises(ValueError, match="no Wide-ResNet size '7B'; there are tiny, 250M"):
         wide_resnet_config("7B")
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "float64"])
+def test_running_averages_keep_their_dtype(param_dtype: str) -> None:
+    config = wide_resnet_config("tiny", dtype=param_dtype, param_dtype=param_dtype)
+    with jax.enable_x64(True):
+        variables = abstract_variables(config)
+        images = jax.ShapeDtypeStruct((2, 32, 32, 3), param_dtype)
+        model = WideResNet(config)
+        _, moved = jax.eval_shape(
+            lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"]), variables, images
+        )
+    kept = [x.dtype for x in jax.tree.leaves(variables["batch_stats"])]
+    assert kept == [x.dtype for x in jax.tree.leaves(moved["batch_stats"])]
+    assert {*kept} == {jnp.dtype(param_dtype)}

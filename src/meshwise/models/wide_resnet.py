@@ -76,6 +76,8 @@ def _norm(config: WideResNetConfig, train: bool, name: str, **more: Any) -> nn.B
         epsilon=NORM_EPS,
         dtype=wide_dtype(config),
         param_dtype=config.param_dtype,
+        # The running averages start in float32, or else in the dtype of the parameters.
+        force_float32_reductions=wide_dtype(config) != config.param_dtype,
         name=name,
         **more,
     )
