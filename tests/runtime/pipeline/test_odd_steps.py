@@ -234,3 +234,28 @@ def test_state_that_shares_memory_is_overwritten_once() -> None:
         state, loss = staged(state, batch)
         expected, expected_loss = jax.jit(step)(expected, batch)
         assert_equal(jax.tree.leaves((state, loss)), jax.tree.leaves((expected, expected_loss)))
+
+
+def test_an_argument_that_only_the_first_join_of_the_update_reads() -> None:
+    def update(params: Params, old: Params, value: Any, grads: Params) -> Any:
+        norm = optax.tree.norm(grads)
+        clipped = jax.tree.map(lambda g: g / norm, grads)
+        again = optax.tree.norm(jax.tree.map(jnp.tanh, clipped))
+        return (jax.tree.map(lambda p, g: p - 0.1 * g / again, params, clipped), old), value, norm
+
+    base, (state, batch) = made(update)
+
+    def step(state: Any, batch: Any, other: Any) -> Any:
+        state, value, norm = base(state, batch)
+        return state, value, norm * jnp.sum(other)
+
+    args = (state, batch, jnp.arange(3.0))
+    layers = layering(step, args, 4)
+    assert layers.update.num_phases == 2
+    shapes: Any = [(0, 0, (2,), "none"), (1, 3, (1,), "none")]
+    order = make_schedule("1f1b", num_stages=2, num_microbatches=2)
+    expected = jax.tree.leaves(jax.jit(step)(*args))
+    found = make_pipeline(layers, planned_stages(layers, 2, shapes), order).run(
+        jax.tree.leaves(args)
+    )
+    assert_equal(found, expected)

@@ -129,7 +129,7 @@ def run_in_pieces(
     for phase in range(update.num_phases):
         for share, owned in zip(shares, mine, strict=True):
             sent |= update.send(share, phase, flat, owned, values, shared)
-        shared = update.join(phase, flat, values, sent)
+        shared |= update.join(phase, flat, values, sent)
     results = update.common(flat, values, shared)
     for share, owned in zip(shares, mine, strict=True):
         made, _ = update.run(share, flat, owned, values, [shared[v] for v in share.shared])

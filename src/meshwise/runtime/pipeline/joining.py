@@ -62,9 +62,7 @@ class Joining:
 
     def _join(self, mesh: Mesh, phase: int) -> int:
         update = self._update
-        made = [
-            v for e in update.joining if update.level[e.outvars[0]] == phase + 1 for v in e.outvars
-        ]
+        made = update.joined_in(phase)
         sent = self._sent(phase)
         names = [*self._outside(made, sent), *(_name("sent", v, v.aval) for v in sent)]
 

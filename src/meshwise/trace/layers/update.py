@@ -190,20 +190,24 @@ class Update:
     def join(
         self, phase: int, arguments: Sequence[Any], values: Sequence[Any], sent: Mapping[Any, Any]
     ) -> dict[Any, Any]:
-        """What a phase and those before it join, by variable.
+        """What a phase joins, by variable.
 
         Args:
             phase: Number of the phase.
-            arguments: All arguments of the step; those that nothing joined follows from may be
-                None.
+            arguments: All arguments of the step; those that this does not follow from may be None.
             values: The value and the auxiliary results of the loss; likewise.
             sent: What the layers sent in this phase and before, by variable.
         """
         known = self._known(arguments, values)
         known.update(sent)
-        ready = [e for e in self.joining if self.level[e.outvars[0]] <= phase + 1]
-        run(self.behind([v for e in ready for v in e.outvars]), known)
-        return {v: known[v] for e in self.joining for v in e.outvars if v in known}
+        made = self.joined_in(phase)
+        run(self.behind(made), known)
+        return {v: known[v] for v in made}
+
+    def joined_in(self, phase: int) -> list[Any]:
+        """Variables that a phase joins."""
+        ready = (e for e in self.joining if self.level[e.outvars[0]] == phase + 1)
+        return [v for e in ready for v in e.outvars]
 
     def behind(self, wanted: Iterable[Any]) -> list[Any]:
         """Equations, in order, that joined values and what no gradient leads to follow from."""
