@@ -31,10 +31,24 @@ def program_replaced(
     at = names.index(name)
     other = replace(pipeline.executables[at], run=make(pipeline.executables[at].run))
     programs = (*pipeline.executables[:at], other, *pipeline.executables[at + 1 :])
-    broken = replace(executable, pipeline=replace(pipeline, executables=programs))
+    with _in_place_of(step, replace(executable, pipeline=replace(pipeline, executables=programs))):
+        yield
+
+
+@contextmanager
+def stacks_deleted_early(step: mw.ParallelStep) -> Iterator[None]:
+    """A step that has run, as if there were no memory for stacks of the state beside layers."""
+    executable: Any = step._last
+    with _in_place_of(step, replace(executable, keeps_stacks=False)):
+        yield
+
+
+@contextmanager
+def _in_place_of(step: mw.ParallelStep, other: Any) -> Iterator[None]:
+    executable = step._last
     (shape,) = [key for key, found in step._recent.items() if found is executable]
     (place,) = [key for key, found in step._executables.items() if found is executable]
-    step._recent[shape] = step._executables[place] = broken
+    step._recent[shape] = step._executables[place] = step._last = other
     try:
         yield
     finally:
@@ -64,6 +78,14 @@ def raising_after(error: BaseException) -> Callable[[Any], Callable[..., Any]]:
         return run
 
     return make
+
+
+def forget_failures() -> None:
+    """Let programs without failures be the last with callbacks: JAX waits for these at exit."""
+    for device in jax.devices():
+        fine = jax.jit(lambda x: jax.pure_callback(lambda y: y, x, x))
+        fine(jax.device_put(jnp.zeros(()), device))
+    jax.effects_barrier()
 
 
 def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:

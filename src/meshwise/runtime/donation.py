@@ -48,6 +48,25 @@ def state_lost(num_lost: int, error: BaseException) -> StateLostError:
     )
 
 
+def lost_before(state: Sequence[Any]) -> None:
+    """Refuse state that an earlier step did not finish, though it had returned.
+
+    Args:
+        state: What the step was given.
+
+    Raises:
+        StateLostError: with what happened.
+    """
+    for array in state:
+        try:
+            jax.block_until_ready(array)
+        except jax.errors.JaxRuntimeError as error:
+            raise StateLostError(
+                "an earlier step failed while it updated donated state, after it had returned; "
+                f"restore the last checkpoint ({error})"
+            ) from error
+
+
 def without_repeats(leaves: Sequence[Any], donated: Sequence[int]) -> Sequence[Any]:
     """The leaves with a copy in place of each donated array that occurs more than once.
 

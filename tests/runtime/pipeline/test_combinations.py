@@ -88,7 +88,8 @@ def in_stages(case: PipelineCase, count: int) -> list[Any]:
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[Any] = []
     for _ in range(2):
-        made = ends.results(pipeline.run(ends.arguments(jax.tree.leaves((state, batch)))))
+        flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
+        made = ends.results(pipeline.run(flat))
         for array in made:
             assert_replicas_are_equal(array)
         found.append(list(map(host, made)))

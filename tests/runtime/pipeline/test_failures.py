@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,11 +10,26 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from doubles.failing_programs import failing_later, program_replaced, raising, raising_after
-from doubles.layered_steps import CLIPPED, gpt_step
+from doubles.failing_programs import (
+    failing_later,
+    forget_failures,
+    program_replaced,
+    raising,
+    raising_after,
+    stacks_deleted_early,
+)
+from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, unet_step
+from doubles.scanned_steps import second_dim
 from meshwise.errors import StateLostError
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
+
+
+@pytest.fixture(autouse=True)
+def no_noise_at_exit() -> Iterator[None]:
+    yield
+    forget_failures()
+
 
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
@@ -80,3 +96,42 @@ def test_a_failure_before_the_update_leaves_the_state_one_inside_says_that_it_is
 def host(x: Any) -> Any:
     """A copy that no donation takes away."""
     return x if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x)
+
+
+def test_an_update_that_fails_after_its_step_returned_loses_the_state() -> None:
+    step, (state, batch) = unet_step()
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    state, _ = staged(state, batch)
+    staged.saved("runs/gpt/checkpoints/1")
+    with program_replaced(staged, "apply of layer 1", failing_later("memory ran out")):
+        state, _ = staged(state, batch)
+    told = r"an earlier step failed .*memory ran out.*; the last one is runs/gpt/checkpoints/1"
+    for _ in range(2):
+        with pytest.raises(StateLostError, match=f"(?s){told}"):
+            staged(state, batch)
+
+
+def test_stacks_of_layers_outlive_a_failure_before_the_update() -> None:
+    step, (state, batch) = second_dim()
+    one = jax.jit(step)
+    expected = jax.tree.leaves(one(one(state, batch)[0], batch))
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    state, *_ = staged(state, batch)
+    for name, error in (("forward", OUT_OF_MEMORY), ("backward", KeyboardInterrupt())):
+        broken = program_replaced(staged, f"{name} of layer 1", raising(error))
+        with broken, pytest.raises(type(error)):
+            staged(state, batch)
+        assert not any(x.is_deleted() for x in jax.tree.leaves(state))
+    before = state
+    state, *rest = staged(state, batch)
+    assert_equal(jax.tree.leaves((state, rest)), expected)
+    assert all(x.is_deleted() for x in jax.tree.leaves(before[0]))
+    # Without memory for stacks beside their layers.
+    with (
+        stacks_deleted_early(staged),
+        program_replaced(staged, "forward of layer 1", raising(OUT_OF_MEMORY)),
+        pytest.raises(StateLostError, match="Out of memory"),
+    ):
+        staged(state, batch)

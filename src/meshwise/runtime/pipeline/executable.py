@@ -12,11 +12,12 @@ from jax.sharding import NamedSharding
 
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.decision import GraphDecision
-from meshwise.program.memory import verify_memory
+from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
+    lost_before,
     state_lost,
     without_repeats,
     without_shared_memory,
@@ -50,6 +51,8 @@ class PipelineExecutable:
         compile_s: Seconds that lowering and compilation took.
         donated: Positions of the state among the flat arguments.
         handover: What the last step returned.
+        keeps_stacks: Whether stacks of the state stay until the step takes the state over; if not,
+            for want of memory, they go when they are taken apart.
     """
 
     out_tree: Any
@@ -62,6 +65,7 @@ class PipelineExecutable:
     compile_s: float
     donated: tuple[int, ...]
     handover: Handover
+    keeps_stacks: bool
 
     def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Arguments move to their stages when a step begins."""
@@ -71,9 +75,10 @@ class PipelineExecutable:
         """Run a step.
 
         Raises:
-            StateLostError: an argument was donated to an earlier call, or the step failed or was
-                interrupted while it updated donated state.  What fails before leaves the arguments
-                as they are, except stacks of layers, which are taken apart when the step begins.
+            StateLostError: an argument was donated to an earlier call, an earlier step failed after
+                it had returned, or this one failed or was interrupted while it updated donated
+                state.  What fails before leaves the arguments as they are, except stacks of layers
+                where there is no memory to keep them (`keeps_stacks`).
             TypeError: arguments have other shapes or dtypes; nothing was done with them.
         """
         return self._run(leaves, self.pipeline.run)
@@ -86,25 +91,34 @@ class PipelineExecutable:
         """
         seen: list[Timeline] = []
 
-        def run(flat: Sequence[Any]) -> list[Any]:
-            results, timeline = measured_step(self.pipeline, flat)
+        def run(flat: Sequence[Any], at_commit: Callable[[], None]) -> list[Any]:
+            results, timeline = measured_step(self.pipeline, flat, at_commit)
             seen.append(timeline)
             return results
 
         return self._run(leaves, run), seen[0]
 
-    def _run(self, leaves: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    def _run(
+        self,
+        leaves: Sequence[Any],
+        run: Callable[[Sequence[Any], Callable[[], None]], list[Any]],
+    ) -> list[Any]:
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
         fresh = self.handover.fresh(leaves)
         given = without_repeats(leaves, self.donated)
         given = without_shared_memory(given, self.donated, fresh)
         try:
-            results = self.ends.results(run(self.ends.arguments(given)))
+            flat, stacks = self.ends.arguments(given)
+            if not self.keeps_stacks:
+                _delete(stacks)
+            results = self.ends.results(run(flat, lambda: _delete(stacks)))
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
                 raise state_lost(lost, error) from error
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                lost_before([leaves[i] for i in self.donated])
             raise
         self.handover.remember(results)
         return results
@@ -171,12 +185,10 @@ def compile_pipeline(
     schedule = plan.table()
     pipeline = make_pipeline(layers, choices, schedule)
     limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
-    verify_memory(
-        pipeline.program,
-        buffer_bytes(pipeline),
-        [limits[m] for m in range(schedule.num_meshes)],
-    )
+    sizes = buffer_bytes(pipeline)
+    verify_memory(pipeline.program, sizes, [limits[m] for m in range(schedule.num_meshes)])
     ends = StackedEnds(layers.ends, _homes(pipeline))
+    before_commit = live_bytes(pipeline.program, sizes)[: pipeline.commit]
     original = layers.ends.original
     donated = tuple(i for i, _ in original.aliases)
     return PipelineExecutable(
@@ -192,7 +204,17 @@ def compile_pipeline(
         handover=Handover(
             original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
         ),
+        keeps_stacks=all(
+            ends.state_bytes(frozenset(mesh.devices.flat)) + now[m] <= limits[m]
+            for m, mesh in enumerate(pipeline.meshes)
+            for now in before_commit
+        ),
     )
+
+
+def _delete(arrays: Sequence[Any]) -> None:
+    for array in arrays:
+        array.delete()
 
 
 def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:

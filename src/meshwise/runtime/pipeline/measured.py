@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,7 +36,9 @@ from meshwise.simulate.timeline import (
 _KINDS = {"forward": FORWARD, "backward": BACKWARD, "weights": WEIGHT, "apply": APPLY}
 
 
-def measured_step(pipeline: Pipeline, flat: Sequence[Any]) -> tuple[list[Any], Timeline]:
+def measured_step(
+    pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None] = lambda: None
+) -> tuple[list[Any], Timeline]:
     """One step, and its timeline.
 
     Arguments are moved to their meshes before the clock starts.
@@ -44,14 +46,17 @@ def measured_step(pipeline: Pipeline, flat: Sequence[Any]) -> tuple[list[Any], T
     Args:
         pipeline: What runs.
         flat: Arguments of the step, of any placement.
+        at_commit: Called when the state is taken over.
     """
-    return _Measured(pipeline, flat).run()
+    return _Measured(pipeline, flat, at_commit).run()
 
 
 class _Measured:
     """One step while it runs; what threads share."""
 
-    def __init__(self, pipeline: Pipeline, flat: Sequence[Any]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None]
+    ) -> None:
         self.pipeline = pipeline
         self.step = Step(pipeline, flat)
         jax.block_until_ready(self.step.buffers)
@@ -62,7 +67,7 @@ class _Measured:
         self.sent_s: dict[int, tuple[float, float]] = {}
         # Programs of several devices must come to all of them in one order.
         self.dispatching = threading.Lock()
-        self.commit = threading.Barrier(count)
+        self.commit = threading.Barrier(count, action=at_commit)
         self.stopped = threading.Event()
         self.errors: list[BaseException] = []
         self.events: list[list[Event]] = [[] for _ in range(count)]

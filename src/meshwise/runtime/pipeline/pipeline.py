@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,16 +62,17 @@ class Pipeline:
     copier: TileCopier
     commit: int
 
-    def run(self, flat: Sequence[Any]) -> list[Any]:
+    def run(self, flat: Sequence[Any], at_commit: Callable[[], None] = lambda: None) -> list[Any]:
         """One step.
 
         Args:
             flat: Arguments of the step, of any placement; an array that is overwritten occurs once.
+            at_commit: Called when the state is taken over.
 
         Returns:
             Its results, each on the mesh of its stage.
         """
-        return Step(self, flat).run()
+        return Step(self, flat).run(at_commit)
 
 
 def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Schedule) -> Pipeline:
@@ -209,22 +210,28 @@ class Step:
         place[dim] = slice(microbatch * size, (microbatch + 1) * size)
         return value[tuple(place)]
 
-    def run(self) -> list[Any]:
+    def run(self, at_commit: Callable[[], None]) -> list[Any]:
         """All instructions, in an order in which none waits for a later one.
 
         What fails says which instruction it was, and those around it.
+
+        Args:
+            at_commit: Called when the state is taken over.
         """
         program = self.pipeline.program
         for n, (mesh, at, instruction) in enumerate(program.in_order()):
             if n == self.pipeline.commit:
                 # What fails here is an earlier instruction.
                 jax.block_until_ready((self.buffers, self.travelling))
+                at_commit()
             try:
                 self.step(mesh, instruction)
             except Exception as error:
                 shown = around(program.meshes[mesh], at)
                 error.add_note(f"while mesh {mesh} ran instruction {at}:\n{shown}")
                 raise
+        if self.pipeline.commit == len(program.order):
+            at_commit()
         return self.results()
 
     def results(self) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,10 +59,22 @@ class StackedEnds:
         every = len(shardings) == len(members)
         return home_of(dim, members[0].shape, shardings) if every else None
 
-    def arguments(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arguments of the pipeline.
+    def state_bytes(self, devices: frozenset[Any]) -> int:
+        """Bytes of the stacks of the state on one of these devices, between steps."""
+        found = 0
+        for i in self._of_argument.values():
+            home, aval = self._homes[i], self._ends.original.in_avals[i]
+            if home is not None and not devices.isdisjoint(home.sharding.device_set):
+                shape = home.sharding.shard_shape(aval.shape)
+                found += math.prod(shape) * aval.dtype.itemsize
+        return found
 
-        State that lies where it lives is overwritten by the step, so the stack goes.
+    def arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Stacks taken apart; they stay as they are.
+
+        Returns:
+            Arguments of the pipeline; the stacks of the state that lie where they live, which are
+            to be deleted when the state is overwritten.
         """
         state = set(self._of_argument.values())
         found: list[Any] = []
@@ -77,9 +90,7 @@ class StackedEnds:
                 found += self._stacking.apart(home, value)
                 if i in state and isinstance(value, jax.Array) and value.sharding == home.sharding:
                     gone.append(value)
-        for value in gone:
-            value.delete()
-        return found
+        return found, gone
 
     def results(self, values: Sequence[Any]) -> list[Any]:
         """Results of the user's step."""
