@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,40 @@ def test_a_measured_step_is_written_as_a_trace(run: Any, tmp_path: Path) -> None
     assert path.read_text() == chrome_trace(TIMELINE)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [stage["actual_busy_s"] for stage in summary["stages"]] == [0.375]
+    assert not summary["is_median_measured"]
     refused = run("--stages", "1", "--trace", str(tmp_path / "none" / "step.json"))
     assert refused.exit_code == 1
     assert "no folder" in refused.output
+
+
+def test_a_trace_that_cannot_be_written_does_not_cost_the_run(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+
+    class Vanishing(JitStep):
+        def measured(self, state: Any, batch: Any) -> Any:
+            shutil.rmtree(folder)
+            return super().measured(state, batch)
+
+    files = ("--trace", str(folder / "step.json"), "--html", str(folder / "step.html"))
+    result = run("--stages", "1", *files, step=Vanishing)
+    assert result.exit_code == 1
+    shown = " ".join(result.output.split())
+    assert "done after 4 steps" in shown
+    assert "could not write" in shown
+    assert "step.html" in shown.partition("could not write")[2]
+    assert "the run itself is saved" in shown
+    assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_the_time_of_a_run_whose_only_step_was_measured_says_so(run: Any, tmp_path: Path) -> None:
+    result = run("--stages", "1", "--trace", str(tmp_path / "step.json"), "--steps", "1")
+    assert result.exit_code == 0, result.output
+    assert "time, clocked mesh by mesh" in result.output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["is_median_measured"]
+    assert summary["median_step_s"] > 0
 
 
 @pytest.fixture

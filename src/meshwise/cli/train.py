@@ -211,6 +211,8 @@ def train(  # The options above say what the arguments are.
     view.show_summary(summary)
     if as_json:
         click.echo(summary.to_json())
+    if view.unwritten:
+        raise click.ClickException(f"{'; '.join(view.unwritten)}; the run itself is saved")
     if not summary.is_complete:
         sys.exit(INTERRUPTED)
 

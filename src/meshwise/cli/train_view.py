@@ -60,6 +60,7 @@ class TrainView:
         self._dump_plan = dump_plan
         self._trace_file, self._html_file = trace_file, html_file
         self._is_measured = False
+        self._unwritten: list[str] = []
         self._plan: AnyPlan | None = None
         self._options: TrainOptions | None = None
         self._progress = Progress(
@@ -75,6 +76,11 @@ class TrainView:
         )
         self._task: TaskID | None = None
         self._is_planned = False
+
+    @property
+    def unwritten(self) -> tuple[str, ...]:
+        """Which files could not be written, and why."""
+        return tuple(self._unwritten)
 
     @property
     def is_planned(self) -> bool:
@@ -155,12 +161,20 @@ class TrainView:
             f"{timeline.bubble_share:.1%}"
         )
         if self._trace_file is not None:
-            write_atomically(self._trace_file, chrome_trace(timeline))
-            self.note(f"             wrote {self._trace_file}")
+            self._write(self._trace_file, chrome_trace(timeline))
         if self._html_file is not None:
             assert self._plan is not None
-            write_atomically(self._html_file, plan_page(self._plan, timeline))
-            self.note(f"             wrote {self._html_file}")
+            self._write(self._html_file, plan_page(self._plan, timeline))
+
+    def _write(self, file: Path, text: str) -> None:
+        """Write a file; the run goes on without it."""
+        try:
+            write_atomically(file, text)
+        except OSError as error:
+            self._unwritten.append(f"could not write {file}: {error.strerror or error}")
+            self.note(self._unwritten[-1])
+        else:
+            self.note(f"             wrote {file}")
 
     def on_save(self, step: int, path: Path) -> None:
         """A line with the path."""
@@ -184,7 +198,8 @@ class TrainView:
         for name in ("predicted", "actual", "ratio"):
             table.add_column(name, justify="right")
         if summary.median_step_s:
-            _compare(table, "time", summary.predicted_step_s, summary.median_step_s, seconds_text)
+            what = "time, clocked mesh by mesh" if summary.is_median_measured else "time"
+            _compare(table, what, summary.predicted_step_s, summary.median_step_s, seconds_text)
         for number, stage in enumerate(summary.stages):
             where = f"stage {number}: " if len(summary.stages) > 1 else ""
             predicted, actual = stage.predicted_peak_bytes, stage.actual_peak_bytes

@@ -72,13 +72,23 @@ class Listener(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """The moving part of a run."""
+    """The moving part of a run.
+
+    `step_times_s`: seconds of the steps of this call, without the one that was measured mesh by
+    mesh, which took `measured_s`.
+    """
 
     state: TrainState
     losses: list[float]
     heldout: list[tuple[int, float]]
     step_times_s: list[float]
     timeline: Timeline | None = None
+    measured_s: float | None = None
+
+    @property
+    def median_step_s(self) -> float:
+        """Of the steps without a clock beside them, or else of the one with it; 0 without any."""
+        return statistics.median(self.step_times_s or [self.measured_s or 0.0])
 
     @property
     def history(self) -> History:
@@ -155,7 +165,8 @@ def run_training(
         heldout_loss=run.heldout[-1][1],
         tokens_per_s=_tokens_per_s(options, run),
         predicted_step_s=plan.step_time_s,
-        median_step_s=statistics.median(run.step_times_s) if run.step_times_s else 0.0,
+        median_step_s=run.median_step_s,
+        is_median_measured=run.measured_s is not None and not run.step_times_s,
         predicted_peak_bytes=max(stage.predicted_peak_bytes for stage in stages),
         actual_peak_bytes=max(stage.actual_peak_bytes for stage in stages),
         predicted_collective_bytes=total_bytes(s.predicted_collective_bytes for s in stages),
@@ -176,9 +187,8 @@ def _identity(options: TrainOptions, corpus: Corpus) -> dict[str, Any]:
 
 
 def _tokens_per_s(options: TrainOptions, run: _Run) -> float:
-    if not run.step_times_s:
-        return 0.0
-    return options.batch * options.seq / statistics.median(run.step_times_s)
+    median = run.median_step_s
+    return options.batch * options.seq / median if median else 0.0
 
 
 def _train(
@@ -210,16 +220,22 @@ def _train(
     measured = min(done + _WARM_UP, options.steps - 1)
     while done < options.steps and not stopped:
         batch = corpus.batch_at(done, batch=options.batch, seq=options.seq, seed=options.seed)
+        is_measured = options.measure and done == measured
         began = time.perf_counter()
-        if options.measure and done == measured:
+        if is_measured:
             (run.state, loss), run.timeline = step.measured(run.state, batch)
-            listener.on_measured(done + 1, run.timeline)
         else:
             run.state, loss = step(run.state, batch)
         run.losses.append(float(loss))  # Waits for the device.
-        run.step_times_s.append(time.perf_counter() - began)
+        step_s = time.perf_counter() - began
         done += 1
-        listener.on_step(done, run.losses[-1], run.step_times_s[-1])
+        if is_measured:
+            assert run.timeline is not None
+            run.measured_s = step_s
+            listener.on_measured(done, run.timeline)
+        else:
+            run.step_times_s.append(step_s)
+        listener.on_step(done, run.losses[-1], step_s)
         stopped = should_stop()
         is_last = done == options.steps
         if done % options.eval_every == 0 or is_last:

@@ -50,7 +50,8 @@ class TrainSummary:
 
     Losses are in nats per byte; `first_loss` and `last_loss` are means over up to ten steps.
     Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all stages
-    together.  `schedule` is empty on one mesh.
+    together.  `schedule` is empty on one mesh.  `is_median_measured`: whether `median_step_s` is of
+    the step that was timed mesh by mesh, which is slower, since there was no other.
     """
 
     model: str
@@ -69,6 +70,7 @@ class TrainSummary:
     tokens_per_s: float
     predicted_step_s: float
     median_step_s: float
+    is_median_measured: bool
     predicted_peak_bytes: int
     actual_peak_bytes: int
     predicted_collective_bytes: dict[str, int]
