@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from doubles.failing_programs import (
     raising_after,
     stacks_deleted_early,
 )
-from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, unet_step
+from doubles.layered_steps import assert_equal, unet_step
 from doubles.scanned_steps import second_dim
 from meshwise.errors import StateLostError
 
@@ -34,16 +35,23 @@ def no_noise_at_exit() -> Iterator[None]:
 OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
+@cache
+def two_stages(make: Any) -> tuple[Any, mw.ParallelStep, Any]:
+    """A step, its pipeline, which tests share, and its arguments."""
+    step, args = make()
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    method = mw.Auto(stages=2)
+    return step, mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2), args
+
+
 def test_a_failure_before_the_update_leaves_the_state_one_inside_says_that_it_is_lost() -> None:
-    step, (state, batch) = gpt_step(CLIPPED)
+    step, staged, (state, batch) = two_stages(unet_step)
     one, now = jax.jit(step), state
     losses: list[float] = []
     for _ in range(3):
-        now, loss, _ = one(now, batch)
+        now, loss = one(now, batch)
         losses.append(float(loss))
-    cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
-    state, loss, _ = staged(state, batch)
+    state, loss = staged(state, batch)
     found = [float(loss)]
 
     before = [
@@ -70,7 +78,7 @@ def test_a_failure_before_the_update_leaves_the_state_one_inside_says_that_it_is
         pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"),
     ):
         staged(state, batch)
-    state, loss, _ = staged(state, batch)
+    state, loss = staged(state, batch)
     found.append(float(loss))
 
     saved = jax.tree.map(host, state)
@@ -82,7 +90,7 @@ def test_a_failure_before_the_update_leaves_the_state_one_inside_says_that_it_is
             staged(state, batch)
         assert type(error).__name__ in str(told.value) or str(error) in str(told.value)
         # From the checkpoint to the same losses.
-        state, loss, _ = staged(saved, batch)
+        state, loss = staged(saved, batch)
         assert float(loss) == pytest.approx(losses[2], rel=1e-9)
     staged.saved("runs/gpt/checkpoints/2")
     with (
@@ -99,9 +107,7 @@ def host(x: Any) -> Any:
 
 
 def test_an_update_that_fails_after_its_step_returned_loses_the_state() -> None:
-    step, (state, batch) = unet_step()
-    cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    _, staged, (state, batch) = two_stages(unet_step)
     state, _ = staged(state, batch)
     staged.saved("runs/gpt/checkpoints/1")
     with program_replaced(staged, "apply of layer 1", failing_later("memory ran out")):
@@ -113,11 +119,9 @@ def test_an_update_that_fails_after_its_step_returned_loses_the_state() -> None:
 
 
 def test_stacks_of_layers_outlive_a_failure_before_the_update() -> None:
-    step, (state, batch) = second_dim()
+    step, staged, (state, batch) = two_stages(second_dim)
     one = jax.jit(step)
     expected = jax.tree.leaves(one(one(state, batch)[0], batch))
-    cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
     state, *_ = staged(state, batch)
     for name, error in (("forward", OUT_OF_MEMORY), ("backward", KeyboardInterrupt())):
         broken = program_replaced(staged, f"{name} of layer 1", raising(error))
