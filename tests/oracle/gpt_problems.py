@@ -39,6 +39,7 @@ class Case(NamedTuple):
     param_dtype: str = "float32"
     plain: bool = False
     vocab: int = VOCAB
+    num_layers: int = 2
 
 
 class State(NamedTuple):
@@ -55,7 +56,7 @@ def _config(case: Case) -> GptConfig:
         vocab_size=case.vocab,
         seq_len=SEQ,
         hidden=16,
-        num_layers=2,
+        num_layers=case.num_layers,
         num_heads=4,
         dropout=0.25 if case.dropout else 0.0,
         dtype=case.dtype,

@@ -95,9 +95,10 @@ def run_case(case: Case, method: Method | Random, b: int, seed: int = 0) -> Traj
     return run_method(gpt_problem(case), method, b)
 
 
-def check_x64(row: Row) -> None:
+def check_x64(row: Row, num_layers: int = 2) -> None:
     """Compare a row with one device in float64."""
-    case, method, b = row_case(row, "float64"), row[5], row[6]
+    case = row_case(row, "float64")._replace(num_layers=num_layers)
+    method, b = row[5], row[6]
     # Adafactor divides by the size of the gradient, with no eps to speak of.
     noise = case_noise(case) if case.optimizer == "adafactor" else frozenset[str]()
     got = run_case(case, method, b, seed=ALL.index(row))

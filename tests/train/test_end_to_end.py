@@ -48,7 +48,10 @@ def losses(seen: Recorder) -> list[float]:
     return [loss for _, loss in seen.of("step")]
 
 
-def test_a_planned_run_has_the_losses_of_one_device(options: TrainOptions) -> None:
+@pytest.mark.slow
+def test_a_planned_run_as_users_compile_it_has_the_losses_of_one_device(
+    options: TrainOptions,
+) -> None:
     one, many = Recorder(), Recorder()
     run_training(replace(options, out=options.out / "one"), JitStep, one)
     summary = run_training(options, step_builder(options), many)
@@ -67,9 +70,15 @@ def test_a_run_resumes_under_another_plan(options: TrainOptions) -> None:
     run_training(replace(options, out=options.out / "one"), JitStep, one)
     run_training(replace(options, steps=3), step_builder(options), first)
     other = replace(options, method="data", mesh=None)
-    run_training(other, step_builder(other), second)
+    summary = run_training(other, step_builder(other), second)
     assert second.of("resume") == [(3,)]
     np.testing.assert_allclose(losses(first) + losses(second), losses(one), rtol=RELATIVE)
+    heldout = [loss for seen in (first, second) for _, loss in seen.of("heldout")]
+    np.testing.assert_allclose(heldout, [x for _, x in one.of("heldout")], rtol=RELATIVE)
+    assert summary.last_loss < summary.first_loss
+    assert summary.actual_peak_bytes > 0
+    saved = json.loads((options.out / "summary.json").read_text())
+    assert saved["num_devices"] == 8
 
 
 @pytest.mark.usefixtures("quick_steps")
