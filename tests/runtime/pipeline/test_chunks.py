@@ -64,6 +64,7 @@ FOUR: list[StageShape] = [
 ]
 
 
+@pytest.mark.slow
 def test_two_uneven_chunks_a_mesh_are_the_step() -> None:
     schedule = make_schedule("interleaved-1f1b", num_stages=4, num_microbatches=4, num_meshes=2)
     runs_as_one_device(*unet_step(), FOUR, schedule)

@@ -61,13 +61,11 @@ CASES: dict[str, Case] = {
         [(0, 1, (2, 2), "none"), (2, 2, (1, 2), "full"), (3, 4, (2, 1), "none")],
     ),
 }
-SLOW = ("momentum", "gradients of weights apart, tied embedding, dropout")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES],
-)
+# Small ones run always: test_combinations.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_pipeline_is_the_step(name: str, host_path: list[Any]) -> None:
     make, count, schedule, shapes = CASES[name]
     step, args = make()
