@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,8 @@ from doubles.failing_programs import (
 from doubles.layered_steps import assert_equal, unet_step
 from doubles.scanned_steps import second_dim
 from meshwise.errors import StateLostError
+from meshwise.runtime.pipeline.buffers import buffer_bytes
+from meshwise.runtime.pipeline.executable import has_room_for_stacks
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -133,6 +136,13 @@ def test_stacks_of_layers_outlive_a_failure_before_the_update() -> None:
     assert_equal(jax.tree.leaves((state, rest)), expected)
     assert all(x.is_deleted() for x in jax.tree.leaves(before[0]))
     # Without memory for stacks beside their layers.
+    executable: Any = staged._last
+    pipeline, plan = executable.pipeline, executable.plan
+    stages = tuple(replace(s, memory_bytes=s.peak_bytes) for s in plan.stages)
+    sizes = buffer_bytes(pipeline)
+    assert has_room_for_stacks(pipeline, executable.ends, plan, sizes)
+    full = replace(plan, stages=stages)
+    assert not has_room_for_stacks(pipeline, executable.ends, full, sizes)
     with (
         stacks_deleted_early(staged),
         program_replaced(staged, "forward of layer 1", raising(OUT_OF_MEMORY)),

@@ -188,7 +188,6 @@ def compile_pipeline(
     sizes = buffer_bytes(pipeline)
     verify_memory(pipeline.program, sizes, [limits[m] for m in range(schedule.num_meshes)])
     ends = StackedEnds(layers.ends, _homes(pipeline))
-    before_commit = live_bytes(pipeline.program, sizes)[: pipeline.commit]
     original = layers.ends.original
     donated = tuple(i for i, _ in original.aliases)
     return PipelineExecutable(
@@ -204,12 +203,31 @@ def compile_pipeline(
         handover=Handover(
             original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
         ),
-        keeps_stacks=all(
-            ends.state_bytes(frozenset(mesh.devices.flat)) + now[m] <= limits[m]
-            for m, mesh in enumerate(pipeline.meshes)
-            for now in before_commit
-        ),
+        keeps_stacks=has_room_for_stacks(pipeline, ends, plan, sizes),
     )
+
+
+def has_room_for_stacks(
+    pipeline: Pipeline,
+    ends: StackedEnds,
+    plan: PipelinePlan,
+    sizes: Sequence[Mapping[int, int]],
+) -> bool:
+    """Whether stacks of the state fit beside their layers until the state is taken over.
+
+    Args:
+        pipeline: What runs.
+        ends: Where stacks live.
+        plan: Its stages, with what they need and have.
+        sizes: For each mesh the bytes of each buffer on one device.
+    """
+    live = live_bytes(pipeline.program, sizes)[: pipeline.commit]
+    for m, stage in zip(pipeline.schedule.mesh_of_stage, plan.stages, strict=True):
+        stacks = ends.state_bytes(frozenset(pipeline.meshes[m].devices.flat))
+        peak = max([stage.peak_bytes, *(now[m] for now in live)])
+        if stacks and stacks + peak > stage.memory_bytes:
+            return False
+    return True
 
 
 def _delete(arrays: Sequence[Any]) -> None:

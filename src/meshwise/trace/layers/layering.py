@@ -18,6 +18,9 @@ from meshwise.trace.layers.split import SplitStep
 from meshwise.trace.layers.unstack import Unstacked
 from meshwise.trace.layers.update import Update
 
+# What is planned is compiled next, but a search goes over more programs than need to be kept.
+_KEPT_PROGRAMS = 32
+
 
 class Layering:
     """Layers of one step.
@@ -186,6 +189,8 @@ class Layering:
         """The same with the program that it was made from."""
         key = (first, last, num_microbatches, remat)
         if key not in self._programs:
+            if len(self._programs) == _KEPT_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
             self._programs[key] = piece_program(
                 self.cutter,
                 self.joint(first, last, remat),
