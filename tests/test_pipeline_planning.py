@@ -122,14 +122,14 @@ def test_transfers_that_matter_are_hidden_by_default(
     assert hidden.simulated_s < 0.9 * stopped.simulated_s
 
 
-def test_tight_memory_is_kept_or_refused() -> None:
-    loose, _ = planned()
+def test_tight_memory_is_kept_or_refused(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+    loose, _ = two_stages
     limit = int(loose.peak_bytes * 0.85)
-    tight, _ = planned(memory_bytes=limit)
+    tight, _ = planned(num_stages=2, memory_bytes=limit)
     assert tight.peak_bytes <= limit
     assert tight.step_time_s >= loose.step_time_s * (1 - 1e-9)
     with pytest.raises(InfeasibleError, match="memory"):
-        planned(memory_bytes=limit // 50)
+        planned(num_stages=2, memory_bytes=limit // 50)
 
 
 def test_hosts_that_differ() -> None:
