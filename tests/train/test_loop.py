@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from doubles.failing_programs import failing_later, forget_failures
 from doubles.jit_step import JitStep, Recorder
 from meshwise.errors import MeshwiseError, StateLostError
 from meshwise.train.loop import run_training
@@ -86,6 +88,28 @@ def test_after_a_lost_state_the_next_run_has_the_same_losses(options: TrainOptio
     run_training(options, JitStep, second)
     assert second.of("resume") == [(4,)]
     assert first.of("step")[:4] + second.of("step") == whole.of("step")
+
+
+def test_an_update_that_fails_after_its_step_returned_is_not_saved(options: TrainOptions) -> None:
+    class FailingLater(JitStep):
+        def __call__(self, state: Any, batch: Any) -> Any:
+            state, loss = super().__call__(state, batch)
+            if int(state.step) == 8:
+                kernel = jax.tree.leaves(state.params)[0]
+                (broken,) = failing_later("memory ran out")(lambda: [kernel])()
+                params = jax.tree.map(lambda x: broken if x is kernel else x, state.params)
+                state = state._replace(params=params)
+            return state, loss
+
+    seen = Recorder()
+    told = r"(?s)memory ran out.*the last one is .*run/checkpoints/4$"
+    with pytest.raises(StateLostError, match=told):
+        run_training(options, FailingLater, seen)
+    forget_failures()
+    assert seen.of("save") == [(4,)]
+    again = Recorder()
+    run_training(options, JitStep, again)
+    assert again.of("resume") == [(4,)]
 
 
 def test_a_finished_run_does_nothing_and_can_be_extended(options: TrainOptions) -> None:

@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import jax
 
 from meshwise.atomic_file import write_atomically
+from meshwise.errors import StateLostError
 from meshwise.models.gpt_sizes import num_parameters
 from meshwise.report.plan_file import AnyPlan
+from meshwise.runtime.donation import lost_before
 from meshwise.simulate.timeline import Timeline
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
@@ -113,7 +115,8 @@ def run_training(
         The summary, also written to `summary.json` in the folder of the run.
 
     Raises:
-        MeshwiseError: no plan, no text, or a checkpoint of another run.
+        MeshwiseError: no plan, no text, a checkpoint of another run, or a step that failed and
+            took the state along.
     """
     started = time.perf_counter()
     corpus = load_corpus(options.text, seq=options.seq)
@@ -203,12 +206,24 @@ def _train(
     """Steps until the end or until asked to stop; leaves the last state saved."""
     look = heldout_look(options, corpus)
 
+    def check_state() -> None:
+        # The loss is there before the update is done.
+        try:
+            lost_before(jax.tree.leaves(run.state))
+        except StateLostError as error:
+            newest = checkpoints.newest_step
+            if newest is None:
+                raise
+            raise StateLostError(f"{error}; the last one is {checkpoints.path(newest)}") from error
+
     def look_and_tell(done: int) -> None:
+        check_state()
         loss = look(run.state.params)
         run.heldout.append((done, loss))
         listener.on_heldout(done, loss)
 
     def save_and_tell(done: int) -> None:
+        check_state()
         path = checkpoints.save(run.state, run.history)
         step.saved(path)
         listener.on_save(done, path)
