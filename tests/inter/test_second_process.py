@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -98,7 +96,7 @@ def test_a_process_that_ends_is_done_without(layers: Any, when: str) -> None:
 
     def kill(_: str) -> None:
         if beside.process is not None:
-            os.kill(beside.process.pid, signal.SIGKILL)
+            beside.process.kill()
             beside.process.wait()
 
     with SecondProcess(costs) as beside:
