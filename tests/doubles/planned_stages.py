@@ -11,7 +11,8 @@ import jax
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, compose, entries
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, layer_network
+from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_network import layer_network
 from meshwise.inter.piece import Remat
 from meshwise.intra.options import IntraOptions
 from meshwise.runtime.pipeline.build import StageChoice

@@ -7,7 +7,8 @@ import pytest
 
 import meshwise as mw
 from meshwise.inter.again import again_s, repeated
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, layer_bounds, layer_network
+from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_network import layer_bounds, layer_network
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step

@@ -11,7 +11,8 @@ import pytest
 
 import meshwise as mw
 from meshwise.inter.compose import cheapest_states, compose, entries
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, layer_network
+from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_network import layer_network
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.search_space import SearchOptions, submeshes_of, variants_of
 from meshwise.inter.stage_dp import build_stages

@@ -14,14 +14,9 @@ import pytest
 
 import meshwise as mw
 from meshwise.inter.compose import cheapest_states, compose, entries
-from meshwise.inter.conditioned import (
-    ConditionedLayer,
-    LayerNetwork,
-    MemoryPrice,
-    layer_network,
-    planned,
-)
+from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, planned
 from meshwise.inter.joint_run import JointRun
+from meshwise.inter.layer_network import LayerNetwork, layer_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.problem import objective, row_weight
 from meshwise.intra.solve import solve

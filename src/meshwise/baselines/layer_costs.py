@@ -11,7 +11,8 @@ from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restri
 from meshwise.errors import InfeasibleError
 from meshwise.inter.again import again_s
 from meshwise.inter.compose import cheapest_states, compose, gathers
-from meshwise.inter.conditioned import ConditionedLayer, Entry, LayerNetwork
+from meshwise.inter.conditioned import ConditionedLayer, Entry
+from meshwise.inter.layer_network import LayerNetwork
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.simulated import Chunk

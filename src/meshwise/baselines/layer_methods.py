@@ -25,7 +25,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
 from meshwise.graph.graph import Graph
 from meshwise.inter.boundary import primary
-from meshwise.inter.conditioned import LayerNetwork, layer_network
+from meshwise.inter.layer_network import LayerNetwork, layer_network
 from meshwise.inter.piece import Crossing, PieceGraph
 from meshwise.intra.options import ALPA, IntraOptions, Restriction
 

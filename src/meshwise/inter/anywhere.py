@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.directions import build_either_way
 from meshwise.inter.placement import place_stages
@@ -40,12 +42,9 @@ def build_placed(
     if free is None:
         return ordered
     submeshes = problem.costs.submeshes
-    shapes = [submeshes[outer[s.submesh]].shape for s in free.stages]
+    shapes = [submeshes[s.submesh].shape for s in free.stages]
     first = place_stages(shapes, cluster.num_hosts, cluster.devices_per_host)
-    stages = tuple(
-        replace(s, submesh=outer[s.submesh], first_device=p)
-        for s, p in zip(free.stages, first, strict=True)
-    )
+    stages = tuple(replace(s, first_device=p) for s, p in zip(free.stages, first, strict=True))
     bound_s = free.bound_s if ordered is None else min(free.bound_s, ordered.bound_s)
     return replace(free, stages=stages, bound_s=bound_s)
 
@@ -65,11 +64,8 @@ def _outer(problem: StageProblem, cluster: Cluster) -> list[int]:
 def _without_places(problem: StageProblem, chosen: list[int]) -> StageProblem:
     """The problem on some of its submeshes, wherever they lie."""
     costs = problem.costs
-    columns = {name: array[:, :, chosen] for name, array in costs.columns().items()}
-    submeshes = tuple(replace(costs.submeshes[i], starts=None, is_inner=None) for i in chosen)
-    transfer = problem.transfer_s
-    return replace(
-        problem,
-        costs=replace(costs, submeshes=submeshes, **columns),
-        transfer_s=None if transfer is None else transfer[:, chosen][:, :, chosen],
-    )
+    others = [i for i in range(len(costs.submeshes)) if i not in chosen]
+    microbatch_s = costs.microbatch_s.copy()
+    microbatch_s[:, :, others] = np.inf
+    submeshes = tuple(replace(m, starts=None, is_inner=None) for m in costs.submeshes)
+    return replace(problem, costs=replace(costs, submeshes=submeshes, microbatch_s=microbatch_s))

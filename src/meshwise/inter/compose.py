@@ -21,7 +21,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.inter.conditioned import Entry, EntryCosts, LayerBounds, LayerFace, Place
+from meshwise.inter.conditioned import Entry, EntryCosts, Place
+from meshwise.inter.layer_network import LayerBounds, LayerFace
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

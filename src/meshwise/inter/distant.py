@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.compose import BoolArray, Layer
-from meshwise.inter.conditioned import Entry, EntryCosts, LayerBounds, LayerFace, Place
+from meshwise.inter.conditioned import Entry, EntryCosts, Place
+from meshwise.inter.layer_network import LayerBounds, LayerFace
 from meshwise.inter.piece import Remat
 from meshwise.inter.variant import LayerKey
 

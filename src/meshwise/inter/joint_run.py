@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshwise.inter.conditioned import LayerNetwork
+from meshwise.inter.layer_network import LayerNetwork
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
 _Places = dict[tuple[int, int], Array]

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwise.inter.conditioned import Entry, LayerNetwork, planned
+from meshwise.inter.conditioned import Entry, planned
 from meshwise.inter.finish import stage_plan
 from meshwise.inter.joint_run import JointRun
+from meshwise.inter.layer_network import LayerNetwork
 from meshwise.inter.objective import step_time
 from meshwise.inter.search import Found
 from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.inter.compose import least_sums
-from meshwise.inter.conditioned import LayerBounds
+from meshwise.inter.layer_network import LayerBounds
 
 Array = NDArray[np.float64]
 

@@ -27,16 +27,9 @@ from meshwise.inter.compose import (
     entries,
     gathers,
 )
-from meshwise.inter.conditioned import (
-    ConditionedLayer,
-    Entry,
-    LayerBounds,
-    LayerNetwork,
-    MemoryPrice,
-    layer_bounds,
-    layer_network,
-)
+from meshwise.inter.conditioned import ConditionedLayer, Entry, MemoryPrice
 from meshwise.inter.distant import AskBounds, AskFaces, DistantLayer, Other, OtherEnded
+from meshwise.inter.layer_network import LayerBounds, LayerNetwork, layer_bounds, layer_network
 from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.inter.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.variant import LayerKey, Variant
