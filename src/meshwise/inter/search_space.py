@@ -152,7 +152,13 @@ def _is_round(count: int) -> bool:
 
 
 def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tuple[Variant, ...]:
-    """The ways to plan on a submesh; `second` is a guess of what a step takes."""
+    """The ways to plan on a submesh, of one kind at the lowest price of memory first.
+
+    Args:
+        kind: The submesh.
+        options: What is searched.
+        second: A guess of what a step takes.
+    """
     memory = options.memory_bytes or kind.device.memory_bytes
     return tuple(
         Variant(
@@ -162,7 +168,7 @@ def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tup
         )
         for mesh in _views(kind, options.pins)
         for remat in options.remats
-        for price in options.prices
+        for price in sorted(options.prices)
     )
 
 

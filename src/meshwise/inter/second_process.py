@@ -10,6 +10,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from meshwise.child_process import ChildProcess, requests
@@ -95,15 +96,13 @@ class SecondProcess:
         todo = [ask for ask in dict.fromkeys(asks) if not self._costs.has_bounds(*ask)]
         if not todo or not self._is_there(todo):
             return
-        try:
+        # If the process ends, what is still unknown is computed where it is used.
+        with suppress(OtherEnded):
             begun = [(ask, self._costs.begin_bounds(*ask)) for ask in todo]
             for n, (ask, end) in enumerate(begun, 1):
                 sizes = "x".join(map(str, ask.mesh.sizes))
                 report(f"bounds on meshes of {sizes}, remat {ask.remat}; {len(todo) - n} more")
                 end()
-        except OtherEnded:
-            # What is still unknown is computed where it is used.
-            self._costs.part()
 
     def _is_there(self, asks: Sequence[Ask]) -> bool:
         """Whether there is a process, if need be a new one."""
@@ -147,7 +146,7 @@ class SecondProcess:
         if self._child is None:
             raise OtherEnded
         costs = self._costs
-        graphs = {key: _graph(costs, key) for key in request.graphs() if key not in self._sent}
+        graphs = {key: costs.graph(*key) for key in request.graphs() if key not in self._sent}
         try:
             self._child.send(_Sent(request, graphs, costs.source.classes, costs.options))
         except (OSError, pickle.PicklingError) as error:
@@ -176,11 +175,6 @@ class SecondProcess:
     def _fail(self) -> None:
         self._end()
         self._has_failed = True
-
-
-def _graph(costs: VariantCosts, key: GraphKey) -> PieceGraph:
-    c, remat, num_microbatches = key
-    return costs.graph(c, remat, num_microbatches)
 
 
 def _num_operators(graph: Graph) -> int:

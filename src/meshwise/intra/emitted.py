@@ -24,14 +24,14 @@ from meshwise.intra.xla_kinds import (
     BRANCHING,
     DEAR_ROUNDING,
     EXPENSIVE,
-    LIBRARY,
-    LIBRARY_DTYPES,
     MOVING,
     NARROW,
     PRODUCTS,
     ROUNDED,
     SUMS,
     WIDE_BYTES,
+    YNNPACK,
+    YNNPACK_DTYPES,
     kind_of,
 )
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
@@ -236,11 +236,11 @@ class _Emitter:
             shape = product_shape(op, shapes)
             if shape is not None:
                 out.flat[value] = shape
-            if tensors[t].dtype in LIBRARY_DTYPES:
+            if tensors[t].dtype in YNNPACK_DTYPES:
                 out.products.add(value)
-        elif kind in LIBRARY:
-            if all(tensors[u].dtype in LIBRARY_DTYPES for u in (t, *op.inputs)):
-                out.library.add(value)
+        elif kind in YNNPACK:
+            if all(tensors[u].dtype in YNNPACK_DTYPES for u in (t, *op.inputs)):
+                out.ynnpack.add(value)
             if kind == "div":
                 out.divisors[value] = operands[1]
         elif kind == "broadcast_in_dim" or kind.startswith("reduce_"):

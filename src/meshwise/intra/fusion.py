@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from meshwise.intra.library import library_calls
 from meshwise.intra.reshapes import vanishing_views
 from meshwise.intra.stored import stored_values
 from meshwise.intra.values import (
@@ -24,6 +23,7 @@ from meshwise.intra.values import (
     VIEW,
     Values,
 )
+from meshwise.intra.ynnpack import ynnpack_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class _Assembly:
     def __init__(self, values: Values) -> None:
         self.values = values
         self.users = _users(values)
-        calls = library_calls(values, self.users)
+        calls = ynnpack_calls(values, self.users)
         self.kind, self.in_call = calls.kind, calls.inside
         self.vanishing = vanishing_views(values, self.users)
         storage = stored_values(values, calls, self.users, self.vanishing)

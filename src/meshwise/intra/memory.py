@@ -6,7 +6,7 @@ of the values that are not fused, live from their making to their last use, in t
 memory scheduler.  A body runs while what is live around it stays; of the bodies of one operator the
 largest counts.
 
-The parts: `emitted` (the program of one device), `library` and `stored` (what gets a buffer),
+The parts: `emitted` (the program of one device), `ynnpack` and `stored` (what gets a buffer),
 `fusion` (what runs), `order` (when), `placement` (where).
 
 Source: DESIGN decision 9; docs/xla_cpu.md section 3.

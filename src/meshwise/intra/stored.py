@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from meshwise.intra.library import LibraryCalls
 from meshwise.intra.values import FUSIBLE, INITIAL, REDUCE, SCALAR_BYTES, VIEW, Values
+from meshwise.intra.ynnpack import YnnpackCalls
 
 # What stands so many values later depends on a value: not worth a search.
 _FAR = 1000
@@ -26,7 +26,7 @@ class StoredValues:
     Attributes:
         stored: It has a buffer.
         repeated: Fusible readers compute it themselves all the same.
-        absorbed: It is part of a reduction, or of another call of the library.
+        absorbed: It is part of a reduction, or of another call of YNNPACK.
     """
 
     stored: list[bool]
@@ -36,7 +36,7 @@ class StoredValues:
 
 def stored_values(
     values: Values,
-    calls: LibraryCalls,
+    calls: YnnpackCalls,
     users: Sequence[Sequence[int]],
     vanishing: Collection[int],
 ) -> StoredValues:
@@ -48,7 +48,7 @@ def stored_values(
 
     Args:
         values: Of the program.
-        calls: Of the library.
+        calls: Of YNNPACK.
         users: Readers of each value.
         vanishing: Views whose reader reads what lies below.
 
@@ -77,7 +77,7 @@ class _Storage:
     def __init__(
         self,
         values: Values,
-        calls: LibraryCalls,
+        calls: YnnpackCalls,
         users: Sequence[Sequence[int]],
         vanishing: Collection[int],
     ) -> None:

@@ -37,7 +37,7 @@ class Values:
             piece of an all-to-all is cut out by itself, and joined again by itself.
         divisors: Of quotients.
         splats: Scalars that are spread out.
-        library: Element-wise steps that XLA:CPU's library knows.
+        ynnpack: Element-wise steps that YNNPACK, the library of XLA:CPU, knows.
         spreads: What is spread out along more dims, or gives up dims of one element.
         products: Dense products.
         overwriting: Written over their first operand, if it is not read again.
@@ -63,7 +63,7 @@ class Values:
     loops: dict[int, int] = field(default_factory=dict[int, int])
     fan: dict[int, int] = field(default_factory=dict[int, int])
     splats: set[int] = field(default_factory=set[int])
-    library: set[int] = field(default_factory=set[int])
+    ynnpack: set[int] = field(default_factory=set[int])
     spreads: set[int] = field(default_factory=set[int])
     products: set[int] = field(default_factory=set[int])
     overwriting: set[int] = field(default_factory=set[int])

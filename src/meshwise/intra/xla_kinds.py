@@ -1,4 +1,4 @@
-"""What XLA:CPU takes operators for: fused, repeated, moved, known to its library.
+"""What XLA:CPU takes operators for: fused, repeated, moved, known to YNNPACK.
 
 Source: docs/xla_cpu.md section 3, and the files of XLA named below.
 """
@@ -20,7 +20,7 @@ MOVING = frozenset(
     "transpose slice dynamic_slice concatenate pad rev broadcast_in_dim gather".split()
 )
 # Source: XLA ynn_support.cc (IsElementwiseOpSupportedByYnn).
-LIBRARY = frozenset(
+YNNPACK = frozenset(
     "abs ceil convert_element_type erf exp expm1 floor log log1p logistic neg round rsqrt sign "
     "sqrt tanh add add_any sub mul div max min square integer_pow".split()
 )
@@ -31,13 +31,13 @@ WIDE_BYTES = 4
 PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # To round to it is dear, with the steps that end so. Source: CpuInstructionFusion::IsExpensive.
 DEAR_ROUNDING = "bfloat16"
-ROUNDED = LIBRARY | frozenset("erfc logistic cos sin pow rem".split())
-LIBRARY_DTYPES = frozenset(("float64", "float32", "bfloat16"))
+ROUNDED = YNNPACK | frozenset("erfc logistic cos sin pow rem".split())
+YNNPACK_DTYPES = frozenset(("float64", "float32", "bfloat16"))
 # Source: XLA fusion_node_indexing_evaluation.cc (OpInvalidatesCache).
 BRANCHING = frozenset(("concatenate", "pad"))
 SUMS = frozenset(("add", "add_any"))
 FUSIBLE_ALONE = frozenset(("gather", "random_bits", "threefry2x32"))
-# XLA:CPU hands a reduction with such operands, used once, to one library call.
+# XLA:CPU hands a reduction with such operands, used once, to one call of YNNPACK.
 ABSORBED = frozenset(
     "mul add sub neg exp square integer_pow max min abs convert_element_type add_any".split()
 )

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
-from meshwise.intra.library import library_calls
 from meshwise.intra.values import FUSIBLE, INPUT, OPAQUE, REDUCE, Values
+from meshwise.intra.ynnpack import ynnpack_calls
 from oracle.parallel import CLUSTER
 
 
@@ -94,11 +94,11 @@ def softmax(num_rows: int) -> Values:
     values.add(INPUT, (), wide, 0, 0)
     values.add(REDUCE, (0,), narrow, 0, 0)
     values.spreads.add(values.add(FUSIBLE, (1,), narrow, 0, 0))
-    values.library.add(values.add(FUSIBLE, (0, 2), wide, 0, 0, is_absorbed=True))
-    values.library.add(values.add(FUSIBLE, (3,), wide, 0, 0, is_absorbed=True, is_expensive=True))
+    values.ynnpack.add(values.add(FUSIBLE, (0, 2), wide, 0, 0, is_absorbed=True))
+    values.ynnpack.add(values.add(FUSIBLE, (3,), wide, 0, 0, is_absorbed=True, is_expensive=True))
     values.add(REDUCE, (4,), narrow, 0, 0)
     values.spreads.add(values.add(FUSIBLE, (5,), narrow, 0, 0))
-    values.library.add(values.add(FUSIBLE, (4, 6), wide, 0, 0, is_expensive=True))
+    values.ynnpack.add(values.add(FUSIBLE, (4, 6), wide, 0, 0, is_expensive=True))
     values.divisors[7] = 6
     values.products.add(values.add(OPAQUE, (7,), narrow, 0, 0))
     values.outputs.append(8)
@@ -118,17 +118,17 @@ def test_a_softmax_and_its_product_are_one_call_from_4096_rows_on(
     num_rows: int, inside: range
 ) -> None:
     values = softmax(num_rows)
-    assert library_calls(values, users_of(values)).inside == frozenset(inside)
+    assert ynnpack_calls(values, users_of(values)).inside == frozenset(inside)
 
 
 @pytest.mark.parametrize(("leaves", "inside"), [(1, ()), (3, (1, 2)), (4, (1, 2, 3))])
 def test_what_leaves_the_program_ends_a_call(leaves: int, inside: tuple[int, ...]) -> None:
     values = softmax(8)
     values.outputs.append(leaves)
-    assert library_calls(values, users_of(values)).inside == frozenset(inside)
+    assert ynnpack_calls(values, users_of(values)).inside == frozenset(inside)
 
 
 def test_a_result_is_not_inside_of_a_call() -> None:
     values = softmax(4096)
     values.outputs.append(7)
-    assert library_calls(values, users_of(values)).inside == frozenset(range(1, 7))
+    assert ynnpack_calls(values, users_of(values)).inside == frozenset(range(1, 7))

@@ -1,4 +1,4 @@
-"""Which values XLA:CPU computes inside of one call of its library, beside what a reduction absorbs.
+"""Which values XLA:CPU computes inside of one call of YNNPACK, beside what a reduction absorbs.
 
 A call begins with a reduction and takes in what it knows, step by step: users as long as there is
 one, and what only the call reads.  It knows element-wise steps of many elements, what spreads a
@@ -20,8 +20,8 @@ _MIN_ELEMENTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryCalls:
-    """What the library computes.
+class YnnpackCalls:
+    """What YNNPACK computes.
 
     Attributes:
         kind: Kinds of all values: the result of a call is a reduction, or a product.
@@ -32,7 +32,7 @@ class LibraryCalls:
     inside: frozenset[int]
 
 
-def library_calls(values: Values, users: Sequence[Sequence[int]]) -> LibraryCalls:
+def ynnpack_calls(values: Values, users: Sequence[Sequence[int]]) -> YnnpackCalls:
     """The calls of a program.
 
     Args:
@@ -45,11 +45,11 @@ def library_calls(values: Values, users: Sequence[Sequence[int]]) -> LibraryCall
     for v in reversed(range(len(values.kind))):
         if values.kind[v] == REDUCE and v not in calls.inside:
             calls.grow(v)
-    return LibraryCalls(kind=calls.kind, inside=frozenset(calls.inside))
+    return YnnpackCalls(kind=calls.kind, inside=frozenset(calls.inside))
 
 
 class _Calls:
-    """Calls while they are found; lives only inside `library_calls`."""
+    """Calls while they are found; lives only inside `ynnpack_calls`."""
 
     def __init__(self, values: Values, users: Sequence[Sequence[int]]) -> None:
         self.values = values
@@ -129,7 +129,7 @@ class _Calls:
             case x if x in (VIEW, REDUCE):
                 return True
             case _:
-                return v in values.spreads or (v in values.library and self.is_large(v))
+                return v in values.spreads or (v in values.ynnpack and self.is_large(v))
 
     def is_large(self, v: int) -> bool:
         """Whether all steps that XLA makes of an element-wise one have many elements."""
