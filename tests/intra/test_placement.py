@@ -9,11 +9,12 @@ import pytest
 from meshwise.intra.fusion import instructions
 from meshwise.intra.order import Inner, Sizes, scheduled_peak
 from meshwise.intra.placement import Lifetime, heap_bytes
+from meshwise.intra.result_places import beside_results
 from meshwise.intra.values import FUSIBLE, INPUT, OPAQUE, Values
 
 
 def lives(num_bytes: int, start: int, end: int) -> Lifetime:
-    return Lifetime(num_bytes=num_bytes, start=start, end=end, first_end=end)
+    return Lifetime(num_bytes=num_bytes, start=start, ends=(end,))
 
 
 def most_live(lifetimes: list[Lifetime]) -> int:
@@ -69,6 +70,29 @@ def test_between_most_live_and_the_sum(seed: int) -> None:
     assert found == heap_bytes([x.later(7) for x in lifetimes])
 
 
+def test_values_lie_where_results_will_be() -> None:
+    results = [lives(128, 4, 9), lives(256, 6, 9)]
+    in_time, too_late, too_large = lives(128, 0, 3), lives(128, 1, 4), lives(512, 0, 1)
+    assert beside_results([in_time], results) == ()
+    assert beside_results([too_large], results) == (too_large,)
+    # Free until 6: the larger place takes what dies when the smaller one is made.
+    assert beside_results([too_late], results) == ()
+    assert beside_results([too_late], results[:1]) == (too_late,)
+    under = Lifetime(num_bytes=128, start=1, ends=(4,), is_overwritten=True)
+    assert beside_results([under], results[:1]) == ()
+
+
+def test_values_take_turns_where_a_result_will_be() -> None:
+    results = [lives(128, 9, 9)]
+    first, then, both = lives(128, 0, 3), lives(100, 4, 8), lives(64, 3, 4)
+    assert beside_results([first, then], results) == ()
+    assert beside_results([both, then, first], results) == (both,)
+    assert beside_results([first, then], []) == (first, then)
+    # Of three values over one another the last is there too long: the rest goes alone.
+    chain = Lifetime(num_bytes=128, start=0, ends=(2, 5, 9))
+    assert beside_results([chain], results) == (lives(128, 5, 9),)
+
+
 def test_lifetimes_of_an_order() -> None:
     # A product, an element-wise step over it, a product of that; then a loop with one value.
     values = Values()
@@ -80,7 +104,7 @@ def test_lifetimes_of_an_order() -> None:
     inner = Inner(num_bytes=8, lifetimes=(lives(8, 1, 2),), num_steps=5)
     top = scheduled_peak(instructions(values), Sizes(buffer=values.num_bytes, inner={2: inner}))
     assert set(top.lifetimes) == {
-        Lifetime(num_bytes=100, start=0, end=7, first_end=1),
+        Lifetime(num_bytes=100, start=0, ends=(1, 7)),
         lives(8, 3, 4),
         lives(30, 2, 8),
     }

@@ -17,7 +17,13 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
-from meshwise.intra.operands import is_turned, operands_as_read, product_shape, with_edges
+from meshwise.intra.operands import (
+    is_turned,
+    needs_shapes,
+    operands_as_read,
+    product_shape,
+    with_edges,
+)
 from meshwise.intra.values import FUSIBLE, INITIAL, INPUT, OPAQUE, PART, Values
 from meshwise.intra.xla_kinds import (
     ABSORBED,
@@ -167,8 +173,7 @@ class _Emitter:
             operands = with_edges(self.out, time, op, chosen, tensors, self.mesh.sizes, operands)
         if op.kind in SUMS and self._scattered_sum(time, op, chosen, operands):
             return
-        is_product = op.heavy and op.kind == "dot_general"
-        shapes = self._local_shapes(op, chosen) if is_product else ()
+        shapes = self._local_shapes(op, chosen) if needs_shapes(op) else ()
         given = operands
         operands = operands_as_read(self.out, time, op, given, shapes)
         is_rounded = op.heavy and op.kind in PRODUCTS and bool(self.narrow)

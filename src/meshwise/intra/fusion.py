@@ -38,6 +38,7 @@ class Instructions:
         after: Other instructions (positions) that must run before.
         live_out: Buffers that leave the program, in the order of the results.
         over_input: Result buffers that take the place of a donated argument.
+        apart: Result buffers with a place of their own, outside of the heap.
         is_plain: Whether XLA keeps the instruction as it came: a collective, a loop.
         input_users: Further readers of the inputs; inside of a loop XLA counts them too.
         fan: Over how many paths an instruction reaches its operands, where not one.
@@ -51,6 +52,7 @@ class Instructions:
     after: dict[int, list[int]]
     live_out: tuple[int, ...]
     over_input: frozenset[int]
+    apart: frozenset[int]
     is_plain: list[bool]
     input_users: dict[int, int]
     fan: dict[int, int]
@@ -254,6 +256,7 @@ def instructions(values: Values) -> Instructions:
         after=after,
         live_out=tuple(dict.fromkeys(made.root[v] for v in values.outputs if kind[v] != INPUT)),
         over_input=frozenset(over_input | values.placed),
+        apart=frozenset(),
         is_plain=[
             kind[v] == OPAQUE and (values.is_copy[v] or v in values.loops) for v in made.value
         ],

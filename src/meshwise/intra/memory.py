@@ -7,7 +7,7 @@ memory scheduler.  A body runs while what is live around it stays; of the bodies
 largest counts.
 
 The parts: `emitted` (the program of one device), `ynnpack` and `stored` (what gets a buffer),
-`fusion` (what runs), `order` (when), `placement` (where).
+`fusion` (what runs), `order` (when), `result_places` and `placement` (where).
 
 Source: DESIGN decision 9; docs/xla_cpu.md section 3.
 """
@@ -22,6 +22,7 @@ from meshwise.intra.emitted import emitted, emitted_body
 from meshwise.intra.fusion import Instructions, instructions
 from meshwise.intra.order import Inner, Sizes, scheduled_peak
 from meshwise.intra.placement import heap_bytes
+from meshwise.intra.result_places import beside_results
 from meshwise.intra.values import Values
 from meshwise.plan.decision import GraphDecision
 
@@ -79,7 +80,7 @@ def _highest(
     program = instructions(values)
     # Results that overwrite no argument have a place of their own, outside of the heap.
     apart = () if values.is_body else _not_donated(program)
-    program = replace(program, over_input=program.over_input.union(apart))
+    program = replace(program, apart=frozenset(apart))
     place = {v: i for i, v in enumerate(program.value)}
     bodies: dict[int, tuple[int, Peak, Inner]] = {}
     for v, time in values.loops.items():
@@ -95,7 +96,11 @@ def _highest(
                 bodies[place[v]] = (p, *found_inside)
     sizes = Sizes(buffer=values.num_bytes, inner={i: b[2] for i, b in bodies.items()})
     top = scheduled_peak(program, sizes)
-    inside = Inner(num_bytes=top.num_bytes, lifetimes=top.lifetimes, num_steps=top.num_steps)
+    inside = Inner(
+        num_bytes=top.num_bytes,
+        lifetimes=beside_results(top.lifetimes, top.results),
+        num_steps=top.num_steps,
+    )
     if top.instruction < 0:
         return Peak(num_bytes=0, time=(0,), buffers=()), inside
     last = _last_uses(program, values)

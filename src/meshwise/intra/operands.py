@@ -15,6 +15,7 @@ from meshwise.intra.values import FUSIBLE, OPAQUE, VIEW, Values
 from meshwise.plan.decision import OperatorDecision
 
 _INDEX_BYTES = 4
+_SCATTER_ADD = "select_and_scatter_add"
 
 
 def with_edges(
@@ -67,15 +68,15 @@ def operands_as_read(
         time: Position of the operator.
         op: The operator.
         operands: Its operands.
-        shapes: Their shapes on one device; of a dense product only.
+        shapes: Their shapes on one device; where `needs_shapes` says so.
     """
     if op.heavy and op.kind == "dot_general":
         return _dot_operands(out, time, op, operands, shapes)
     if op.kind.startswith("scatter"):
         # Indices and updates in the order of dims that XLA wants.
         return [operands[0], *(out.rewritten(v, time) for v in operands[1:])]
-    if op.kind == "select_and_scatter_add":
-        return _places_of_maxima(out, time, op, operands)
+    if op.kind == _SCATTER_ADD:
+        return _places_of_maxima(out, time, op, operands, shapes[1])
     if op.kind == "conv_general_dilated":
         wanted = (_image_in_order, _kernel_in_order)
         return [
@@ -85,15 +86,35 @@ def operands_as_read(
     return list(operands)
 
 
-def _places_of_maxima(out: Values, time: int, op: Operator, operands: Sequence[int]) -> list[int]:
+def needs_shapes(op: Operator) -> bool:
+    """Whether shapes say how XLA reads the operands."""
+    return op.kind == _SCATTER_ADD or (op.heavy and op.kind == "dot_general")
+
+
+def padded_elements(op: Operator, shape: Sequence[int]) -> int:
+    """Elements of an operand of windows with the padding around it.
+
+    Args:
+        op: A sum over the places that windows select.
+        shape: Of the operand on one device.
+    """
+    found = re.search(r"padding=\(((?:\(\d+, \d+\)(?:, |,)?)+)\)", op.detail)
+    pairs = re.findall(r"\((\d+), (\d+)\)", found[1]) if found else [(0, 0)] * len(shape)
+    return math.prod(n + int(low) + int(high) for n, (low, high) in zip(shape, pairs, strict=True))
+
+
+def _places_of_maxima(
+    out: Values, time: int, op: Operator, operands: Sequence[int], shape: Sequence[int]
+) -> list[int]:
     """XLA finds where in each window the largest element is, by its index along each dim.
 
     Source: SelectAndScatterExpander of XLA:CPU.
     """
     source, operand = operands
     rank = len(op.rule.operands[1])
-    padded = out.rewritten(operand, time)
-    index_bytes = _INDEX_BYTES * out.num_elements(operand)
+    count = padded_elements(op, shape)
+    padded = out.rewritten(operand, time, out.num_bytes[operand] * count // math.prod(shape))
+    index_bytes = _INDEX_BYTES * count
     tensor = out.tensor[operand]
     numbers = [out.add(OPAQUE, (), index_bytes, tensor, time) for _ in range(rank)]
     places_bytes = _INDEX_BYTES * rank * out.num_elements(source)

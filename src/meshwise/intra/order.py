@@ -27,6 +27,7 @@ class Peak:
         instruction: What runs then.
         buffers: What is live then.
         lifetimes: All values of the order, those inside of loops too.
+        results: Lifetimes of what has a place of its own.
         num_steps: How long the order is; the lifetimes lie within.
     """
 
@@ -34,6 +35,7 @@ class Peak:
     instruction: int
     buffers: tuple[int, ...]
     lifetimes: tuple[Lifetime, ...]
+    results: tuple[Lifetime, ...]
     num_steps: int
 
 
@@ -169,12 +171,14 @@ def _ranks(
 class _Places:
     """Lifetimes while an order is walked; lives only inside `simulate`."""
 
-    def __init__(self, size: Sequence[int]) -> None:
+    def __init__(self, size: Sequence[int], result_bytes: dict[int, int]) -> None:
         self.size = size
+        self.result_bytes = result_bytes  # Of results with places of their own.
         self.clock = 0
-        # Live buffer -> start, and end of the first value in its place (-1: it is this one).
-        self.since: dict[int, tuple[int, int]] = {}
+        # Live buffer -> start of its place, and ends of the values in it before.
+        self.since: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.closed: list[Lifetime] = []
+        self.results: list[Lifetime] = []
 
     def run(self, inner: Inner | None, defined: Sequence[int], overwritten: dict[int, int]) -> None:
         """One instruction, after the body that it runs, if any."""
@@ -183,32 +187,34 @@ class _Places:
             self.closed.extend(x.later(begun) for x in inner.lifetimes)
             self.clock += inner.num_steps
         for b in defined:
-            self.since[b] = (begun, -1)  # The stacked results of a loop are there while it runs.
+            self.since[b] = (begun, ())  # The stacked results of a loop are there while it runs.
         for d, b in overwritten.items():
-            start, first_end = self.since.pop(d)
-            self.since[b] = (start, begun if first_end < 0 else first_end)
+            start, ends = self.since.pop(d)
+            self.since[b] = (start, (*ends, begun))
 
-    def close(self, b: int) -> None:
+    def close(self, b: int, *, is_overwritten: bool = False) -> None:
         """The buffer is free after this time."""
-        start, first_end = self.since.pop(b)
-        if self.size[b]:
-            self.closed.append(
+        start, ends = self.since.pop(b)
+        num_bytes = self.result_bytes.get(b, self.size[b])
+        if num_bytes:
+            (self.results if b in self.result_bytes else self.closed).append(
                 Lifetime(
-                    num_bytes=self.size[b],
+                    num_bytes=num_bytes,
                     start=start,
-                    end=self.clock,
-                    first_end=self.clock if first_end < 0 else first_end,
+                    ends=(*ends, self.clock),
+                    is_overwritten=is_overwritten,
                 )
             )
 
 
 def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[int]) -> Peak:
     """Memory of an order: results are there before operands go, unless they lie over them."""
-    size = [0 if b in program.over_input else n for b, n in enumerate(sizes.buffer)]
+    outside = program.over_input | program.apart
+    size = [0 if b in outside else n for b, n in enumerate(sizes.buffer)]
     left = {b: len(readers) + (b in flow.live_out) for b, readers in flow.readers.items()}
     live, best, at = 0, -1, 0
     taken: list[int] = []
-    places = _Places(size)
+    places = _Places(size, {b: sizes.buffer[b] for b in program.apart})
     for place, i in enumerate(order):
         inner = sizes.inner.get(i)
         dying: list[int] = []
@@ -226,8 +232,9 @@ def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[i
         gone = [b for b in dying if b not in overwritten]
         gone += [b for b in program.defines[i] if not left[b]]
         live -= sum(size[b] for b in gone)
+        covered = _overwritten(program, sizes.buffer, i, dying)
         for b in gone:
-            places.close(b)
+            places.close(b, is_overwritten=covered.get(b, -1) in program.apart)
         places.clock += 1
     for b in tuple(places.since):
         places.close(b)
@@ -237,6 +244,7 @@ def simulate(program: Instructions, flow: _Flow, sizes: Sizes, order: Sequence[i
         instruction=order[at] if order else -1,
         buffers=tuple(live_buffers),
         lifetimes=tuple(places.closed),
+        results=tuple(places.results),
         num_steps=places.clock + 1,
     )
 
@@ -258,7 +266,7 @@ def _live_at(program: Instructions, flow: _Flow, order: Sequence[int], at: int) 
     when = {i: place for place, i in enumerate(order)}
     found: list[int] = []
     for b, maker in flow.maker.items():
-        if b in program.over_input or when[maker] > at:
+        if b in program.over_input or b in program.apart or when[maker] > at:
             continue
         last = max((when[i] for i in flow.readers[b]), default=when[maker])
         if b in flow.live_out or last >= at:

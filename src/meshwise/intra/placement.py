@@ -28,22 +28,28 @@ class Lifetime:
     Attributes:
         num_bytes: Its size.
         start: First time at which it is taken.
-        end: Last time.
-        first_end: Last time of the first value in it.
+        ends: Last time of each value in it; there the next one is made over it.
+        is_overwritten: Whether a result of the program may be made over the last one.
     """
 
     num_bytes: int
     start: int
-    end: int
-    first_end: int
+    ends: tuple[int, ...]
+    is_overwritten: bool = False
+
+    @property
+    def end(self) -> int:
+        """Last time."""
+        return self.ends[-1]
 
     def later(self, steps: int) -> Lifetime:
         """The same, some steps later."""
+        ends = tuple(end + steps for end in self.ends)
         return Lifetime(
             num_bytes=self.num_bytes,
             start=self.start + steps,
-            end=self.end + steps,
-            first_end=self.first_end + steps,
+            ends=ends,
+            is_overwritten=self.is_overwritten,
         )
 
 
@@ -57,7 +63,7 @@ def heap_bytes(lifetimes: Sequence[Lifetime], *, is_sure: bool = True) -> int:
         lifetimes: Of all values.
         is_sure: Whether the order of the program is XLA's.
     """
-    by_size = sorted(lifetimes, key=lambda x: (-x.num_bytes, x.start - x.first_end))
+    by_size = sorted(lifetimes, key=lambda x: (-x.num_bytes, x.start - x.ends[0]))
     by_length = sorted(lifetimes, key=lambda x: (x.start - x.end, -x.num_bytes))
     heaps = _placed(by_size), _placed(by_length)
     return min(heaps) if is_sure else max(heaps)
