@@ -73,6 +73,14 @@ def test_a_part_of_a_host_is_a_cluster(tmp_path: Path) -> None:
     assert found["Megatron-LM"].step_time_s <= found["data parallel"].step_time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
+def test_no_method_is_above_ours_where_memory_binds_a_little(tmp_path: Path) -> None:
+    # 0.2 % were left to ALPA's mode, as plans at the usual prices hold less than there is.
+    setting = dataclasses.replace(SETTINGS["moe-1.3b"], microbatches=(32,))
+    ours, theirs = run(setting, (OURS, "Alpa"), Store(tmp_path))
+    assert not is_above(ours.answer, theirs.answer)
+
+
 def test_what_is_known_is_not_planned_again(kept: Store, results: dict[str, Result]) -> None:
     told: list[str] = []
     again = list(run(TOY, METHODS, kept, told.append))

@@ -30,9 +30,10 @@ from meshwise.inter.variants import RunPlan, VariantCosts
 from meshwise.intra.problem import objective
 from meshwise.intra.within import Effort, Within
 
-# A step that may become faster by less than this part of it is left alone: the bound is of plans
-# that mostly do not fit, so that about half of it is within reach, and large models are dear.
-_WORTH = 2e-2
+# A step that may become faster by less than this part of it, for each layer that would be planned
+# again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is
+# within reach, and the time to plan grows with the layers.
+_WORTH_PER_LAYER = 2e-4
 # Limits of the row that are tried, and the part of a device's memory that may stay unused.
 _LIMITS, _UNUSED = 4, 0.01
 
@@ -70,7 +71,7 @@ def replanned(
         return found
     runs: dict[tuple[tuple[int, ...], float], _Run] = {}
     todo = list(_tight(found, costs))
-    while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _WORTH):
+    while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _worth(todo)):
         tight = max(todo, key=lambda t: t.gain_s)
         todo.remove(tight)
         first, last = tight.stage.first_layer, tight.stage.last_layer
@@ -115,6 +116,12 @@ def _tight(found: Found, costs: VariantCosts) -> Iterator[_Tight]:
                 memory_bytes=memory_bytes,
                 gain_s=gain_s,
             )
+
+
+def _worth(todo: Sequence[_Tight]) -> float:
+    """The part of a step that must be within reach."""
+    layers = sum(t.stage.last_layer - t.stage.first_layer + 1 for t in todo)
+    return _WORTH_PER_LAYER * layers
 
 
 def _least_s(
