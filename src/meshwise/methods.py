@@ -13,7 +13,13 @@ from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
 PipelineScheduleName = Literal[
-    "1f1b", "eager-1f1b", "gpipe", "zero-bubble-h1", "1f1b-delayed", "eager-1f1b-delayed"
+    "1f1b",
+    "eager-1f1b",
+    "gpipe",
+    "interleaved-1f1b",
+    "zero-bubble-h1",
+    "1f1b-delayed",
+    "eager-1f1b-delayed",
 ]
 
 
@@ -54,8 +60,9 @@ class Auto:
         stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
             which is planned as a whole and faster.
         schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
-            transfers, "gpipe", "zero-bubble-h1", which computes gradients of weights later,
-            or "1f1b-delayed" and "eager-1f1b-delayed", which do so as late as covers transfers.
+            transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
+            "zero-bubble-h1", which computes gradients of weights later, or "1f1b-delayed" and
+            "eager-1f1b-delayed", which do so as late as covers transfers.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
     """

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
-from meshwise.errors import TraceError
+from meshwise.errors import PlanError, TraceError
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.finish import finished, stage_decisions
+from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
@@ -20,7 +21,7 @@ from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.replan import replanned
 from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import LayerTimes
+from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.pinned_search import pinned_search
 from meshwise.pipeline_pins import PipelinePin, read_pins
 from meshwise.plan.decision import GraphDecision
@@ -245,6 +246,9 @@ def planned_layers(
             other, the cluster or its memory.
         PinError: a pin names nothing.
     """
+    interleaving = [schedule for schedule in options.schedules if schedule.chunks > 1]
+    if interleaving:
+        return _interleaved(layers, cluster, options, interleaving, report, pins, times)
     source, found, costs = pinned_search(layers, cluster, options, pins, report, times)
     found = replanned(found, costs, report)
     space = found.plan.space
@@ -266,6 +270,48 @@ def planned_layers(
     )
     decisions = stage_decisions(found, costs)
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+
+
+def _interleaved(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    interleaving: Sequence[PipelineSchedule],
+    report: Callable[[str], object],
+    pins: Sequence[PipelinePin],
+    times: LayerTimes | None,
+) -> PlannedPipeline:
+    """The fastest by simulation of interleaved pipelines and of those of the other schedules."""
+    if pins or times is not None:
+        what = f"pins ({', '.join(pin.text for pin in pins)})" if pins else "measured layers"
+        raise PlanError(
+            f"schedule interleaved-1f1b does not go together with {what} yet; leave one of them out"
+        )
+    others = tuple(schedule for schedule in options.schedules if schedule.chunks == 1)
+    planned: list[PlannedPipeline] = []
+    if others:
+        planned.append(planned_layers(layers, cluster, replace(options, schedules=others), report))
+    costs = VariantCosts(layers, options.intra)
+    for schedule in interleaving:
+        for found in interleaved_pipelines(cluster, options, schedule, costs, report):
+            plan, timeline = finished(
+                layers,
+                cluster,
+                found,
+                costs,
+                batch_size=layers.batch_size,
+                step_flop=options.step_flop,
+                tied=layers.tied_names(),
+                cuts=layers.ranges,
+            )
+            # The closed form is of equal stages; what is simulated is what is promised.
+            seconds = timeline.step_time_s
+            plan = replace(plan, step_time_s=seconds, bound_s=seconds)
+            decisions = stage_decisions(found, costs)
+            planned.append(
+                PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+            )
+    return min(planned, key=lambda p: p.plan.simulated_s)
 
 
 def _asked(request: PipelineRequest) -> Iterator[PipelinePin]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import Cluster
@@ -16,7 +17,10 @@ from meshwise.inter.split_stage import SplitLayer, at_peak, with_weights_apart
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
 from meshwise.plan.decision import GraphDecision
+from meshwise.schedules.delay import with_delays
+from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.timeline import Timeline
 
 # Seconds of the forward and backward pass by the `id` of a plan of a layer.
@@ -77,19 +81,28 @@ def finished(
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
     first = [s.first_device for s in chosen]
-    if all(found.problem.costs.submeshes[s.submesh].starts is None for s in chosen):
+    schedule, count = found.problem.schedule, found.problem.num_microbatches
+    is_placed = any(found.problem.costs.submeshes[s.submesh].starts is not None for s in chosen)
+    if schedule.chunks == 1 and not is_placed:
         first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
+    num_meshes = len(set(first))
+    table = make_schedule(
+        schedule.table_name,
+        num_stages=len(chosen),
+        num_microbatches=count,
+        num_meshes=num_meshes,
+    )
     passes: _Passes = {}
     decisions = _Decisions()
     stages = tuple(
-        _stage(source, found, costs, stage, index, place, passes, decisions)
+        _stage(source, found, costs, stage, index, place, passes, decisions, table)
         for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
     )
-    schedule, count = found.problem.schedule, found.problem.num_microbatches
+    if num_meshes < len(stages):
+        stages = _on_shared_meshes(stages, table)
     delays = asked_delays(schedule, stages, cluster, count)
-    table = make_schedule(
-        schedule.table_name, num_stages=len(stages), num_microbatches=count, delays=delays
-    )
+    if delays:
+        table = with_delays(table, delays)
     if table.splits_backward:
         stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
     timeline = simulate_stages(
@@ -141,6 +154,17 @@ def stage_plan(found: Found, costs: VariantCosts, stage: Stage) -> RunPlan:
     return costs.run_plan(variant, count, stage.first_layer, stage.last_layer)
 
 
+def _on_shared_meshes(
+    stages: Sequence[PipelineStage], table: Schedule
+) -> tuple[PipelineStage, ...]:
+    """With the micro-batches that each holds when its mesh holds most."""
+    sizes = [float(stage.microbatch_bytes) for stage in stages]
+    held: dict[int, int] = {}
+    for mesh in range(table.num_meshes):
+        held |= held_on_mesh(table, mesh, sizes)
+    return tuple(replace(stage, in_flight=held[k]) for k, stage in enumerate(stages))
+
+
 def _stage(
     source: NamedLayers,
     found: Found,
@@ -150,6 +174,7 @@ def _stage(
     first_device: int,
     passes: _Passes,
     decisions: _Decisions,
+    table: Schedule,
 ) -> PipelineStage:
     problem, kind = found.problem, found.kinds[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
@@ -203,9 +228,6 @@ def _stage(
             )
             for k, piece, plan in zip(numbers, pieces, plans, strict=True)
         ),
-    )
-    table = make_schedule(
-        problem.schedule.table_name, num_stages=len(found.plan.stages), num_microbatches=count
     )
     if not (table.splits_backward or problem.schedule.delays_weights):
         return whole

@@ -23,9 +23,15 @@ def check_pipeline(plan: PipelinePlan) -> None:
             f"{plan.batch_size}"
         )
     try:
-        plan.table()
+        table = plan.table()
     except PlanError as error:
         raise PlanError(f"field 'schedule': {error}") from error
+    for number, (m, own) in enumerate(zip(table.mesh_of_stage, plan.mesh_of_stage, strict=True)):
+        if m != own:
+            raise PlanError(
+                f"field 'stages[{number}].first_device': the stage lies on mesh {own}, schedule "
+                f"{plan.schedule} runs it on mesh {m} of {plan.num_meshes}"
+            )
     next_layer = 0
     for number, stage in enumerate(plan.stages):
         _check_layers(stage, f"stages[{number}]", next_layer)
@@ -81,11 +87,19 @@ def check_places(plan: PipelinePlan, cluster: Cluster) -> None:
         for host in first.hosts:
             for device in range(first.first_device, first.first_device + devices):
                 other = owner.setdefault((host, device), number)
-                if other != number:
+                if other != number and not _share_a_mesh(plan.stages[other], stage):
                     raise PlanError(
                         f"field 'stages[{number}].first_device': device {device} of host {host} "
                         f"belongs to stage {other} too"
                     )
+
+
+def _share_a_mesh(one: PipelineStage, other: PipelineStage) -> bool:
+    return (one.first_device, one.submesh, one.mesh) == (
+        other.first_device,
+        other.submesh,
+        other.mesh,
+    )
 
 
 def _check_layers(stage: PipelineStage, where: str, first_layer: int) -> None:

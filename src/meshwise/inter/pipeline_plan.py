@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -65,7 +67,7 @@ class PipelineStage:
         resident_bytes: Held all the time.
         microbatch_bytes: Held for each micro-batch in flight.
         temporary_bytes: On top at the peak.
-        in_flight: Micro-batches in flight at the peak.
+        in_flight: Its micro-batches in flight at the peak of its mesh.
         memory_bytes: What a device has.
         send_bytes: Activations of one micro-batch that go to the next stage.
         layers: Its layers.
@@ -104,11 +106,16 @@ class PipelineStage:
         return hosts * devices
 
     @property
-    def peak_bytes(self) -> int:
-        """Predicted peak of one device."""
+    def held_bytes(self) -> int:
+        """Of one device at the peak of its mesh, what is there only while a program runs apart."""
         late = 0 if self.weights is None else self.weights.waiting * self.weights.held_bytes
         held = self.in_flight * self.microbatch_bytes + late
-        return self.resident_bytes + held + self.temporary_bytes
+        return self.resident_bytes + held
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of one device, as if its mesh had no other stage."""
+        return self.held_bytes + self.temporary_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +175,28 @@ class PipelinePlan:
             self.schedule,
             num_stages=len(self.stages),
             num_microbatches=self.num_microbatches,
+            num_meshes=self.num_meshes,
             delays=self.delays,
+        )
+
+    @property
+    def mesh_of_stage(self) -> tuple[int, ...]:
+        """For each stage the number of its mesh: stages on the same devices share one."""
+        numbers: dict[int, int] = {}
+        return tuple(numbers.setdefault(s.first_device, len(numbers)) for s in self.stages)
+
+    @property
+    def num_meshes(self) -> int:
+        """Meshes; less than stages where the schedule interleaves."""
+        return len(set(self.mesh_of_stage))
+
+    @property
+    def mesh_peak_bytes(self) -> tuple[int, ...]:
+        """Predicted peak of one device of each mesh, with all its stages."""
+        return mesh_peaks(
+            self.mesh_of_stage,
+            [stage.held_bytes for stage in self.stages],
+            [stage.temporary_bytes for stage in self.stages],
         )
 
     @property
@@ -179,7 +207,7 @@ class PipelinePlan:
     @property
     def peak_bytes(self) -> int:
         """Predicted peak of the worst device."""
-        return max(stage.peak_bytes for stage in self.stages)
+        return max(self.mesh_peak_bytes)
 
     def to_json(self) -> str:
         """The plan as JSON text; equal plans give equal bytes."""
@@ -198,3 +226,20 @@ class PipelinePlan:
         from meshwise.inter.pipeline_json import pipeline_from_json
 
         return pipeline_from_json(text)
+
+
+def mesh_peaks(
+    mesh_of_stage: Sequence[int], held_bytes: Sequence[int], temporary_bytes: Sequence[int]
+) -> tuple[int, ...]:
+    """Peak of one device of each mesh: what all its stages hold, and the most that one uses.
+
+    Args:
+        mesh_of_stage: For each stage its mesh.
+        held_bytes: Of each stage when its mesh holds most.
+        temporary_bytes: Of each stage, only while it runs.
+    """
+    held, temporary = Counter[int](), dict.fromkeys(mesh_of_stage, 0)
+    for m, kept, used in zip(mesh_of_stage, held_bytes, temporary_bytes, strict=True):
+        held[m] += kept
+        temporary[m] = max(temporary[m], used)
+    return tuple(held[m] + temporary[m] for m in sorted(temporary))

@@ -127,6 +127,7 @@ SEARCHED = (ONE_F_ONE_B, EAGER)
 CHOICES: Mapping[str, PipelineSchedule] = MappingProxyType(
     {
         **{schedule.name: schedule for schedule in (ONE_F_ONE_B, GPIPE, EAGER, ZERO_BUBBLE)},
+        "interleaved-1f1b": interleaved(2),
         "1f1b-delayed": PipelineSchedule(name="1f1b", hides_transfers=True, delays_weights=True),
         "eager-1f1b-delayed": replace(EAGER, delays_weights=True),
     }

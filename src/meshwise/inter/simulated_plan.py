@@ -45,7 +45,8 @@ class Simulation:
         schedule: Its name in `schedules.registry`.
         num_microbatches: B.
         stages: With the times and bytes that were simulated.
-        memory_bytes: For each stage what a device has.
+        mesh_of_stage: For each stage its mesh.
+        memory_bytes: For each mesh what a device has.
         timeline: What happened.
         notes: What was taken for granted.
     """
@@ -54,13 +55,24 @@ class Simulation:
     schedule: str
     num_microbatches: int
     stages: tuple[PipelineStage, ...]
+    mesh_of_stage: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     timeline: Timeline
     notes: tuple[str, ...]
 
+    def stages_of(self, mesh: int) -> tuple[PipelineStage, ...]:
+        """The stages of a mesh."""
+        pairs = zip(self.mesh_of_stage, self.stages, strict=True)
+        return tuple(stage for m, stage in pairs if m == mesh)
+
+    @property
+    def of_timeline(self) -> str:
+        """What the timeline is of: a `stage` each, or a `mesh` with several stages."""
+        return "stage" if len(self.memory_bytes) == len(self.stages) else "mesh"
+
     @property
     def too_large(self) -> tuple[int, ...]:
-        """The stages that need more memory than a device has."""
+        """The meshes that need more memory than a device has."""
         pairs = zip(self.timeline.peak_bytes, self.memory_bytes, strict=True)
         return tuple(k for k, (peak, limit) in enumerate(pairs) if peak > limit)
 
@@ -90,6 +102,7 @@ def simulate_plan(plan: PipelinePlan, changes: Changes | None = None) -> Simulat
         schedule=schedule,
         num_microbatches=count,
         stages=stages,
+        mesh_of_stage=plan.mesh_of_stage,
         memory_bytes=_memory_bytes(plan, changes.cluster),
         timeline=simulate_stages(
             stages, cluster, schedule, count, hides_transfers=hides, delays=delays
@@ -120,7 +133,7 @@ def simulate_stages(
     Raises:
         PlanError: the schedule does not allow these sizes.
     """
-    places = [_place(stage, cluster) for stage in stages]
+    places = [_place(stage, cluster) for stage in one_a_mesh(stages)]
     return simulate_chunks(
         cluster,
         schedule,
@@ -131,6 +144,14 @@ def simulate_stages(
         hides_transfers=hides_transfers,
         delays=delays,
     )
+
+
+def one_a_mesh(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+    """The first stage of each mesh."""
+    found: dict[int, PipelineStage] = {}
+    for stage in stages:
+        found.setdefault(stage.first_device, stage)
+    return list(found.values())
 
 
 def asked_delays(
@@ -216,12 +237,13 @@ def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
 
 
 def _memory_bytes(plan: PipelinePlan, other: Cluster | None) -> tuple[int, ...]:
-    """What a device of each stage has: the least of its hosts on another cluster."""
+    """What a device of each mesh has: the least of its hosts on another cluster."""
+    stages = one_a_mesh(plan.stages)
     if other is None:
-        return tuple(stage.memory_bytes for stage in plan.stages)
+        return tuple(stage.memory_bytes for stage in stages)
     return tuple(
         min(other.host_at(h).device.memory_bytes for h in _place(stage, other).hosts)
-        for stage in plan.stages
+        for stage in stages
     )
 
 

@@ -33,6 +33,7 @@ def pipeline_text(plan: PipelinePlan) -> str:
             "rllllrrrrrr",
         ),
     ]  # fmt: skip
+    lines += _shared_meshes(plan)
     lines += _weights_apart(plan)
     lines += ["", "step time by number of micro-batches (best found)"]
     rows = [
@@ -69,6 +70,21 @@ def _row(number: int, stage: PipelineStage) -> tuple[str, ...]:
         bytes_text(stage.peak_bytes),
         bytes_text(stage.send_bytes) if stage.send_bytes else "-",
     )
+
+
+def _shared_meshes(plan: PipelinePlan) -> list[str]:
+    """Where meshes have several stages, which, and what these need together."""
+    if plan.num_meshes == len(plan.stages):
+        return []
+    rows = [
+        (
+            str(mesh),
+            ", ".join(str(k) for k, m in enumerate(plan.mesh_of_stage) if m == mesh),
+            bytes_text(peak),
+        )
+        for mesh, peak in enumerate(plan.mesh_peak_bytes)
+    ]
+    return ["", "stages that share a mesh", *table(("mesh", "stages", "peak"), rows, "rlr")]
 
 
 def _weights_apart(plan: PipelinePlan) -> list[str]:

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.simulated_plan import Simulation
+from meshwise.inter.simulated_plan import Simulation, one_a_mesh
 from meshwise.plan.columns import WIDTH, table
 from meshwise.units import bytes_text, flop_text, seconds_text
 
@@ -17,14 +17,14 @@ _STEP_PER_FORWARD = 3
 
 def device_flop_per_s(plan: PipelinePlan, simulation: Simulation) -> float:
     """Useful FLOP a second of each device of the stages, from the forward pass of the model."""
-    devices = sum(stage.num_devices for stage in plan.stages)
+    devices = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     seconds = simulation.timeline.step_time_s
     return _STEP_PER_FORWARD * plan.step_flop / seconds / devices if seconds else 0.0
 
 
 def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
     """What a simulation found, as text."""
-    timeline = simulation.timeline
+    timeline, what = simulation.timeline, simulation.of_timeline
     seconds = timeline.step_time_s
     busy = sum(timeline.busy_s) / (seconds * len(timeline.busy_s)) if seconds else 0.0
     lines = [
@@ -41,27 +41,37 @@ def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
         f"{flop_text(device_flop_per_s(plan, simulation))}/s a device",
         "",
         *table(
-            ("stage", "layers", "works", "of the time", "waits", "peak", "of memory"),
-            [_row(simulation, k) for k in range(len(simulation.stages))],
+            (
+                what,
+                "layers",
+                "works",
+                "of the time",
+                "waits",
+                "peak",
+                "of memory",
+            ),
+            [_row(simulation, m) for m in range(len(simulation.memory_bytes))],
             "rlrrrrr",
         ),
     ]
     notes = list(simulation.notes)
     if simulation.too_large:
         numbers = ", ".join(map(str, simulation.too_large))
-        notes.append(f"does not fit: more memory than a device has in stage {numbers}")
+        notes.append(
+            f"does not fit: more memory than a device has in {simulation.of_timeline} {numbers}"
+        )
     for note in notes:
         lines += ["", *textwrap.wrap(note, WIDTH)]
     return "\n".join(lines) + "\n"
 
 
 def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
-    timeline, stage = simulation.timeline, simulation.stages[number]
+    timeline = simulation.timeline
     busy_s, peak = timeline.busy_s[number], timeline.peak_bytes[number]
     share = busy_s / timeline.step_time_s if timeline.step_time_s else 0.0
     return (
         str(number),
-        f"{stage.first_layer}-{stage.last_layer}",
+        ", ".join(f"{s.first_layer}-{s.last_layer}" for s in simulation.stages_of(number)),
         seconds_text(busy_s),
         f"{share:.1%}",
         seconds_text(timeline.exposed_s[number]),
@@ -83,7 +93,7 @@ def simulation_data(plan: PipelinePlan, simulation: Simulation) -> dict[str, Any
         "exposed_s": max(timeline.exposed_s),
         "device_flop_per_s": device_flop_per_s(plan, simulation),
         "fits": not simulation.too_large,
-        "stages": [
+        "stages" if simulation.of_timeline == "stage" else "meshes": [
             {
                 "busy_s": timeline.busy_s[k],
                 "utilisation": timeline.busy_s[k] / seconds if seconds else 0.0,
@@ -91,7 +101,7 @@ def simulation_data(plan: PipelinePlan, simulation: Simulation) -> dict[str, Any
                 "peak_bytes": timeline.peak_bytes[k],
                 "memory_bytes": simulation.memory_bytes[k],
             }
-            for k in range(len(simulation.stages))
+            for k in range(len(simulation.memory_bytes))
         ],
         "planned": {
             "step_time_s": plan.step_time_s,

@@ -15,7 +15,7 @@ class StageFidelity:
     """One stage, or the whole step on one mesh.
 
     Attributes:
-        predicted_peak_bytes: Memory of one device, as the plan says.
+        predicted_peak_bytes: Memory of one device, as the plan says, with other stages of its mesh.
         compiled_peak_bytes: As XLA says of the compiled programs.
         planned_bytes: Bytes a step by kind of collective, B of FACTS section 1, as the plan says.
         compiled_bytes: As the compiled programs have it.

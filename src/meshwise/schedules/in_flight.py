@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule, Task
 
@@ -56,6 +56,28 @@ def held_at_peak(
             now = now[0] - 1, now[1] + schedule.splits_backward
         elif task.kind == WEIGHT:
             now = now[0], now[1] - 1
+    return best
+
+
+def held_on_mesh(schedule: Schedule, mesh: int, held_bytes: Sequence[float]) -> dict[int, int]:
+    """Micro-batches of each stage of a mesh that are held when the mesh holds most.
+
+    Args:
+        schedule: A schedule that does not split the backward.
+        mesh: The mesh.
+        held_bytes: Of each stage of the pipeline, for a micro-batch from the start of its `F` to
+            the end of its `B`.
+    """
+    now = {k: 0 for k, m in enumerate(schedule.mesh_of_stage) if m == mesh}
+    best, most = dict(now), 0.0
+    for task in schedule.tasks[mesh]:
+        if task.kind == FORWARD:
+            now[task.stage] += 1
+            num_bytes = sum(count * held_bytes[k] for k, count in now.items())
+            if num_bytes > most:
+                best, most = dict(now), num_bytes
+        else:
+            now[task.stage] -= 1
     return best
 
 

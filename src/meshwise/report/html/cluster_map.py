@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.cluster.spec import Cluster
 from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.simulated_plan import one_a_mesh
 from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
 
@@ -45,9 +45,9 @@ def cluster_map(plan: PipelinePlan) -> str:
     y = 0.0
     for start in range(0, len(hosts), a_row):
         for k, host in enumerate(hosts[start : start + a_row]):
-            parts += _host(host, k * each, y, rows[start + k], cluster)
+            parts += _host(host, k * each, y, rows[start + k], plan)
         y += max(rows[start : start + a_row]) + _SPACE
-    used = sum(stage.num_devices for stage in plan.stages)
+    used = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     description = "; ".join(
         f"stage {k} on devices {s.first_device} to {s.first_device + s.num_devices - 1}"
         for k, s in enumerate(plan.stages)
@@ -73,7 +73,7 @@ def _hosts(plan: PipelinePlan) -> list[_Hosts]:
         assert place is not None  # the plan is for this cluster
         for host in place.hosts:
             for device in range(place.first_device, place.first_device + place.num_devices):
-                owner[host, device] = number
+                owner.setdefault((host, device), number)
     found: list[_Hosts] = []
     for host in range(cluster.num_hosts):
         kind = cluster.host_at(host)
@@ -100,12 +100,12 @@ def _width(host: _Hosts) -> int:
     return _columns(host) * (_SIZE + _GAP) - _GAP + 2 * _PAD
 
 
-def _host(host: _Hosts, x: float, y: float, height: float, cluster: Cluster) -> Sequence[str]:
+def _host(host: _Hosts, x: float, y: float, height: float, plan: PipelinePlan) -> Sequence[str]:
     parts = [
         rect(x + 0.5, y + 0.5, _width(host), height - 1, "box", host.name, 6),
         label(x + _PAD, y + _PAD + 10, host.text),
     ]
-    if cluster.is_mixed:
+    if plan.cluster.is_mixed:
         short = host.name if len(host.name) <= 18 else host.name[:17] + "…"
         parts.append(label(x + _width(host) - _PAD, y + _PAD + 10, short, "m e"))
     for device, stage in enumerate(host.stages):
@@ -116,6 +116,9 @@ def _host(host: _Hosts, x: float, y: float, height: float, cluster: Cluster) -> 
         if stage is None:
             parts.append(rect(left, top, _SIZE, _SIZE, "free", where + "no stage", 4))
             continue
-        parts.append(rect(left, top, _SIZE, _SIZE, stage_class(stage), f"{where}stage {stage}", 4))
+        meshes = plan.mesh_of_stage
+        mine = [k for k, mesh in enumerate(meshes) if mesh == meshes[stage]]
+        tip = f"{where}stage {', '.join(map(str, mine))}"
+        parts.append(rect(left, top, _SIZE, _SIZE, stage_class(stage), tip, 4))
         parts.append(label(left + _SIZE / 2, top + 17.5, stage, "on c"))
     return parts

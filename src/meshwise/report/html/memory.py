@@ -20,7 +20,7 @@ def memory_charts(simulation: Simulation) -> str:
     """The section of the page."""
     timeline = simulation.timeline
     top = max(*timeline.peak_bytes, *simulation.memory_bytes) * 1.04
-    charts = [_chart(simulation, number, top) for number in range(len(simulation.stages))]
+    charts = [_chart(simulation, number, top) for number in range(len(simulation.memory_bytes))]
     dense = any(len(steps) > _MOST_STEPS for steps in timeline.memory)
     note = (
         " Between the least (dark) and the most (light) of each moment it goes up and down with "
@@ -29,9 +29,9 @@ def memory_charts(simulation: Simulation) -> str:
         else ""
     )
     return (
-        "<h2>Memory over time</h2><p>Of one device of each stage in the simulated step: what is "
-        "held all the time, activations of the micro-batches in flight, temporary values. The "
-        f"dashed line is what a device has.{note}</p>"
+        f"<h2>Memory over time</h2><p>Of one device of each {simulation.of_timeline} in the "
+        "simulated step: what is held all the time, activations of the micro-batches in flight, "
+        f"temporary values. The dashed line is what a device has.{note}</p>"
         '<div class="charts">' + "".join(f"<div>{chart}</div>" for chart in charts) + "</div>"
     )
 
@@ -65,7 +65,7 @@ def _chart(simulation: Simulation, number: int, top: float) -> str:
             parts.append(_area(points, x_of(end), floor, kind, opacity))
     y = y_of(limit)
     parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "limit"))
-    title = f"stage {number}: peak {bytes_text(peak)}"
+    title = f"{simulation.of_timeline} {number}: peak {bytes_text(peak)}"
     share = f"{peak / limit:.0%} of {bytes_text(limit)}" if limit else "no limit"
     over = " limit-text" if peak > limit else ""
     parts += [
@@ -78,7 +78,11 @@ def _chart(simulation: Simulation, number: int, top: float) -> str:
     ]
     description = f"{title}, {share}; over a step of {seconds_text(timeline.step_time_s)}"
     return picture(
-        f"memory{number}", f"Memory of stage {number}", description, (_WIDTH, _HEIGHT), parts
+        f"memory{number}",
+        f"Memory of {simulation.of_timeline} {number}",
+        description,
+        (_WIDTH, _HEIGHT),
+        parts,
     )
 
 

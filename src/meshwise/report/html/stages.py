@@ -22,15 +22,16 @@ def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
         "<h2>Stages</h2><p>Forward, backward and gathers (putting together what other "
         "stages send) are seconds of one micro-batch, once those of "
         "gradient synchronisation and update; bytes are of one device. Works is the share of the "
-        "simulated step in which the stage computes, waits how long it idles for a transfer.</p>"
+        "simulated step in which the stage computes, waits how long it idles for a transfer; "
+        "these, what is simulated, and memory are of the whole mesh where stages share one.</p>"
         + html_table(_HEADER, rows, "rlllll" + "r" * 14)
     )
 
 
 def _row(plan: PipelinePlan, simulation: Simulation, number: int) -> tuple[str, ...]:
-    stage, timeline = plan.stages[number], simulation.timeline
-    busy_s, step_s = timeline.busy_s[number], timeline.step_time_s
-    over = ' class="warn"' if number in simulation.too_large else ""
+    stage, timeline, mesh = plan.stages[number], simulation.timeline, plan.mesh_of_stage[number]
+    busy_s, step_s = timeline.busy_s[mesh], timeline.step_time_s
+    over = ' class="warn"' if mesh in simulation.too_large else ""
     return (
         f'<span class="badge {stage_class(number)}">{number}</span>',
         _range(stage.first_layer, stage.last_layer),
@@ -43,14 +44,14 @@ def _row(plan: PipelinePlan, simulation: Simulation, number: int) -> tuple[str, 
         seconds_text(stage.gather_s) if stage.gather_s else "-",
         seconds_text(stage.once_s),
         f"{busy_s / step_s:.1%}" if step_s else "-",
-        seconds_text(timeline.exposed_s[number]),
+        seconds_text(timeline.exposed_s[mesh]),
         bytes_text(stage.resident_bytes),
         bytes_text(stage.microbatch_bytes),
         str(stage.in_flight),
         bytes_text(stage.temporary_bytes),
         bytes_text(stage.peak_bytes),
-        f"<span{over}>{bytes_text(timeline.peak_bytes[number])}</span>",
-        bytes_text(simulation.memory_bytes[number]),
+        f"<span{over}>{bytes_text(timeline.peak_bytes[mesh])}</span>",
+        bytes_text(simulation.memory_bytes[mesh]),
         bytes_text(stage.send_bytes) if stage.send_bytes else "-",
     )
 

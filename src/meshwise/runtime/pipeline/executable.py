@@ -222,9 +222,10 @@ def has_room_for_stacks(
         sizes: For each mesh the bytes of each buffer on one device.
     """
     live = live_bytes(pipeline.program, sizes)[: pipeline.commit]
-    for m, stage in zip(pipeline.schedule.mesh_of_stage, plan.stages, strict=True):
+    predicted = plan.mesh_peak_bytes
+    for m, stage in zip(plan.mesh_of_stage, plan.stages, strict=True):
         stacks = ends.state_bytes(frozenset(pipeline.meshes[m].devices.flat))
-        peak = max([stage.peak_bytes, *(now[m] for now in live)])
+        peak = max([predicted[m], *(now[m] for now in live)])
         if stacks and stacks + peak > stage.memory_bytes:
             return False
     return True

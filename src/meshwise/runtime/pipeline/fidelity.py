@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_plan import PipelinePlan, mesh_peaks
 from meshwise.inter.split_backward import split_backward
 from meshwise.plan.collectives import Collective, collectives
 from meshwise.program.instructions import Run
@@ -42,12 +42,12 @@ def stage_fidelities(pipeline: Pipeline, plan: PipelinePlan) -> tuple[StageFidel
     peaks = stage_peaks(pipeline, plan)
     return tuple(
         StageFidelity(
-            predicted_peak_bytes=stage.peak_bytes,
+            predicted_peak_bytes=plan.mesh_peak_bytes[m],
             compiled_peak_bytes=peak,
             planned_bytes=dict(sorted(mine.items())),
             compiled_bytes=dict(sorted(theirs.items())),
         )
-        for stage, peak, mine, theirs in zip(plan.stages, peaks, planned, compiled, strict=True)
+        for m, peak, mine, theirs in zip(plan.mesh_of_stage, peaks, planned, compiled, strict=True)
     )
 
 
@@ -73,11 +73,14 @@ def planned_collectives(
 
 
 def stage_peaks(pipeline: Pipeline, plan: PipelinePlan) -> list[int]:
-    """Memory of one device of each stage, as XLA reports it for the programs."""
-    found: list[int] = []
+    """Memory of one device of each stage's mesh, as XLA reports it for the programs."""
+    held: list[int] = []
+    temporary: list[int] = []
     for number, stage in enumerate(plan.stages):
         mine = [layer for layer in pipeline.compiled if layer.stage == number]
         parts = measured_footprint(mine)
         waiting = 0 if stage.weights is None else stage.weights.waiting
-        found.append(parts.peak_bytes(stage.in_flight, waiting))
-    return found
+        temporary.append(parts.temporary_bytes)
+        held.append(parts.peak_bytes(stage.in_flight, waiting) - parts.temporary_bytes)
+    of_meshes = mesh_peaks(plan.mesh_of_stage, held, temporary)
+    return [of_meshes[m] for m in plan.mesh_of_stage]

@@ -1,0 +1,177 @@
+"""Interleaved 1F1B by name: cuts, memory, prediction and meaning of several stages a mesh."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import meshwise as mw
+from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.interleave import best_cuts
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.simulated_plan import simulate_plan
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.report.pipeline_text import pipeline_text
+from meshwise.report.simulation_text import simulation_text
+from meshwise.schedules.in_flight import held_on_mesh, in_flight
+from meshwise.schedules.registry import make_schedule
+
+NAME = "interleaved-1f1b"
+
+
+@given(
+    costs=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    parts=st.integers(1, 4),
+    missing=st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=3),
+)
+def test_cuts_are_the_best_of_all(
+    costs: list[int], parts: int, missing: set[tuple[int, int]]
+) -> None:
+    count = len(costs)
+    cost = np.full((count, count), np.inf)
+    for i, j in itertools.combinations_with_replacement(range(count), 2):
+        if (i, j) not in missing:
+            cost[i, j] = sum(costs[i : j + 1])
+
+    def value(bounds: tuple[int, ...]) -> tuple[float, float]:
+        runs = [cost[a, b - 1] for a, b in itertools.pairwise((0, *bounds, count))]
+        return max(runs), sum(r * r for r in runs)
+
+    every = [value(bounds) for bounds in itertools.combinations(range(1, count), parts - 1)]
+    finite = [v for v in every if np.isfinite(v[0])]
+    found = best_cuts(cost, parts)
+    if not finite or parts > count:
+        assert found is None
+        return
+    assert found is not None
+    assert [first for first, _ in found[1:]] == [last + 1 for _, last in found[:-1]]
+    assert value(tuple(first for first, _ in found[1:])) == min(finite)
+
+
+@given(n=st.integers(1, 4), v=st.integers(1, 3), rounds=st.integers(1, 3), seed=st.integers(0, 99))
+def test_what_a_mesh_holds_is_the_most_of_any_time(n: int, v: int, rounds: int, seed: int) -> None:
+    table = make_schedule(NAME, num_stages=n * v, num_microbatches=n * rounds, num_meshes=n)
+    sizes = [float(x) for x in np.random.default_rng(seed).integers(1, 9, n * v)]
+    for mesh, tasks in enumerate(table.tasks):
+        held = held_on_mesh(table, mesh, sizes)
+        assert all(held[k] <= in_flight(table)[k] for k in held)
+        now, most = 0.0, 0.0
+        for task in tasks:
+            now += sizes[task.stage] * (1 if task.kind == "F" else -1)
+            most = max(most, now)
+        assert sum(count * sizes[k] for k, count in held.items()) == most
+
+
+def step(**options: Any) -> tuple[Any, Any]:
+    made, args = gpt_step(CLIPPED)
+    method = mw.Auto(stages=options.pop("stages", 4), schedule=NAME)
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    options = {"num_microbatches": 4} | options
+    return mw.parallelize(made, method=method, cluster=cluster, **options), args
+
+
+@pytest.fixture(scope="module")
+def plan() -> PipelinePlan:
+    with jax.enable_x64(True):
+        parallel, args = step()
+        found = parallel.plan(*args)
+    assert isinstance(found, PipelinePlan)
+    return found
+
+
+def test_meshes_take_turns(plan: PipelinePlan) -> None:
+    assert plan.mesh_of_stage == (0, 1, 0, 1)
+    assert plan.num_meshes == 2
+    assert [stage.first_device for stage in plan.stages] == [0, 1, 0, 1]
+    assert plan.table().mesh_of_stage == plan.mesh_of_stage
+    text = pipeline_text(plan)
+    assert "stages that share a mesh" in text
+    assert "0, 2" in text
+
+
+def test_what_is_predicted_is_what_is_simulated(plan: PipelinePlan) -> None:
+    simulation = simulate_plan(plan)
+    assert simulation.timeline.step_time_s == plan.simulated_s == plan.step_time_s
+    assert simulation.timeline.peak_bytes == plan.mesh_peak_bytes
+    assert plan.peak_bytes == max(plan.mesh_peak_bytes)
+    assert plan.peak_bytes > max(stage.peak_bytes for stage in plan.stages)
+    assert simulation.too_large == ()
+    assert "mesh" in simulation_text(plan, simulation)
+
+
+def test_a_file_keeps_it_and_an_edited_one_is_refused(plan: PipelinePlan) -> None:
+    assert PipelinePlan.from_json(plan.to_json()) == plan
+    moved = [*plan.stages[:2], plan.stages[3], replace(plan.stages[2], first_device=0)]
+    stages = tuple(
+        replace(old, first_device=new.first_device)
+        for old, new in zip(plan.stages, moved, strict=True)
+    )
+    with pytest.raises(PlanError, match=r"stages\[2\].first_device.*mesh 1.* on mesh 0 of 2"):
+        PipelinePlan.from_json(replace(plan, stages=stages).to_json())
+    other = replace(plan, schedule="1f1b")
+    with pytest.raises(PlanError, match="field 'schedule'"):
+        PipelinePlan.from_json(other.to_json())
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 3}, "no 3 stages on 2 devices .* 2 times as many as equal meshes"),
+        ({"num_microbatches": 1}, r"micro-batches \(1\) a multiple of the meshes"),
+        ({"pins": {"**/kernel": mw.Pin(forbid="x")}}, "does not go together with pins"),
+    ],
+)
+def test_what_cannot_be_interleaved_is_refused(options: dict[str, Any], message: str) -> None:
+    parallel, args = step(**options)
+    with pytest.raises(PlanError, match=message):
+        parallel.plan(*args)
+
+
+@pytest.mark.usefixtures("x64")
+def test_too_little_memory_is_told() -> None:
+    parallel, args = step(memory_bytes=100_000)
+    with pytest.raises(InfeasibleError, match="no interleaved pipeline fits.*of 97.7 KiB"):
+        parallel.plan(*args)
+
+
+@pytest.mark.usefixtures("quick_steps", "x64")
+def test_its_file_trains_as_on_one_device(plan: PipelinePlan) -> None:
+    made, args = gpt_step(CLIPPED)
+    expected = [host(x) for x in jax.tree.leaves(jax.jit(made)(*args))]
+    kept = PipelinePlan.from_json(plan.to_json())
+    replayed = mw.parallelize(made, method=mw.Replay(kept), num_microbatches=4)
+    assert_equal([host(x) for x in jax.tree.leaves(replayed(*args))], expected)
+    assert replayed.plan(*args) == plan
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_steps", "x64")
+def test_it_trains_as_on_one_device() -> None:
+    parallel, args = step()
+    expected = [host(x) for x in jax.tree.leaves(jax.jit(gpt_step(CLIPPED)[0])(*args))]
+    assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)
+
+
+@pytest.mark.slow
+def test_memory_of_its_stages_is_that_of_xla() -> None:
+    made = model_step(model_config("gpt-small"), 8, optax.adam(1e-3))
+    state = jax.eval_shape(made.create, jax.random.key(0))
+    parallel = mw.parallelize(
+        made.step,
+        method=mw.Auto(stages=4, schedule=NAME),
+        cluster=mw.Cluster.local(),
+        num_microbatches=4,
+    )
+    for stage in parallel.fidelity(state, made.batch):
+        assert 0.97 <= stage.predicted_peak_bytes / stage.compiled_peak_bytes <= 1.12
