@@ -57,7 +57,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     (layers, flop), (found, costs) = gpt, tight
     told: list[str] = []
     better = replanned(found, costs, told.append)
-    assert told == ["layers 0 to 2 within the memory of their stage"]
+    assert told[0] == "layers 0 to 2 within the memory of their stage"
     assert better.plan.total_s < 0.1 * found.plan.total_s
     (stage,) = better.plan.stages
     plan = stage_plan(better, costs, stage)

@@ -86,7 +86,39 @@ def replanned(
         if plan is not None:
             better = _with_plan(found, tight.stage, plan)
             found = better if better.plan.total_s <= found.plan.total_s else found
-    return found
+    return _on_all_devices(found, costs, report)
+
+
+def _on_all_devices(found: Found, costs: VariantCosts, report: Callable[[str], object]) -> Found:
+    """One stage instead, if its plans within the memory of a device are faster.
+
+    At the prices of the search it does not fit or takes longer; of pipelines with more stages the
+    search has many to choose from, of one stage few.
+    """
+    other = found.whole
+    if other is None:
+        return found
+    (stage,), problem = other.plan.stages, other.problem
+    count = problem.num_microbatches
+    worth_s = found.plan.total_s * (1 - _WORTH_PER_LAYER * problem.costs.num_layers)
+    if other.plan.total_s >= worth_s:
+        return found
+    before = stage_plan(other, costs, stage)
+    if _seconds(before, count) >= worth_s:
+        return found
+    report(f"B={count}: one stage within the memory of its devices")
+    variant = other.variants[stage.submesh][stage.variant]
+    networks = costs.networks(variant, count, stage.first_layer, stage.last_layer)
+    assert networks is not None
+    memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
+    run = _Run(networks, problem.schedule.in_flight(1, 1, count), costs)
+    plan = run.fastest(memory_bytes, before, at_most_s=found.plan.total_s)
+    if plan is None:
+        return found
+    better = _with_plan(other, stage, plan)
+    if better.plan.total_s >= found.plan.total_s:
+        return found
+    return replace(better, tried={**found.tried, count: better.plan.total_s})
 
 
 def _tight(found: Found, costs: VariantCosts) -> Iterator[_Tight]:
@@ -181,9 +213,17 @@ class _Run:
         self.within = Within(self.joint.problem(0.0), effort, like)
         self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
 
-    def fastest(self, memory_bytes: float, before: RunPlan) -> RunPlan | None:
-        """The fastest plan met that fits; None if none is faster than the one before."""
-        best, best_s = None, _seconds(before, self._count)
+    def fastest(
+        self, memory_bytes: float, before: RunPlan, at_most_s: float | None = None
+    ) -> RunPlan | None:
+        """The fastest plan met that fits.
+
+        Args:
+            memory_bytes: Of a device.
+            before: A plan of the same layers; its temporary values are the first guess.
+            at_most_s: Seconds of a step that it must stay below; those of `before` if left out.
+        """
+        best, best_s = None, _seconds(before, self._count) if at_most_s is None else at_most_s
         limit = memory_bytes - max(e.memory.temporary_bytes for e in before.entries)
         seen: set[tuple[int, ...]] = set()
         for _ in range(_LIMITS):

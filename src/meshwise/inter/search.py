@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
@@ -24,6 +24,7 @@ from meshwise.inter.anywhere import build_placed
 from meshwise.inter.infeasible import what_is_missing
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.microbatch_counts import Group, bounds_of, groups
+from meshwise.inter.objective import step_time
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.search_space import (
     SearchOptions,
@@ -62,6 +63,8 @@ class Found:
         tried: Seconds of the best step for each number of micro-batches; infinite where nothing
             fits that is faster than the best.
         replanned: Plans of stages that are better than those of their variants (`replan`).
+        whole: One stage on all devices that might be faster if it fitted; what is known of its
+            costs may be bounds.  None if there is no such stage.
     """
 
     plan: StagePlan
@@ -70,6 +73,7 @@ class Found:
     variants: tuple[tuple[Variant, ...], ...]
     tried: dict[int, float]
     replanned: dict[Stage, RunPlan] = field(default_factory=dict[Stage, RunPlan])
+    whole: Found | None = None
 
 
 def search(
@@ -190,13 +194,50 @@ class _Search:
             for s in best.plan.stages:
                 way = self.variants[s.submesh][s.variant]
                 self.costs.run_plan(way, best.known.count, s.first_layer, s.last_layer)
-        return Found(
+        found = Found(
             plan=best.plan,
             problem=best.problem,
             kinds=tuple(self.kinds),
             variants=tuple(self.variants),
             tried=self.tried,
         )
+        return replace(found, whole=self._whole(best, found))
+
+    def _whole(self, best: _Candidate, found: Found) -> Found | None:
+        """The most promising stage on all devices, at the lowest price of memory."""
+        if self.rule is not None or self.options.pins or self.options.num_stages not in (None, 1):
+            return None
+        promising: list[tuple[float, int, _Known, Stage]] = []
+        taken = [
+            (best.known, s.submesh, self.variants[s.submesh][s.variant]) for s in best.plan.stages
+        ]
+        for known in self.known:
+            costs = known.table.costs()
+            last = costs.num_layers - 1
+            for m, kind in enumerate(self.kinds):
+                if kind.num_devices != self.cluster.num_devices:
+                    continue
+                seen = {(w.mesh, w.remat) for k, n, w in taken if (k, n) == (known, m)}
+                for v, way in enumerate(self.variants[m]):
+                    at = (0, last, m, v)
+                    total_s = known.count * float(costs.busy_s[at]) + float(costs.once_s[at])
+                    if (way.mesh, way.remat) not in seen and total_s < best.plan.total_s:
+                        stage = Stage(
+                            first_layer=0, last_layer=last, submesh=m, variant=v, first_device=0
+                        )
+                        promising.append((total_s, len(promising), known, stage))
+                    seen.add((way.mesh, way.remat))
+        if not promising:
+            return None
+        total_s, _, known, stage = min(promising)
+        problem = self._problem(known, self.options.schedules[0])
+        plan = replace(
+            best.plan,
+            stages=(stage,),
+            time=step_time(problem, (stage,)),
+            bound_s=min(best.plan.bound_s, total_s),
+        )
+        return replace(found, plan=plan, problem=problem)
 
     def _best_of(self, group: Group, cutoff: float) -> _Candidate | None:
         """The fastest step for some numbers of micro-batches; None if none takes less."""
