@@ -267,6 +267,7 @@ def test_pins_of_what_is_not_there(pins: Any, error: type[Exception], message: s
         ("stages=a", "write a number of stages, or their layers"),
         ("microbatches=x", "at least 1"),
         ("schedule=fast", "no such schedule; there are 1f1b, gpipe"),
+        ("schedule=interleaved-1f1b", "does not go together with pins yet"),
         ("remat.0=some", "one of none, selective, full"),
         ("mesh.0=2by4", "as 2x4"),
         ("submesh.0=8", "hosts x devices"),

@@ -152,6 +152,11 @@ def _schedule(text: str, value: Any) -> Schedule:
         return value
     if value not in CHOICES:
         raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(CHOICES)}")
+    if CHOICES[value].chunks > 1:
+        raise PinError(
+            f"pin {text!r}: this schedule does not go together with pins yet; ask for it with "
+            f"--schedule {value} or Auto(schedule={value!r}), without pins"
+        )
     return CHOICES[value]
 
 

@@ -12,7 +12,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import PlanError, TraceError
 from meshwise.inter.clustering import Ranges
-from meshwise.inter.finish import finished, stage_decisions
+from meshwise.inter.finish import NamedLayers, finished, stage_decisions
 from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import REMATS, Remat
@@ -20,6 +20,7 @@ from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.replan import replanned
+from meshwise.inter.search import Found
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.pinned_search import pinned_search
@@ -258,6 +259,18 @@ def planned_layers(
         space = f"{space}; layers that were planned are measured, others bounded by the model"
     if space != found.plan.space:
         found = replace(found, plan=replace(found.plan, space=space))
+    return _planned(layers, source, cluster, options, found, costs)
+
+
+def _planned(
+    layers: Layering,
+    source: NamedLayers,
+    cluster: Cluster,
+    options: SearchOptions,
+    found: Found,
+    costs: VariantCosts,
+) -> PlannedPipeline:
+    """What was found as a plan that can be read, simulated and run."""
     plan, timeline = finished(
         source,
         cluster,
@@ -294,23 +307,11 @@ def _interleaved(
     costs = VariantCosts(layers, options.intra)
     for schedule in interleaving:
         for found in interleaved_pipelines(cluster, options, schedule, costs, report):
-            plan, timeline = finished(
-                layers,
-                cluster,
-                found,
-                costs,
-                batch_size=layers.batch_size,
-                step_flop=options.step_flop,
-                tied=layers.tied_names(),
-                cuts=layers.ranges,
-            )
+            made = _planned(layers, layers, cluster, options, found, costs)
             # The closed form is of equal stages; what is simulated is what is promised.
-            seconds = timeline.step_time_s
-            plan = replace(plan, step_time_s=seconds, bound_s=seconds)
-            decisions = stage_decisions(found, costs)
-            planned.append(
-                PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
-            )
+            seconds = made.timeline.step_time_s
+            plan = replace(made.plan, step_time_s=seconds, bound_s=seconds)
+            planned.append(replace(made, plan=plan))
     return min(planned, key=lambda p: p.plan.simulated_s)
 
 

@@ -18,7 +18,8 @@ from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.interleave import best_cuts
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.simulated_plan import simulate_plan
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
+from meshwise.inter.simulated_plan import Changes, simulate_plan
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.report.pipeline_text import pipeline_text
@@ -106,6 +107,8 @@ def test_what_is_predicted_is_what_is_simulated(plan: PipelinePlan) -> None:
     assert plan.peak_bytes == max(plan.mesh_peak_bytes)
     assert plan.peak_bytes > max(stage.peak_bytes for stage in plan.stages)
     assert simulation.too_large == ()
+    with pytest.raises(PlanError, match="1f1b needs 1 on each mesh; the plan has 4 stages on 2"):
+        simulate_plan(plan, Changes(schedule=ONE_F_ONE_B))
     assert "mesh" in simulation_text(plan, simulation)
 
 

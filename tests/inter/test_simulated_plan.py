@@ -115,8 +115,8 @@ def test_what_does_not_fit_is_named() -> None:
             r"field 'stages\[2\]': 2 devices .* not in cluster '1x p3.8xlarge' of 1 hosts and 4",
         ),
         (Changes(num_microbatches=5), "5 micro-batches do not divide the batch of 32"),
-        (Changes(schedule=PipelineSchedule(name="interleaved-1f1b", chunks=2), num_microbatches=2),
-         "2 micro-batches are no multiple of 4 meshes"),
+        (Changes(schedule=PipelineSchedule(name="interleaved-1f1b", chunks=2)),
+         "interleaved-1f1b needs 2 on each mesh; the plan has 4 stages on 4 meshes"),
     ],
 )  # fmt: skip
 def test_changes_that_do_not_fit(changes: Changes, message: str) -> None:

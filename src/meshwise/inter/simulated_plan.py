@@ -95,6 +95,12 @@ def simulate_plan(plan: PipelinePlan, changes: Changes | None = None) -> Simulat
     if count != plan.num_microbatches:
         stages = tuple(_cut_into(s, plan.num_microbatches, count) for s in plan.stages)
     if changes.schedule is not None:
+        chunks = changes.schedule.chunks
+        if len(stages) != chunks * plan.num_meshes:
+            raise PlanError(
+                f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "
+                f"{len(stages)} stages on {plan.num_meshes} meshes; plan with that schedule"
+            )
         schedule, hides = changes.schedule.table_name, changes.schedule.hides_transfers
         delays = asked_delays(changes.schedule, stages, cluster, count)
     return Simulation(
