@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,27 +15,6 @@ from oracle.problem import QUICK_OPTIONS
 if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-
-
-_PROGRAMS, _LEAST_SECONDS = (
-    "JAX_COMPILATION_CACHE_DIR",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
-)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Programs that several tests compile are compiled once in a run, by all its workers.
-
-    A third of the time of tests that compile.  The folder is new in each run, and the environment
-    takes it to workers and to what tests start.
-    """
-    if _PROGRAMS not in os.environ:
-        folder = tempfile.mkdtemp(prefix="meshwise-programs-")
-        os.environ[_PROGRAMS] = folder
-        os.environ[_LEAST_SECONDS] = "0.1"
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")
