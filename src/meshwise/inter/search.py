@@ -41,12 +41,15 @@ from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
+from meshwise.inter.whole_stage import seconds_at_the_limit
 
 # Chooses stages in place of the stage construction.
 Rule = Callable[[StageProblem], StagePlan]
 
 # Stages of steps that take so much more than the best known bound are planned only when asked for.
 _SLACK = 1.1
+# Between two prices steps take less than on the line between them: so much above, look.
+_NEAR = 1.01
 # Candidates among which the next bound is looked for.
 _LIKELY = 3
 
@@ -204,38 +207,42 @@ class _Search:
         return replace(found, whole=self._whole(best, found))
 
     def _whole(self, best: _Candidate, found: Found) -> Found | None:
-        """The most promising stage on all devices, at the lowest price of memory."""
+        """The stage on all devices that promises most if its memory could be met between prices."""
         if self.rule is not None or self.options.pins or self.options.num_stages not in (None, 1):
             return None
+        schedule = self.options.schedules[0]
         promising: list[tuple[float, int, _Known, Stage]] = []
-        taken = [
-            (best.known, s.submesh, self.variants[s.submesh][s.variant]) for s in best.plan.stages
-        ]
         for known in self.known:
             costs = known.table.costs()
-            last = costs.num_layers - 1
+            in_flight = schedule.in_flight(1, 1, known.count)
             for m, kind in enumerate(self.kinds):
                 if kind.num_devices != self.cluster.num_devices:
                     continue
-                seen = {(w.mesh, w.remat) for k, n, w in taken if (k, n) == (known, m)}
+                # From the lowest price of memory to the highest.
+                ways: dict[object, list[int]] = {}
                 for v, way in enumerate(self.variants[m]):
-                    at = (0, last, m, v)
-                    total_s = known.count * float(costs.busy_s[at]) + float(costs.once_s[at])
-                    if (way.mesh, way.remat) not in seen and total_s < best.plan.total_s:
+                    ways.setdefault((way.mesh, way.remat), []).append(v)
+                for versions in ways.values():
+                    total_s = seconds_at_the_limit(
+                        costs, m, (versions[0], versions[-1]), known.count, in_flight
+                    )
+                    if total_s < _NEAR * best.plan.total_s:
                         stage = Stage(
-                            first_layer=0, last_layer=last, submesh=m, variant=v, first_device=0
+                            first_layer=0,
+                            last_layer=costs.num_layers - 1,
+                            submesh=m,
+                            variant=versions[0],
+                            first_device=0,
                         )
                         promising.append((total_s, len(promising), known, stage))
-                    seen.add((way.mesh, way.remat))
         if not promising:
             return None
-        total_s, _, known, stage = min(promising)
-        problem = self._problem(known, self.options.schedules[0])
+        _, _, known, stage = min(promising)
+        problem = self._problem(known, schedule)
         plan = replace(
             best.plan,
             stages=(stage,),
             time=step_time(problem, (stage,)),
-            bound_s=min(best.plan.bound_s, total_s),
         )
         return replace(found, plan=plan, problem=problem)
 
