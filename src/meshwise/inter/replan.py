@@ -30,10 +30,10 @@ from meshwise.inter.variants import RunPlan, VariantCosts
 from meshwise.intra.problem import objective
 from meshwise.intra.within import Effort, Within
 
-# A step that may become faster by less than this part of it, for each layer that would be planned
+# A step that may become faster by less than this part of it, with so many layers to be planned
 # again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is
-# within reach, and the time to plan grows with the layers.
-_WORTH_PER_LAYER = 2e-4
+# within reach.  The time to plan grows faster than the layers, so this part grows by their square.
+_WORTH, _OF_LAYERS = 2e-2, 50
 # Limits of the row that are tried, and the part of a device's memory that may stay unused.
 _LIMITS, _UNUSED = 4, 0.01
 
@@ -100,7 +100,7 @@ def _on_all_devices(found: Found, costs: VariantCosts, report: Callable[[str], o
         return found
     (stage,), problem = other.plan.stages, other.problem
     count = problem.num_microbatches
-    worth_s = found.plan.total_s * (1 - _WORTH_PER_LAYER * problem.costs.num_layers)
+    worth_s = found.plan.total_s * (1 - _worth_of(problem.costs.num_layers))
     if other.plan.total_s >= worth_s:
         return found
     before = stage_plan(other, costs, stage)
@@ -152,8 +152,11 @@ def _tight(found: Found, costs: VariantCosts) -> Iterator[_Tight]:
 
 def _worth(todo: Sequence[_Tight]) -> float:
     """The part of a step that must be within reach."""
-    layers = sum(t.stage.last_layer - t.stage.first_layer + 1 for t in todo)
-    return _WORTH_PER_LAYER * layers
+    return _worth_of(sum(t.stage.last_layer - t.stage.first_layer + 1 for t in todo))
+
+
+def _worth_of(num_layers: int) -> float:
+    return _WORTH * (num_layers / _OF_LAYERS) ** 2
 
 
 def _least_s(
