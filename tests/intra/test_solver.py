@@ -9,34 +9,14 @@ import numpy as np
 import pytest
 
 from intra.full_formulation import solve_ilp
+from intra.random_problems import random_problem
 from meshwise.errors import SolverError
 from meshwise.intra.check import check_solution, objective_fs
 from meshwise.intra.dual import ascend
 from meshwise.intra.limits import price_rows
-from meshwise.intra.problem import PairCost, Problem, Row, is_feasible, objective
+from meshwise.intra.problem import PairCost, Problem, is_feasible, objective
 from meshwise.intra.reduce import reduce_problem
 from meshwise.intra.solve import solve
-
-
-def random_problem(seed, *, rows=False, holes=False):
-    """Six nodes of two to four choices, whole costs so that sums are exact."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(2, 5, size=6)
-    costs = tuple(rng.integers(0, 9, size=n).astype(float) for n in sizes)
-    pairs = []
-    for u, v in itertools.combinations(range(6), 2):
-        if rng.random() < 0.55:
-            cost = rng.integers(0, 9, size=(sizes[u], sizes[v])).astype(float)
-            if holes:
-                cost[rng.random(cost.shape) < 0.2] = np.inf
-            pairs.append(PairCost(u=u, v=v, cost=cost))
-    limits = ()
-    if rows:
-        nodes = tuple((u, rng.integers(0, 9, size=sizes[u]).astype(float)) for u in range(6))
-        u, v = 0, 5
-        both = rng.integers(0, 5, size=(sizes[u], sizes[v])).astype(float)
-        limits = (Row(nodes=nodes, limit=float(rng.integers(12, 30)), pairs=((u, v, both),)),)
-    return Problem(costs=costs, pairs=tuple(pairs), rows=limits)
 
 
 def best_cost(problem):
@@ -62,7 +42,7 @@ def test_solve_finds_the_optimum(seed, rows, holes):
 
 @pytest.mark.parametrize("seed", range(15))
 def test_the_ilp_alone_finds_the_optimum(seed):
-    problem = random_problem(seed, rows=True)
+    problem = random_problem(seed, rows=1)
     wanted = best_cost(problem)
     found = solve_ilp(problem, incumbent=None, time_limit_s=20.0, seed=0)
     assert found.cost == pytest.approx(wanted, abs=1e-9) or (np.isinf(wanted) and not found.choice)
@@ -96,7 +76,7 @@ def test_dual_ascent_bounds_and_keeps_an_optimum(seed):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_prices_bound_the_optimum(seed):
-    problem = random_problem(seed, rows=True)
+    problem = random_problem(seed, rows=1)
     wanted = best_cost(problem)
     found = price_rows(problem, None)
     assert found.bound <= wanted + 1e-9
@@ -106,7 +86,7 @@ def test_prices_bound_the_optimum(seed):
 
 
 def test_the_checker_is_exact_and_catches_lies():
-    problem = random_problem(3, rows=True)
+    problem = random_problem(3, rows=1)
     found = solve(problem)
     assert objective_fs(problem, found.choice) == int(found.cost) * 10**15
     with pytest.raises(SolverError, match="claims"):

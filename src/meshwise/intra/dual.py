@@ -16,8 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.descent import improve
+from meshwise.intra.descent import improved
+from meshwise.intra.dual_kernels import (
+    decode,
+    excess_of_choices,
+    pull_all,
+    sum_of_minima,
+    sweep,
+)
+from meshwise.intra.flat_kernels import Flat, Ints
 from meshwise.intra.problem import Array, Problem, is_feasible, objective
+from meshwise.intra.solver.compiled import BACKWARD, FORWARD
 
 # A choice is dropped only if it is worse than the known answer by more than rounding.
 _SLACK = 1e-9
@@ -47,66 +56,66 @@ class Ascent:
 class MovedCosts:
     """Reparametrised costs; infinite ones are made large, since they take part in sums."""
 
-    def __init__(self, problem: Problem) -> None:
-        total = sum(_largest(c) for c in problem.costs)
-        total += sum(_largest(p.cost) for p in problem.pairs)
-        large = 4.0 * total + 1e-30
-        self.nodes = [np.where(np.isfinite(c), c, large) for c in problem.costs]
-        self.edges = [np.where(np.isfinite(p.cost), p.cost, large) for p in problem.pairs]
-        self.ends = [(p.u, p.v) for p in problem.pairs]
-        self.around: list[list[int]] = [[] for _ in self.nodes]
-        for e, (u, v) in enumerate(self.ends):
-            self.around[u].append(e)
-            self.around[v].append(e)
+    def __init__(self, flat: Flat) -> None:
+        """Begin with costs as they are.
 
-    def pull(self, u: int) -> None:
-        """Move to node `u` what its edges cost at least for each of its choices."""
-        total = self.nodes[u]
-        for e in self.around[u]:
-            matrix = self.edges[e]
-            if self.ends[e][0] == u:
-                least = matrix.min(axis=1)
-                matrix -= least[:, None]
-            else:
-                least = matrix.min(axis=0)
-                matrix -= least[None, :]
-            total = total + least
-        self.nodes[u] = total
+        Args:
+            flat: With u < v in each pair.
+        """
+        large = 4.0 * (_largest(flat.cost, flat.node_at) + _largest(flat.matrix, flat.pair_at))
+        self._flat = flat._replace(
+            cost=np.where(np.isfinite(flat.cost), flat.cost, large + 1e-30),
+            matrix=np.where(np.isfinite(flat.matrix), flat.matrix, large + 1e-30),
+        )
+        self._scratch = np.zeros(flat.most_choices())
 
-    def push(self, u: int, *, forward: bool) -> None:
-        """Spread the cost of node `u` over its edges to the nodes that come after it."""
-        ahead = [e for e in self.around[u] if (self.ends[e][0] == u) == forward]
-        if not ahead:
-            return
-        share = self.nodes[u] / max(len(ahead), len(self.around[u]) - len(ahead))
-        for e in ahead:
-            if self.ends[e][0] == u:
-                self.edges[e] += share[:, None]
-            else:
-                self.edges[e] += share[None, :]
-        self.nodes[u] = self.nodes[u] - share * len(ahead)
+    def raise_bound(self) -> None:
+        """Move costs forward over all nodes, and back."""
+        sweep(FORWARD, self._flat, self._scratch)
+        sweep(BACKWARD, self._flat, self._scratch)
+
+    def pull(self) -> None:
+        """Move to each node, in order, what its edges cost at least for each of its choices."""
+        pull_all(self._flat, self._scratch)
 
     def bound(self) -> float:
         """Sum of the minima: no choice of all nodes costs less."""
-        total = sum(float(c.min()) for c in self.nodes)
-        return total + sum(float(m.min()) for m in self.edges)
+        return sum_of_minima(self._flat)
 
-    def decode(self) -> list[int]:
+    def decode(self) -> Ints:
         """Choices in order, each the best given the ones before."""
-        choice = [0] * len(self.nodes)
-        for u in range(len(self.nodes)):
-            total = self.nodes[u]
-            for e in self.around[u]:
-                a, b = self.ends[e]
-                if b == u:
-                    total = total + self.edges[e][choice[a]]
-            choice[u] = int(np.argmin(total))
+        choice = np.zeros(len(self._flat.node_at) - 1, np.int64)
+        decode(self._flat, self._scratch, choice)
         return choice
 
+    def excess(self) -> list[Array]:
+        """For each node by how much each of its choices lifts the bound."""
+        excess = np.zeros(len(self._flat.cost))
+        excess_of_choices(self._flat, excess)
+        return np.split(excess, self._flat.node_at[1:-1])
 
-def _largest(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if finite.size else 0.0
+    @property
+    def nodes(self) -> list[Array]:
+        """Costs of each node as they are now."""
+        return np.split(self._flat.cost, self._flat.node_at[1:-1])
+
+    @property
+    def pairs(self) -> list[Array]:
+        """Costs of each pair as they are now, (u's choice, v's choice)."""
+        flat, sizes = self._flat, np.diff(self._flat.node_at)
+        return [
+            flat.matrix[flat.pair_at[e] : flat.pair_at[e + 1]].reshape(sizes[u], sizes[v])
+            for e, (u, v) in enumerate(zip(flat.u, flat.v, strict=True))
+        ]
+
+
+def _largest(values: Array, starts: Ints) -> float:
+    """Sum of the largest finite value of each part, 0 where there is none."""
+    if len(starts) < 2:
+        return 0.0
+    finite = np.where(np.isfinite(values), values, -np.inf)
+    largest = np.maximum.reduceat(finite, starts[:-1])
+    return float(np.where(np.isfinite(largest), largest, 0.0).sum())
 
 
 def ascend(
@@ -124,42 +133,29 @@ def ascend(
         passes: At most so many.
         cost_limit: Choices that lead to more than this go; None for the cost of the best.
     """
-    costs = MovedCosts(problem)
-    order = range(len(costs.nodes))
+    flat = Flat.of(problem)
+    costs = MovedCosts(flat)
     best = choice
     best_cost = objective(problem, best) if best is not None else np.inf
     bound = -np.inf
     for number in range(passes):
-        for u in order:
-            costs.pull(u)
-            costs.push(u, forward=True)
-        for u in reversed(order):
-            costs.pull(u)
-            costs.push(u, forward=False)
+        costs.raise_bound()
         before, bound = bound, max(bound, costs.bound())
         stalled = bound - before <= _STALL * abs(bound)
         if number % _READ_EVERY == 0 or stalled or number == passes - 1:
-            found = improve(problem, tuple(costs.decode()))
+            found = improved(flat, costs.decode())
             cost = objective(problem, found)
             if cost < best_cost and is_feasible(problem, found):
                 best, best_cost = found, cost
         if stalled or bound >= best_cost * (1 - _SLACK):
             break
-    for u in order:
-        costs.pull(u)
     # What was pulled makes nodes dearer and edges cheaper; the excess of a choice is its own.
-    total = sum(float(c.min()) for c in costs.nodes) + sum(float(m.min()) for m in costs.edges)
+    costs.pull()
+    total = costs.bound()
     bound = max(bound, total)
     limit = (best_cost if cost_limit is None else cost_limit) * (1 + _SLACK)
-    keep: list[NDArray[np.bool_]] = []
-    for u in order:
-        excess = costs.nodes[u] - costs.nodes[u].min()
-        for e in costs.around[u]:
-            matrix = costs.edges[e]
-            least = matrix.min(axis=1) if costs.ends[e][0] == u else matrix.min(axis=0)
-            excess = excess + (least - matrix.min())
-        mask = total + excess <= limit
-        if best is not None:
-            mask[best[u]] = True
-        keep.append(mask)
-    return Ascent(bound=min(bound, best_cost), choice=best, cost=best_cost, keep=tuple(keep))
+    keep = tuple(total + excess <= limit for excess in costs.excess())
+    if best is not None:
+        for mask, chosen in zip(keep, best, strict=True):
+            mask[chosen] = True
+    return Ascent(bound=min(bound, best_cost), choice=best, cost=best_cost, keep=keep)

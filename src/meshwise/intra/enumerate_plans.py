@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.intra.dual import MovedCosts
+from meshwise.intra.flat_kernels import Flat
 from meshwise.intra.problem import Array, Problem, objective
 
 _PASSES = 80
@@ -120,24 +121,13 @@ def _cheapest_first(
 
 def _moved(problem: Problem) -> tuple[float, list[Array], list[list[tuple[int, Array]]]]:
     """A bound, and what choices of nodes and of pairs (by the later node) lie above it."""
-    costs = MovedCosts(problem)
-    count = len(costs.nodes)
+    costs = MovedCosts(Flat.of(problem))
     for _ in range(_PASSES):
-        for u in range(count):
-            costs.pull(u)
-            costs.push(u, forward=True)
-        for u in reversed(range(count)):
-            costs.pull(u)
-            costs.push(u, forward=False)
+        costs.raise_bound()
     nodes = [c - c.min() for c in costs.nodes]
-    before = [
-        [
-            (costs.ends[e][0], costs.edges[e] - costs.edges[e].min())
-            for e in costs.around[u]
-            if costs.ends[e][1] == u
-        ]
-        for u in range(count)
-    ]
+    before: list[list[tuple[int, Array]]] = [[] for _ in nodes]
+    for pair, matrix in zip(problem.pairs, costs.pairs, strict=True):
+        before[pair.v].append((pair.u, matrix - matrix.min()))
     return costs.bound(), nodes, before
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.intra.descent import improve_within
+from meshwise.intra.descent import DescentWithin
 from meshwise.intra.dual import ascend
 from meshwise.intra.problem import Array, PairCost, Problem, Row, is_feasible, objective, row_weight
 from meshwise.intra.reduce import reduce_problem
@@ -94,6 +94,7 @@ class _Prices:
 
     def __init__(self, problem: Problem, known: tuple[int, ...] | None) -> None:
         self.problem = problem
+        self._descent = DescentWithin(problem)
         self.best = known
         self.best_cost = objective(problem, known) if known else math.inf
         self.nearest: tuple[int, ...] = known or ()
@@ -112,7 +113,7 @@ class _Prices:
         if not is_feasible(self.problem, choice):
             return
         if objective(self.problem, choice) < _NEAR * self.best_cost:
-            choice = improve_within(self.problem, choice)
+            choice = self._descent.improved(choice)
             if objective(self.problem, choice) < self.best_cost:
                 self.best, self.best_cost = choice, objective(self.problem, choice)
 

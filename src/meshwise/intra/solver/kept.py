@@ -32,7 +32,8 @@ _COMPLETE = "complete"
 def kernel_folder() -> Path | None:
     """Where kernels are kept; None if no folder can be written."""
     digest = hashlib.sha256(repr(_compiled_for()).encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    package = Path(__file__).parents[2]
+    for source in sorted((*Path(__file__).parent.glob("*.py"), *package.glob("*/*_kernels.py"))):
         digest.update(source.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     # A name of its own: others may write where temporary files are.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwise.intra.descent import DescentWithin
 from meshwise.intra.dominance import (
     add_dearest,
     drop_impossible,
     folded_between,
     not_beaten,
 )
+from meshwise.intra.dual import ascend
+from meshwise.intra.problem import PairCost, Problem, Row
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.consistent import find_consistent
@@ -44,6 +47,13 @@ def compile_reductions() -> None:
     not_beaten(worst)
     drop_impossible(np.ones(2, np.bool_), np.eye(2))
     folded_between(np.ones(2), np.eye(2), np.eye(2))
+    problem = Problem(
+        costs=(np.ones(2), np.ones(2)),
+        pairs=(PairCost(u=0, v=1, cost=np.eye(2)),),
+        rows=(Row(nodes=((0, np.ones(2)),), pairs=((0, 1, np.eye(2)),), limit=2.0),),
+    )
+    ascend(problem, None, passes=1)
+    DescentWithin(problem).improved((0, 0))
     reduction = reduce_instance(_made_up())
     network = reduction.network
     reduce_network(network, np.ones(len(network.cost), np.bool_))
