@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
+from meshwise.inter.conditioned import planned
 from meshwise.inter.finish import finished, stage_decisions, stage_plan
+from meshwise.inter.joint_run import JointRun
 from meshwise.inter.objective import step_time
 from meshwise.inter.pipeline_json import pipeline_from_json, pipeline_to_json
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.replan import held_bytes, replanned
 from meshwise.inter.search import search
 from meshwise.inter.search_space import PRICES, SearchOptions
+from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of, plan_layers
@@ -75,6 +80,29 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     assert max(timeline.peak_bytes) <= MEMORY_BYTES
     assert written.step_time_s == better.plan.total_s
     assert pipeline_from_json(pipeline_to_json(written)) == written
+
+
+def test_no_limit_of_what_is_known_beforehand_gives_a_faster_plan_that_fits(gpt) -> None:
+    # Here the first plan holds more than the row of the program says.
+    layers, flop = gpt
+    memory_bytes = 1_190_000
+    found, costs = search(layers, CLUSTER, options(flop, memory_bytes))
+    better = replanned(found, costs)
+    (stage,) = found.plan.stages
+    run = costs.networks(found.variants[stage.submesh][stage.variant], B, 0, 2)
+    assert run is not None
+    joint = JointRun(run, 1.0)
+    within = Within(joint.problem(0.0))
+    tried_s = [math.inf]
+    for limit in np.linspace(0.685, 0.705, 5) * memory_bytes:
+        choice = within.cheapest(limit).choice
+        if choice:
+            entries = [planned(own, joint.of_layer(k, choice), 0.0) for k, own in enumerate(run)]
+            plan = stage_plan(better, costs, stage)._replace(entries=tuple(entries))
+            if held_bytes(plan, 1.0) <= memory_bytes:
+                tried_s.append(sum(e.loop_s + e.once_s for e in entries))
+    assert math.isfinite(min(tried_s))
+    assert better.plan.total_s <= 1.001 * min(tried_s)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from meshwise.inter.search import Found
 from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import RunPlan, VariantCosts
-from meshwise.intra.problem import objective
+from meshwise.intra.problem import objective, row_weight
 from meshwise.intra.within import Effort, Within
 
 # A step that may become faster by less than this part of it, with so many layers to be planned
@@ -241,7 +241,8 @@ class _Run:
                 best, best_s = plan, seconds
             if 0 <= unused <= _UNUSED * memory_bytes:
                 break
-            limit += unused
+            # What the row does not know of is taken to be alike in the next plan.
+            limit = row_weight(self.within.row, found.choice) + unused
         return best
 
     @property
