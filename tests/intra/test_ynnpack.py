@@ -136,6 +136,22 @@ def test_a_softmax_and_its_product_are_one_call_from_4096_rows_on(
     assert ynnpack_calls(values, users_of(values)).inside == frozenset(inside)
 
 
+def test_the_exponents_of_scores_that_several_read_are_one_call_with_their_product() -> None:
+    # As in a backward pass that computes the weights of attention again.
+    wide, narrow = 32 * 4096, 4 * 4096
+    values = Values(itemsizes=(4,))
+    values.add(INPUT, (), wide, 0, 0)
+    values.products.add(values.add(OPAQUE, (0,), wide, 0, 0))
+    values.add(REDUCE, (1,), narrow, 0, 0)
+    values.spreads.add(values.add(FUSIBLE, (2,), narrow, 0, 0))
+    values.ynnpack.add(values.add(FUSIBLE, (1, 3), wide, 0, 0, is_absorbed=True))
+    values.ynnpack.add(values.add(FUSIBLE, (4,), wide, 0, 0, is_absorbed=True, is_expensive=True))
+    values.outputs.append(5)
+    calls = ynnpack_calls(values, users_of(values))
+    assert calls.inside == frozenset(range(1, 5))
+    assert calls.kind[5] == REDUCE
+
+
 @pytest.mark.parametrize(("leaves", "inside"), [(1, ()), (3, (1, 2)), (4, (1, 2, 3))])
 def test_what_leaves_the_program_ends_a_call(leaves: int, inside: tuple[int, ...]) -> None:
     values = softmax(8)

@@ -43,7 +43,7 @@ def ynnpack_calls(values: Values, users: Sequence[Sequence[int]]) -> YnnpackCall
     for v in range(len(values.kind)):
         calls.take_off(v)
     for v in reversed(range(len(values.kind))):
-        if values.kind[v] == REDUCE and v not in calls.inside:
+        if calls.kind[v] == REDUCE and v not in calls.inside:
             calls.grow(v)
     return YnnpackCalls(kind=calls.kind, inside=frozenset(calls.inside))
 
@@ -94,7 +94,10 @@ class _Calls:
         self.close({*chain, v, root}, root)
 
     def grow(self, start: int) -> None:
-        """The call that begins with a reduction, if its result is spread out again in it."""
+        """The call that begins with a reduction, if its result is spread out again in it.
+
+        Or with `x - max(x)`, if it takes something in: a product that makes x.
+        """
         values, users = self.values, self.users
         members, root = set(self.members.get(start, (start,))), start
         is_growing = True
@@ -111,7 +114,9 @@ class _Calls:
                     if u not in members and self.is_own(u, members) and self.is_known(u):
                         members |= self.members.get(u, {u})
             is_growing = len(members) > before
-        if values.num_elements(root) > values.num_elements(start) or root in values.products:
+        has_grown = members > self.members.get(start, members)
+        is_spread = values.num_elements(root) > values.num_elements(start)
+        if has_grown or is_spread or root in values.products:
             self.close(members, root)
 
     def is_own(self, v: int, members: set[int]) -> bool:
