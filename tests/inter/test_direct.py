@@ -89,7 +89,7 @@ def check_within(
     """Plans within limits between the least and what the free plan holds, against direct ones."""
     joint = JointRun(layers, IN_FLIGHT)
     row = joint.problem(0.0).rows[0]
-    within = Within(joint.problem(0.0))
+    within = Within(joint.problem(0.0), at_price=joint.composed)
     weights = sorted(row_weight(row, choice) for choice in within.choices)
     free = solve(joint.problem()).cost
     least, most = weights[0], weights[-1]
@@ -136,7 +136,7 @@ def test_a_choice_of_a_run_is_a_plan_of_its_layers() -> None:
     layers = networks("gpt-tiny", 16, 2, (2, 2))
     joint = JointRun(layers, IN_FLIGHT)
     problem = joint.problem(0.0)
-    for choice in Within(problem).choices:
+    for choice in Within(problem, at_price=joint.composed).choices:
         of_layers = [joint.of_layer(k, choice) for k in range(3)]
         plans = [
             planned(layer, own, objective(layer.problem, own))

@@ -92,7 +92,7 @@ def test_no_limit_of_what_is_known_beforehand_gives_a_faster_plan_that_fits(gpt)
     run = costs.networks(found.variants[stage.submesh][stage.variant], B, 0, 2)
     assert run is not None
     joint = JointRun(run, 1.0)
-    within = Within(joint.problem(0.0))
+    within = Within(joint.problem(0.0), at_price=joint.composed)
     tried_s = [math.inf]
     for limit in np.linspace(0.685, 0.705, 5) * memory_bytes:
         choice = within.cheapest(limit).choice

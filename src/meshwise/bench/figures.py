@@ -146,7 +146,7 @@ _ALL = (
         name="large",
         title="Beyond the paper: Llama-70B on 64, GPT-175B on 1,024",
         settings=tuple(LARGE),
-        methods=(OURS, MEGATRON_NARROW, DATA_PARALLEL, ZERO2, ZERO3),
+        methods=(OURS, ALPA, MEGATRON_NARROW, INTRA, INTER, DATA_PARALLEL, ZERO2, ZERO3),
         published=(
             "Nothing. Megatron-LM's grid is cut to what is plausible: tensor parallel inside a "
             "host, at most 8; the values of B that the others try, too.",

@@ -85,7 +85,9 @@ class ConditionedLayer:
     """One layer on one mesh at one price of memory.
 
     Attributes:
-        bound_s: No plan costs less, (states that enter, states that leave); exact where `is_exact`.
+        bound_s: About what a plan costs at least, (states that enter, states that leave); what the
+            plan costs where `is_exact`.
+        proved_s: No plan costs less.
         is_exact: Which entries were solved.
     """
 
@@ -118,6 +120,7 @@ class ConditionedLayer:
         nodes = (layer.entering.node, layer.leaving.node)
         self._reduced = ReducedLayer(self.problem, nodes)
         self.bound_s = self._reduced.bounds()
+        self.proved_s = self.bound_s.copy()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
         self._choices: dict[Place, tuple[int, ...]] = {}
@@ -158,6 +161,7 @@ class ConditionedLayer:
         self._is_raised[enters, leaves] = True
         raised, choice = self._reduced.bound(enters, leaves)
         self.bound_s[enters, leaves] = max(raised, self.bound_s[enters, leaves])
+        self.proved_s[enters, leaves] = self.bound_s[enters, leaves]
         if choice is not None and self._has_states(choice, enters, leaves):
             cost = objective(self.problem, choice)
             if cost <= raised * (1 + _TIGHT):
@@ -184,9 +188,13 @@ class ConditionedLayer:
         )
         if found.choice:
             full = self._reduced.expand(found.choice)
-            self._keep(enters, leaves, full, objective(self.problem, full))
+            cost = objective(self.problem, full)
+            self._keep(enters, leaves, full, cost)
+            proved = cost - (found.cost - found.bound)
+            self.proved_s[enters, leaves] = max(proved, self.proved_s[enters, leaves])
         else:
             self.is_exact[enters, leaves], self.bound_s[enters, leaves] = True, np.inf
+            self.proved_s[enters, leaves] = np.inf
 
     def entry(self, enters: int, leaves: int) -> Entry | None:
         """The plan of the layer for two states; None if there is none."""

@@ -11,10 +11,14 @@ Source: Alpa eq. 1 on the layers of a stage; DESIGN decision 10.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from meshwise.inter.compose import cheapest_states
+from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
 from meshwise.inter.layer_network import LayerNetwork
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
@@ -108,10 +112,57 @@ class JointRun:
             )
         return Problem(costs=tuple(self._costs), pairs=_sorted_pairs(self._pairs), rows=rows)
 
+    def composed(
+        self, price: float, *, time_limit_s: float = 60.0, seed: int = 0
+    ) -> tuple[tuple[int, ...], float] | None:
+        """Plans of the layers at a price of memory as a choice, and a bound; None without one.
+
+        Args:
+            price: Seconds of a step a byte.
+            time_limit_s: For each plan of a layer.
+            seed: Of the solver.
+        """
+        of_price = MemoryPrice(seconds_per_byte=price, in_flight=self.in_flight)
+        known = {
+            id(layer): ConditionedLayer(
+                layer, of_price, exact=False, time_limit_s=time_limit_s, seed=seed
+            )
+            for layer in self.layers
+        }
+        run = [known[id(layer)] for layer in self.layers]
+        while True:
+            states = cheapest_states(run, 0, len(run) - 1)
+            places = list(zip(run, itertools.pairwise(states), strict=True))
+            if not all(math.isfinite(layer.bound_s[place]) for layer, place in places):
+                return None
+            todo = {id(layer): (layer, p) for layer, p in places if not layer.is_exact[p]}
+            if not todo:
+                break
+            for layer, place in todo.values():
+                layer.sharpen(*place)
+        choice = self.joined([layer.choice(*place) for layer, place in places])
+        return choice, self._proved(run)
+
+    def _proved(self, run: Sequence[ConditionedLayer]) -> float:
+        """No choice costs less at the price of these plans."""
+        first, last = run[0].face, run[-1].face
+        total = first.num_microbatches * first.arriving_s
+        for layer in run:
+            total = (total[:, None] + layer.proved_s).min(axis=0)
+        return float((total + last.num_microbatches * last.returning_s).min())
+
     def of_layer(self, k: int, choice: Sequence[int]) -> tuple[int, ...]:
         """A choice of the run as one of a layer, for each class of its nodes."""
         count = len(self.layers[k].problem.costs)
         return tuple(choice[self._number[k, c]] for c in range(count))
+
+    def joined(self, of_layers: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """A choice of the run from those of its layers, which agree where they meet."""
+        choice = [0] * len(self._costs)
+        for k, own in enumerate(of_layers):
+            for c, chosen in enumerate(own):
+                choice[self._number[k, c]] = chosen
+        return tuple(choice)
 
     def states(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The states of the cuts: before each layer, and after the last."""

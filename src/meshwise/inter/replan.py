@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -213,7 +214,10 @@ class _Run:
         options = costs.options
         effort = Effort(time_limit_s=options.time_limit_s, seed=options.seed)
         like = None if alike is None else alike.within
-        self.within = Within(self.joint.problem(0.0), effort, like)
+        at_price = partial(
+            self.joint.composed, time_limit_s=options.time_limit_s, seed=options.seed
+        )
+        self.within = Within(self.joint.problem(0.0), effort, like, at_price)
         self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
 
     def fastest(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,9 @@ _BESIDE = (0.5, 0.8, 1.25, 2.0)
 _NEAR = 1.1
 # A price whose choice is below the line by less than this part of it has found no point.
 _BELOW = 1e-6
+
+# Gives a choice of little cost + price * weight, and a bound of it; None if there is no choice.
+AtPrice: TypeAlias = Callable[[float], tuple[tuple[int, ...], float] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,11 @@ class Within:
     """A problem with one row, for several limits; what is found for one serves the others."""
 
     def __init__(
-        self, problem: Problem, effort: Effort | None = None, like: Within | None = None
+        self,
+        problem: Problem,
+        effort: Effort | None = None,
+        like: Within | None = None,
+        at_price: AtPrice | None = None,
     ) -> None:
         """Find the cheapest choice without the row, and the lightest.
 
@@ -66,10 +74,12 @@ class Within:
             problem: With exactly one row.
             effort: What may be done.
             like: The same problem with other weights: its choices serve here too.
+            at_price: In place of the solver.
         """
         (self.row,) = problem.rows
         self.problem = problem
         self.effort = effort or Effort()
+        self._at_price = at_price or self._solved_at
         self._mixer = Recombiner(problem)
         self._points: dict[tuple[int, ...], _Point] = {}
         # Bounds of cost + price * weight.
@@ -140,13 +150,20 @@ class Within:
 
     def _priced(self, price: float, cost_factor: float = 1.0) -> _Point | None:
         """The choice of least cost + price * weight; None if there is none."""
-        found = self._solved(priced_problem(self.problem, [price], cost_factor), None)
-        if not found.choice:
+        found = self._at_price(price) if cost_factor else self._solved_at(price, cost_factor)
+        if found is None:
             return None
+        choice, bound = found
         if cost_factor:
-            self._bounds[price] = max(found.bound, self._bounds.get(price, -math.inf))
-        self._learn([found.choice])
-        return self._points.get(found.choice)
+            self._bounds[price] = max(bound, self._bounds.get(price, -math.inf))
+        self._learn([choice])
+        return self._points.get(choice)
+
+    def _solved_at(
+        self, price: float, cost_factor: float = 1.0
+    ) -> tuple[tuple[int, ...], float] | None:
+        found = self._solved(priced_problem(self.problem, [price], cost_factor), None)
+        return (found.choice, found.bound) if found.choice else None
 
     def _solved(self, problem: Problem, known: tuple[int, ...] | None) -> Solution:
         return solve(
