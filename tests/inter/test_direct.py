@@ -17,6 +17,7 @@ from meshwise.inter.compose import cheapest_states, compose, entries
 from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, planned
 from meshwise.inter.joint_run import JointRun
 from meshwise.inter.layer_network import LayerNetwork, layer_network
+from meshwise.intra.limits import priced_problem
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.problem import objective, row_weight
 from meshwise.intra.solve import solve
@@ -130,6 +131,22 @@ def test_with_a_limit_layers_of_real_size_are_at_most_one_percent_above(
     count = 3 if layers == 3 else None
     run = networks("gpt-1.3b", 32, 8, shape, count, num_layers=layers, dtype="float16")
     check_within(run, SHARES)
+
+
+@pytest.mark.parametrize("price", [0.0, 1e-11, 1e-9])
+def test_plans_of_layers_at_a_price_are_the_cheapest_choice_with_a_true_bound(
+    price: float,
+) -> None:
+    joint = JointRun(networks("gpt-tiny", 16, 2, (2, 2)), IN_FLIGHT)
+    problem = priced_problem(joint.problem(0.0), [price])
+    found = joint.composed(price)
+    assert found is not None
+    choice, bound = found
+    direct = solve(problem)
+    assert direct.status == "optimal"
+    assert bound <= direct.cost * (1 + 1e-6)
+    assert objective(problem, choice) == pytest.approx(direct.cost, rel=1e-3)
+    assert bound >= 0.99 * direct.cost
 
 
 def test_a_choice_of_a_run_is_a_plan_of_its_layers() -> None:
