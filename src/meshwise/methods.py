@@ -20,6 +20,7 @@ PipelineScheduleName = Literal[
     "zero-bubble-h1",
     "1f1b-delayed",
     "eager-1f1b-delayed",
+    "all",
 ]
 
 
@@ -62,7 +63,8 @@ class Auto:
         schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
             transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
             "zero-bubble-h1", which computes gradients of weights later, or "1f1b-delayed" and
-            "eager-1f1b-delayed", which do so as late as covers transfers.
+            "eager-1f1b-delayed", which do so as late as covers transfers; "all" for the fastest
+            of them by simulation.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
     """

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
-from meshwise.errors import PlanError, TraceError
+from meshwise.errors import InfeasibleError, MeshwiseError, PlanError, TraceError
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.finish import NamedLayers, finished, stage_decisions
 from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
+from meshwise.inter.pipeline_schedule import (
+    SEARCHED,
+    PipelineSchedule,
+    name_of,
+    searched_together,
+)
 from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found
@@ -247,9 +252,39 @@ def planned_layers(
             other, the cluster or its memory.
         PinError: a pin names nothing.
     """
-    interleaving = [schedule for schedule in options.schedules if schedule.chunks > 1]
-    if interleaving:
-        return _interleaved(layers, cluster, options, interleaving, report, pins, times)
+    groups = searched_together(options.schedules)
+    if len(groups) == 1 or any(pin.schedule for pin in pins):
+        return _planned_together(layers, cluster, options, report, pins, times)
+    planned: list[PlannedPipeline] = []
+    failed: list[MeshwiseError] = []
+    for group in groups:
+        names = ", ".join(map(name_of, group))
+        report(f"schedules {names}")
+        asked = replace(options, schedules=group)
+        try:
+            planned.append(_planned_together(layers, cluster, asked, report, pins, times))
+        except (InfeasibleError, PlanError) as error:
+            report(f"schedules {names}: {error}")
+            failed.append(error)
+    if not planned:
+        raise failed[0]
+    best = min(planned, key=lambda p: p.plan.simulated_s)
+    every = ", ".join(map(name_of, options.schedules))
+    space = f"{best.plan.space}; the fastest by simulation of searches for {every}"
+    return replace(best, plan=replace(best.plan, space=space))
+
+
+def _planned_together(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object],
+    pins: Sequence[PipelinePin],
+    times: LayerTimes | None,
+) -> PlannedPipeline:
+    """`planned_layers` for schedules that one search chooses from."""
+    if options.schedules[0].chunks > 1:
+        return _interleaved(layers, cluster, options, report, pins, times)
     source, found, costs = pinned_search(layers, cluster, options, pins, report, times)
     found = replanned(found, costs, report)
     space = found.plan.space
@@ -289,29 +324,24 @@ def _interleaved(
     layers: Layering,
     cluster: Cluster,
     options: SearchOptions,
-    interleaving: Sequence[PipelineSchedule],
     report: Callable[[str], object],
     pins: Sequence[PipelinePin],
     times: LayerTimes | None,
 ) -> PlannedPipeline:
-    """The fastest by simulation of interleaved pipelines and of those of the other schedules."""
+    """The fastest by simulation of interleaved pipelines."""
     if pins or times is not None:
         what = f"pins ({', '.join(pin.text for pin in pins)})" if pins else "measured layers"
         raise PlanError(
             f"schedule interleaved-1f1b does not go together with {what} yet; leave one of them out"
         )
-    others = tuple(schedule for schedule in options.schedules if schedule.chunks == 1)
-    planned: list[PlannedPipeline] = []
-    if others:
-        planned.append(planned_layers(layers, cluster, replace(options, schedules=others), report))
     costs = VariantCosts(layers, options.intra)
-    for schedule in interleaving:
-        for found in interleaved_pipelines(cluster, options, schedule, costs, report):
-            made = _planned(layers, layers, cluster, options, found, costs)
-            # The closed form is of equal stages; what is simulated is what is promised.
-            seconds = made.timeline.step_time_s
-            plan = replace(made.plan, step_time_s=seconds, bound_s=seconds)
-            planned.append(replace(made, plan=plan))
+    planned: list[PlannedPipeline] = []
+    for found in interleaved_pipelines(cluster, options, options.schedules[0], costs, report):
+        made = _planned(layers, layers, cluster, options, found, costs)
+        # The closed form is of equal stages; what is simulated is what is promised.
+        seconds = made.timeline.step_time_s
+        plan = replace(made.plan, step_time_s=seconds, bound_s=seconds)
+        planned.append(replace(made, plan=plan))
     return min(planned, key=lambda p: p.plan.simulated_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_schedule import CHOICES
+from meshwise.inter.pipeline_schedule import named
 from meshwise.methods import Auto
 from meshwise.pipeline_planning import PipelineRequest
 from meshwise.planning import PlanRequest
@@ -28,7 +28,7 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         cluster=request.cluster(),
         num_microbatches=None if count == "auto" else (count,),
         num_stages=None if method.stages == "auto" else method.stages,
-        schedules=(CHOICES[method.schedule],),
+        schedules=named(method.schedule),
         memory_bytes=request.memory_bytes,
         statistics=request.statistics,
         pins=request.pins,

@@ -16,7 +16,7 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
 from meshwise.errors import MeshwiseError
 from meshwise.inter.piece import REMATS
-from meshwise.inter.pipeline_schedule import CHOICES, SEARCHED
+from meshwise.inter.pipeline_schedule import ALL, CHOICES, SEARCHED, named
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_pins import read_pins, split_pin
@@ -67,8 +67,9 @@ Examples:
     "--schedule",
     "schedules",
     multiple=True,
-    type=click.Choice(list(CHOICES)),
-    help="A schedule to choose from; may be repeated. 1f1b and eager-1f1b by default.",
+    type=click.Choice([*CHOICES, ALL]),
+    help="A schedule to choose from; may be repeated; all: every one, planned in turns, the "
+    "fastest by simulation. 1f1b and eager-1f1b by default.",
 )
 @click.option(
     "--remat",
@@ -165,7 +166,7 @@ def plan(
         num_layers=layers,
         num_microbatches=counts or None,
         num_stages=stages,
-        schedules=tuple(CHOICES[name] for name in schedules) or SEARCHED,
+        schedules=tuple(dict.fromkeys(s for name in schedules for s in named(name))) or SEARCHED,
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
         use_all_devices=use_all_devices,

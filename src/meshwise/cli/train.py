@@ -116,7 +116,9 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--schedule",
     type=click.Choice(get_args(PipelineScheduleName)),
-    help="Order of the micro-batches in a pipeline. Default: 1f1b.",
+    metavar="NAME",
+    help="Order of the micro-batches in a pipeline: "
+    f"{', '.join(get_args(PipelineScheduleName)[:-1])}, or all for the fastest. Default: 1f1b.",
 )
 @_option(
     "--memory",

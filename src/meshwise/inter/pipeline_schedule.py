@@ -13,7 +13,7 @@ Source: FACTS section 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -132,3 +132,31 @@ CHOICES: Mapping[str, PipelineSchedule] = MappingProxyType(
         "eager-1f1b-delayed": replace(EAGER, delays_weights=True),
     }
 )
+
+# In place of a name: all of them, planned in turns, the fastest by simulation.
+ALL = "all"
+
+
+def named(name: str) -> tuple[PipelineSchedule, ...]:
+    """The schedule of a name, or all.
+
+    Args:
+        name: Of `CHOICES`, or `ALL`.
+    """
+    return tuple(CHOICES.values()) if name == ALL else (CHOICES[name],)
+
+
+def name_of(schedule: PipelineSchedule) -> str:
+    """The name by which a user chooses a schedule."""
+    return next((name for name, other in CHOICES.items() if other == schedule), schedule.name)
+
+
+def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[PipelineSchedule, ...]]:
+    """Schedules in groups that one search can choose from, in their order.
+
+    The search knows nothing of gradients of weights apart, which take time and memory of their own,
+    nor of several stages on a mesh: such schedules stand alone.
+    """
+    apart = [s for s in schedules if s.chunks > 1 or s.delays_weights or s == ZERO_BUBBLE]
+    together = tuple(s for s in schedules if s not in apart)
+    return [*([together] if together else []), *((s,) for s in apart)]

@@ -1,0 +1,80 @@
+"""All schedules together: each is planned, the fastest by simulation is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import meshwise as mw
+from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import (
+    ALL,
+    CHOICES,
+    EAGER,
+    ONE_F_ONE_B,
+    ZERO_BUBBLE,
+    interleaved,
+    named,
+    searched_together,
+)
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.trace.step import StepSignature
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+
+
+def planned(report: Any = lambda _: None, **changes: Any) -> PipelinePlan:
+    config = model_config("gpt-tiny", num_layers=4)
+    step, state, batch = model_step(config, 32).abstract
+    asked = {
+        "cluster": mw.Cluster.virtual("1x p3.8xlarge"),
+        "num_layers": 4,
+        "num_microbatches": (4,),
+        "schedules": named(ALL),
+    }
+    request = PipelineRequest(**{**asked, **changes})
+    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request, report).plan
+
+
+def test_what_one_search_cannot_choose_from_stands_alone() -> None:
+    groups = searched_together((ONE_F_ONE_B, ZERO_BUBBLE, EAGER, interleaved(2)))
+    assert groups == [(ONE_F_ONE_B, EAGER), (ZERO_BUBBLE,), (interleaved(2),)]
+
+
+def test_the_fastest_of_all_by_simulation_is_taken() -> None:
+    # Four stages of one layer; interleaved, two meshes with two stages each.
+    alone = [planned(num_stages=4, schedules=(s,)) for s in CHOICES.values()]
+    best = planned(num_stages=4)
+    assert best.simulated_s == min(plan.simulated_s for plan in alone)
+    assert len({plan.simulated_s for plan in alone}) > 2
+    for name in CHOICES:
+        assert name in best.space
+
+
+def test_a_schedule_that_cannot_be_had_is_told_and_passed_over() -> None:
+    # Two stages are one a mesh: nothing to interleave on two meshes.
+    told: list[str] = []
+    plan = planned(told.append, num_stages=2)
+    assert plan.schedule != "interleaved-1f1b"
+    assert any(t.startswith("schedules interleaved-1f1b: ") and "2 stages" in t for t in told)
+
+
+def test_what_no_schedule_allows_is_refused_as_for_one() -> None:
+    with pytest.raises(PlanError, match="not divisible"):
+        planned(num_microbatches=(5,))
+    with pytest.raises(InfeasibleError, match="memory"):
+        planned(memory_bytes=10_000)
+
+
+@pytest.mark.usefixtures("quick_steps", "x64")
+def test_a_step_trains_under_it_as_on_one_device() -> None:
+    step, args = gpt_step(CLIPPED)
+    expected = [host(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+    parallel = mw.parallelize(step, method=mw.Auto(stages=2, schedule="all"), num_microbatches=2)
+    assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)
