@@ -22,6 +22,8 @@ from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
 from meshwise.inter.layer_network import LayerNetwork
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
+# Bounds are raised in so many rounds; then the chain that looks cheapest is planned and taken.
+_MOST_ROUNDS = 24
 _Places = dict[tuple[int, int], Array]
 
 
@@ -130,16 +132,24 @@ class JointRun:
             for layer in self.layers
         }
         run = [known[id(layer)] for layer in self.layers]
+        number = 0
         while True:
+            number += 1
             states = cheapest_states(run, 0, len(run) - 1)
             places = list(zip(run, itertools.pairwise(states), strict=True))
             if not all(math.isfinite(layer.bound_s[place]) for layer, place in places):
                 return None
             todo = {id(layer): (layer, p) for layer, p in places if not layer.is_exact[p]}
-            if not todo:
-                break
             for layer, place in todo.values():
                 layer.sharpen(*place)
+                if number > _MOST_ROUNDS:
+                    layer.sharpen(*place)
+            are_plans = all(
+                layer.is_exact[place] and math.isfinite(layer.bound_s[place])
+                for layer, place in places
+            )
+            if not todo or (number > _MOST_ROUNDS and are_plans):
+                break
         choice = self.joined([layer.choice(*place) for layer, place in places])
         return choice, self._proved(run)
 

@@ -27,6 +27,8 @@ from meshwise.intra.solve import solve
 _MOST_PRICES = 14
 _BESIDE = (0.5, 0.8, 1.25, 2.0)
 _NEAR = 1.1
+# Choices whose parts one program mixes.
+_MOST_MIXED = 8
 # A price whose choice is below the line by less than this part of it has found no point.
 _BELOW = 1e-6
 
@@ -122,9 +124,9 @@ class Within:
         price = self._edge(limit)
         best = self._mixed(limit, None)
         if not self._is_close(best, limit):
-            best = self._restricted(limit, best)
+            best = self._restricted(limit, best, price)
         if not self._is_close(best, limit) and self._look_beside(price):
-            best = self._restricted(limit, self._mixed(limit, best))
+            best = self._restricted(limit, self._mixed(limit, best), price)
         if best is None and not self._is_lightest_known:
             self._is_lightest_known = True
             self._priced(1.0, cost_factor=0.0)
@@ -208,12 +210,16 @@ class Within:
             self._learn([found])
         return found
 
-    def _restricted(self, limit: float, best: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The best choice in which each node takes what some choice gave it."""
+    def _restricted(
+        self, limit: float, best: tuple[int, ...] | None, price: float
+    ) -> tuple[int, ...] | None:
+        """The best choice in which each node takes what some good choice gave it."""
+        good = sorted(self._points.values(), key=lambda p: (p.cost + price * p.weight, p.weight))
+        choices = [*([] if best is None else [best]), *(p.choice for p in good[:_MOST_MIXED])]
         costs: list[Array] = []
         for n, cost in enumerate(self.problem.costs):
             some = np.full(len(cost), np.inf)
-            places = sorted({choice[n] for choice in self._points})
+            places = sorted({choice[n] for choice in choices})
             some[places] = cost[places]
             costs.append(some)
         rows = (replace(self.row, limit=limit),)
