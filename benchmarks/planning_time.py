@@ -79,7 +79,8 @@ def _timed(arguments: tuple[str, ...]) -> dict[str, Any]:
             [sys.executable, *arguments, "--out", str(out)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            # Modules are compiled once, as where Python is not told otherwise.
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": ""},
         )
         timer = threading.Timer(_TIMEOUT_S, process.kill)
         timer.start()

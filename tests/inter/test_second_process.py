@@ -74,11 +74,16 @@ def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.returncode is not None
 
 
-def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ahead", [0, 2, len(WAYS)])
+def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
     here = _noted(costs, monkeypatch, "layer")
     with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
+        for way in WAYS[:ahead]:
+            costs.begin_layers(way, 4)
+            # What was asked is not asked again.
+            costs.begin_layers(way, 4)
         for way in WAYS:
             assert _same(costs.runs(way, 4, EVERY), alone.runs(way, 4, EVERY))
             assert costs.run_plan(way, 4, 0, 1) == alone.run_plan(way, 4, 0, 1)
@@ -88,6 +93,20 @@ def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         # What was not asked of it is planned here.
         assert costs.run_plan(way, 4, 1, 1) == alone.run_plan(way, 4, 1, 1)
     assert set(here) == set(layers.classes)
+
+
+def test_what_was_begun_is_lost_with_the_process(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    with SecondProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        other = Ask(MESH, "none", 1)
+        costs.begin_bounds(*other)
+        costs.begin_layers(WAYS[0], 4)
+        assert not costs.has_bounds(*other)
+        assert beside.process is not None
+        beside.process.kill()
+    assert _same(costs.bounds(*other), alone.bounds(*other))
+    assert _same(costs.runs(WAYS[0], 4, EVERY), alone.runs(WAYS[0], 4, EVERY))
 
 
 @pytest.mark.parametrize("when", ["bounds", "runs", "plan"])

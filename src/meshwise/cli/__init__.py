@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from meshwise.cli.clock import process_start
+from meshwise.collector import collection_paused
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
 COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "bench", "doctor")
@@ -33,9 +34,9 @@ class _LazyGroup(click.Group):
         """The command of a name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(
-            importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name
-        )
+        with collection_paused():
+            module = importlib.import_module(f"{__name__}.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
 

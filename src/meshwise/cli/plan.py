@@ -14,6 +14,7 @@ import click
 from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
+from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
 from meshwise.inter.piece import REMATS
 from meshwise.inter.pipeline_schedule import ALL, CHOICES, SEARCHED, named
@@ -176,8 +177,9 @@ def plan(
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:
-        fun, state, rows = _named(model, batch, dtype) if model else _own(step or "")
-        planned = plan_pipeline(fun, (state, rows), {}, signature, request, report)
+        with collection_paused():
+            fun, state, rows = _named(model, batch, dtype) if model else _own(step or "")
+            planned = plan_pipeline(fun, (state, rows), {}, signature, request, report)
         found, timeline = planned.plan, planned.timeline
         found = dataclasses.replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:

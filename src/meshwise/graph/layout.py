@@ -107,8 +107,10 @@ def num_parts(layout: Layout, sizes: Sequence[int]) -> int:
 def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Shape of the tile that one device holds."""
     return tuple(
-        size // math.prod(sizes[a] for a in axes)
-        for size, axes in zip(shape, layout.dims, strict=True)
+        [
+            size // math.prod([sizes[a] for a in axes]) if axes else size
+            for size, axes in zip(shape, layout.dims, strict=True)
+        ]
     )
 
 

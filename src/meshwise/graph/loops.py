@@ -128,6 +128,9 @@ def _split_dims(
 ) -> tuple[tuple[int, ...], ...] | None:
     out: list[tuple[int, ...]] = []
     for loops in dims:
+        if len(loops) == 1 and loops[0] not in strategy:
+            out.append(())
+            continue
         axes = dim_axes(rule, strategy, loops, sizes)
         if axes is None:
             return None
@@ -178,7 +181,7 @@ def result_layouts(
 
 def loop_parts(strategy: Strategy, loop: int, sizes: Sequence[int]) -> int:
     """Into how many parts a strategy splits a loop."""
-    return math.prod(sizes[a] for a in axes_of_loop(strategy, loop))
+    return math.prod([sizes[a] for a in axes_of_loop(strategy, loop)])
 
 
 def halo_loop(rule: LoopRule, halo: Halo) -> int:
@@ -188,8 +191,8 @@ def halo_loop(rule: LoopRule, halo: Halo) -> int:
 
 def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
     """Whether a strategy cuts all loops into equal parts, and no edge is longer than a block."""
-    for loop, info in enumerate(rule.loops):
-        if info.size % loop_parts(strategy, loop, sizes):
+    for loop in {choice for choice in strategy if choice >= 0}:
+        if rule.loops[loop].size % loop_parts(strategy, loop, sizes):
             return False
     for halo in rule.halos:
         parts = loop_parts(strategy, halo_loop(rule, halo), sizes)

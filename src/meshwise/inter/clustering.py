@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.candidate_cuts import MAX_CUTS, candidate_cuts
 from meshwise.inter.operator_chain import BoolArray, FloatArray, OperatorChain, received_bytes
 
+IntArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+AnyArray: TypeAlias = np.ndarray[Any, Any]
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 # Alpa's scripts use 0.1 (3-D helper) and 0.5 (default).
@@ -77,12 +79,17 @@ def cluster_operators(
     Raises:
         InfeasibleError: no such layers; the text says why.
     """
-    table = _CutTable.of(chain, max_cuts)
+    table = CutTable.of(chain, max_cuts)
     if num_layers is None:
         num_layers = _choose(table, delta, 2, _most_layers(chain), 0.0)
+    return cluster_table(table, num_layers, delta)
+
+
+def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Layers:
+    """The best layers that end at candidate boundaries; else as `cluster_operators`."""
     worst = _least_bottleneck(table, num_layers, delta)
     if worst is None:
-        raise InfeasibleError(_why_not(chain, table, num_layers, delta))
+        raise InfeasibleError(_why_not(table, num_layers, delta))
     places = _least_variance(table, num_layers, delta, worst)
     bounds = [int(table.boundaries[p]) for p in places]
     done = table.flop_before
@@ -90,7 +97,7 @@ def cluster_operators(
         ranges=tuple((a, b - 1) for a, b in pairwise(bounds)),
         worst_received_bytes=worst,
         flop=tuple(float(done[b] - done[a]) for a, b in pairwise(places)),
-        all_cuts_tried=len(table.boundaries) == chain.num_operators + 1,
+        all_cuts_tried=len(table.boundaries) == table.chain.num_operators + 1,
     )
 
 
@@ -120,23 +127,25 @@ def choose_num_layers(
     Source: Alpa's repository, `layer_num="auto"`, there by bisection; here every number is tried.
     """
     largest = _most_layers(chain) if largest is None else largest
-    return _choose(_CutTable.of(chain, max_cuts), delta, smallest, largest, tolerance)
+    return _choose(CutTable.of(chain, max_cuts), delta, smallest, largest, tolerance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _CutTable:
-    """Candidate boundaries, bytes received between each two, and FLOP before each."""
+class CutTable:
+    """A chain, candidate boundaries, bytes received between each two, and FLOP before each."""
 
+    chain: OperatorChain
     boundaries: np.ndarray[tuple[int], np.dtype[np.int64]]
     received: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
     flop_before: FloatArray
 
     @classmethod
-    def of(cls, chain: OperatorChain, max_cuts: int) -> _CutTable:
+    def of(cls, chain: OperatorChain, max_cuts: int = MAX_CUTS) -> CutTable:
+        """The boundaries of a chain, as many as are to be tried at most."""
         inner = candidate_cuts(chain, max_cuts)
         boundaries = np.concatenate(([0], inner, [chain.num_operators])).astype(np.int64)
         flop_before = np.concatenate(([0.0], np.cumsum(chain.flop, dtype=np.float64)))
-        return cls(boundaries, received_bytes(chain, boundaries), flop_before[boundaries])
+        return cls(chain, boundaries, received_bytes(chain, boundaries), flop_before[boundaries])
 
     @property
     def flop(self) -> FloatArray:
@@ -144,43 +153,69 @@ class _CutTable:
         return self.flop_before[None, :] - self.flop_before[:, None]
 
 
-def _within_limit(table: _CutTable, num_layers: int, delta: float) -> BoolArray:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spans:
+    """Pairs of boundaries that may bound a layer, by the second and then the first."""
+
+    first: IntArray
+    last: IntArray
+    # Where the pairs of one second boundary begin, and which it is.
+    begin: IntArray
+    ends: IntArray
+    num_boundaries: int
+
+    @classmethod
+    def of(cls, allowed: BoolArray) -> _Spans:
+        last, first = np.nonzero(allowed.T)
+        ends, begin = np.unique(last, return_index=True)
+        return cls(first, last, begin, ends, len(allowed))
+
+    def least(self, values: AnyArray, nothing: float) -> AnyArray:
+        """For each second boundary the least value of its pairs."""
+        out: AnyArray = np.full(self.num_boundaries, nothing, values.dtype)
+        if len(values):
+            out[self.ends] = np.minimum.reduceat(values, self.begin)
+        return out
+
+
+def _within_limit(table: CutTable, num_layers: int, delta: float) -> BoolArray:
     """Which pairs of boundaries may bound a layer."""
     limit = (1 + delta) * table.flop_before[-1] / num_layers
     size = len(table.boundaries)
     return np.triu(np.ones((size, size), np.bool_), 1) & (table.flop <= limit * (1 + _ROUNDING))
 
 
-def _least_bottleneck(table: _CutTable, num_layers: int, delta: float) -> int | None:
+def _least_bottleneck(table: CutTable, num_layers: int, delta: float) -> int | None:
     """G(K, L): the least worst received bytes; None if no layers obey the limit."""
-    allowed = _within_limit(table, num_layers, delta)
-    received = np.where(allowed, table.received, _UNREACHED)
+    spans = _Spans.of(_within_limit(table, num_layers, delta))
+    received = table.received[spans.first, spans.last]
     least = np.full(len(table.boundaries), _UNREACHED)
     least[0] = 0
     for _ in range(num_layers):
-        least = np.maximum(least[:, None], received).min(axis=0)
+        least = spans.least(np.maximum(least[spans.first], received), _UNREACHED)
     return None if least[-1] == _UNREACHED else int(least[-1])
 
 
-def _least_variance(table: _CutTable, num_layers: int, delta: float, worst: int) -> list[int]:
+def _least_variance(table: CutTable, num_layers: int, delta: float, worst: int) -> list[int]:
     """Places of the boundaries of the most even layers that receive at most `worst` bytes."""
     allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
     mean = max(float(table.flop_before[-1]), 1.0) / num_layers
-    square = np.where(allowed, (table.flop / mean) ** 2, np.inf)
+    spans = _Spans.of(allowed)
+    square = ((table.flop / mean) ** 2)[spans.first, spans.last]
     least = np.full(len(table.boundaries), np.inf)
     least[0] = 0.0
-    came_from: list[np.ndarray[tuple[int, ...], np.dtype[np.intp]]] = []
+    totals: list[FloatArray] = []
     for _ in range(num_layers):
-        total = least[:, None] + square
-        came_from.append(total.argmin(axis=0))
-        least = total.min(axis=0)
+        totals.append(least[spans.first] + square)
+        least = spans.least(totals[-1], np.inf)
     places = [len(table.boundaries) - 1]
-    for source in reversed(came_from):
-        places.append(int(source[places[-1]]))
+    for total in reversed(totals):
+        begin, end = np.searchsorted(spans.last, (places[-1], places[-1] + 1))
+        places.append(int(spans.first[begin + total[begin:end].argmin()]))
     return places[::-1]
 
 
-def _choose(table: _CutTable, delta: float, smallest: int, largest: int, tolerance: float) -> int:
+def _choose(table: CutTable, delta: float, smallest: int, largest: int, tolerance: float) -> int:
     first, worst = smallest, _least_bottleneck(table, smallest, delta)
     while worst is None and first < largest:
         first += 1
@@ -194,7 +229,7 @@ def _choose(table: _CutTable, delta: float, smallest: int, largest: int, toleran
     return first
 
 
-def _is_possible(table: _CutTable, num_layers: int, delta: float, worst: float) -> bool:
+def _is_possible(table: CutTable, num_layers: int, delta: float, worst: float) -> bool:
     allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
     reached = np.zeros(len(table.boundaries), np.bool_)
     reached[0] = True
@@ -207,14 +242,14 @@ def _most_layers(chain: OperatorChain) -> int:
     return max(2, int(np.count_nonzero(chain.is_heavy)) // _HEAVY_PER_LAYER)
 
 
-def _why_not(chain: OperatorChain, table: _CutTable, num_layers: int, delta: float) -> str:
+def _why_not(table: CutTable, num_layers: int, delta: float) -> str:
     limit = (1 + delta) * float(table.flop_before[-1]) / num_layers
     text = f"no {num_layers} layers with at most {limit:.4g} FLOP each (delta {delta:g}): "
     if num_layers >= len(table.boundaries) or num_layers < 1:
         return text + f"there are {len(table.boundaries) - 1} pieces to choose from"
     piece = int(np.argmax(np.diff(table.flop_before)))
     first, last = int(table.boundaries[piece]), int(table.boundaries[piece + 1]) - 1
-    flop = float(chain.flop[first : last + 1].sum())
+    flop = float(table.chain.flop[first : last + 1].sum())
     if flop > limit:
         return text + (
             f"operators {first} to {last}, which no candidate cut divides, have {flop:.4g}; "

@@ -11,12 +11,14 @@ Stages without bounds among them that are the best are the best of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.compose import RunCosts
+from meshwise.inter.distant import OtherEnded
 from meshwise.inter.piece import Remat
 from meshwise.inter.second_process import Ask, SecondProcess
 from meshwise.inter.stage_problem import BoolArray, FloatArray, Stage, StageCosts
@@ -161,9 +163,20 @@ class LazyTable:
             self._copied = StageCosts(submeshes=self._submeshes, **arrays)
         return self._copied
 
-    def next_bounds(self, stages: Sequence[Stage]) -> list[Ask]:
-        """The bounds that `plan` would ask for."""
-        return [ask for _, _, ask in self._rough(self._unplanned(stages))]
+    def begin(self, stages: Sequence[Stage]) -> None:
+        """Have the other process begin what `plan` would ask it for.
+
+        Raises:
+            TraceError: the step does not separate into so many micro-batches.
+        """
+        todo = self._unplanned(stages)
+        better = self._rough(todo)
+        # What it has not begun is begun when it is used.
+        with suppress(OtherEnded):
+            for _, _, ask in better:
+                self._costs.begin_bounds(*ask)
+            for m, v in () if better else todo:
+                self._costs.begin_layers(self._variants[m][v], self._count)
 
     def _unplanned(self, stages: Sequence[Stage]) -> list[tuple[int, int]]:
         """Submeshes and variants of stages that are not planned."""

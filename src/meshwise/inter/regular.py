@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.clustering import DELTA, Layers, cluster_operators
+from meshwise.inter.clustering import DELTA, CutTable, Layers, cluster_table
 from meshwise.inter.operator_chain import OperatorChain
 
 MOST_LAYERS = 64
@@ -35,10 +35,11 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         chain: The operators.
         most: At most so many layers.
     """
+    table = CutTable.of(chain)
     found = [
         layers
         for count in range(1, most + 1)
-        if (layers := clustered(chain, count)) is not None
+        if (layers := _clustered(table, count)) is not None
         and (count == 1 or all_are_heavy(chain, layers))
     ]
     kinds = [num_kinds(layers) for layers in found]
@@ -64,9 +65,13 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
 
 def clustered(chain: OperatorChain, count: int) -> Layers | None:
     """So many layers, as even as they can be; None if there are not so many cuts."""
+    return _clustered(CutTable.of(chain), count)
+
+
+def _clustered(table: CutTable, count: int) -> Layers | None:
     for delta in _DELTAS:
         try:
-            return cluster_operators(chain, count, delta)
+            return cluster_table(table, count, delta)
         except InfeasibleError:
             continue
     return None

@@ -51,7 +51,7 @@ _SLACK = 1.1
 # Between two prices steps take less than on the line between them: so much above, look.
 _NEAR = 1.01
 # Candidates among which the next bound is looked for.
-_LIKELY = 3
+_LIKELY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,12 +267,12 @@ class _Search:
             if not self._separates(best.known):
                 continue
             table = best.known.table
-            self._bound_two(best, waiting)
             at_most_s = min(cutoff, _SLACK * total_s)
             # Another schedule may have made more known.
             if best.num_changes < table.num_changes or table.plan(
                 best.plan.stages, self.cluster.num_devices, at_most_s
             ):
+                self._begin_likely(waiting)
                 add(number, best.known, best.schedule)
                 continue
             self.tried[best.known.count] = total_s
@@ -280,20 +280,11 @@ class _Search:
             return best
         return None
 
-    def _bound_two(
-        self, best: _Candidate, waiting: Sequence[tuple[float, int, _Candidate]]
-    ) -> None:
-        """Where one bound is asked for, have the other process compute the likely next one."""
-        asks = best.known.table.next_bounds(best.plan.stages)
-        if len(asks) != 1:
-            return
+    def _begin_likely(self, waiting: Sequence[tuple[float, int, _Candidate]]) -> None:
+        """Have the other process begin what comes next, while stages are chosen here."""
         for _, _, other in heapq.nsmallest(_LIKELY, waiting):
-            if not self._separates(other.known):
-                continue
-            more = other.known.table.next_bounds(other.plan.stages)
-            if new := [a for a in more if a not in asks and not self.costs.has_bounds(*a)]:
-                self.beside.bound([*asks, new[0]], self.report)
-                return
+            if self._separates(other.known):
+                other.known.table.begin(other.plan.stages)
 
     def _known(self, count: int, bounded: int) -> _Known | None:
         """Bounds for a number of micro-batches; None if the step does not separate."""

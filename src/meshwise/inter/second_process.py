@@ -10,11 +10,11 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from meshwise.child_process import ChildProcess, requests
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.collector import collection_paused
 from meshwise.graph.graph import Graph
 from meshwise.inter.distant import GraphKey, OtherEnded, Request
 from meshwise.inter.piece import PieceGraph, Remat
@@ -96,13 +96,16 @@ class SecondProcess:
         todo = [ask for ask in dict.fromkeys(asks) if not self._costs.has_bounds(*ask)]
         if not todo or not self._is_there(todo):
             return
-        # If the process ends, what is still unknown is computed where it is used.
-        with suppress(OtherEnded):
-            begun = [(ask, self._costs.begin_bounds(*ask)) for ask in todo]
-            for n, (ask, end) in enumerate(begun, 1):
-                sizes = "x".join(map(str, ask.mesh.sizes))
-                report(f"bounds on meshes of {sizes}, remat {ask.remat}; {len(todo) - n} more")
-                end()
+        try:
+            for ask in todo:
+                self._costs.begin_bounds(*ask)
+        except OtherEnded:
+            # What is still unknown is computed where it is used.
+            return
+        for n, ask in enumerate(todo, 1):
+            sizes = "x".join(map(str, ask.mesh.sizes))
+            report(f"bounds on meshes of {sizes}, remat {ask.remat}; {len(todo) - n} more")
+            self._costs.bounds(*ask)
 
     def _is_there(self, asks: Sequence[Ask]) -> bool:
         """Whether there is a process, if need be a new one."""
@@ -110,18 +113,26 @@ class SecondProcess:
         if self._child is None and len(asks) >= _WORTH and not self._has_failed:
             if not costs.is_shareable or len(set(costs.source.classes)) < 2:
                 return False
-            classes = self._half(asks[0])
             try:
-                child = self._child = ChildProcess(_SCRIPT)
+                child = ChildProcess(_SCRIPT)
             except OSError:
                 self._has_failed = True
                 return False
-            self._classes, costs.other = classes, self
+            try:
+                # While it starts.
+                classes = self._half(asks[0])
+            except BaseException:
+                child.end()
+                raise
+            self._child, self._classes, costs.other = child, classes, self
             threading.Thread(target=_receive, args=(child, self._answers), daemon=True).start()
         return self._child is not None
 
     def _half(self, ask: Ask) -> frozenset[int]:
-        """Classes of layers with about half of the operators; the larger half stays here."""
+        """Classes of layers with about half of the operators.
+
+        The larger half is for the other process: stages are chosen here.
+        """
         costs = self._costs
         sizes = {
             c: _num_operators(costs.graph(c, ask.remat, ask.num_microbatches).graph)
@@ -130,7 +141,7 @@ class SecondProcess:
         here, there = 0, 0
         chosen: set[int] = set()
         for c in sorted(sizes, key=lambda c: (-sizes[c], c)):
-            if here <= there:
+            if here < there:
                 here += sizes[c]
             else:
                 there += sizes[c]
@@ -212,9 +223,10 @@ def serve() -> None:
     """Answer requests until nobody asks any more."""
     source: _Known | None = None
     costs: VariantCosts | None = None
-    for sent, answer in requests():
-        if source is None or costs is None:
-            source = _Known(sent.classes)
-            costs = VariantCosts(source, sent.options)
-        source.graphs.update(sent.graphs)
-        answer(sent.request.answer(costs))
+    with collection_paused():
+        for sent, answer in requests():
+            if source is None or costs is None:
+                source = _Known(sent.classes)
+                costs = VariantCosts(source, sent.options)
+            source.graphs.update(sent.graphs)
+            answer(sent.request.answer(costs))

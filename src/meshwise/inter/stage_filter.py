@@ -15,7 +15,12 @@ Array = Any
 
 @kernel
 def most_that_fit(
-    resident: Array, held: Array, temporary: Array, memory: Array, in_flight: Array
+    resident: Array,
+    held: Array,
+    temporary: Array,
+    memory: Array,
+    in_flight: Array,
+    possible: Array,
 ) -> Array:
     """How many stages to the end memory allows, itself counted; 0 if none.
 
@@ -25,11 +30,14 @@ def most_that_fit(
         temporary: Bytes on top.
         memory: Of a device, one for each row.
         in_flight: Micro-batches in flight with 1, 2, ... stages to the end, never falling.
+        possible: Variants that are looked at, a row each; 0 for others.
     """
     rows, columns = resident.shape
     most = np.zeros((rows, columns), np.int64)
     for row in range(rows):
         for v in range(columns):
+            if not possible[row, v]:
+                continue
             low, high = 0, len(in_flight)
             while low < high:
                 middle = (low + high + 1) // 2

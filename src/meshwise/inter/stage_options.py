@@ -122,7 +122,9 @@ def most_to_end(problem: StageProblem, rows: IntArray, num_stages: int = 0) -> I
         ],
         np.float64,
     )
-    return most_that_fit(resident, held, temporary, memory, in_flight)
+    return most_that_fit(
+        resident, held, temporary, memory, in_flight, np.isfinite(costs.microbatch_s[at])
+    )
 
 
 def devices_of(problem: StageProblem, has_option: BoolArray) -> tuple[Devices, int]:

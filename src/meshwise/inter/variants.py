@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -113,6 +113,16 @@ class LayerTimes(Protocol):
         ...
 
 
+class _Begun(NamedTuple):
+    """Classes of layers of which another process was asked something, and the way to wait."""
+
+    classes: tuple[int, ...]
+    end: Callable[[], Any]
+
+
+_NOTHING = _Begun((), list)
+
+
 class VariantCosts:
     """Plans layers, and remembers what was planned.
 
@@ -142,11 +152,14 @@ class VariantCosts:
         self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
         self._bounds: dict[object, RunBounds | None] = {}
         self._plans: dict[object, RunPlan] = {}
+        # What the other process was asked and nobody has waited for.
+        self._begun: dict[object, _Begun] = {}
         self.other: Other | None = None
 
     def part(self) -> None:
         """Do without the other process from now on; its layers are planned here if need be."""
         self.other = None
+        self._begun.clear()
         self._layers = {
             key: layer
             for key, layer in self._layers.items()
@@ -174,20 +187,38 @@ class VariantCosts:
         """Every layer under a variant; None if one has no plan."""
         classes = self.source.classes
         keys = {c: LayerKey(c, variant, num_microbatches) for c in dict.fromkeys(classes)}
-        new = [key for key in keys.values() if key not in self._layers]
-        # Times are measured here.
-        other = self.other if self.times is None else None
-        theirs = [key for key in new if other is not None and other.has(key.layer)]
-        faces = other.ask(AskFaces(theirs)) if other is not None and theirs else None
-        for key in new:
-            if key not in theirs:
+        self.begin_layers(variant, num_microbatches)
+        begun = self._begun.pop((variant, num_microbatches), _NOTHING)
+        for key in keys.values():
+            if key.layer not in begun.classes and key not in self._layers:
                 self.layer(key)
-        if other is not None and faces is not None:
-            for key, face in zip(theirs, faces(), strict=True):
-                self._layers[key] = face and DistantLayer(other, key, face)
+        if begun.classes and self.other is not None:
+            for c, face in zip(begun.classes, begun.end(), strict=True):
+                self._layers[keys[c]] = face and DistantLayer(self.other, keys[c], face)
         found = [self._layers[keys[c]] for c in classes]
         some = [layer for layer in found if layer is not None]
         return some if len(some) == len(found) else None
+
+    def begin_layers(self, variant: Variant, num_microbatches: int) -> None:
+        """Have the other process begin its layers under a variant, if they are not known.
+
+        Raises:
+            OtherEnded: the other process has ended.
+        """
+        way = (variant, num_microbatches)
+        # Times are measured here.
+        if self.other is None or self.times is not None or way in self._begun:
+            return
+        keys = [LayerKey(c, *way) for c in self._theirs()]
+        if new := [key for key in keys if key not in self._layers]:
+            end = self.other.ask(AskFaces(new))
+            self._begun[way] = _Begun(tuple(key.layer for key in new), end)
+
+    def _theirs(self) -> list[int]:
+        """The classes of layers that the other process has."""
+        other = self.other
+        classes = dict.fromkeys(self.source.classes)
+        return [c for c in classes if other is not None and other.has(c)]
 
     def layer(self, key: LayerKey) -> Layer | None:
         """One layer under a variant; None if it has no plan."""
@@ -327,34 +358,33 @@ class VariantCosts:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
         key = (mesh, remat, num_microbatches)
         if key not in self._bounds:
-            self._shared(lambda: self.begin_bounds(*key)())
+            self._bounds[key] = self._shared(lambda: self._bounds_of(*key))
         return self._bounds[key]
 
     def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
         """Whether they are known."""
         return (mesh, remat, num_microbatches) in self._bounds
 
-    def begin_bounds(
-        self, mesh: LogicalMesh, remat: Remat, num_microbatches: int
-    ) -> Callable[[], object]:
-        """Have the other process bound its layers; what comes back bounds the others.
+    def begin_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> None:
+        """Have the other process begin to bound its layers, if bounds are not known.
 
         Raises:
-            OtherEnded: the other process has ended; so does what comes back.
+            OtherEnded: the other process has ended.
         """
         key = (mesh, remat, num_microbatches)
-        classes = tuple(dict.fromkeys(self.source.classes))
-        other = self.other
-        theirs = [c for c in classes if other is not None and other.has(c)]
-        end = other.ask(AskBounds(theirs, *key)) if other is not None and theirs else None
+        if self.other is None or key in self._begun or key in self._bounds:
+            return
+        if theirs := tuple(self._theirs()):
+            self._begun[key] = _Begun(theirs, self.other.ask(AskBounds(theirs, *key)))
 
-        def rest() -> None:
-            known = {c: self.layer_bounds(c, *key) for c in classes if c not in theirs}
-            if end is not None:
-                known.update(zip(theirs, end(), strict=True))
-            self._bounds[key] = bounds_of_runs([known[c] for c in self.source.classes])
-
-        return rest
+    def _bounds_of(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
+        key = (mesh, remat, count)
+        self.begin_bounds(*key)
+        begun = self._begun.pop(key, _NOTHING)
+        classes = dict.fromkeys(self.source.classes)
+        known = {c: self.layer_bounds(c, *key) for c in classes if c not in begun.classes}
+        known.update(zip(begun.classes, begun.end(), strict=True))
+        return bounds_of_runs([known[c] for c in self.source.classes])
 
     def layer_bounds(
         self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int

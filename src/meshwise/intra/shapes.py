@@ -98,9 +98,8 @@ class Walk:
 
     __slots__ = ("cost_s", "made", "moves", "reduced", "strategies", "wants", "ways")
 
-    def __init__(self, *, strategies: tuple[Strategy, ...]) -> None:
-        self.strategies = strategies
-        self.ways: list[Ways] = []
+    def __init__(self, *, strategies: tuple[Strategy, ...], ways: list[Ways]) -> None:
+        self.strategies, self.ways = strategies, ways
         self.cost_s = 0.0
         self.wants: dict[int, list[Layout]] = {}
         self.made: dict[int, Layout] = {}

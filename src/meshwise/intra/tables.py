@@ -233,14 +233,16 @@ class Evaluator:
         """
         made: dict[int, Layout] = {}
         chosen: list[Strategy] = []
+        ways: list[Ways] = []
         for place, member in enumerate(shape.members):
             strategy = self._member_strategy(shape, place, choice, made if may_pass else {})
             found = self.layouts(member.op, strategy)
             if found is None:
                 return None
             chosen.append(strategy)
+            ways.append(found)
             made.update(zip(member.outputs, found[1], strict=True))
-        return self.account(shape, tuple(chosen))
+        return self._account(shape, tuple(chosen), ways)
 
     def _member_strategy(
         self, shape: Shape, place: int, choice: tuple[int, ...], made: dict[int, Layout]
@@ -301,14 +303,18 @@ class Evaluator:
 
     def account(self, shape: Shape, chosen: tuple[Strategy, ...]) -> Walk | None:
         """Costs and layouts of a cluster whose members run with the strategies `chosen`."""
-        walk = Walk(strategies=chosen)
-        seen: set[tuple[int, Layout]] = set()
+        ways: list[Ways] = []
         for member, strategy in zip(shape.members, chosen, strict=True):
             found = self.layouts(member.op, strategy)
             if found is None:
                 return None
-            walk.ways.append(found)
-            operands, results = found
+            ways.append(found)
+        return self._account(shape, chosen, ways)
+
+    def _account(self, shape: Shape, chosen: tuple[Strategy, ...], ways: list[Ways]) -> Walk | None:
+        walk = Walk(strategies=chosen, ways=ways)
+        seen: set[tuple[int, Layout]] = set()
+        for member, (operands, results) in zip(shape.members, ways, strict=True):
             for x, layout in zip(member.inputs, operands, strict=True):
                 if x in walk.made:
                     if layout == walk.made[x] or (x, layout) in seen:
@@ -344,6 +350,8 @@ class Evaluator:
         device = self.mesh.device
         flop_s = 0.0
         for member, strategy in zip(shape.members, walk.strategies, strict=True):
+            if not member.op.flop:
+                continue
             dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
             flop_s += device.dense_s(member.op.flop / split_parts(strategy, self.sizes), dtype)
         return max(flop_s, cluster_bytes(shape, walk, self.sizes) / device.memory_bytes_per_s)
