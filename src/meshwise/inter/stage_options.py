@@ -58,7 +58,9 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
     # One row for each run of layers on a submesh, one column for each variant.
     rows = np.argwhere(exists)
     at = tuple(rows.T)
-    slot, once = costs.busy_s[at], costs.once_s[at]
+    slot, once = costs.microbatch_s[at], costs.once_s[at]
+    if costs.gather_s is not None:
+        slot += costs.gather_s[at]
     fill = schedule.fill_s(slot, None if costs.weight_s is None else costs.weight_s[at])
     most = most_to_end(problem, rows, num_stages)
     possible = np.isfinite(slot) & (most >= 1)

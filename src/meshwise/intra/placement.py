@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from meshwise.intra.placement_kernels import heap_in_order
 
 # Offsets are multiples of it. Source: XLA cpu_function_runtime.h (MinAlign).
-_ALIGNMENT_BYTES = 64
+_ALIGNMENT_BYTES = np.int64(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,32 +72,12 @@ def heap_bytes(lifetimes: Sequence[Lifetime], *, is_sure: bool = True) -> int:
 
 def _placed(lifetimes: Sequence[Lifetime]) -> int:
     """Heap after each lifetime, in this order, went into its best gap."""
-    count = len(lifetimes)
-    start, end, low, high = (np.empty(count, np.int64) for _ in range(4))
-    top = 0
-    for k, item in enumerate(lifetimes):
-        is_met = (start[:k] <= item.end) & (end[:k] >= item.start)
-        offset = _best_gap(low[:k][is_met], high[:k][is_met], item.num_bytes)
-        start[k], end[k] = item.start, item.end
-        low[k] = offset
-        high[k] = -(-(offset + item.num_bytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        top = max(top, offset + item.num_bytes)
-    return top
-
-
-def _best_gap(low: NDArray[np.int64], high: NDArray[np.int64], num_bytes: int) -> int:
-    """Offset of the smallest gap that is large enough, else the end of what is taken.
-
-    Args:
-        low: Offsets of what is taken at some time of the new lifetime.
-        high: Their ends.
-        num_bytes: Of the new one.
-    """
-    order = np.argsort(low)
-    # What lies below each gap; the first one begins at 0.
-    reached = np.maximum.accumulate(np.concatenate(([0], high[order])))
-    gap = low[order] - reached[:-1]
-    fitting = np.flatnonzero(gap >= num_bytes)
-    if not len(fitting):
-        return int(reached[-1])
-    return int(reached[fitting[np.argmin(gap[fitting])]])
+    start, end, num_bytes = (
+        np.fromiter(values, np.int64, len(lifetimes))
+        for values in (
+            (x.start for x in lifetimes),
+            (x.end for x in lifetimes),
+            (x.num_bytes for x in lifetimes),
+        )
+    )
+    return int(heap_in_order(start, end, num_bytes, _ALIGNMENT_BYTES))
