@@ -14,7 +14,7 @@ Array = Any
 
 
 @kernel
-def heap_in_order(start: Array, end: Array, num_bytes: Array, alignment: int) -> int:
+def heap_in_order(start: Array, end: Array, num_bytes: Array, alignment: np.int64) -> int:
     """Size of the heap after each lifetime, in this order, went into its best gap.
 
     The best gap is the smallest that is large enough; without one the lifetime goes on top of what
