@@ -45,6 +45,7 @@ LAYERS = (
     "pinned_search",
     "pipeline_planning",
     "pipeline_replay",
+    "following_stages",
     "pipeline_request",
     "pricing",
     "arguments",

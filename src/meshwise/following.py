@@ -27,9 +27,9 @@ def followed_layouts(graph: Graph, plan: Plan) -> dict[int, tuple[Layout, ...]]:
         ranked: dict[int, dict[Layout, str]] = {}
         for argument, layout in others:
             if (argument.shape, argument.dtype) == (tensor.shape, tensor.dtype):
-                distance = _distance(tensor.name, argument.name)
-                if distance is not None:
-                    ranked.setdefault(distance, {}).setdefault(layout, argument.name)
+                apart = distance(tensor.name, argument.name)
+                if apart is not None:
+                    ranked.setdefault(apart, {}).setdefault(layout, argument.name)
         if not ranked:
             continue
         closest = ranked[min(ranked)]
@@ -51,7 +51,7 @@ def followed_layouts(graph: Graph, plan: Plan) -> dict[int, tuple[Layout, ...]]:
     return found
 
 
-def _distance(name: str, other: str) -> int | None:
+def distance(name: str, other: str) -> int | None:
     """0 for the same path; how much longer a path is that ends alike; None for another."""
     if name == other:
         return 0

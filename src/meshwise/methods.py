@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from meshwise.errors import PlanError
 from meshwise.inter.pipeline_plan import PipelinePlan
@@ -152,13 +152,26 @@ class Replay:
             )
 
 
+_AnyPlan = TypeVar("_AnyPlan")
+
+
 class PlannedStep(ABC):
     """A step that has made plans."""
 
     @property
     @abstractmethod
     def plans(self) -> tuple[Plan, ...]:
-        """The plans made so far, oldest first."""
+        """The plans of one mesh made so far, oldest first."""
+
+    @property
+    @abstractmethod
+    def pipeline_plans(self) -> tuple[PipelinePlan, ...]:
+        """The plans of pipelines made so far, oldest first."""
+
+    @property
+    @abstractmethod
+    def is_pipeline(self) -> bool:
+        """Whether it runs on several meshes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,35 +182,53 @@ class Follow:
     dtype, or else a path that ends alike (`0/kernel` follows `0/params/kernel`).  The optimiser
     fills the rest, on the same mesh; pins win.
 
+    Where the other step is a pipeline, this one is cut into stages where its arguments live; it is
+    a forward pass, whose stages run one after the other on the whole batch.
+
     Attributes:
         step: The other step, planned before this one, or its plan.
     """
 
-    step: PlannedStep | Plan
+    step: PlannedStep | Plan | PipelinePlan
 
     def __post_init__(self) -> None:
         step: Any = self.step
-        if not isinstance(step, (PlannedStep, Plan)):
+        if not isinstance(step, (PlannedStep, Plan, PipelinePlan)):
             raise PlanError(
                 f"Follow takes a step made by parallelize, or its plan, got {_described(step)}; "
                 "pass method=mw.Follow(train_step)"
             )
 
     def followed(self) -> Plan:
-        """The plan that is followed.
+        """The plan of one mesh that is followed.
 
         Raises:
-            PlanError: the step has none yet, or it is a pipeline.
+            PlanError: the step has none yet.
         """
-        plan = self.step if isinstance(self.step, Plan) else next(iter(self.step.plans[::-1]), None)
-        if plan is None:
-            raise PlanError(
-                "Follow(step): that step has no plan yet; call it, or step.plan(state, batch), "
-                "before"
-            )
+        step = self.step
+        assert not isinstance(step, PipelinePlan)
+        plan = step if isinstance(step, Plan) else _latest(step.plans)
         if len(plan.stages) != 1:
             raise PlanError(f"Follow needs a plan on one mesh, this one has {len(plan.stages)}")
         return plan
+
+    def followed_pipeline(self) -> PipelinePlan:
+        """The plan of a pipeline that is followed.
+
+        Raises:
+            PlanError: the step has none yet.
+        """
+        step = self.step
+        assert not isinstance(step, Plan)
+        return step if isinstance(step, PipelinePlan) else _latest(step.pipeline_plans)
+
+
+def _latest(plans: tuple[_AnyPlan, ...]) -> _AnyPlan:
+    if not plans:
+        raise PlanError(
+            "Follow(step): that step has no plan yet; call it, or step.plan(state, batch), before"
+        )
+    return plans[-1]
 
 
 Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay | Follow
@@ -207,6 +238,11 @@ def is_pipeline(method: Method) -> bool:
     """Whether a method asks for a pipeline that can run."""
     if isinstance(method, Replay):
         return isinstance(method.plan, PipelinePlan)
+    if isinstance(method, Follow):
+        step = method.step
+        return isinstance(step, PipelinePlan) or (
+            isinstance(step, PlannedStep) and step.is_pipeline
+        )
     return isinstance(method, Auto) and method.stages is not None
 
 

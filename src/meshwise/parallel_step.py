@@ -20,24 +20,30 @@ from meshwise.arguments import (
     step_name,
 )
 from meshwise.errors import PlanError, StateLostError, TraceError
+from meshwise.following_stages import followed_stages
 from meshwise.init_state import born_on_stages, split_init_args, state_place, zeros_of_spec
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.jax_compat import is_tracer
-from meshwise.methods import PlannedStep, Replay, asks_for_stages, is_pipeline
+from meshwise.methods import Follow, PlannedStep, Replay, asks_for_stages, is_pipeline
 from meshwise.pipeline_planning import PlannedPipeline, plan_pipeline
 from meshwise.pipeline_replay import replayed_pipeline
 from meshwise.pipeline_request import pipeline_request
+from meshwise.plan.forward_plan import ForwardPlan
 from meshwise.plan.plan import Plan
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.pricing import Progress, priced
 from meshwise.simulate.timeline import Timeline
+from meshwise.trace.layers.followed import FollowedStages
 from meshwise.trace.step import TracedStep, abstract, trace_step
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
 if TYPE_CHECKING:
     from meshwise.runtime.executable import Executable
     from meshwise.runtime.fidelity import StageFidelity
+    from meshwise.runtime.forward import ForwardExecutable
     from meshwise.runtime.pipeline.executable import PipelineExecutable
+
+    _Executable = Executable | PipelineExecutable | ForwardExecutable
 
 _NOT_FITTING = (TypeError, ValueError)
 
@@ -55,10 +61,10 @@ class ParallelStep(PlannedStep):
         self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
         self._traced: dict[Any, TracedStep] = {}
         self._plans: dict[Any, Plan] = {}
-        self._pipelines: dict[Any, PlannedPipeline] = {}
-        self._executables: dict[Any, Executable | PipelineExecutable] = {}
-        self._recent: dict[Any, Executable | PipelineExecutable] = {}
-        self._last: Executable | PipelineExecutable | None = None
+        self._pipelines: dict[Any, PlannedPipeline | FollowedStages] = {}
+        self._executables: dict[Any, _Executable] = {}
+        self._recent: dict[Any, _Executable] = {}
+        self._last: _Executable | None = None
         self._checkpoint: str | None = None
         self._timeline: Timeline | None = None
         self._of_classes: dict[type, ParallelStep] = {}
@@ -142,10 +148,21 @@ class ParallelStep(PlannedStep):
         """The plans of one mesh made so far, oldest first."""
         return tuple(self._plans.values())
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
+    @property
+    def pipeline_plans(self) -> tuple[PipelinePlan, ...]:
+        """The plans of pipelines made so far, oldest first."""
+        plans = (found.plan for found in self._pipelines.values())
+        return tuple(plan for plan in plans if isinstance(plan, PipelinePlan))
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it runs on several meshes."""
+        return is_pipeline(self._request.method)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan | ForwardPlan:
         """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
         binding, call = self._taken_apart(args, kwargs)
-        if is_pipeline(self._request.method):
+        if self.is_pipeline:
             return self._pipeline(binding, call).plan
         return self._plan(binding, call)[1]
 
@@ -171,7 +188,7 @@ class ParallelStep(PlannedStep):
             PlanError: the plan is replayed.
         """
         binding, call = self._taken_apart(args, kwargs)
-        if is_pipeline(self._request.method):
+        if self.is_pipeline:
             raise PlanError("prices of other choices are known for plans of one mesh only")
         traced, plan = self._plan(binding, call)
         return priced(
@@ -219,7 +236,7 @@ class ParallelStep(PlannedStep):
         stop = start + len(jax.tree.leaves(state))
         tree, wanted = jax.tree.structure(state), executable.in_shardings[start:stop]
         concrete = jax.tree.map(zeros_of_spec, fun_args)
-        if is_pipeline(self._request.method):
+        if self.is_pipeline:
             return born_on_stages(fun, concrete, wanted, tree)
         return jax.jit(fun, out_shardings=jax.tree.unflatten(tree, wanted))(*concrete)
 
@@ -227,7 +244,7 @@ class ParallelStep(PlannedStep):
         """The explicit program of one device as text, with its collectives."""
         from meshwise.spmd.program import program_text
 
-        if is_pipeline(self._request.method):
+        if self.is_pipeline:
             raise PlanError(
                 "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each"
             )
@@ -255,7 +272,7 @@ class ParallelStep(PlannedStep):
             PlanError: the step runs on one mesh, as one program.
         """
         binding, call = self._taken_apart(args, kwargs)
-        if not is_pipeline(self._request.method):
+        if not self.is_pipeline:
             raise PlanError(
                 "a step on one mesh is one program, which has no timeline of meshes; time a call "
                 "and jax.block_until_ready of what it returns, or ask for stages"
@@ -353,7 +370,7 @@ class ParallelStep(PlannedStep):
                 warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
         return self._traced[key], self._plans[key]
 
-    def _pipeline(self, binding: Binding, call: Call) -> PlannedPipeline:
+    def _pipeline(self, binding: Binding, call: Call) -> PlannedPipeline | FollowedStages:
         key = self._key(binding, call)
         if key not in self._pipelines:
             step = binding.function(self._fun, call.statics)
@@ -364,24 +381,32 @@ class ParallelStep(PlannedStep):
                 self._pipelines[key] = replayed_pipeline(
                     *given, method.plan, self._request.statistics
                 )
+            elif isinstance(method, Follow):
+                plan = method.followed_pipeline()
+                self._pipelines[key] = followed_stages(*given, plan, self._request)
             else:
                 self._pipelines[key] = plan_pipeline(*given, pipeline_request(self._request))
         return self._pipelines[key]
 
-    def _executable(self, binding: Binding, call: Call) -> Executable | PipelineExecutable:
+    def _executable(self, binding: Binding, call: Call) -> _Executable:
         from meshwise.runtime.executable import compile_step
+        from meshwise.runtime.forward import compile_forward
         from meshwise.runtime.pipeline.executable import compile_pipeline
 
         key = self._key(binding, call)
-        if key not in self._executables and is_pipeline(self._request.method):
+        if key not in self._executables and self.is_pipeline:
             found = self._pipeline(binding, call)
-            self._executables[key] = compile_pipeline(found.layers, found.plan, found.decisions)
+            self._executables[key] = (
+                compile_forward(found)
+                if isinstance(found, FollowedStages)
+                else compile_pipeline(found.layers, found.plan, found.decisions)
+            )
         if key not in self._executables:
             traced, plan = self._plan(binding, call)
             self._executables[key] = compile_step(traced, plan)
         return self._executables[key]
 
-    def _executable_for_state(self, state: Any) -> tuple[Executable | PipelineExecutable, int]:
+    def _executable_for_state(self, state: Any) -> tuple[_Executable, int]:
         """A step that takes such a state, and the position of the state's first leaf."""
         from meshwise.runtime.executable import compile_step
 

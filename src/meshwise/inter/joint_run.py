@@ -17,13 +17,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshwise.inter.compose import cheapest_states
+from meshwise.inter.compose import cheapest_states, gathers
 from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
 from meshwise.inter.layer_network import LayerNetwork
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
-# Bounds are raised in so many rounds; then the chain that looks cheapest is planned and taken.
+# Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if it
+# is above what is proved by no more than this part.
 _MOST_ROUNDS = 24
+_NEAR = 0.01
 _Places = dict[tuple[int, int], Array]
 
 
@@ -148,8 +150,13 @@ class JointRun:
                 layer.is_exact[place] and math.isfinite(layer.bound_s[place])
                 for layer, place in places
             )
-            if not todo or (number > _MOST_ROUNDS and are_plans):
+            if not todo:
                 break
+            if number > _MOST_ROUNDS and are_plans:
+                cost = sum(float(layer.bound_s[place]) for layer, place in places)
+                cost += run[0].face.num_microbatches * sum(gathers(run, 0, len(run) - 1, states))
+                if cost <= (1 + _NEAR) * self._proved(run):
+                    break
         choice = self.joined([layer.choice(*place) for layer, place in places])
         return choice, self._proved(run)
 

@@ -27,7 +27,7 @@ from meshwise.intra.solve import solve
 _MOST_PRICES = 14
 _BESIDE = (0.5, 0.8, 1.25, 2.0)
 _NEAR = 1.1
-# Choices whose parts one program mixes.
+# Choices whose parts one program mixes while that is enough.
 _MOST_MIXED = 8
 # A price whose choice is below the line by less than this part of it has found no point.
 _BELOW = 1e-6
@@ -42,11 +42,13 @@ class Effort:
 
     Attributes:
         close: A choice that costs so much more than the bound, as a part of it, will do.
+        far: Above this part of the bound one program mixes all choices, however long it takes.
         time_limit_s: Of each program.
         seed: Of the solver.
     """
 
     close: float = 3e-3
+    far: float = 1e-2
     time_limit_s: float = 60.0
     seed: int = 0
 
@@ -127,6 +129,8 @@ class Within:
             best = self._restricted(limit, best, price)
         if not self._is_close(best, limit) and self._look_beside(price):
             best = self._restricted(limit, self._mixed(limit, best), price)
+        if not self._is_close(best, limit, self.effort.far):
+            best = self._restricted(limit, best, price, len(self._points))
         if best is None and not self._is_lightest_known:
             self._is_lightest_known = True
             self._priced(1.0, cost_factor=0.0)
@@ -144,11 +148,14 @@ class Within:
             num_left=len(self.problem.costs),
         )
 
-    def _is_close(self, best: tuple[int, ...] | None, limit: float) -> bool:
+    def _is_close(
+        self, best: tuple[int, ...] | None, limit: float, close: float | None = None
+    ) -> bool:
         if best is None:
             return False
         bound = self.bound(limit)
-        return self._points[best].cost - bound <= self.effort.close * abs(bound)
+        close = self.effort.close if close is None else close
+        return self._points[best].cost - bound <= close * abs(bound)
 
     def _priced(self, price: float, cost_factor: float = 1.0) -> _Point | None:
         """The choice of least cost + price * weight; None if there is none."""
@@ -211,11 +218,15 @@ class Within:
         return found
 
     def _restricted(
-        self, limit: float, best: tuple[int, ...] | None, price: float
+        self,
+        limit: float,
+        best: tuple[int, ...] | None,
+        price: float,
+        most: int = _MOST_MIXED,
     ) -> tuple[int, ...] | None:
         """The best choice in which each node takes what some good choice gave it."""
         good = sorted(self._points.values(), key=lambda p: (p.cost + price * p.weight, p.weight))
-        choices = [*([] if best is None else [best]), *(p.choice for p in good[:_MOST_MIXED])]
+        choices = [*([] if best is None else [best]), *(p.choice for p in good[:most])]
         costs: list[Array] = []
         for n, cost in enumerate(self.problem.costs):
             some = np.full(len(cost), np.inf)

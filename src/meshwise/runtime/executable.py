@@ -118,15 +118,22 @@ class Executable:
         return [arguments[position].name for position in positions]
 
 
-def compile_step(traced: TracedStep, plan: Plan) -> Executable:
-    """Lower and compile a planned step on the devices of this process.
+def compile_step(
+    traced: TracedStep, plan: Plan, devices: Sequence[Any] | None = None
+) -> Executable:
+    """Lower and compile a planned step on devices of this process.
+
+    Args:
+        traced: The step.
+        plan: Its plan.
+        devices: As many as the plan's mesh has; the first of the process by default.
 
     Raises:
         ClusterError: the plan needs more devices than there are.
         ProgramError: XLA:CPU would let collectives race.
     """
     count = plan.mesh.num_devices
-    devices = devices_for(count)
+    devices = devices_for(count) if devices is None else devices
     kept = tuple(i for i in range(len(traced.in_avals)) if i not in set(traced.donated))
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])

@@ -1,0 +1,186 @@
+"""A step without gradients on the stages of a pipeline's plan, its state where training left it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax
+
+from meshwise.collector import collection_paused
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.following import distance
+from meshwise.graph.layout import Layout
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.methods import IntraOp
+from meshwise.pins import nearest
+from meshwise.plan.forward_plan import ForwardPlan, ForwardStagePlan
+from meshwise.planning import Forced, PlanRequest, plan_on
+from meshwise.trace.layers.equations import inlined, run_inlined
+from meshwise.trace.layers.followed import FollowedStages, Home
+from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages
+from meshwise.trace.layers.unstack import unstacked
+from meshwise.trace.step import OpenStep, StepSignature, TracedStep, open_step, trace_step
+
+
+def followed_stages(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    plan: PipelinePlan,
+    request: PlanRequest,
+) -> FollowedStages:
+    """Cut a step where a pipeline's parameters live, and plan each stage on its mesh.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data; what is returned changed is not overwritten.
+        plan: Of the pipeline.
+        request: What is asked beside the placement.
+
+    Raises:
+        TraceError: the step cannot be traced.
+        PlanError: no argument follows one of the pipeline's, one could follow several that lie
+            differently, or something is asked that stages without gradients do not have.
+        InfeasibleError: a stage does not fit.
+    """
+    _check(request)
+    with collection_paused():
+        ends = unstacked(open_step(fun, args, kwargs, signature))
+        step = ends.step
+        homes = _homes(step, plan)
+        closed = inlined(step.closed)
+        cut = forward_stages(closed, [home and home.stage for home in homes], step.batch_dims)
+        ways = [_planned(part, step, homes, plan, request) for part in cut.stages]
+    sent = _sent_bytes(cut)
+    stages = tuple(
+        ForwardStagePlan(
+            stage=part.stage,
+            first_device=plan.stages[part.stage].first_device,
+            plan=way[2],
+            sent_bytes=sent[n],
+        )
+        for n, (part, way) in enumerate(zip(cut.stages, ways, strict=True))
+    )
+    warnings = [
+        f"{step.names[number]} is sent from stage {home.stage} to stage {stage} in each call"
+        for number, stage in cut.sent
+        if (home := homes[number]) is not None
+    ]
+    return FollowedStages(
+        ends=ends,
+        cut=cut,
+        homes=tuple(homes),
+        steps=tuple(way[0] for way in ways),
+        orders=tuple(way[1] for way in ways),
+        meshes=tuple((stage.mesh, stage.first_device) for stage in plan.stages),
+        plan=ForwardPlan(stages=stages, warnings=tuple(warnings)),
+    )
+
+
+def _check(request: PlanRequest) -> None:
+    asked = {
+        "num_microbatches": request.num_microbatches not in (1, "auto"),
+        "pins": bool(request.pins),
+        "rules": bool(request.rules),
+        "dump_ilp": request.dump_ilp is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise PlanError(
+                f"{name} is not supported together with Follow of a pipeline; leave it out"
+                + ("; and pass smaller batches" if name == "num_microbatches" else "")
+            )
+
+
+def _homes(step: OpenStep, plan: PipelinePlan) -> list[Home | None]:
+    """Where each flat argument lives; None for those that follow none."""
+    there = [
+        (name, shape, number, layout)
+        for number, stage in enumerate(plan.stages)
+        for layer in stage.layers
+        for name, shape, layout in layer.inputs
+    ]
+    found: list[Home | None] = []
+    for n, (mine, aval) in enumerate(zip(step.names, step.in_avals, strict=True)):
+        ranked: dict[int, list[Home]] = {}
+        for name, shape, number, layout in there:
+            apart = None if n in step.batch_dims else distance(mine, name)
+            if apart is not None and shape == aval.shape:
+                ranked.setdefault(apart, []).append(Home(number, layout, name))
+        by_name: dict[str, Home] = {}
+        for home in ranked[min(ranked)] if ranked else []:
+            # What several stages have, as a tied embedding, has its home on the first of them.
+            by_name.setdefault(home.name, home)
+        if len({home[:2] for home in by_name.values()}) > 1:
+            raise PlanError(
+                f"{mine} of shape {list(aval.shape)} could follow {' or '.join(by_name)}, which "
+                "lie differently; pass it under the path that it has in the other step"
+            )
+        found.append(next(iter(by_name.values()), None))
+    if not any(found):
+        names = [name for name, *_ in there]
+        raise PlanError(
+            f"no argument of this step follows one of the other: {', '.join(step.names[:4])} here, "
+            f"{', '.join(nearest(step.names[0], names, 4))} there; pass the state of the other "
+            "step, or parts of it"
+        )
+    return found
+
+
+def _planned(
+    part: ForwardStage,
+    step: OpenStep,
+    homes: Sequence[Home | None],
+    plan: PipelinePlan,
+    request: PlanRequest,
+) -> tuple[TracedStep, tuple[int, ...], Any]:
+    """The program of a stage, the order of its operands, and its plan."""
+    names = [
+        step.names[source.number] if source.kind == "argument" else f"value {source.number}"
+        for source in part.inputs
+    ]
+    order = tuple(sorted(range(len(names)), key=names.__getitem__))
+    avals = {
+        name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        for name, aval in zip(names, part.closed.in_avals, strict=True)
+    }
+
+    def stage(**values: Any) -> list[Any]:
+        return run_inlined(part.closed, [values[name] for name in names])
+
+    signature = StepSignature(batch_argnums=(), batch_dims=0, donate_argnums=())
+    traced = trace_step(stage, (), avals, signature)
+    target = plan.stages[part.stage]
+    forced: dict[int, tuple[Layout, ...]] = {}
+    for place, n in enumerate(order):
+        source = part.inputs[n]
+        home = homes[source.number] if source.kind == "argument" else None
+        if home is not None and home.stage == part.stage:
+            forced[place] = (home.layout,)
+    limit = request.memory_bytes
+    memory = target.memory_bytes if limit is None else limit
+    asked = replace(request, method=IntraOp())
+    try:
+        made = plan_on(traced, asked, target.mesh, memory, Forced(layouts=forced))
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"stage {part.stage} of the step that is followed: {error}; pass smaller batches"
+        ) from error
+    return traced, order, made
+
+
+def _sent_bytes(cut: ForwardStages) -> list[int]:
+    """For each stage the bytes that the others have of it, once for each that reads them."""
+    maker = {number: n for n, part in enumerate(cut.stages) for number in part.outputs}
+    sent = [0] * len(cut.stages)
+    for part in cut.stages:
+        for source, aval in zip(part.inputs, part.closed.in_avals, strict=True):
+            if source.kind == "value":
+                sent[maker[source.number]] += prod(aval.shape) * aval.dtype.itemsize
+    return sent

@@ -1,0 +1,158 @@
+"""A step without gradients on the stages of a pipeline: a program for each, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+from meshwise.errors import PlanError
+from meshwise.plan.forward_plan import ForwardPlan
+from meshwise.runtime.devices import devices_for
+from meshwise.runtime.donation import check_alive
+from meshwise.runtime.executable import Executable, compile_step
+from meshwise.runtime.fidelity import StageFidelity
+from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.spmd.part import border_spec
+from meshwise.spmd.program import concrete_mesh
+from meshwise.trace.layers.followed import FollowedStages
+from meshwise.trace.layers.forward_stages import ForwardStages
+from meshwise.trace.layers.unstack import Unstacked
+from meshwise.trace.step import abstract
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardExecutable:
+    """A compiled step without gradients.
+
+    Attributes:
+        plan: Its plan.
+        cut: What each stage takes and makes.
+        stages: The programs.
+        orders: For each program which input of its stage each operand is.
+        ends: Takes stacks of layers apart and puts them together.
+        user: The user's step: its trees, names and arguments.
+        copier: Moves arrays between meshes.
+        compile_s: Seconds that lowering and compilation took.
+    """
+
+    plan: ForwardPlan
+    cut: ForwardStages
+    stages: tuple[Executable, ...]
+    orders: tuple[tuple[int, ...], ...]
+    ends: StackedEnds
+    user: Unstacked
+    copier: TileCopier
+    compile_s: float
+
+    @property
+    def out_tree(self) -> Any:
+        """Tree of the results."""
+        return self.user.original.out_tree
+
+    @property
+    def in_shardings(self) -> tuple[NamedSharding | None, ...]:
+        """Where each flat argument lives; None for one that may be anywhere."""
+        return self.ends.shardings
+
+    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Arguments move to the stages that read them when the step begins."""
+        return leaves
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run the step; nothing is donated to it.
+
+        Raises:
+            StateLostError: an argument was donated to another step.
+            TypeError: arguments have other shapes or dtypes; nothing was done with them.
+        """
+        original = self.user.original
+        check_alive(leaves, original.names)
+        for leaf, aval, name in zip(leaves, original.in_avals, original.names, strict=True):
+            found = abstract(leaf, name)
+            if (found.shape, found.dtype) != (aval.shape, aval.dtype):
+                raise TypeError(
+                    f"argument {name} is {found.dtype}{list(found.shape)}, the step was compiled "
+                    f"for {aval.dtype}{list(aval.shape)}"
+                )
+        flat, _ = self.ends.arguments(leaves)
+        there: dict[Any, Any] = {("argument", n): value for n, value in enumerate(flat)}
+        for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):
+            given = (there[part.inputs[n]] for n in order)
+            placed = map(self.copier.put, given, stage.in_shardings)
+            made = zip(part.outputs, stage.compiled(*placed), strict=True)
+            there.update({("value", number): value for number, value in made})
+        return self.ends.results([there[source] for source in self.cut.results])
+
+    def measured_run(self, leaves: Sequence[Any]) -> Any:
+        """Refused.
+
+        Raises:
+            PlanError: only pipelines of training steps have a timeline.
+        """
+        raise PlanError(
+            "a step that follows a pipeline has no timeline; time a call and jax.block_until_ready "
+            "of what it returns"
+        )
+
+    def compiled_text(self) -> dict[str, str]:
+        """Optimised HLO of each program, by name."""
+        return {
+            f"stage {part.stage}": stage.compiled.as_text()
+            for part, stage in zip(self.cut.stages, self.stages, strict=True)
+        }
+
+    def measured_peak_bytes(self) -> int:
+        """Memory of one device of the worst stage, as XLA reports it for its program."""
+        return max(stage.measured_peak_bytes() for stage in self.stages)
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes that pass from stage to stage in a call, each tensor counted once a stage."""
+        return {"bytes_between_meshes": float(sum(s.sent_bytes for s in self.plan.stages))}
+
+    def fidelity(self) -> tuple[StageFidelity, ...]:
+        """For each stage what was predicted, and what was compiled."""
+        return tuple(found for stage in self.stages for found in stage.fidelity())
+
+
+def compile_forward(found: FollowedStages) -> ForwardExecutable:
+    """Lower and compile a step without gradients on the devices of this process.
+
+    Args:
+        found: The step in stages, planned.
+
+    Raises:
+        ClusterError: the plan needs more devices than there are.
+        ProgramError: XLA:CPU would let collectives race.
+    """
+    start = time.perf_counter()
+    devices = devices_for(max(first + mesh.num_devices for mesh, first in found.meshes))
+    concrete = [
+        concrete_mesh(mesh, devices[first : first + mesh.num_devices])
+        for mesh, first in found.meshes
+    ]
+    stages = tuple(
+        compile_step(step, way.plan, tuple(concrete[way.stage].devices.flat))
+        for step, way in zip(found.steps, found.plan.stages, strict=True)
+    )
+    shardings = [
+        home
+        and NamedSharding(
+            concrete[home.stage], border_spec(home.layout, concrete[home.stage].axis_names)
+        )
+        for home in found.homes
+    ]
+    return ForwardExecutable(
+        plan=found.plan,
+        cut=found.cut,
+        stages=stages,
+        orders=found.orders,
+        ends=StackedEnds(found.ends, shardings),
+        user=found.ends,
+        copier=TileCopier(),
+        compile_s=time.perf_counter() - start,
+    )

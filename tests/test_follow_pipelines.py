@@ -1,0 +1,173 @@
+"""`Follow` of a pipeline: evaluation on its stages, against JAX on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwise as mw
+from doubles.layered_steps import CLIPPED, gpt_step, host, unet_step
+from doubles.scanned_steps import scanned_gpt
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.models.gpt import Gpt
+from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.losses import mean_cross_entropy
+from meshwise.plan.forward_plan import ForwardPlan
+
+pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
+
+CLUSTER = mw.Cluster.virtual("2x p3.8xlarge")
+SIZES = {"num_layers": 2, "seq_len": 8, "dtype": "float64", "param_dtype": "float64"}
+
+
+def trained(step: Any, args: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """A pipeline after a step, its state, the batch."""
+    asked = {"method": mw.Auto(stages=2), "cluster": CLUSTER, "num_microbatches": 2} | options
+    staged = mw.parallelize(step, **asked)
+    state, batch = args
+    state, *_ = staged(state, batch)
+    return staged, state, batch
+
+
+def evaluate_gpt(state: Any, batch: Any) -> Any:
+    params, _, key, count = state
+    logits: Any = Gpt(gpt_config("tiny", **SIZES)).apply({"params": params}, batch["x"])
+    draw = jax.random.normal(jax.random.fold_in(key, count), ())
+    loss = mean_cross_entropy(logits, batch["y"])
+    # Of the last stage, of any, of none, an argument, a constant.
+    return {"loss": loss, "logits": logits, "draw": draw, "x": batch["x"], "two": 2.0}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(host(a), host(b), rtol=1e-9, atol=1e-12),
+        found,
+        expected,
+    )
+
+
+def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
+    step, args = gpt_step(CLIPPED)
+    staged, state, batch = trained(step, args)
+    evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
+    plan = evaluation.plan(state, batch)
+    assert isinstance(plan, ForwardPlan)
+    assert [stage.stage for stage in plan.stages] == [0, 1]
+    # The head is the transposed embedding.
+    embedding = "0/0/token_embedding/embedding"
+    assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
+    assert "Stage 1, from device" in str(plan)
+    expected = jax.jit(evaluate_gpt)(host_state(state), batch)
+    for _ in range(2):
+        found = evaluation(state, batch)
+        assert_same(found, expected)
+    # The activation and the head cross, once.
+    config = gpt_config("tiny")
+    sent = (batch["x"].size + config.vocab_size) * config.hidden * 8
+    assert evaluation.stats()["bytes_between_meshes"] == sent
+    assert all(not x.is_deleted() for x in jax.tree.leaves(state))
+    # Training goes on with the same arrays.
+    state, loss, _ = staged(state, batch)
+    assert np.isfinite(float(loss))
+
+
+def host_state(state: Any) -> Any:
+    params, opt, key, count = state
+    return (*jax.tree.map(host, (params, opt)), key_here(key), host(count))
+
+
+def key_here(key: Any) -> Any:
+    return jax.random.wrap_key_data(jnp.asarray(host(jax.random.key_data(key))))
+
+
+def test_parameters_stay_where_training_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwise.runtime.pipeline.tile_copier import TileCopier
+
+    step, args = gpt_step(CLIPPED)
+    staged, state, batch = trained(step, args)
+    evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
+    evaluation(state, batch)
+    ids = set(map(id, jax.tree.leaves(state[0])))
+    sent: list[int] = []
+    put = TileCopier.put
+
+    def spy(self: Any, value: Any, sharding: Any, **options: Any) -> Any:
+        if id(value) in ids and isinstance(value, jax.Array):
+            sent.append(self.copies(value, sharding).crossing_bytes)
+        return put(self, value, sharding, **options)
+
+    monkeypatch.setattr(TileCopier, "put", spy)
+    evaluation(state, batch)
+    assert len(sent) == len(ids)
+    assert not any(sent)
+
+
+def test_a_parameter_of_two_stages_is_sent_and_a_skip_passes_by() -> None:
+    step, args = unet_step()
+    staged, state, batch = trained(step, args, method=mw.Auto(stages=4))
+
+    def plain(params: Any, x: Any) -> Any:
+        first = jnp.tanh(x @ params["shared"])
+        middle = jax.nn.relu(first @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
+        low = middle @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+        high = jax.nn.softmax(low * 2.0) @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
+        last = jnp.tanh((high + first) @ params["shared"].T)
+        out = last @ params["Dense_3"]["kernel"] + params["Dense_3"]["bias"]
+        return out * jnp.max(middle, axis=1, keepdims=True)
+
+    evaluation = mw.parallelize(plain, method=mw.Follow(staged))
+    found = evaluation(state[0], batch["x"])
+    assert_same(found, plain(jax.tree.map(host, state[0]), batch["x"]))
+    plan = evaluation.plan(state[0], batch["x"])
+    assert plan.warnings == ("0/shared is sent from stage 0 to stage 2 in each call",)
+    assert [stage.stage for stage in plan.stages] == [0, 1, 2, 3]
+
+
+def test_stacks_of_layers_stay_on_their_stages() -> None:
+    step, args = scanned_gpt()
+    staged, state, batch = trained(step, args)
+    config = gpt_config("tiny", **SIZES, scan_layers=True)
+
+    def evaluate(params: Any, batch: Any) -> Any:
+        return mean_cross_entropy(Gpt(config).apply({"params": params}, batch["x"]), batch["y"])
+
+    evaluation = mw.parallelize(evaluate, method=mw.Follow(staged))
+    plan = evaluation.plan(state[0], batch)
+    assert len(plan.stages) == 2
+    # No stack is.
+    embedding = "0/token_embedding/embedding"
+    assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
+    expected = evaluate(jax.tree.map(host, state[0]), batch)
+    assert_same(evaluation(state[0], batch), expected)
+
+
+def test_a_plan_from_a_file_is_followed() -> None:
+    step, args = gpt_step(CLIPPED)
+    staged, state, batch = trained(step, args)
+    read = PipelinePlan.from_json(staged.plan(*args).to_json())
+    evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(read))
+    found = evaluation(state, batch)["loss"]
+    assert_same(found, jax.jit(evaluate_gpt)(host_state(state), batch)["loss"])
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    step, (state, batch) = gpt_step(CLIPPED)
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
+    follow = mw.Follow(staged)
+    with pytest.raises(PlanError, match="has no plan yet"):
+        mw.parallelize(evaluate_gpt, method=follow).plan(state, batch)
+    plan = staged.plan(state, batch)
+    with pytest.raises(PlanError, match="num_microbatches is not supported .* smaller batches"):
+        mw.parallelize(evaluate_gpt, method=follow, num_microbatches=2).plan(state, batch)
+    with pytest.raises(PlanError, match="no argument of this step follows one of the other: 0"):
+        mw.parallelize(lambda v, b: jnp.sum(v), method=mw.Follow(plan)).plan(batch["x"][:3], {})
+    with pytest.raises(InfeasibleError, match="stage 0 of the step that is followed: .* smaller"):
+        mw.parallelize(evaluate_gpt, method=follow, memory_bytes=10_000).plan(state, batch)
+    evaluation = mw.parallelize(evaluate_gpt, method=follow)
+    with pytest.raises(PlanError, match="has no timeline"):
+        evaluation.measured(state, batch)
