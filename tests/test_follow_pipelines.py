@@ -66,7 +66,7 @@ def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     for _ in range(2):
         found = evaluation(state, batch)
         assert_same(found, expected)
-    # The activation and the head cross, once.
+    # The activation, not what is normed of it, and the head cross, once.
     config = gpt_config("tiny")
     sent = (batch["x"].size + config.vocab_size) * config.hidden * 8
     assert evaluation.stats()["bytes_between_meshes"] == sent

@@ -50,6 +50,7 @@ LAYERS = (
     "pricing",
     "arguments",
     "init_state",
+    "bound_steps",
     "parallel_step",
     "api",
     "__init__",

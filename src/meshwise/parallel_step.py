@@ -19,6 +19,7 @@ from meshwise.arguments import (
     bind,
     step_name,
 )
+from meshwise.bound_steps import kept_step
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.following_stages import followed_stages
 from meshwise.init_state import born_on_stages, split_init_args, state_place, zeros_of_spec
@@ -84,20 +85,8 @@ class ParallelStep(PlannedStep):
         if isinstance(instance, type):
             kept = self._of_classes
             return kept.setdefault(instance, kept.get(instance) or self._bound_to(instance))
-        try:
-            attributes = vars(instance)
-        except TypeError:
-            raise TraceError(
-                f"{self._options.name} is a method of {type(instance).__name__}, whose __slots__ "
-                "leave no place for the compiled step; add '__dict__' to them, or parallelize a "
-                "function"
-            ) from None
-        name = f"_parallel_{self._options.name}_{id(self)}"
-        kept_step = attributes.get(name)
-        if not isinstance(kept_step, _KeptStep) or kept_step.owner is not instance:
-            kept_step = attributes[name] = _KeptStep(self._bound_to(instance), instance)
-        assert kept_step.step is not None
-        return kept_step.step
+        name = self._options.name
+        return kept_step(instance, name, id(self), lambda: self._bound_to(instance))
 
     def _bound_to(self, instance: Any) -> ParallelStep:
         fun = MethodType(self._fun, instance)
@@ -426,14 +415,3 @@ class ParallelStep(PlannedStep):
             "init needs to know the other arguments of the step to make a plan; pass their shapes "
             "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
         )
-
-
-class _KeptStep:
-    """A step in the attributes of the object whose method it is; a copy of the object has none."""
-
-    def __init__(self, step: ParallelStep | None = None, owner: Any = None) -> None:
-        self.step = step
-        self.owner = owner
-
-    def __reduce__(self) -> Any:
-        return _KeptStep, ()

@@ -22,8 +22,8 @@ from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
 from meshwise.inter.layer_network import LayerNetwork
 from meshwise.intra.problem import Array, PairCost, Problem, Row
 
-# Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if it
-# is above what is proved by no more than this part.
+# Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if
+# it is above what is proved by no more than this part.
 _MOST_ROUNDS = 24
 _NEAR = 0.01
 _Places = dict[tuple[int, int], Array]

@@ -1,6 +1,7 @@
 """A step without gradients, cut along the stages on which its arguments live.
 
-An equation runs on the last of the stages that its operands come from, so values only go forward.
+An equation runs on the last of the stages that its operands come from, or a later one where fewer
+bytes cross then (`forward_cuts`), so values only go forward.
 What depends on no argument with a stage (masks, positions, labels) each stage makes for itself.
 """
 
@@ -14,6 +15,7 @@ import jax
 
 from meshwise.jax_compat import Literal as Constant
 from meshwise.trace.layers.equations import dependent, needed, read, run, traced, variables
+from meshwise.trace.layers.forward_cuts import cheapest_places
 
 
 class Source(NamedTuple):
@@ -83,6 +85,16 @@ def forward_stages(
         places.append(place)
         if place is not None:
             stage_of.update((v, place) for v in eqn.outvars)
+    moving = dependent(jaxpr.eqns, [jaxpr.invars[n] for n in rows])
+    fixed = {
+        i
+        for i, eqn in enumerate(jaxpr.eqns)
+        if any(v in stage_of and v not in moving for v in variables(eqn.invars))
+    }
+    places = cheapest_places(jaxpr.eqns, places, fixed)
+    for eqn, place in zip(jaxpr.eqns, places, strict=True):
+        if place is not None:
+            stage_of.update((v, place) for v in eqn.outvars)
     first = min(stage_of.values())
     made = _handed_on(jaxpr, places, stage_of, argument)
     numbers: dict[Any, int] = {}
@@ -138,23 +150,22 @@ def forward_stages(
         for v in jaxpr.outvars
     )
     return ForwardStages(
-        stages=tuple(stages), results=results, sent=_sent(jaxpr, homes, rows, reads)
+        stages=tuple(stages), results=results, sent=_sent(jaxpr, homes, moving, reads)
     )
 
 
 def _sent(
     jaxpr: Any,
     homes: Sequence[int | None],
-    rows: Collection[int],
+    moving: Collection[Any],
     reads: Sequence[tuple[int, Sequence[Any]]],
 ) -> tuple[tuple[int, int], ...]:
     """`ForwardStages.sent`, from what each stage reads."""
-    moving = dependent(jaxpr.eqns, [jaxpr.invars[n] for n in rows])
     roots: dict[Any, frozenset[int]] = {
         v: frozenset((n,)) for n, v in enumerate(jaxpr.invars) if homes[n] is not None
     }
     for eqn in jaxpr.eqns:
-        if not moving.issuperset(eqn.outvars):
+        if not all(v in moving for v in eqn.outvars):
             found = frozenset[int]().union(*(roots.get(v, ()) for v in variables(eqn.invars)))
             roots.update((v, found) for v in eqn.outvars)
     pairs = {
