@@ -63,9 +63,10 @@ def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
     assert "Stage 1, from device" in str(plan)
     expected = jax.jit(evaluate_gpt)(host_state(state), batch)
-    for _ in range(2):
-        found = evaluation(state, batch)
+    for rows in (batch, jax.tree.map(np.asarray, batch)):
+        found = evaluation(state, rows)
         assert_same(found, expected)
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(found))
     # The activation, not what is normed of it, and the head cross, once.
     config = gpt_config("tiny")
     sent = (batch["x"].size + config.vocab_size) * config.hidden * 8

@@ -100,19 +100,19 @@ def _check(request: PlanRequest) -> None:
 
 def _homes(step: OpenStep, plan: PipelinePlan) -> list[Home | None]:
     """Where each flat argument lives; None for those that follow none."""
-    there = [
-        (name, shape, number, layout)
-        for number, stage in enumerate(plan.stages)
-        for layer in stage.layers
-        for name, shape, layout in layer.inputs
-    ]
+    # By shape and the end of the path, which they must share.
+    there: dict[object, list[Home]] = {}
+    for number, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            for name, shape, layout in layer.inputs:
+                there.setdefault(_end(name, shape), []).append(Home(number, layout, name))
     found: list[Home | None] = []
     for n, (mine, aval) in enumerate(zip(step.names, step.in_avals, strict=True)):
         ranked: dict[int, list[Home]] = {}
-        for name, shape, number, layout in there:
-            apart = None if n in step.batch_dims else distance(mine, name)
-            if apart is not None and shape == aval.shape:
-                ranked.setdefault(apart, []).append(Home(number, layout, name))
+        for home in () if n in step.batch_dims else there.get(_end(mine, aval.shape), ()):
+            apart = distance(mine, home.name)
+            if apart is not None:
+                ranked.setdefault(apart, []).append(home)
         by_name: dict[str, Home] = {}
         for home in ranked[min(ranked)] if ranked else []:
             # What several stages have, as a tied embedding, has its home on the first of them.
@@ -124,13 +124,17 @@ def _homes(step: OpenStep, plan: PipelinePlan) -> list[Home | None]:
             )
         found.append(next(iter(by_name.values()), None))
     if not any(found):
-        names = [name for name, *_ in there]
+        names = [home.name for homes in there.values() for home in homes]
         raise PlanError(
             f"no argument of this step follows one of the other: {', '.join(step.names[:4])} here, "
             f"{', '.join(nearest(step.names[0], names, 4))} there; pass the state of the other "
             "step, or parts of it"
         )
     return found
+
+
+def _end(name: str, shape: tuple[int, ...]) -> object:
+    return name.rpartition("/")[2], tuple(shape)
 
 
 def _planned(

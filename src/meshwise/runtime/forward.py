@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from meshwise.errors import PlanError
@@ -86,7 +88,9 @@ class ForwardExecutable:
             placed = map(self.copier.put, given, stage.in_shardings)
             made = zip(part.outputs, stage.compiled(*placed), strict=True)
             there.update({("value", number): value for number, value in made})
-        return self.ends.results([there[source] for source in self.cut.results])
+        # What is handed through may have come as NumPy's.
+        found = (there[source] for source in self.cut.results)
+        return self.ends.results([x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found])
 
     def measured_run(self, leaves: Sequence[Any]) -> Any:
         """Refused.
