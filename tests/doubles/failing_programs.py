@@ -1,4 +1,4 @@
-"""Programs of a pipeline that fail when they run, for tests of failures."""
+"""Programs of a step that fail when they run, for tests of failures."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def program_replaced(
     other = replace(pipeline.executables[at], run=make(pipeline.executables[at].run))
     programs = (*pipeline.executables[:at], other, *pipeline.executables[at + 1 :])
     with _in_place_of(step, replace(executable, pipeline=replace(pipeline, executables=programs))):
+        yield
+
+
+@contextmanager
+def step_replaced(
+    step: mw.ParallelStep, make: Callable[[Any], Callable[..., Any]]
+) -> Iterator[None]:
+    """Another function in place of the program of a step on one mesh that has run."""
+    executable: Any = step._last
+    with _in_place_of(step, replace(executable, compiled=make(executable.compiled))):
         yield
 
 

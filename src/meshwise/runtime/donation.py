@@ -8,7 +8,7 @@ So both are found here, before JAX sees them.  Source: seen with `jax.jit` alone
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import call, is_, itemgetter
 from typing import Any
 from weakref import getweakrefcount, ref
@@ -46,6 +46,23 @@ def state_lost(num_lost: int, error: BaseException) -> StateLostError:
         f"the step failed while {num_lost} donated state arrays were being updated; restore the "
         f"last checkpoint ({said})"
     )
+
+
+def check_outcome(state: Iterable[Any]) -> None:
+    """Refuse what an earlier step is known to have failed to make; nothing is waited for.
+
+    Results of one program fail together, so the first one that can tell speaks for all.
+
+    Raises:
+        StateLostError: with what happened.
+    """
+    for value in state:
+        # Random keys cannot tell.
+        is_ready = getattr(value, "is_ready", None)
+        if is_ready is not None:
+            if not value.is_deleted() and is_ready():
+                lost_before([value])
+            return
 
 
 def lost_before(state: Sequence[Any]) -> None:

@@ -15,6 +15,8 @@ from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
+    check_outcome,
+    lost_before,
     state_lost,
     without_repeats,
     without_shared_memory,
@@ -92,9 +94,10 @@ class Executable:
         """Run a step.
 
         Raises:
-            StateLostError: an argument was donated to an earlier call, or the step failed after
-                it had taken over donated state.
+            StateLostError: an argument was donated to an earlier call, the step failed after it
+                had taken over donated state, or an earlier one did after it had returned.
         """
+        check_outcome(leaves[i] for i in self.traced.donated)
         if self.handover.is_whole(leaves):
             check_alive([leaves[i] for i in self.kept], self._names(self.kept))
         else:
@@ -109,6 +112,8 @@ class Executable:
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
             if lost:
                 raise state_lost(lost, error) from error
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                lost_before(donated)
             raise
         self.handover.remember(results)
         return results
