@@ -160,3 +160,13 @@ def is_staged(value: Any) -> bool:
 def is_tracing() -> bool:
     """Whether anything is being traced, even if no value at hand shows it."""
     return not trace_state_clean()
+
+
+def refill(array: Any, contents: Any) -> None:
+    """Give a deleted array the buffers of another one of its shape, dtype and sharding.
+
+    As JAX does with the arrays that its own functions with effects have changed; since 0.8.
+    """
+    array._replace_with(contents)
+    # Shards that someone has looked at are kept there; these are still the deleted ones.
+    vars(getattr(array, "_base_array", array)).pop("addressable_shards", None)

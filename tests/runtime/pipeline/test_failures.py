@@ -21,7 +21,7 @@ from doubles.failing_programs import (
     stacks_deleted_early,
 )
 from doubles.layered_steps import assert_equal, unet_step
-from doubles.scanned_steps import second_dim
+from doubles.scanned_steps import scanned_gpt, second_dim
 from meshwise.errors import StateLostError
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.executable import has_room_for_stacks
@@ -143,9 +143,37 @@ def test_stacks_of_layers_outlive_a_failure_before_the_update() -> None:
     assert has_room_for_stacks(pipeline, executable.ends, plan, sizes)
     full = replace(plan, stages=stages)
     assert not has_room_for_stacks(pipeline, executable.ends, full, sizes)
+
+
+@pytest.mark.parametrize("make", [second_dim, scanned_gpt])
+def test_stacks_without_room_beside_their_layers_are_put_together_after_a_failure(
+    make: Any,
+) -> None:
+    _, staged, (state, batch) = two_stages(make)
+    state, *_ = staged(state, batch)
+    saved = jax.tree.map(host, state)
+    with stacks_deleted_early(staged):
+        for name, error in (
+            ("forward of layer 1", OUT_OF_MEMORY),
+            ("backward of layer 0", KeyboardInterrupt()),
+        ):
+            seen: list[bool] = []
+
+            def look(_: Any, error: BaseException = error, seen: list[bool] = seen) -> Any:
+                def run(*args: Any) -> Any:
+                    seen.append(any(x.is_deleted() for x in jax.tree.leaves(state)))
+                    raise error
+
+                return run
+
+            with program_replaced(staged, name, look), pytest.raises(type(error)):
+                staged(state, batch)
+            assert seen == [True], name
+            assert not any(x.is_deleted() for x in jax.tree.leaves(state)), name
+            assert_equal(jax.tree.leaves(jax.tree.map(host, state)), jax.tree.leaves(saved))
     with (
         stacks_deleted_early(staged),
-        program_replaced(staged, "forward of layer 1", raising(OUT_OF_MEMORY)),
+        program_replaced(staged, "apply of layer 1", raising_after(OUT_OF_MEMORY)),
         pytest.raises(StateLostError, match="Out of memory"),
     ):
         staged(state, batch)

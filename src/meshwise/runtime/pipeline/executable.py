@@ -52,7 +52,8 @@ class PipelineExecutable:
         donated: Positions of the state among the flat arguments.
         handover: What the last step returned.
         keeps_stacks: Whether stacks of the state stay until the step takes the state over; if not,
-            for want of memory, they go when they are taken apart.
+            for want of memory, they go when they are taken apart, and a failure before then puts
+            them together again.
     """
 
     out_tree: Any
@@ -77,8 +78,7 @@ class PipelineExecutable:
         Raises:
             StateLostError: an argument was donated to an earlier call, an earlier step failed after
                 it had returned, or this one failed or was interrupted while it updated donated
-                state.  What fails before leaves the arguments as they are, except stacks of layers
-                where there is no memory to keep them (`keeps_stacks`).
+                state.  What fails before leaves the arguments as they are.
             TypeError: arguments have other shapes or dtypes; nothing was done with them.
         """
         return self._run(leaves, self.pipeline.run)
@@ -109,10 +109,7 @@ class PipelineExecutable:
         given = without_repeats(leaves, self.donated)
         given = without_shared_memory(given, self.donated, fresh)
         try:
-            flat, stacks = self.ends.arguments(given)
-            if not self.keeps_stacks:
-                _delete(stacks)
-            results = self.ends.results(run(flat, lambda: _delete(stacks)))
+            results = self._run_with_stacks(given, run)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
@@ -122,6 +119,28 @@ class PipelineExecutable:
             raise
         self.handover.remember(results)
         return results
+
+    def _run_with_stacks(
+        self,
+        given: Sequence[Any],
+        run: Callable[[Sequence[Any], Callable[[], None]], list[Any]],
+    ) -> list[Any]:
+        flat, stacks = self.ends.arguments(given)
+        if self.keeps_stacks:
+            return self.ends.results(run(flat, lambda: _delete(stacks)))
+        is_taken_over = False
+
+        def take_over() -> None:
+            nonlocal is_taken_over
+            is_taken_over = True
+
+        try:
+            _delete(stacks)
+            return self.ends.results(run(flat, take_over))
+        except BaseException:
+            if not is_taken_over:
+                self.ends.restore(given, flat)
+            raise
 
     def _check_shapes(self, leaves: Sequence[Any]) -> None:
         """Rows are cut into micro-batches and stacks taken apart before any program sees them."""

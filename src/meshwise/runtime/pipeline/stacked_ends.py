@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from meshwise.jax_compat import refill
 from meshwise.runtime.pipeline.stacking import Home, Stacking, home_of
 from meshwise.trace.layers.unstack import Leaf, Unstacked
 
@@ -91,6 +92,20 @@ class StackedEnds:
                 if i in state and isinstance(value, jax.Array) and value.sharding == home.sharding:
                     gone.append(value)
         return found, gone
+
+    def restore(self, leaves: Sequence[Any], members: Sequence[Any]) -> None:
+        """Put deleted stacks together again, before any of their layers is overwritten.
+
+        It needs no more memory than taking them apart did.
+
+        Args:
+            leaves: Arguments of the user's step.
+            members: Arguments of the pipeline, as `arguments` gave them.
+        """
+        for leaf, home, value in zip(self._ends.arguments, self._homes, leaves, strict=True):
+            if home is not None and isinstance(value, jax.Array) and value.is_deleted():
+                layers = [members[n] for n in leaf.places]
+                refill(value, self._stacking.together(home, layers))
 
     def results(self, values: Sequence[Any]) -> list[Any]:
         """Results of the user's step."""
