@@ -26,6 +26,7 @@ def pinned_search(
     pins: Sequence[PipelinePin],
     report: Callable[[str], object],
     times: LayerTimes | None = None,
+    costs: VariantCosts | None = None,
 ) -> tuple[NamedLayers, Found, VariantCosts]:
     """Find the fastest pipeline that keeps to pins.
 
@@ -36,6 +37,7 @@ def pinned_search(
         pins: What is fixed; if any, also the numbers of stages and of micro-batches.
         report: Is told of progress.
         times: Tells how long planned layers take; None: the model does.
+        costs: Plans of these layers from another search, to be added to; not for pins.
 
     Returns:
         The layers as they were planned, the pipeline, plans of layers.
@@ -46,7 +48,7 @@ def pinned_search(
         InfeasibleError: nothing fits, with or without pins.
     """
     if not pins:
-        costs = VariantCosts(layers, options.intra, times)
+        costs = costs or VariantCosts(layers, options.intra, times)
         try:
             found, _ = _search(layers, cluster, options, report, costs)
         except InfeasibleError as error:
@@ -69,6 +71,7 @@ def pinned_search(
         raise PlanError(_contradiction(conflict, cluster, count))
     asked = with_pins(options, pins)
     assert asked is not None
+    assert costs is None
     source, costs = _source(layers, options, pins, times)
     try:
         found, costs = _search(source, cluster, asked, report, costs)

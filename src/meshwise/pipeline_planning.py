@@ -257,12 +257,13 @@ def planned_layers(
         return _planned_together(layers, cluster, options, report, pins, times)
     planned: list[PlannedPipeline] = []
     failed: list[MeshwiseError] = []
+    costs = None if pins else VariantCosts(layers, options.intra, times)
     for group in groups:
         names = ", ".join(map(name_of, group))
         report(f"schedules {names}")
         asked = replace(options, schedules=group)
         try:
-            planned.append(_planned_together(layers, cluster, asked, report, pins, times))
+            planned.append(_planned_together(layers, cluster, asked, report, pins, times, costs))
         except (InfeasibleError, PlanError) as error:
             report(f"schedules {names}: {error}")
             failed.append(error)
@@ -281,11 +282,12 @@ def _planned_together(
     report: Callable[[str], object],
     pins: Sequence[PipelinePin],
     times: LayerTimes | None,
+    costs: VariantCosts | None = None,
 ) -> PlannedPipeline:
-    """`planned_layers` for schedules that one search chooses from."""
+    """`planned_layers` for schedules that one search chooses from, with costs of other searches."""
     if options.schedules[0].chunks > 1:
-        return _interleaved(layers, cluster, options, report, pins, times)
-    source, found, costs = pinned_search(layers, cluster, options, pins, report, times)
+        return _interleaved(layers, cluster, options, report, pins, times, costs)
+    source, found, costs = pinned_search(layers, cluster, options, pins, report, times, costs)
     found = replanned(found, costs, report)
     space = found.plan.space
     if pins:
@@ -327,6 +329,7 @@ def _interleaved(
     report: Callable[[str], object],
     pins: Sequence[PipelinePin],
     times: LayerTimes | None,
+    costs: VariantCosts | None,
 ) -> PlannedPipeline:
     """The fastest by simulation of interleaved pipelines."""
     if pins or times is not None:
@@ -334,7 +337,7 @@ def _interleaved(
         raise PlanError(
             f"schedule interleaved-1f1b does not go together with {what} yet; leave one of them out"
         )
-    costs = VariantCosts(layers, options.intra)
+    costs = costs or VariantCosts(layers, options.intra)
     planned: list[PlannedPipeline] = []
     for found in interleaved_pipelines(cluster, options, options.schedules[0], costs, report):
         made = _planned(layers, layers, cluster, options, found, costs)
