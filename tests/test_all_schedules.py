@@ -72,6 +72,18 @@ def test_what_no_schedule_allows_is_refused_as_for_one() -> None:
         planned(memory_bytes=10_000)
 
 
+def test_gradients_of_weights_that_wait_are_given_room() -> None:
+    free = planned(num_stages=2, schedules=(ZERO_BUBBLE,))
+    memory_bytes = int(0.7 * max(stage.peak_bytes for stage in free.stages))
+    told: list[str] = []
+    tight = planned(told.append, num_stages=2, schedules=(ZERO_BUBBLE,), memory_bytes=memory_bytes)
+    assert any("wait for them" in t and "of the memory left free" in t for t in told)
+    for stage in tight.stages:
+        assert stage.weights is not None
+        assert stage.peak_bytes <= stage.memory_bytes == memory_bytes
+    assert "left free for gradients of weights that wait" in tight.space
+
+
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_a_step_trains_under_it_as_on_one_device() -> None:
     step, args = gpt_step(CLIPPED)

@@ -27,6 +27,7 @@ from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found
 from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.split_stage import WaitingWeightsError
 from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.pinned_search import pinned_search
 from meshwise.pipeline_pins import PipelinePin, read_pins
@@ -122,6 +123,10 @@ def layers_of(
     local = statistics == "local"
     layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local, ends=flat)
     return layers, math.fsum(chain.flop)
+
+
+# Of the memory, left free for gradients of weights that wait: beyond it there are better schedules.
+_MOST_RESERVED = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,17 +258,17 @@ def planned_layers(
         PinError: a pin names nothing.
     """
     groups = searched_together(options.schedules)
+    costs = None if pins else VariantCosts(layers, options.intra, times)
     if len(groups) == 1 or any(pin.schedule for pin in pins):
-        return _planned_together(layers, cluster, options, report, pins, times)
+        return _with_room(layers, cluster, options, report, pins, times, costs)
     planned: list[PlannedPipeline] = []
     failed: list[MeshwiseError] = []
-    costs = None if pins else VariantCosts(layers, options.intra, times)
     for group in groups:
         names = ", ".join(map(name_of, group))
         report(f"schedules {names}")
         asked = replace(options, schedules=group)
         try:
-            planned.append(_planned_together(layers, cluster, asked, report, pins, times, costs))
+            planned.append(_with_room(layers, cluster, asked, report, pins, times, costs))
         except (InfeasibleError, PlanError) as error:
             report(f"schedules {names}: {error}")
             failed.append(error)
@@ -275,6 +280,38 @@ def planned_layers(
     return replace(best, plan=replace(best.plan, space=space))
 
 
+def _with_room(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object],
+    pins: Sequence[PipelinePin],
+    times: LayerTimes | None,
+    costs: VariantCosts | None,
+) -> PlannedPipeline:
+    """`_planned_together` with room for gradients of weights that wait: the search knows of none.
+
+    Where they do not fit the search is repeated with so much memory left free, at least twice as
+    much as before, half of all at most.
+    """
+    first: WaitingWeightsError | None = None
+    while True:
+        try:
+            return _planned_together(layers, cluster, options, report, pins, times, costs)
+        except WaitingWeightsError as error:
+            first = first or error
+            reserved = options.reserved_share
+            share = reserved + max(error.missing_share, reserved)
+            if share > _MOST_RESERVED:
+                raise first from (None if error is first else error)
+            report(f"{error}; again with {share:.1%} of the memory left free for that")
+            options = replace(options, reserved_share=share)
+        except InfeasibleError as error:
+            if first is None:
+                raise
+            raise first from error
+
+
 def _planned_together(
     layers: Layering,
     cluster: Cluster,
@@ -282,7 +319,7 @@ def _planned_together(
     report: Callable[[str], object],
     pins: Sequence[PipelinePin],
     times: LayerTimes | None,
-    costs: VariantCosts | None = None,
+    costs: VariantCosts | None,
 ) -> PlannedPipeline:
     """`planned_layers` for schedules that one search chooses from, with costs of other searches."""
     if options.schedules[0].chunks > 1:
@@ -292,6 +329,9 @@ def _planned_together(
     space = found.plan.space
     if pins:
         space = f"{space}; pins {', '.join(pin.text for pin in pins)}"
+    if options.reserved_share:
+        share = f"{options.reserved_share:.1%}"
+        space = f"{space}; {share} of the memory left free for gradients of weights that wait"
     if times is not None:
         space = f"{space}; layers that were planned are measured, others bounded by the model"
     if space != found.plan.space:

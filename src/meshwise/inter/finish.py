@@ -75,8 +75,8 @@ def finished(
         cuts: First and last operator of each layer.
 
     Raises:
-        InfeasibleError: the backward pass is split, and what waits for gradients of weights does
-            not fit.
+        WaitingWeightsError: the backward pass is split, and what waits for gradients of weights
+            does not fit.
     """
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
@@ -177,6 +177,7 @@ def _stage(
     table: Schedule,
 ) -> PipelineStage:
     problem, kind = found.problem, found.kinds[stage.submesh]
+    submesh = problem.costs.submeshes[stage.submesh]
     variant = found.variants[stage.submesh][stage.variant]
     count = problem.num_microbatches
     plan_of_run = stage_plan(found, costs, stage)
@@ -210,7 +211,7 @@ def _stage(
         microbatch_bytes=sum(p.memory.microbatch_bytes for p in plans),
         temporary_bytes=max(p.memory.temporary_bytes for p in plans),
         in_flight=round(in_flight),
-        memory_bytes=int(problem.costs.submeshes[stage.submesh].memory_bytes),
+        memory_bytes=int(submesh.memory_bytes + submesh.reserved_bytes),
         send_bytes=0 if is_last else source.crossing_bytes(stage.last_layer) // count,
         layers=tuple(
             LayerPlan(

@@ -39,6 +39,7 @@ class SearchOptions:
         remats: To choose from.
         prices: Of memory, in steps for all that a device has.
         memory_bytes: Of a device; None for what the cluster has.
+        reserved_share: Of that memory, left free for what the search does not know.
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
             Slow ones among others may be better left alone.
         num_stages: Exactly so many; None for any number.
@@ -57,6 +58,7 @@ class SearchOptions:
     remats: tuple[Remat, ...] = ("none", "full")
     prices: tuple[float, ...] = PRICES
     memory_bytes: int | None = None
+    reserved_share: float = 0.0
     use_all_devices: bool | None = None
     num_stages: int | None = None
     every_submesh: bool = False
@@ -123,13 +125,19 @@ def asked_submeshes(
     cluster: Cluster, options: SearchOptions
 ) -> tuple[list[SubmeshKind], list[Submesh]]:
     """`submeshes_of` for options."""
-    return submeshes_of(
+    kinds, submeshes = submeshes_of(
         cluster,
         every=options.every_submesh,
         memory_bytes=options.memory_bytes,
         also={pin.submesh for pin in options.pins},
         places=options.places and cluster.num_hosts > 1,
     )
+    return kinds, [_with_reserve(submesh, options.reserved_share) for submesh in submeshes]
+
+
+def _with_reserve(submesh: Submesh, share: float) -> Submesh:
+    reserved = math.ceil(share * submesh.memory_bytes)
+    return replace(submesh, memory_bytes=submesh.memory_bytes - reserved, reserved_bytes=reserved)
 
 
 def _starts(cluster: Cluster, place: Place) -> Iterator[tuple[int, int]]:

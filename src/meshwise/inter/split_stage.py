@@ -16,6 +16,19 @@ from meshwise.schedules.schedule import Schedule
 from meshwise.units import bytes_text
 
 
+class WaitingWeightsError(InfeasibleError):
+    """What waits for gradients of weights does not fit.
+
+    Attributes:
+        missing_share: Of the memory of a device, what a stage needs beyond it.
+    """
+
+    def __init__(self, text: str, missing_share: float) -> None:
+        """Say how much is missing."""
+        super().__init__(text)
+        self.missing_share = missing_share
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitLayer:
     """A planned layer of the stage.
@@ -59,7 +72,7 @@ def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineSt
         number: Of the stage.
 
     Raises:
-        InfeasibleError: what waits for gradients of weights does not fit.
+        WaitingWeightsError: what waits for gradients of weights does not fit.
     """
     late = stage.weights
     assert late is not None
@@ -67,11 +80,12 @@ def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineSt
     in_flight, waiting = held_at_peak(schedule, number, *sizes)
     found = replace(stage, in_flight=in_flight, weights=replace(late, waiting=waiting))
     if found.peak_bytes > found.memory_bytes:
-        raise InfeasibleError(
+        raise WaitingWeightsError(
             f"stage {number} needs {bytes_text(found.peak_bytes)} a device under schedule "
             f"{schedule.name} with gradients of weights apart, and there are "
             f"{bytes_text(found.memory_bytes)}: {waiting} micro-batches wait for them with "
             f"{bytes_text(late.held_bytes)} each; schedule 1f1b, more micro-batches or more stages "
-            "help"
+            "help",
+            found.peak_bytes / found.memory_bytes - 1.0,
         )
     return found

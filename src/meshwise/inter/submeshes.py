@@ -15,7 +15,8 @@ class Submesh:
     Attributes:
         num_hosts: Hosts.
         devices_per_host: Devices of each of them.
-        memory_bytes: Memory of its smallest device.
+        memory_bytes: Memory of its smallest device that stages may use.
+        reserved_bytes: Memory of that device that is left free beside it.
         host_kinds: Kinds of its hosts in order, for display; empty on a uniform cluster.
         starts: First devices that it may have.  None: anywhere, for `placement` finds a place
             afterwards (uniform cluster, shapes of appendix A).
@@ -26,6 +27,7 @@ class Submesh:
     num_hosts: int
     devices_per_host: int
     memory_bytes: float
+    reserved_bytes: float = 0.0
     host_kinds: tuple[str, ...] = ()
     starts: tuple[int, ...] | None = None
     is_inner: bool | None = None
