@@ -82,6 +82,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     assert pipeline_from_json(pipeline_to_json(written)) == written
 
 
+@pytest.mark.slow
 def test_no_limit_of_what_is_known_beforehand_gives_a_faster_plan_that_fits(gpt) -> None:
     # Here the first plan holds more than the row of the program says.
     layers, flop = gpt

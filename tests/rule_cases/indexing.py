@@ -66,13 +66,13 @@ _TABLE, _IDS = ints(8, 16), _index(8, 4, size=8)
 
 GATHERS = (
     *(
-        Case("gather", f"lookup, {m}", _get(m), (_TABLE, _IDS))
+        Case("gather", f"lookup, {m}", _get(m), (_TABLE, _IDS), costly=m != "fill")
         for m in ("fill", "clip", "promise_in_bounds")
     ),
     Case("gather", "fill value", _get("fill", 5), (_TABLE, _IDS)),
     Case("gather", "integers", _get("fill"), (_TABLE.astype(np.int32), _IDS)),
-    Case("gather", "bfloat16", _get("fill"), (_TABLE.astype(jnp.bfloat16), _IDS)),
-    Case("gather", "booleans", _get("fill"), (bools(8, 4), _IDS)),
+    Case("gather", "bfloat16", _get("fill"), (_TABLE.astype(jnp.bfloat16), _IDS), costly=True),
+    Case("gather", "booleans", _get("fill"), (bools(8, 4), _IDS), costly=True),
     Case(
         "gather",
         "int8 index of a long dim",
@@ -117,7 +117,13 @@ GATHERS = (
 _UPDATES = ints(8, 2, 16)
 SCATTERS = (
     *(
-        Case("scatter-add", f"rows, {m}", _add(m), (ints(8, 16), _index(8, 2, size=8), _UPDATES))
+        Case(
+            "scatter-add",
+            f"rows, {m}",
+            _add(m),
+            (ints(8, 16), _index(8, 2, size=8), _UPDATES),
+            costly=m != "drop",
+        )
         for m in ("drop", "clip", "promise_in_bounds")
     ),
     Case(
@@ -149,6 +155,7 @@ SCATTERS = (
         "integers",
         _add("drop"),
         (ints(8, 4, dtype=np.int32), _index(8, size=8), ints(8, 4, dtype=np.int32)),
+        costly=True,
     ),
     Case(
         "scatter-add",
@@ -166,6 +173,7 @@ SCATTERS = (
         "rows",
         lambda x, i, u: x.at[i].subtract(u),
         (ints(8, 4), _index(8, size=8), ints(8, 4)),
+        costly=True,
     ),
     Case(
         "scatter-mul",
