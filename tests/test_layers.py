@@ -43,6 +43,7 @@ LAYERS = (
     "pipeline_pins",
     "pinned_layers",
     "pinned_search",
+    "planned_layers",
     "pipeline_planning",
     "pipeline_replay",
     "following_stages",

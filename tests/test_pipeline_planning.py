@@ -26,10 +26,10 @@ from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.pipeline_planning import (
     PipelineRequest,
     layers_of,
-    plan_layers,
     plan_pipeline,
     search_options,
 )
+from meshwise.planned_layers import plan_layers
 from meshwise.report.html.page import plan_page
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline

@@ -26,11 +26,12 @@ from meshwise.init_state import born_on_stages, split_init_args, state_place, ze
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.jax_compat import is_tracer
 from meshwise.methods import Follow, PlannedStep, Replay, asks_for_stages, is_pipeline
-from meshwise.pipeline_planning import PlannedPipeline, plan_pipeline
+from meshwise.pipeline_planning import plan_pipeline
 from meshwise.pipeline_replay import replayed_pipeline
 from meshwise.pipeline_request import pipeline_request
 from meshwise.plan.forward_plan import ForwardPlan
 from meshwise.plan.plan import Plan
+from meshwise.planned_layers import PlannedPipeline
 from meshwise.planning import PlanRequest, make_plan
 from meshwise.pricing import Progress, priced
 from meshwise.simulate.timeline import Timeline

@@ -27,6 +27,7 @@ def pinned_search(
     report: Callable[[str], object],
     times: LayerTimes | None = None,
     costs: VariantCosts | None = None,
+    seeks_remedies: bool = True,
 ) -> tuple[NamedLayers, Found, VariantCosts]:
     """Find the fastest pipeline that keeps to pins.
 
@@ -38,6 +39,7 @@ def pinned_search(
         report: Is told of progress.
         times: Tells how long planned layers take; None: the model does.
         costs: Plans of these layers from another search, to be added to; not for pins.
+        seeks_remedies: Whether to say what would help where nothing fits, which takes long.
 
     Returns:
         The layers as they were planned, the pipeline, plans of layers.
@@ -52,7 +54,8 @@ def pinned_search(
         try:
             found, _ = _search(layers, cluster, options, report, costs)
         except InfeasibleError as error:
-            helps = remedies(cluster, _least_held(options), costs, report)
+            least = _least_held(options)
+            helps = remedies(cluster, least, costs, report) if seeks_remedies else ()
             if not helps:
                 raise
             raise InfeasibleError(f"{error}; planned: it fits with {' or '.join(helps)}") from error

@@ -10,9 +10,10 @@ from meshwise.inter.clustering import Ranges
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.simulated_plan import simulate_plan
-from meshwise.pipeline_planning import PlannedPipeline, layers_of
+from meshwise.pipeline_planning import layers_of
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.verify import verify_decision
+from meshwise.planned_layers import PlannedPipeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import Statistics, StepSignature
 

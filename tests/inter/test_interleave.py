@@ -16,16 +16,21 @@ from hypothesis import strategies as st
 import meshwise as mw
 from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.interleave import best_cuts
+from meshwise.inter.best_cuts import best_cuts
+from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
+from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
+from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.simulated_plan import Changes, simulate_plan
+from meshwise.inter.variants import VariantCosts
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import layers_of
 from meshwise.report.pipeline_text import pipeline_text
 from meshwise.report.simulation_text import simulation_text
 from meshwise.schedules.in_flight import held_on_mesh, in_flight
 from meshwise.schedules.registry import make_schedule
+from meshwise.trace.step import StepSignature
 
 NAME = "interleaved-1f1b"
 
@@ -124,6 +129,30 @@ def test_a_file_keeps_it_and_an_edited_one_is_refused(plan: PipelinePlan) -> Non
     other = replace(plan, schedule="1f1b")
     with pytest.raises(PlanError, match="field 'schedule'"):
         PipelinePlan.from_json(other.to_json())
+
+
+def test_nothing_that_is_left_out_promises_more() -> None:
+    made, state, batch = model_step(model_config("gpt-1.3b", num_layers=4), 64).abstract
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    layers, flop = layers_of(made, (state, batch), {}, signature, 4)
+    cluster, schedule = mw.Cluster.virtual("2x p3.2xlarge"), interleaved(2)
+    options = SearchOptions(
+        batch_size=64, step_flop=flop, schedules=(schedule,), num_microbatches=(2, 16)
+    )
+    costs = VariantCosts(layers, options.intra)
+    told: list[str] = []
+
+    def seconds(most: int) -> list[float]:
+        told.clear()
+        found = interleaved_pipelines(cluster, options, schedule, costs, told.append, most)
+        return [f.plan.total_s for f in found]
+
+    best, planned = seconds(1), len(told)
+    every = seconds(10**6)
+    assert 0 < planned < len(told)
+    assert best == every[:1]
+    assert len(every) > 2
+    assert every == sorted(every)
 
 
 @pytest.mark.usefixtures("x64")

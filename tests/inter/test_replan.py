@@ -22,8 +22,9 @@ from meshwise.inter.search_space import PRICES, SearchOptions
 from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of, plan_layers
+from meshwise.pipeline_planning import layers_of
 from meshwise.plan.verify import verify_decision
+from meshwise.planned_layers import plan_layers
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")

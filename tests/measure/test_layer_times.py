@@ -17,7 +17,8 @@ from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.measure.layer_times import Measure
 from meshwise.measure.program import Exported, Measurable
 from meshwise.measure.workers import Workers
-from meshwise.pipeline_planning import PipelineRequest, PlannedPipeline, plan_pipeline
+from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.planned_layers import PlannedPipeline
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

@@ -4,27 +4,32 @@ With n meshes and v stages on each of them, stage k runs on mesh k mod n, so tha
 and drains in a v-th of the time.  All meshes have one shape and plan their layers in one way, as
 Megatron-LM's do; the layers are cut so that the slowest stage takes the least, and among such cuts
 stages are as equal as can be.  What fits is ranked by the closed form of the schedule; the plans
-that promise most are simulated, and the fastest is taken.  It is the best of these, no more.
+that promise most are simulated, and the fastest is taken.  It is the best of these, no more.  What
+is bounded above them is not planned.
 
 Source: FACTS section 5 (Megatron-LM's interleaved schedule, and its times).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.best_cuts import best_cuts, least_cost
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.compose import RunCosts
-from meshwise.inter.microbatch_counts import microbatch_counts
+from meshwise.inter.microbatch_counts import bounds_of, microbatch_counts
 from meshwise.inter.objective import StepTime
 from meshwise.inter.pipeline_schedule import PipelineSchedule
+from meshwise.inter.run_bounds import RunBounds
 from meshwise.inter.search import Found
 from meshwise.inter.search_space import SearchOptions, guessed_s, variants_of
 from meshwise.inter.stage_dp import StagePlan
@@ -36,8 +41,6 @@ from meshwise.inter.variants import VariantCosts
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.registry import make_schedule
 from meshwise.units import bytes_text
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,28 +94,105 @@ def interleaved_pipelines(
             f"schedule interleaved-1f1b needs equal hosts; those of {cluster.name} differ; choose "
             "another schedule"
         )
-    num_layers = len(costs.source.classes)
-    shapes = _shapes(cluster, options, schedule.chunks, num_layers)
-    found: list[_Interleaved] = []
-    for kind, num_meshes, count in shapes:
-        report(f"B={count}: {num_meshes * schedule.chunks} stages on {num_meshes} meshes")
-        second = guessed_s([kind], cluster, options)
-        for way in variants_of(kind, options, second):
-            runs = costs.runs(way, count)
-            made = runs and _interleaved(kind, num_meshes, count, way, runs, schedule, costs)
-            if made is not None:
-                found.append(made)
-    fitting = [f for f in found if f.peak_bytes <= _memory_bytes(f.kind, options)]
+    ranked, fitting, found = _most_promising(cluster, options, schedule, costs, report, most)
     if not fitting:
         raise InfeasibleError(_what_is_missing(found, options, schedule))
-    ranked = sorted(fitting, key=lambda f: f.time.total_s)[:most]
     space = (
-        f"the {len(ranked)} that promise most of {len(fitting)} pipelines of {schedule.chunks} "
-        f"stages on each of {', '.join(sorted({str(f.num_meshes) for f in fitting}, key=int))} "
-        f"equal meshes that fit, all planned in one way, layers cut for the least slowest stage; "
+        f"the {len(ranked)} that promise most of all pipelines of {schedule.chunks} stages on each "
+        f"of several equal meshes, all planned in one way, layers cut for the least slowest stage; "
         f"schedule {schedule.name}"
     )
     return [_found(f, options, schedule, costs, space, fitting) for f in ranked]
+
+
+class _Waiting(NamedTuple):
+    """Pipelines that are bounded, or one that is planned.
+
+    Attributes:
+        bound_s: No less does a step take.
+        number: Tells them apart.
+        shape: Submesh, number of meshes, B.
+        ways: How layers may be planned: on one mesh, rematerialised in one way.
+        is_rough: Whether the bound is of fewer micro-batches, without rematerialisation.
+        made: The pipeline, if it is planned.
+    """
+
+    bound_s: float
+    number: int
+    shape: tuple[SubmeshKind, int, int]
+    ways: tuple[Variant, ...]
+    is_rough: bool
+    made: _Interleaved | None = None
+
+
+def _most_promising(
+    cluster: Cluster,
+    options: SearchOptions,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+    report: Callable[[str], object],
+    most: int,
+) -> tuple[list[_Interleaved], list[_Interleaved], list[_Interleaved]]:
+    """What fits and takes least by the closed form, the fastest first; what fits; what was planned.
+
+    The least bound is looked at more closely, until it is the time of a plan.
+    """
+    shapes = _shapes(cluster, options, schedule.chunks, len(costs.source.classes))
+    serving = {count: bounds_of(count, sorted({c for _, _, c in shapes})) for _, _, count in shapes}
+    numbers = itertools.count()
+    waiting: list[_Waiting] = []
+
+    def bounded(
+        shape: tuple[SubmeshKind, int, int], ways: tuple[Variant, ...], rough: bool
+    ) -> None:
+        _, num_meshes, count = shape
+        of, remat = (serving[count], "none") if rough else (count, ways[0].remat)
+        bounds = costs.bounds(ways[0].mesh, remat, of)
+        if bounds is None:
+            return
+        bound_s = _bound_s(bounds, num_meshes, count, schedule.chunks)
+        heapq.heappush(waiting, _Waiting(bound_s, next(numbers), shape, ways, rough))
+
+    for shape in shapes:
+        second = guessed_s([shape[0]], cluster, options)
+        groups: dict[object, list[Variant]] = {}
+        for way in variants_of(shape[0], options, second):
+            groups.setdefault((way.mesh, way.remat), []).append(way)
+        for ways in groups.values():
+            bounded(shape, tuple(ways), rough="none" in options.remats)
+    ranked: list[_Interleaved] = []
+    found: list[_Interleaved] = []
+    while waiting and len(ranked) < most:
+        best = heapq.heappop(waiting)
+        kind, num_meshes, count = best.shape
+        if best.made is not None:
+            ranked.append(best.made)
+        elif best.is_rough:
+            bounded(best.shape, best.ways, rough=False)
+        else:
+            report(f"B={count}: {num_meshes * schedule.chunks} stages on {num_meshes} meshes")
+            for way in best.ways:
+                runs = costs.runs(way, count)
+                made = runs and _interleaved(kind, num_meshes, count, way, runs, schedule, costs)
+                if made is None:
+                    continue
+                found.append(made)
+                if made.peak_bytes <= _memory_bytes(kind, options):
+                    heapq.heappush(
+                        waiting,
+                        best._replace(bound_s=made.time.total_s, number=next(numbers), made=made),
+                    )
+    fitting = [f for f in found if f.peak_bytes <= _memory_bytes(f.kind, options)]
+    return ranked, fitting, found
+
+
+def _bound_s(bounds: RunBounds, num_meshes: int, count: int, chunks: int) -> float:
+    """Seconds that no pipeline takes less than by the closed form, however the layers are cut."""
+    stages = num_meshes * chunks
+    slowest, _ = least_cost(bounds.loop_s, stages, np.maximum)
+    busy, _ = least_cost(bounds.loop_s, stages, np.add)
+    steady = count - 1 / chunks
+    return (busy / chunks + steady * max(busy / num_meshes, slowest)) / count
 
 
 def _shapes(
@@ -210,45 +290,6 @@ def _transfer_s(kind: SubmeshKind, cuts: Ranges, count: int, costs: VariantCosts
     rate, latency_s = bytes_per_s(kind, kind)
     sizes = [costs.source.crossing_bytes(last) / count for _, last in cuts[:-1]]
     return [2 * (size / rate + latency_s) for size in sizes] + [0.0]
-
-
-def best_cuts(cost: Array, parts: int) -> Ranges | None:
-    """Layers cut into runs: the slowest as fast as can be, then as equal as can be.
-
-    Args:
-        cost: Of each run, (first layer, last layer); infinite without a plan.
-        parts: Number of runs.
-
-    Returns:
-        First and last layer of each run; None if there is no such cut.
-    """
-    slowest, _ = _chain(cost, parts, np.maximum)
-    if not np.isfinite(slowest):
-        return None
-    allowed = np.where(cost <= slowest, np.square(cost), np.inf)
-    return _chain(allowed, parts, np.add)[1]
-
-
-def _chain(
-    cost: Array, parts: int, joined: Callable[[Array, Array], Array]
-) -> tuple[float, Ranges]:
-    """The least cost of so many runs that follow each other, and the runs."""
-    count = len(cost)
-    best = np.full((parts + 1, count + 1), np.inf)
-    best[0, 0] = 0.0
-    start = np.zeros((parts + 1, count + 1), np.int64)
-    for k in range(1, parts + 1):
-        for end in range(k, count + 1):
-            whole = joined(best[k - 1, :end], cost[:end, end - 1])
-            start[k, end] = int(np.argmin(whole))
-            best[k, end] = whole[start[k, end]]
-    cuts: list[tuple[int, int]] = []
-    end = count
-    for k in range(parts, 0, -1):
-        first = int(start[k, end])
-        cuts.append((first, end - 1))
-        end = first
-    return float(best[parts, count]), tuple(reversed(cuts))
 
 
 def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
