@@ -48,6 +48,7 @@ LAYERS = (
     "pipeline_replay",
     "following_stages",
     "pipeline_request",
+    "replay_request",
     "pricing",
     "arguments",
     "init_state",

@@ -21,6 +21,7 @@ from meshwise.local_cluster import check_cluster, local_cluster
 from meshwise.methods import Auto, Method, check_method
 from meshwise.parallel_step import ParallelStep
 from meshwise.planning import PlanRequest
+from meshwise.replay_request import check_beside_replay
 from meshwise.rules.kernel import ForeignRule, check_rules
 from meshwise.trace.step import Statistics
 
@@ -80,7 +81,9 @@ def parallelize(
         A `ParallelStep`, called like `fun`.
 
     Raises:
-        TraceError, PlanError, ClusterError: an option is not what it can be.
+        TraceError, PlanError, ClusterError: an option is not what it can be, or contradicts the
+            plan that is replayed.
+        InfeasibleError: the plan that is replayed needs more than `memory_bytes`.
         TraceError, PinError, InfeasibleError, ClusterError: when the first call or `plan` finds
             that the step, the pins, the memory or the devices do not allow what is asked.
     """
@@ -114,6 +117,7 @@ def parallelize(
         rules=check_rules(rules),
         dump_ilp=None if dump_ilp is None else check_folder(dump_ilp),
     )
+    check_beside_replay(request)
     options = argument_options(
         fun,
         batch_argnums=batch_argnums,

@@ -134,7 +134,11 @@ class Heuristic:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A plan that was found before."""
+    """A plan that was found before.
+
+    Beside it `parallelize` refuses pins, another number of micro-batches than the plan's, and less
+    memory than the plan needs.
+    """
 
     plan: Plan | PipelinePlan
 

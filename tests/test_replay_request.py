@@ -1,0 +1,62 @@
+"""What is asked beside a plan that is replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshwise as mw
+from meshwise.errors import InfeasibleError, PlanError
+
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+STATE = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+BATCH = jax.ShapeDtypeStruct((16, 64), jnp.float32)
+
+
+def step(state: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ w) @ w) ** 2)
+
+    grad = mw.grad(loss)(state["w"])
+    return {"w": state["w"] - 0.1 * grad}
+
+
+@pytest.fixture(scope="module", params=["mesh", "pipeline"])
+def plan(request: pytest.FixtureRequest) -> Any:
+    method: Any = mw.IntraOp() if request.param == "mesh" else mw.Auto(stages=2)
+    parallel = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=4)
+    return parallel.plan(STATE, BATCH)
+
+
+def test_what_agrees_with_it_is_taken(plan: Any) -> None:
+    for options in (
+        {},
+        {"num_microbatches": 4},
+        {"num_microbatches": "auto"},
+        {"memory_bytes": plan.peak_bytes},
+        {"pins": {}},
+    ):
+        asked: Any = options
+        again = mw.parallelize(step, method=mw.Replay(plan), cluster=CLUSTER, **asked)
+        assert again.plan(STATE, BATCH).num_microbatches == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_microbatches": 8}, "num_microbatches=8 beside Replay of a plan for 4; leave it out"),
+        ({"pins": {"0/w": mw.Pin(forbid="x")}}, r"pins beside Replay \(0/w\): nothing is decided"),
+    ],
+)
+def test_what_contradicts_it_is_refused(plan: Any, options: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        mw.parallelize(step, method=mw.Replay(plan), cluster=CLUSTER, **options)
+
+
+def test_less_memory_than_it_needs_is_refused(plan: Any) -> None:
+    less = plan.peak_bytes - 1
+    with pytest.raises(InfeasibleError, match="that Replay is given needs .* memory_bytes allows"):
+        mw.parallelize(step, method=mw.Replay(plan), cluster=CLUSTER, memory_bytes=less)
