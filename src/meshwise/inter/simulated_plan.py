@@ -12,8 +12,10 @@ from meshwise.inter.pipeline_consistent import check_places
 from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.simulated import Chunk, simulate_chunks
+from meshwise.inter.split_stage import fits
 from meshwise.inter.stage_hosts import StageHosts, stage_hosts
-from meshwise.schedules.delay import spread_delays
+from meshwise.schedules.delay import spread_delays, with_delays
+from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.timeline import Timeline
 
 # Step times that differ by less are equal but for rounding.
@@ -167,7 +169,7 @@ def asked_delays(
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
-    those with which it is shortest.
+    those with which it is shortest.  Longer delays than fit into memory are not looked at.
 
     Args:
         schedule: What is asked; without delays for none.
@@ -190,10 +192,13 @@ def asked_delays(
             delays=spread_delays(k, len(stages)),
         ).step_time_s
 
+    table = make_schedule(
+        schedule.table_name, num_stages=len(stages), num_microbatches=count, num_meshes=len(stages)
+    )
     enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
     best, least = 0, step_s(0, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
-        if least <= enough:
+        if least <= enough or not fits(stages, with_delays(table, spread_delays(k, len(stages)))):
             break
         now = step_s(k, stages)
         if now < least * (1 - _SAME):

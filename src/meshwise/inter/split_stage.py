@@ -74,18 +74,38 @@ def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineSt
     Raises:
         WaitingWeightsError: what waits for gradients of weights does not fit.
     """
-    late = stage.weights
+    found = _holding(stage, schedule, number)
+    late = found.weights
     assert late is not None
-    sizes = stage.microbatch_bytes, late.held_bytes
-    in_flight, waiting = held_at_peak(schedule, number, *sizes)
-    found = replace(stage, in_flight=in_flight, weights=replace(late, waiting=waiting))
     if found.peak_bytes > found.memory_bytes:
         raise WaitingWeightsError(
             f"stage {number} needs {bytes_text(found.peak_bytes)} a device under schedule "
             f"{schedule.name} with gradients of weights apart, and there are "
-            f"{bytes_text(found.memory_bytes)}: {waiting} micro-batches wait for them with "
+            f"{bytes_text(found.memory_bytes)}: {late.waiting} micro-batches wait for them with "
             f"{bytes_text(late.held_bytes)} each; schedule 1f1b, more micro-batches or more stages "
             "help",
             found.peak_bytes / found.memory_bytes - 1.0,
         )
     return found
+
+
+def fits(stages: Sequence[PipelineStage], schedule: Schedule) -> bool:
+    """Whether what waits for gradients of weights fits, as far as it is known.
+
+    Args:
+        stages: Of the pipeline.
+        schedule: It splits the backward pass.
+    """
+    return all(
+        _holding(stage, schedule, number).peak_bytes <= stage.memory_bytes
+        for number, stage in enumerate(stages)
+        if stage.weights is not None
+    )
+
+
+def _holding(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineStage:
+    """The stage with what it holds when it holds most."""
+    late = stage.weights
+    assert late is not None
+    in_flight, waiting = held_at_peak(schedule, number, stage.microbatch_bytes, late.held_bytes)
+    return replace(stage, in_flight=in_flight, weights=replace(late, waiting=waiting))
