@@ -22,8 +22,8 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 
-# Of the memory, left free for gradients of weights that wait: beyond it there are better schedules.
-_MOST_RESERVED = 0.5
+# Of the memory, left free for gradients of weights that wait: beyond it others are better.
+_LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def _with_room(
         except WaitingWeightsError as error:
             first = first or error
             reserved = options.reserved_share
-            share = reserved + max(error.missing_share, reserved)
+            share = reserved + max(error.missing_share, reserved, _LEAST_RESERVED)
             if share > _MOST_RESERVED:
                 raise first from (None if error is first else error)
             report(f"{error}; again with {share:.1%} of the memory left free for that")

@@ -10,10 +10,12 @@ import pytest
 from doubles.pipelines import pipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
+from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage, WeightGradients
 from meshwise.inter.pipeline_schedule import CHOICES, PipelineSchedule
 from meshwise.inter.simulated_plan import Changes, asked_delays, simulate_plan, simulate_stages
-from meshwise.schedules.delay import spread_delays
+from meshwise.inter.split_stage import at_peak
+from meshwise.schedules.delay import spread_delays, with_delays
+from meshwise.schedules.registry import make_schedule
 from meshwise.units import GIB
 
 PLAN = pipeline(4, 8, "2x p3.8xlarge")
@@ -99,6 +101,30 @@ def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() ->
         assert all(times[k] > times[chosen] for k in times if k < chosen)
     changed = simulate_plan(PLAN, Changes(schedule=delayed))
     assert changed.timeline.step_time_s <= step_s(PLAN.stages, 0) * (1 + 1e-9)
+
+
+def test_delays_are_no_longer_than_fits() -> None:
+    schedule = CHOICES["eager-1f1b-delayed"]
+    late = WeightGradients(seconds=PLAN.stages[0].backward_s / 2, held_bytes=4 * GIB, waiting=0)
+    stages = [dataclasses.replace(s, send_bytes=10**7, weights=late) for s in PLAN.stages]
+
+    def asked(memory_bytes: int) -> tuple[int, ...]:
+        some = [dataclasses.replace(s, memory_bytes=memory_bytes) for s in stages]
+        return asked_delays(schedule, some, PLAN.cluster, 8)
+
+    def peak(delays: Sequence[int]) -> int:
+        table = make_schedule("eager-1f1b", num_stages=4, num_microbatches=8, num_meshes=4)
+        roomy = [dataclasses.replace(s, memory_bytes=1000 * GIB) for s in stages]
+        apart = with_delays(table, delays)
+        return max(at_peak(s, apart, k).peak_bytes for k, s in enumerate(roomy))
+
+    free = asked(1000 * GIB)
+    assert asked(peak(free)) == free
+    tight = asked(peak(free) - 1)
+    assert sum(tight) < sum(free)
+    assert peak(tight) < peak(free)
+    # Without delays one micro-batch waits, whether it fits or not.
+    assert asked(GIB) == (0, 0, 0, 0)
 
 
 def test_what_does_not_fit_is_named() -> None:
