@@ -147,6 +147,7 @@ def test_stacks_of_layers_stay_on_their_stages() -> None:
     assert_same(evaluation(state[0], batch), expected)
 
 
+@pytest.mark.slow
 def test_a_plan_from_a_file_is_followed() -> None:
     step, args = gpt_step(CLIPPED)
     staged, state, batch = trained(step, args)

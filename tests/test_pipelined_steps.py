@@ -76,6 +76,7 @@ def test_a_batch_of_another_size_is_planned_anew() -> None:
     assert_equal(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
+@pytest.mark.slow
 def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: Any) -> None:
     step, state, batch, losses = case
     cluster = mw.Cluster.virtual("2x p3.2xlarge")

@@ -274,6 +274,7 @@ def test_rematerialisation_holds_less_and_takes_longer(gpt: Layering) -> None:
     assert found["full"].loop_s > found["none"].loop_s
 
 
+@pytest.mark.slow
 def test_a_model_with_skips_can_be_cut() -> None:
     layers = layers_of_model("u-transformer-tiny", 4, 4)
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))

@@ -15,6 +15,7 @@ def _check_fp32(row: Row) -> None:
     assert_same_fp32(case_reference(case), run_case(case, method, b), case_noise(case))
 
 
+@pytest.mark.slow
 def test_gpt_in_float32_compiled_as_users_compile_it():
     _check_fp32(("scan", "sgd", False, "masked", False, mw.IntraOp((2, 4)), 2))
 

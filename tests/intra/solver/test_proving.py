@@ -29,7 +29,7 @@ def proved(network: Network, cost: float, *, work: int = 10**9, price: float = 1
     return prove(network, prices, cost, stop=np.zeros(1, np.int8), work=work)
 
 
-@pytest.mark.parametrize("tight", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("tight", [0.1, pytest.param(0.3, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("price", [0.0, 1.0])
 def test_the_best_choice_is_found_and_proved(tight: float, price: float) -> None:
     num_rows, num_found = 0, 0
@@ -168,7 +168,9 @@ def test_no_bound_is_above_the_optimum(seed: int, tight: float, work: int, price
         assert evaluate(instance, full.tolist()).cost == want
 
 
-@pytest.mark.parametrize("beam", [1, pytest.param(4, marks=pytest.mark.slow), 10**5])
+@pytest.mark.parametrize(
+    "beam", [1, *(pytest.param(b, marks=pytest.mark.slow) for b in (4, 10**5))]
+)
 def test_few_labels_find_choices_that_fit_and_prove_nothing_false(beam: int) -> None:
     num_found, num_best = 0, 0
     for seed in range(80):
