@@ -80,18 +80,25 @@ def planned_layers(
         PinError: a pin names nothing.
     """
     groups = searched_together(options.schedules)
-    costs = None if pins else VariantCosts(layers, options.intra, times)
+    asked = _Asked(
+        layers=layers,
+        cluster=cluster,
+        options=options,
+        report=report,
+        pins=pins,
+        times=times,
+        costs=None if pins else VariantCosts(layers, options.intra, times),
+    )
     if len(groups) == 1 or any(pin.schedule for pin in pins):
-        return _with_room(layers, cluster, options, report, pins, times, costs)
+        return _with_room(asked)
     planned: list[PlannedPipeline] = []
     failed: list[MeshwiseError] = []
     for group in groups:
         names = ", ".join(map(name_of, group))
         report(f"schedules {names}")
-        asked = replace(options, schedules=group)
+        some = replace(asked, options=replace(options, schedules=group))
         try:
-            is_first = group is groups[0]
-            planned.append(_with_room(layers, cluster, asked, report, pins, times, costs, is_first))
+            planned.append(_with_room(replace(some, seeks_remedies=group is groups[0])))
         except (InfeasibleError, PlanError) as error:
             report(f"schedules {names}: {error}")
             failed.append(error)
@@ -103,16 +110,32 @@ def planned_layers(
     return replace(best, plan=replace(best.plan, space=space))
 
 
-def _with_room(
-    layers: Layering,
-    cluster: Cluster,
-    options: SearchOptions,
-    report: Callable[[str], object],
-    pins: Sequence[PipelinePin],
-    times: LayerTimes | None,
-    costs: VariantCosts | None,
-    seeks_remedies: bool = True,
-) -> PlannedPipeline:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One search.
+
+    Attributes:
+        layers: The layers.
+        cluster: Where they run.
+        options: What is searched, pins apart.
+        report: Is told of progress.
+        pins: What is fixed.
+        times: Tells how long planned layers take; None: the model does.
+        costs: What other searches know of the layers; None for none, and with pins.
+        seeks_remedies: Whether to say what would help where nothing fits.
+    """
+
+    layers: Layering
+    cluster: Cluster
+    options: SearchOptions
+    report: Callable[[str], object]
+    pins: Sequence[PipelinePin]
+    times: LayerTimes | None
+    costs: VariantCosts | None
+    seeks_remedies: bool = True
+
+
+def _with_room(asked: _Asked) -> PlannedPipeline:
     """`_planned_together` with room for gradients of weights that wait: the search knows of none.
 
     Where they do not fit the search is repeated with so much memory left free, at least twice as
@@ -121,69 +144,61 @@ def _with_room(
     first: WaitingWeightsError | None = None
     while True:
         try:
-            return _planned_together(
-                layers, cluster, options, report, pins, times, costs, seeks_remedies
-            )
+            return _planned_together(asked)
         except WaitingWeightsError as error:
             first = first or error
-            reserved = options.reserved_share
+            reserved = asked.options.reserved_share
             share = reserved + max(error.missing_share, reserved, _LEAST_RESERVED)
             if share > _MOST_RESERVED:
                 raise first from (None if error is first else error)
-            report(f"{error}; again with {share:.1%} of the memory left free for that")
-            options, seeks_remedies = replace(options, reserved_share=share), False
+            asked.report(f"{error}; again with {share:.1%} of the memory left free for that")
+            options = replace(asked.options, reserved_share=share)
+            asked = replace(asked, options=options, seeks_remedies=False)
         except InfeasibleError as error:
             if first is None:
                 raise
             raise first from error
 
 
-def _planned_together(
-    layers: Layering,
-    cluster: Cluster,
-    options: SearchOptions,
-    report: Callable[[str], object],
-    pins: Sequence[PipelinePin],
-    times: LayerTimes | None,
-    costs: VariantCosts | None,
-    seeks_remedies: bool,
-) -> PlannedPipeline:
+def _planned_together(asked: _Asked) -> PlannedPipeline:
     """`planned_layers` for schedules that one search chooses from, with costs of other searches."""
-    if options.schedules[0].chunks > 1:
-        return _interleaved(layers, cluster, options, report, pins, times, costs)
+    if asked.options.schedules[0].chunks > 1:
+        return _interleaved(asked)
     source, found, costs = pinned_search(
-        layers, cluster, options, pins, report, times, costs, seeks_remedies
+        asked.layers,
+        asked.cluster,
+        asked.options,
+        asked.pins,
+        asked.report,
+        asked.times,
+        asked.costs,
+        asked.seeks_remedies,
     )
-    found = replanned(found, costs, report)
+    found = replanned(found, costs, asked.report)
     space = found.plan.space
-    if pins:
-        space = f"{space}; pins {', '.join(pin.text for pin in pins)}"
-    if options.reserved_share:
-        share = f"{options.reserved_share:.1%}"
-        space = f"{space}; {share} of the memory left free for gradients of weights that wait"
-    if times is not None:
+    if asked.pins:
+        space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
+    if share := asked.options.reserved_share:
+        space = f"{space}; {share:.1%} of the memory left free for gradients of weights that wait"
+    if asked.times is not None:
         space = f"{space}; layers that were planned are measured, others bounded by the model"
     if space != found.plan.space:
         found = replace(found, plan=replace(found.plan, space=space))
-    return _planned(layers, source, cluster, options, found, costs)
+    return _planned(asked, source, found, costs)
 
 
 def _planned(
-    layers: Layering,
-    source: NamedLayers,
-    cluster: Cluster,
-    options: SearchOptions,
-    found: Found,
-    costs: VariantCosts,
+    asked: _Asked, source: NamedLayers, found: Found, costs: VariantCosts
 ) -> PlannedPipeline:
     """What was found as a plan that can be read, simulated and run."""
+    layers = asked.layers
     plan, timeline = finished(
         source,
-        cluster,
+        asked.cluster,
         found,
         costs,
         batch_size=layers.batch_size,
-        step_flop=options.step_flop,
+        step_flop=asked.options.step_flop,
         tied=layers.tied_names(),
         cuts=layers.ranges,
     )
@@ -191,25 +206,25 @@ def _planned(
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 
 
-def _interleaved(
-    layers: Layering,
-    cluster: Cluster,
-    options: SearchOptions,
-    report: Callable[[str], object],
-    pins: Sequence[PipelinePin],
-    times: LayerTimes | None,
-    costs: VariantCosts | None,
-) -> PlannedPipeline:
-    """The fastest by simulation of interleaved pipelines."""
-    if pins or times is not None:
-        what = f"pins ({', '.join(pin.text for pin in pins)})" if pins else "measured layers"
+def _interleaved(asked: _Asked) -> PlannedPipeline:
+    """The fastest by simulation of interleaved pipelines.
+
+    Raises:
+        PlanError: pins or measured layers are asked for too.
+    """
+    if asked.pins or asked.times is not None:
+        texts = ", ".join(pin.text for pin in asked.pins)
+        what = f"pins ({texts})" if asked.pins else "measured layers"
         raise PlanError(
             f"schedule interleaved-1f1b does not go together with {what} yet; leave one of them out"
         )
-    costs = costs or VariantCosts(layers, options.intra)
+    options = asked.options
+    costs = asked.costs or VariantCosts(asked.layers, options.intra)
     planned: list[PlannedPipeline] = []
-    for found in interleaved_pipelines(cluster, options, options.schedules[0], costs, report):
-        made = _planned(layers, layers, cluster, options, found, costs)
+    for found in interleaved_pipelines(
+        asked.cluster, options, options.schedules[0], costs, asked.report
+    ):
+        made = _planned(asked, asked.layers, found, costs)
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
         plan = replace(made.plan, step_time_s=seconds, bound_s=seconds)
