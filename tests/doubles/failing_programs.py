@@ -100,14 +100,17 @@ def forget_failures() -> None:
 
 def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
     """It is dispatched well, and fails while it computes, as when memory runs out there."""
+    begun: list[float] = []
 
     def fail(_: Any) -> Any:
-        time.sleep(0.3)  # Until what follows has been dispatched.
+        begun.append(time.monotonic())
+        # Until what follows has been dispatched.
+        time.sleep(max(begun[0] + 0.5 - time.monotonic(), 0))
         raise RuntimeError(message)
 
     @jax.jit
-    def work(x: Any) -> Any:
-        return jax.lax.fori_loop(0, 500, lambda _, y: jnp.tanh(y @ y), x)
+    def work(x: Any, turns: int) -> Any:
+        return jax.lax.fori_loop(0, turns, lambda _, y: jnp.tanh(y + 1), x)
 
     @jax.jit
     def poisoned(x: Any, y: Any) -> Any:
@@ -117,10 +120,18 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
     def make(executable: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             found = executable(*args)
-            # XLA:CPU runs at once what does not wait for anything.
             ones = jax.device_put(jnp.ones((200, 200)), found[0].sharding)
-            busy = work(ones)
-            return [poisoned(x, busy) for x in found]
+            programs = [poisoned.lower(x, ones).compile() for x in found]
+            # XLA:CPU runs at once what does not wait for anything: then it fails at once, and
+            # what it waits for takes longer the next time.
+            for turns in (10_000, 100_000, 1_000_000):
+                begun.clear()
+                busy = work(ones, turns)
+                try:
+                    return [program(x, busy) for program, x in zip(programs, found, strict=True)]
+                except jax.errors.JaxRuntimeError as error:
+                    at_once = error
+            raise AssertionError("it failed when it was dispatched") from at_once
 
         return run
 
