@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import meshwise as mw
-from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
+from doubles.layered_steps import assert_equal, host, unet_step
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import (
@@ -29,9 +29,8 @@ from meshwise.trace.step import StepSignature
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 
-def planned(report: Any = lambda _: None, **changes: Any) -> PipelinePlan:
-    config = model_config("gpt-tiny", num_layers=4)
-    step, state, batch = model_step(config, 32).abstract
+def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any) -> PipelinePlan:
+    step, args = make()
     asked = {
         "cluster": mw.Cluster.virtual("1x p3.8xlarge"),
         "num_layers": 4,
@@ -39,7 +38,12 @@ def planned(report: Any = lambda _: None, **changes: Any) -> PipelinePlan:
         "schedules": named(ALL),
     }
     request = PipelineRequest(**{**asked, **changes})
-    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request, report).plan
+    return plan_pipeline(step, args, {}, SIGNATURE, request, report).plan
+
+
+def gpt_tiny() -> tuple[Any, Any]:
+    step, state, batch = model_step(model_config("gpt-tiny", num_layers=4), 32).abstract
+    return step, (state, batch)
 
 
 def test_what_one_search_cannot_choose_from_stands_alone() -> None:
@@ -66,17 +70,19 @@ def test_a_schedule_that_cannot_be_had_is_told_and_passed_over() -> None:
 
 
 def test_what_no_schedule_allows_is_refused_as_for_one() -> None:
+    two = (ONE_F_ONE_B, ZERO_BUBBLE)
     with pytest.raises(PlanError, match="not divisible"):
-        planned(num_microbatches=(5,))
+        planned(num_microbatches=(5,), schedules=two)
     with pytest.raises(InfeasibleError, match="memory"):
-        planned(memory_bytes=10_000)
+        planned(num_stages=2, memory_bytes=100, schedules=two)
 
 
 def test_gradients_of_weights_that_wait_are_given_room() -> None:
-    free = planned(num_stages=2, schedules=(ZERO_BUBBLE,))
+    asked: Any = {"make": gpt_tiny, "num_stages": 2, "schedules": (ZERO_BUBBLE,)}
+    free = planned(**asked)
     memory_bytes = int(0.7 * max(stage.peak_bytes for stage in free.stages))
     told: list[str] = []
-    tight = planned(told.append, num_stages=2, schedules=(ZERO_BUBBLE,), memory_bytes=memory_bytes)
+    tight = planned(told.append, memory_bytes=memory_bytes, **asked)
     assert any("wait for them" in t and "of the memory left free" in t for t in told)
     for stage in tight.stages:
         assert stage.weights is not None
@@ -86,7 +92,7 @@ def test_gradients_of_weights_that_wait_are_given_room() -> None:
 
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_a_step_trains_under_it_as_on_one_device() -> None:
-    step, args = gpt_step(CLIPPED)
+    step, args = unet_step()
     expected = [host(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
     parallel = mw.parallelize(step, method=mw.Auto(stages=2, schedule="all"), num_microbatches=2)
     assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)

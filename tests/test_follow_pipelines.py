@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -43,6 +44,14 @@ def evaluate_gpt(state: Any, batch: Any) -> Any:
     return {"loss": loss, "logits": logits, "draw": draw, "x": batch["x"], "two": 2.0}
 
 
+@cache
+def gpt_programs() -> tuple[mw.ParallelStep, mw.ParallelStep]:
+    """A step in two stages and the evaluation that follows it, which tests share."""
+    step, _ = gpt_step(CLIPPED)
+    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
+    return staged, mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
+
+
 def assert_same(found: Any, expected: Any) -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(host(a), host(b), rtol=1e-9, atol=1e-12),
@@ -52,9 +61,9 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
-    step, args = gpt_step(CLIPPED)
-    staged, state, batch = trained(step, args)
-    evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
+    staged, evaluation = gpt_programs()
+    _, (state, batch) = gpt_step(CLIPPED)
+    state, *_ = staged(state, batch)
     plan = evaluation.plan(state, batch)
     assert isinstance(plan, ForwardPlan)
     assert [stage.stage for stage in plan.stages] == [0, 1]
@@ -89,9 +98,9 @@ def key_here(key: Any) -> Any:
 def test_parameters_stay_where_training_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwise.runtime.pipeline.tile_copier import TileCopier
 
-    step, args = gpt_step(CLIPPED)
-    staged, state, batch = trained(step, args)
-    evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
+    staged, evaluation = gpt_programs()
+    _, (state, batch) = gpt_step(CLIPPED)
+    state, *_ = staged(state, batch)
     evaluation(state, batch)
     ids = set(map(id, jax.tree.leaves(state[0])))
     sent: list[int] = []
@@ -159,15 +168,15 @@ def test_a_plan_from_a_file_is_followed() -> None:
 
 def test_what_cannot_be_followed_is_refused() -> None:
     step, (state, batch) = gpt_step(CLIPPED)
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
-    follow = mw.Follow(staged)
+    unplanned = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER)
     with pytest.raises(PlanError, match="has no plan yet"):
-        mw.parallelize(evaluate_gpt, method=follow).plan(state, batch)
-    plan = staged.plan(state, batch)
+        mw.parallelize(evaluate_gpt, method=mw.Follow(unplanned)).plan(state, batch)
+    plan = gpt_programs()[0].plan(state, batch)
+    follow = mw.Follow(plan)
     with pytest.raises(PlanError, match="num_microbatches is not supported .* smaller batches"):
         mw.parallelize(evaluate_gpt, method=follow, num_microbatches=2).plan(state, batch)
     with pytest.raises(PlanError, match="no argument of this step follows one of the other: 0"):
-        mw.parallelize(lambda v, b: jnp.sum(v), method=mw.Follow(plan)).plan(batch["x"][:3], {})
+        mw.parallelize(lambda v, b: jnp.sum(v), method=follow).plan(batch["x"][:3], {})
     with pytest.raises(InfeasibleError, match="stage 0 of the step that is followed: .* smaller"):
         mw.parallelize(evaluate_gpt, method=follow, memory_bytes=10_000).plan(state, batch)
     evaluation = mw.parallelize(evaluate_gpt, method=follow)

@@ -266,10 +266,31 @@ def sampled(strategies: Sequence[Strategy], limit: int) -> list[Strategy]:
     return [strategies[i] for i in sorted(set(places.tolist()))]
 
 
-def check_run(run: Run, sizes: Sequence[int], *, limit: int, rtol: float = 0.0) -> int:
-    """Check up to `limit` strategies of one equation on one mesh; how many were checked."""
+def without_twins(strategies: Sequence[Strategy], sizes: Sequence[int]) -> list[Strategy]:
+    """One, by chance, of all strategies that differ only in which of the equal axes has what."""
     rng = np.random.default_rng(0)
-    strategies = sampled(list(enumerate_strategies(run.rule, sizes)), limit)
+    families: dict[tuple[tuple[int, int], ...], list[Strategy]] = {}
+    for strategy in strategies:
+        family = tuple(sorted(zip(sizes, strategy, strict=True)))
+        families.setdefault(family, []).append(strategy)
+    return [twins[rng.integers(len(twins))] for twins in families.values()]
+
+
+def check_run(
+    run: Run, sizes: Sequence[int], *, limit: int, rtol: float = 0.0, twins: bool = False
+) -> int:
+    """Check up to `limit` strategies of one equation on one mesh; how many were checked.
+
+    Args:
+        run: The equation.
+        sizes: Of the axes of the mesh.
+        limit: Beyond it they are evenly sampled.
+        rtol: 0: every bit is equal.
+        twins: Also strategies that are others with equal axes swapped.
+    """
+    rng = np.random.default_rng(0)
+    every = list(enumerate_strategies(run.rule, sizes))
+    strategies = sampled(every if twins else without_twins(every, sizes), limit)
     wholes = [raw(value) for value in run.results]
     inputs: dict[_Tile, np.ndarray[Any, Any]] = {}
     plans: list[tuple[Strategy, tuple[Layout, ...], tuple[Layout, ...]]] = []

@@ -19,13 +19,13 @@ _CHEAP = [case for case in CASES if not case.costly]
 _COSTLY = [case for case in CASES if case.costly]
 
 
-def _check(case: Case, meshes: Sequence[tuple[int, ...]]) -> None:
+def _check(case: Case, meshes: Sequence[tuple[int, ...]], *, twins: bool = False) -> None:
     with jax.enable_x64(case.x64):
         runs = runs_of(case.fun, case.operands, case.primitive)
         assert runs, "the function does not trace to the primitive"
         for run in runs:
             for sizes in meshes:
-                assert check_run(run, sizes, limit=_LIMIT, rtol=case.rtol) >= 1
+                assert check_run(run, sizes, limit=_LIMIT, rtol=case.rtol, twins=twins) >= 1
 
 
 @pytest.mark.parametrize("case", _CHEAP, ids=str)
@@ -39,9 +39,15 @@ def test_strategies_of_costly_primitives_on_one_axis(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", _CHEAP, ids=str)
+def test_strategies_that_differ_by_equal_axes(case: Case) -> None:
+    _check(case, [sizes for sizes in MESHES if len(set(sizes)) < len(sizes)], twins=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", _COSTLY, ids=str)
 def test_strategies_of_costly_primitives(case: Case) -> None:
-    _check(case, MESHES[1:])
+    _check(case, MESHES[1:], twins=True)
 
 
 def test_every_ruled_primitive_has_a_case() -> None:
