@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from jax import core, export
+from jax import core, export, lax
 from jax._src import source_info_util
 from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
@@ -145,6 +145,13 @@ def source_scope(source: Any) -> Iterator[None]:
         return
     with source_info_util.user_context(source.traceback, name_stack=source.name_stack):
         yield
+
+
+def weakly_typed(value: Any) -> Any:
+    """The value, which gives way to the dtype of what it meets, as a number of Python does."""
+    return lax.convert_element_type_p.bind(
+        value, new_dtype=value.dtype, weak_type=True, sharding=None
+    )
 
 
 def is_tracer(value: Any) -> bool:

@@ -37,6 +37,7 @@ from meshwise.pricing import Progress, priced
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.followed import FollowedStages
 from meshwise.trace.step import TracedStep, abstract, trace_step
+from meshwise.trace.weak_types import weak_types
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ParallelStep(PlannedStep):
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-        shape = (tree, binding.positions, call.statics)
+        shape = (tree, binding.positions, call.statics, weak_types(leaves))
         with self._naming_the_checkpoint():
             return self._run(binding, call, shape, leaves)
 

@@ -25,6 +25,7 @@ from meshwise.trace.layers.followed import FollowedStages
 from meshwise.trace.layers.forward_stages import ForwardStages
 from meshwise.trace.layers.unstack import Unstacked
 from meshwise.trace.step import abstract
+from meshwise.trace.weak_types import with_weak_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,8 @@ class ForwardExecutable:
             there.update({("value", number): value for number, value in made})
         # What is handed through may have come as NumPy's.
         found = (there[source] for source in self.cut.results)
-        return self.ends.results([x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found])
+        arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found]
+        return with_weak_types(self.ends.results(arrays), original.weak_results)
 
     def measured_run(self, leaves: Sequence[Any]) -> Any:
         """Refused.

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
+from meshwise.jax_compat import weakly_typed
 from meshwise.plan.decision import GraphDecision
 from meshwise.spmd.lower import run_local
 from meshwise.trace.program import Program
@@ -84,12 +85,30 @@ def jitted_step(
     logical: LogicalMesh,
     mesh: Mesh,
     donated: Sequence[int],
+    *,
+    weak_results: Sequence[int] = (),
 ) -> Any:
-    """`jax.jit` of the step; `donated` are positions of flat arguments."""
+    """`jax.jit` of the step.
+
+    Args:
+        program: The flat program.
+        graph: Its graph.
+        decision: The plan's decision.
+        logical: The mesh as planned.
+        mesh: Its devices.
+        donated: Positions of flat arguments.
+        weak_results: Positions of flat results that are weakly typed.
+    """
     platform = mesh.devices.flat[0].platform
     options = compile_options(platform, logical.num_devices)
+    sharded = sharded_function(program, graph, decision, logical, mesh, in_order=platform == "cpu")
+
+    def step(*args: Any) -> tuple[Any, ...]:
+        results = enumerate(sharded(*args))
+        return tuple(weakly_typed(x) if n in weak_results else x for n, x in results)
+
     return jax.jit(
-        sharded_function(program, graph, decision, logical, mesh, in_order=platform == "cpu"),
+        step,
         in_shardings=tuple(shardings(decision.inputs, mesh)),
         out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
         donate_argnums=tuple(donated),

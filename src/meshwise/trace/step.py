@@ -72,6 +72,7 @@ class TracedStep:
         in_avals: Flat arguments.
         batch_dims: Batch dim of each flat argument that is batch data, by position.
         donated: Positions of flat arguments whose buffers are reused.
+        weak_results: Positions of flat results that are weakly typed, as numbers of Python are.
         num_microbatches: B.
         warnings: What the user asked for and does not get.
         parameters: Number and name of each positional argument in the user's call.
@@ -87,6 +88,7 @@ class TracedStep:
     num_microbatches: int
     warnings: tuple[str, ...] = ()
     parameters: tuple[tuple[int, str], ...] = ()
+    weak_results: tuple[int, ...] = ()
 
 
 def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
@@ -137,6 +139,11 @@ class OpenStep:
     aliases: tuple[tuple[int, int], ...]
     unused: tuple[int, ...]
     names: tuple[str, ...]
+
+    @property
+    def weak_results(self) -> tuple[int, ...]:
+        """Positions of flat results that are weakly typed, as numbers of Python are."""
+        return tuple(n for n, leaf in enumerate(self.out_leaves) if leaf.weak_type)
 
 
 def open_step(
@@ -239,6 +246,7 @@ def trace_step(
             for argnum in opened.unused
         ),
         parameters=signature.parameters or tuple((n, "") for n in range(len(args))),
+        weak_results=opened.weak_results,
     )
 
 

@@ -34,6 +34,7 @@ from meshwise.simulate.timeline import Timeline
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import abstract
+from meshwise.trace.weak_types import with_weak_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class PipelineExecutable:
         in_shardings: Where each flat argument lives between steps; None for one that is not read.
         compile_s: Seconds that lowering and compilation took.
         donated: Positions of the state among the flat arguments.
+        weak_results: Positions of flat results that are weakly typed.
         handover: What the last step returned.
         keeps_stacks: Whether stacks of the state stay until the step takes the state over; if not,
             for want of memory, they go when they are taken apart, and a failure before then puts
@@ -65,6 +67,7 @@ class PipelineExecutable:
     in_shardings: tuple[NamedSharding | None, ...]
     compile_s: float
     donated: tuple[int, ...]
+    weak_results: tuple[int, ...]
     handover: Handover
     keeps_stacks: bool
 
@@ -109,7 +112,7 @@ class PipelineExecutable:
         given = without_repeats(leaves, self.donated)
         given = without_shared_memory(given, self.donated, fresh)
         try:
-            results = self._run_with_stacks(given, run)
+            results = with_weak_types(self._run_with_stacks(given, run), self.weak_results)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
@@ -219,6 +222,7 @@ def compile_pipeline(
         in_shardings=ends.shardings,
         compile_s=time.perf_counter() - start,
         donated=donated,
+        weak_results=original.weak_results,
         handover=Handover(
             original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
         ),
