@@ -15,11 +15,12 @@ import pytest
 import meshwise as mw
 from bad_input.arguments import ARGUMENTS
 from bad_input.case import CLUSTER, STATE, Case, X, step
+from bad_input.pipelines import PIPELINES
 from bad_input.plans import PLANS
 from bad_input.steps import STEPS
 from meshwise.runtime import executable
 
-CASES = (*STEPS, *ARGUMENTS, *PLANS)
+CASES = (*STEPS, *ARGUMENTS, *PIPELINES, *PLANS)
 COMPILED: list[str] = []
 
 

@@ -31,7 +31,6 @@ from meshwise.pipeline_planning import (
 )
 from meshwise.planned_layers import plan_layers
 from meshwise.report.html.page import plan_page
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import StepSignature
 
@@ -146,7 +145,7 @@ def test_hosts_that_differ() -> None:
 
 def test_the_text_names_what_was_decided(two_stages: tuple[PipelinePlan, Timeline]) -> None:
     plan, _ = two_stages
-    text = pipeline_text(plan)
+    text = plan.explain()
     assert "2 stages on 1x p3.8xlarge" in text
     assert "4 micro-batches" in text
     assert "token_embedding" in text

@@ -37,6 +37,9 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
     staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
     plan = staged.plan(state, batch)
     assert len(plan.stages) == 2
+    text = staged.explain(state, batch)
+    assert text == plan.explain()
+    assert "2 stages" in text
     key = jax.random.key_data(state[2])
 
     def create(data: Any) -> Any:
@@ -174,6 +177,8 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
         staged.program_text(state, batch)
     with pytest.raises(PlanError, match="prices of other choices are known for plans of one mesh"):
         staged.priced(state, batch)
+    with pytest.raises(PlanError, match="prices of other choices are known for plans of one mesh"):
+        staged.explain(state, batch, rivals=2)
     for wrong in (0, -1, 1.5, "two"):
         with pytest.raises(PlanError, match="stages must be a whole number of at least 1"):
             mw.Auto(stages=wrong)  # type: ignore[arg-type]

@@ -61,9 +61,9 @@ def consts_as_inputs(closed: Any) -> Any:
     return ClosedJaxpr(convert_constvars_jaxpr(closed.jaxpr), ())
 
 
-def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Run one equation of a jaxpr, under its own source line."""
-    with source_scope(eqn.source_info):
+def bind_equation(eqn: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
+    """Run one equation of a jaxpr, under its own source line or that of the call that holds it."""
+    with source_scope(best_source(eqn.source_info, call)):
         out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
@@ -103,16 +103,30 @@ def while_parts(params: Any) -> tuple[Any, Any, int, int]:
     )
 
 
-def source_line(source: Any) -> str:
+def source_line(source: Any, *, outside: str = "") -> str:
     """The user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
     Without the folder: equal steps in other places have equal plans, and a plan tells nothing of
     the machine that made it.
+
+    Args:
+        source: Of the equation.
+        outside: A file that is not the user's, though it is none of JAX.
     """
     if source is None:
         return ""
-    path, separator, function = source_info_util.summarize(source).partition(" (")
-    return f"{PurePath(path).name}{separator}{function.replace('<locals>.', '')}"
+    frames = source_info_util.user_frames(source.traceback)
+    frame = next((f for f in frames if f.file_name != outside), None)
+    if frame is None:
+        return ""
+    column = f":{frame.start_column}" if frame.start_column else ""
+    function = frame.function_name.replace("<locals>.", "")
+    return f"{PurePath(frame.file_name).name}:{frame.start_line}{column} ({function})"
+
+
+def best_source(own: Any, call: Any) -> Any:
+    """The source of an equation; of the call that holds it if its own shows no user line."""
+    return own if call is None or source_line(own) else call
 
 
 def gradient_call(source: Any, around: Sequence[Any] = ()) -> tuple[str, int, str] | None:

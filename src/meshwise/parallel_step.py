@@ -187,7 +187,12 @@ class ParallelStep(PlannedStep):
         )
 
     def explain(self, *args: Any, **options: Any) -> str:
-        """Text of `priced`, which takes the same arguments: the plan, its reasons, its prices."""
+        """Text of `priced`, which takes the same arguments: the plan, its reasons, its prices.
+
+        Of a pipeline it is the text of the plan; prices are known on one mesh only.
+        """
+        if self.is_pipeline and not {"rivals", "more_bytes", "progress"} & options.keys():
+            return self.plan(*args, **options).explain()
         return self.priced(*args, **options).explain()
 
     def init(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

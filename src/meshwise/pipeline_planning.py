@@ -98,6 +98,8 @@ def layers_of(
             f"a pipeline runs micro-batch by micro-batch, but the batch arguments have batch "
             f"sizes {sorted(sizes) or 'none'}; name arguments of one batch with batch_argnums"
         )
+    if 0 in sizes:
+        raise TraceError("the batch is empty (0 rows), so it has no micro-batches; pass rows")
     flat = unstacked(opened)
     step = flat.step
     split = split_step(step.closed, step.batch_dims, step.aliases, step.names)

@@ -221,11 +221,11 @@ STEPS = (
         "differentiate the loss with mw.value_and_grad, or use one stage",
     ),
     Case(
-        "stages that are not there yet",
+        "stages of a method that has none",
         lambda: plan(
             differentiated(lambda w, b: jnp.mean(b @ w)), method=mw.Megatron(dp=2, tp=1, pp=2)
         ),
         PlanError,
-        "Megatron(dp=2, tp=1, pp=2): pipelines are not supported yet; use one stage",
+        "Megatron(dp=2, tp=1, pp=2): of the methods only Auto runs in stages; use mw.Auto(stages",
     ),
 )

@@ -14,7 +14,6 @@ import meshwise as mw
 from doubles.pipelines import pipeline
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.report.pipeline_text import pipeline_text
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_a_pipeline_as_text_and_as_json(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     text = CliRunner().invoke(main, ["explain", str(path)])
-    assert (text.exit_code, text.output) == (0, pipeline_text(plan))
+    assert (text.exit_code, text.output) == (0, plan.explain())
     data = json.loads(CliRunner().invoke(main, ["explain", str(path), "--json"]).output)
     assert data["gap"] == plan.gap
     assert [s["peak_bytes"] for s in data["stages"]] == [s.peak_bytes for s in plan.stages]

@@ -26,7 +26,6 @@ from meshwise.inter.variants import VariantCosts
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.report.simulation_text import simulation_text
 from meshwise.schedules.in_flight import held_on_mesh, in_flight
 from meshwise.schedules.registry import make_schedule
@@ -100,7 +99,7 @@ def test_meshes_take_turns(plan: PipelinePlan) -> None:
     assert plan.num_meshes == 2
     assert [stage.first_device for stage in plan.stages] == [0, 1, 0, 1]
     assert plan.table().mesh_of_stage == plan.mesh_of_stage
-    text = pipeline_text(plan)
+    text = plan.explain()
     assert "stages that share a mesh" in text
     assert "0, 2" in text
 

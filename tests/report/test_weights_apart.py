@@ -7,7 +7,6 @@ from dataclasses import replace
 from doubles.pipelines import pipeline
 from meshwise.inter.pipeline_plan import PipelinePlan, WeightGradients
 from meshwise.report.pipeline_diff import pipeline_differences
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.units import GIB
 
 PLAIN = pipeline(2, 8)
@@ -20,8 +19,8 @@ def apart() -> PipelinePlan:
 
 
 def test_the_text_says_what_waits() -> None:
-    assert "gradients of weights apart" not in pipeline_text(PLAIN)
-    lines = pipeline_text(apart()).splitlines()
+    assert "gradients of weights apart" not in PLAIN.explain()
+    lines = apart().explain().splitlines()
     at = lines.index("gradients of weights apart")
     assert lines[at + 1].split("  ")[0].strip() == "stage"
     assert lines[at + 3].split() == ["0", "8", "ms", "0", "2", "256", "MiB"]

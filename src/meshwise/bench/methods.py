@@ -25,7 +25,6 @@ from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.variants import VariantCosts
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 
@@ -112,7 +111,7 @@ def _answer(plan: PipelinePlan, timeline: Timeline) -> Answer:
         num_microbatches=plan.num_microbatches,
         chosen=stages_text(stages),
         stages=stages,
-        text=pipeline_text(plan),
+        text=plan.explain(),
     )
 
 

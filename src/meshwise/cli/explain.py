@@ -14,7 +14,6 @@ from meshwise.errors import MeshwiseError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.report.plan_file import plan_from_file
 
 # Every single operator: left out of `--json`, the file itself has it.
@@ -45,9 +44,7 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        click.echo(
-            pipeline_text(read) if isinstance(read, PipelinePlan) else read.explain(), nl=False
-        )
+        click.echo(read.explain(), nl=False)
         return
     data = _pipeline_data(read) if isinstance(read, PipelinePlan) else _plan_data(read)
     click.echo(json.dumps(data, sort_keys=True, indent=1))

@@ -23,7 +23,6 @@ from meshwise.models.steps import model_step
 from meshwise.pipeline_pins import read_pins, split_pin
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
 from meshwise.report.html.page import plan_page
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.simulate.trace import chrome_trace
 from meshwise.trace.step import StepSignature
 
@@ -190,7 +189,7 @@ def plan(
         write_atomically(html_file, plan_page(found))
     if out is not None:
         write_atomically(out, found.to_json())
-    click.echo(found.to_json() if as_json else pipeline_text(found), nl=False)
+    click.echo(found.to_json() if as_json else found.explain(), nl=False)
 
 
 def _named(model: str, batch: int, dtype: str) -> tuple[Any, Any, Any]:

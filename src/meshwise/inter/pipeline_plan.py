@@ -209,6 +209,13 @@ class PipelinePlan:
         """Predicted peak of the worst device."""
         return max(self.mesh_peak_bytes)
 
+    def explain(self) -> str:
+        """The plan as a text for people, at most 100 columns wide; needs nothing but the plan."""
+        # As with the JSON form: the text is made from the fields of this class.
+        from meshwise.inter.pipeline_text import pipeline_text
+
+        return pipeline_text(self)
+
     def to_json(self) -> str:
         """The plan as JSON text; equal plans give equal bytes."""
         # The two files need each other: the writer names the fields of this class.

@@ -14,6 +14,7 @@ from meshwise.jax_compat import (
     CALL_BODIES,
     REMAT_NAMES,
     Literal,
+    best_source,
     dead_code_eliminated,
     is_tracer,
     source_line,
@@ -113,7 +114,7 @@ class _Builder:
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            source = _best_source(eqn.source_info, outer)
+            source = best_source(eqn.source_info, outer)
             inputs = [read(atom) for atom in eqn.invars]
             name = eqn.primitive.name
             body_name = CALL_BODIES.get(name)
@@ -162,11 +163,6 @@ class _Builder:
             i if i in self.constants else self.bind(barrier, {}, [i], [self.avals[i]], source)[0]
             for i in inputs
         ]
-
-
-def _best_source(own: Any, call: Any) -> Any:
-    """The source of an equation; of the call that holds it if its own shows no user line."""
-    return own if call is None or source_line(own) else call
 
 
 def _refuse_effects(jaxpr: Any) -> None:

@@ -26,11 +26,14 @@ def refuse_stages(closed: Any, asked: str) -> None:
     Raises:
         TraceError: the step differentiates with JAX's own function; the message shows the line to
             change.
-        PlanError: it is marked as it should be, but pipelines are not there yet.
+        PlanError: it is marked as it should be, but only `Auto` runs in stages.
     """
     equations = list(_equations(closed.jaxpr))
     if any(eqn.primitive.name == "loss_and_grad" for eqn, _ in equations):
-        raise PlanError(f"{asked}: pipelines are not supported yet; use one stage")
+        raise PlanError(
+            f"{asked}: of the methods only Auto runs in stages; use mw.Auto(stages=...), or one "
+            "stage"
+        )
     found = next(
         filter(None, (gradient_call(eqn.source_info, around) for eqn, around in equations)), None
     )

@@ -27,6 +27,7 @@ from meshwise.jax_compat import (
     is_tracer,
     is_tracing,
     jaxpr_as_fun,
+    source_line,
 )
 
 loss_and_grad_p = Primitive("loss_and_grad")
@@ -227,6 +228,11 @@ def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[
     return loss_and_grad_p.bind(
         *given, loss=loss, wrt=places, expand=_expansion(loss, places, given)
     )
+
+
+def call_line(loss: Any) -> str:
+    """The user's source line in which the loss of an equation is differentiated."""
+    return source_line(loss.source_info, outside=__file__)
 
 
 def _traced_loss(

@@ -25,7 +25,6 @@ from meshwise.report.html.sharding import (
 )
 from meshwise.report.html.stages import stage_table, tried_table
 from meshwise.report.html.timeline import timeline_section
-from meshwise.report.pipeline_text import pipeline_text
 from meshwise.report.plan_file import AnyPlan
 from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.timeline import Timeline
@@ -64,7 +63,7 @@ def _pipeline_page(plan: PipelinePlan, measured: Timeline | None) -> str:
         + stage_table(plan, simulation)
         + tried_table(plan)
         + sharding_section(plan)
-        + _as_text(pipeline_text(plan))
+        + _as_text(plan.explain())
         + "</main>"
     )
     return _page(f"Meshwise: {name}", body)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from meshwise.jax_compat import Literal, bind_equation, dead_code_eliminated
+from meshwise.jax_compat import Literal, best_source, bind_equation, dead_code_eliminated
 
 # Calls that mean no more than their body.  Custom derivatives and rematerialisation stay: what
 # they say counts when the layer is differentiated.
@@ -37,14 +37,23 @@ def read(known: Mapping[Any, Any], atom: Any) -> Any:
     return atom.val if isinstance(atom, Literal) else known[atom]
 
 
-def run_inlined(closed: Any, operands: Sequence[Any]) -> list[Any]:
-    """Run a closed jaxpr with the calls in it taken apart."""
+def run_inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
+    """Run a closed jaxpr with the calls in it taken apart.
+
+    Args:
+        closed: The jaxpr.
+        operands: Its arguments.
+        call: Source of the call whose body it is.
+    """
     known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(closed.jaxpr.invars, operands, strict=True))
     for eqn in closed.jaxpr.eqns:
         inputs = [read(known, v) for v in eqn.invars]
         body = _TRANSPARENT.get(eqn.primitive.name)
-        made = bind_equation(eqn, inputs) if body is None else run_inlined(eqn.params[body], inputs)
+        if body is None:
+            made = bind_equation(eqn, inputs, call)
+        else:
+            made = run_inlined(eqn.params[body], inputs, best_source(eqn.source_info, call))
         known.update(zip(eqn.outvars, made, strict=True))
     return [read(known, v) for v in closed.jaxpr.outvars]
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import source_line
 from meshwise.trace.layers.equations import (
     dependent,
     inlined,
@@ -24,6 +23,7 @@ from meshwise.trace.layers.equations import (
     traced,
     variables,
 )
+from meshwise.trace.loss import call_line
 
 LOSS = "loss_and_grad"
 
@@ -85,7 +85,7 @@ def split_step(
     jaxpr = flat.jaxpr
     losses = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == LOSS]
     if len(losses) != 1:
-        places = "; ".join(source_line(eqn.source_info) for eqn in losses) or "none"
+        places = "; ".join(call_line(eqn) for eqn in losses) or "none"
         raise TraceError(
             f"a step that is cut into stages has one loss, differentiated with mw.value_and_grad; "
             f"this one has {len(losses)} ({places})"

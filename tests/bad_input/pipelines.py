@@ -1,0 +1,78 @@
+"""Steps and batches that cannot be cut into stages and micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshwise as mw
+from bad_input.case import Case
+from meshwise.errors import TraceError
+
+WEIGHTS = {name: np.ones((4, 4), np.float32) for name in ("first", "second")}
+X = np.ones((8, 4), np.float32)
+CLUSTER = mw.Cluster.virtual("2x p3.2xlarge")
+
+
+def planned(fun: Any, batch: Any = X) -> Any:
+    method = mw.Auto(stages=2)
+    return mw.parallelize(fun, method=method, cluster=CLUSTER, num_microbatches=2).plan(
+        WEIGHTS, batch
+    )
+
+
+def error(weights: Any, batch: Any) -> Any:
+    return jnp.mean((jnp.tanh(batch @ weights["first"]) @ weights["second"]) ** 2)
+
+
+def descended(weights: Any, grads: Any) -> Any:
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+
+def once(weights: Any, batch: Any) -> Any:
+    loss, grads = mw.value_and_grad(error)(weights, batch)
+    return descended(weights, grads), loss
+
+
+def twice(weights: Any, batch: Any) -> Any:
+    _, grads = mw.value_and_grad(error)(weights, batch)
+    weights = descended(weights, grads)
+    loss, grads = mw.value_and_grad(error)(weights, batch)
+    return descended(weights, grads), loss
+
+
+def normalised(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        x = batch @ weights["first"]
+        # A function of JAX's that is traced once for all: its equations know no line of ours.
+        return jnp.mean((jnp.tanh(x / jnp.sqrt(jnp.var(x, 0) + 1)) @ weights["second"]) ** 2)
+
+    value, grads = mw.value_and_grad(loss)(weights)
+    return descended(weights, grads), value
+
+
+PIPELINES = (
+    Case(
+        "stages of two losses",
+        lambda: planned(twice),
+        TraceError,
+        "a step that is cut into stages has one loss, differentiated with mw.value_and_grad; this "
+        "one has 2 (pipelines.py:{line} (twice); pipelines.py:{line} (twice))",
+    ),
+    Case(
+        "stages with statistics of the batch",
+        lambda: planned(normalised),
+        TraceError,
+        "a stage runs micro-batch by micro-batch, but sub at pipelines.py:{line} (normalised.loss) "
+        "needs the rows of the whole batch; use one stage",
+    ),
+    Case(
+        "stages of an empty batch",
+        lambda: planned(once, X[:0]),
+        TraceError,
+        "the batch is empty (0 rows), so it has no micro-batches; pass rows",
+    ),
+)
