@@ -67,8 +67,8 @@ def test_collectives_and_loops_run_one_after_the_other(method, monkeypatch):
 def test_a_step_that_overwrites_too_early_is_compiled_again(monkeypatch):
     options = []
 
-    def spied(*args):
-        lowered = jitted_step(*args).lower
+    def spied(*args, **more):
+        lowered = jitted_step(*args, **more).lower
         return SimpleNamespace(lower=lambda *specs: Lowered(lowered(*specs)))
 
     class Lowered:
