@@ -126,7 +126,9 @@ def source_line(source: Any, *, outside: str = "") -> str:
 
 def best_source(own: Any, call: Any) -> Any:
     """The source of an equation; of the call that holds it if its own shows no user line."""
-    return own if call is None or source_line(own) else call
+    if call is None or (own and source_info_util.user_frame(own.traceback)):
+        return own
+    return call
 
 
 def gradient_call(source: Any, around: Sequence[Any] = ()) -> tuple[str, int, str] | None:
