@@ -113,3 +113,14 @@ def test_other_prices_are_looked_at_where_the_first_does_not_fit(
         found = build_stages(problem())
     assert found.total_s == pytest.approx(best.total_s, rel=1e-9)
     assert costs.prices == prices
+
+
+def test_plans_at_a_price_stay_when_more_is_planned_at_the_lowest() -> None:
+    # Bounds of a run once took the place of its plan at another price: what did not fit was chosen.
+    table, _, _ = table_and_problem(12 * GIB)
+    at = (0, 2, 1, 1)
+    run = Stage(first_layer=0, last_layer=2, submesh=1, variant=1, first_device=0)
+    assert table.plan([run], 16, 0.0)
+    planned = {name: array[at] for name, array in table.costs().columns().items()}
+    assert table.plan([replace(run, variant=0)], 16, 0.0)
+    assert {name: array[at] for name, array in table.costs().columns().items()} == planned

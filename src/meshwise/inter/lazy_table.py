@@ -235,7 +235,7 @@ class LazyTable:
     def _plan(self, m: int, v: int, wanted: BoolArray) -> None:
         """Plan runs under one variant of a submesh."""
         new = wanted & ~self._is_planned[:, :, m, v]
-        memory = {name: self._arrays[name][new, m, v] for name in _MEMORY}
+        memory = {name: self._arrays[name][:, :, m, v].copy() for name in _MEMORY}
         self._is_planned[wanted, m, v] = True
         way = self._variants[m][v]
         runs = self._costs.runs(way, self._count, wanted)
@@ -259,9 +259,12 @@ class LazyTable:
         for w, way in enumerate(self._variants[m]):
             if w == v or (way.mesh, way.remat) != (first.mesh, first.remat):
                 continue
+            # What is planned at the other price already stays.
+            open_runs = new & ~self._is_planned[:, :, m, w]
             for name in _NAMES:
-                known = memory[name] if name in memory else _MORE * self._arrays[name][new, m, v]
-                self._arrays[name][new, m, w] = known
+                array = self._arrays[name]
+                known = memory[name] if name in memory else _MORE * array[:, :, m, v]
+                array[open_runs, m, w] = known[open_runs]
 
 
 def _named(mesh: LogicalMesh) -> str:
