@@ -375,7 +375,7 @@ class ParallelStep(PlannedStep):
             if isinstance(method, Replay):
                 assert isinstance(method.plan, PipelinePlan)
                 self._pipelines[key] = replayed_pipeline(
-                    *given, method.plan, self._request.statistics
+                    *given, method.plan, self._request.statistics, self._request.memory_bytes
                 )
             elif isinstance(method, Follow):
                 plan = method.followed_pipeline()

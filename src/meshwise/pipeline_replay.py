@@ -8,7 +8,9 @@ from typing import Any
 from meshwise.errors import PlanError
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.operator_chain import OperatorChain
+from meshwise.inter.piece import PieceGraph
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
+from meshwise.inter.plan_memory import check_pipeline_fits
 from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.pipeline_planning import layers_of
 from meshwise.plan.decision import GraphDecision
@@ -25,6 +27,7 @@ def replayed_pipeline(
     signature: StepSignature,
     plan: PipelinePlan,
     statistics: Statistics = "exact",
+    memory_bytes: int | None = None,
 ) -> PlannedPipeline:
     """The pipeline of a plan for the step that it was made for.
 
@@ -35,10 +38,11 @@ def replayed_pipeline(
         signature: Which arguments are batch data.
         plan: The plan.
         statistics: "exact", or "local" for statistics of each micro-batch.
+        memory_bytes: Of a device, as it is asked for; None: what the plan says.
 
     Raises:
         TraceError: the step cannot be cut.
-        PlanError: the plan has no decisions, or is not for this step.
+        PlanError: the plan has no decisions, is not for this step, or does not fit.
     """
     numbers = [layer.decision for stage in plan.stages for layer in stage.layers]
     if not plan.cuts or None in numbers:
@@ -71,6 +75,14 @@ def replayed_pipeline(
             is_new = key not in known
             known.add(key)
             _check(layers, plan, stage, layer, decision, is_new=is_new)
+
+    def piece(number: int, layer: LayerPlan) -> PieceGraph:
+        k = layer.layer
+        return layers.graph(k, k, plan.num_microbatches, plan.stages[number].remat)
+
+    check_pipeline_fits(
+        plan, piece, lambda stage: memory_bytes or stage.memory_bytes, "plan the step again"
+    )
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 

@@ -88,6 +88,11 @@ class Formulas(VariantCosts):
             temporary_bytes=summed(held / n / count),
         )
 
+    def held(self, variant, num_microbatches, first, last):
+        runs = self.runs(variant, num_microbatches)
+        held = (runs.resident_bytes, runs.microbatch_bytes, runs.temporary_bytes)
+        return tuple(float(array[first, last]) for array in held)
+
     def bounds(self, mesh, remat, num_microbatches):
         runs = self.runs(Variant(mesh=mesh, remat=remat, price=MemoryPrice()), num_microbatches)
         return RunBounds(

@@ -88,6 +88,7 @@ def _finished(work: Work, found: Found) -> tuple[PipelinePlan, Timeline]:
         work.costs,
         batch_size=work.options.batch_size,
         step_flop=work.options.step_flop,
+        memory_bytes=work.options.memory_bytes,
         tied=work.layers.tied_names(),
     )
 

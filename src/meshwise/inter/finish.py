@@ -9,14 +9,17 @@ from typing import Protocol, TypeAlias
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.conditioned import Entry
 from meshwise.inter.passes import pass_seconds
+from meshwise.inter.piece import PieceGraph
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
+from meshwise.inter.plan_memory import check_pipeline_fits, device_memory_bytes
 from meshwise.inter.search import Found
 from meshwise.inter.simulated_plan import asked_delays, simulate_stages
 from meshwise.inter.split_stage import SplitLayer, at_peak, with_weights_apart
 from meshwise.inter.stage_problem import Stage
 from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fits import REPORT
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.registry import make_schedule
@@ -59,6 +62,7 @@ def finished(
     *,
     batch_size: int,
     step_flop: float,
+    memory_bytes: int | None = None,
     tied: Sequence[str] = (),
     cuts: Sequence[tuple[int, int]] = (),
 ) -> tuple[PipelinePlan, Timeline]:
@@ -71,12 +75,14 @@ def finished(
         costs: Its plans of layers.
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch.
+        memory_bytes: Of a device, as it was asked for; None: what the cluster has.
         tied: Names of parameters that several layers read.
         cuts: First and last operator of each layer.
 
     Raises:
         WaitingWeightsError: the backward pass is split, and what waits for gradients of weights
             does not fit.
+        PlanError: the plan does not fit, which is an error of the planner.
     """
     chosen = found.plan.stages
     shapes = [found.kinds[s.submesh].shape for s in chosen]
@@ -134,6 +140,15 @@ def finished(
         decisions=tuple(decisions.numbers),
         delays=delays,
     )
+
+    def piece(number: int, layer: LayerPlan) -> PieceGraph:
+        stage = chosen[number]
+        return costs.piece(layer.layer, found.variants[stage.submesh][stage.variant], count)
+
+    def memory(stage: PipelineStage) -> int:
+        return memory_bytes or device_memory_bytes(stage, cluster)
+
+    check_pipeline_fits(plan, piece, memory, REPORT)
     return plan, timeline
 
 

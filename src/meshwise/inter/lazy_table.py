@@ -227,6 +227,35 @@ class LazyTable:
                 self._plan(m, v, worth[:, :, m])
         return bool(todo)
 
+    def correct(self, stages: Sequence[Stage]) -> bool:
+        """Write what the plans of these stages hold, if it is not what was known of them.
+
+        Between plans of equal cost another may be taken when a run is put together again.  What is
+        compared with the memory of a device is then no longer what the plan holds.
+
+        Args:
+            stages: Stages that are planned.
+
+        Returns:
+            Whether something changed, so that stages must be chosen anew.
+        """
+        changed = False
+        for stage in stages:
+            run = (stage.first_layer, stage.last_layer)
+            held = self._costs.held(self._variants[stage.submesh][stage.variant], self._count, *run)
+            for m, ways in enumerate(self._variants):
+                # The same submesh may be there twice, with other places.
+                at = (*run, m, stage.variant)
+                if ways != self._variants[stage.submesh]:
+                    continue
+                for name, num_bytes in zip(_MEMORY, held, strict=True):
+                    changed |= bool(self._arrays[name][at] != num_bytes)
+                    self._arrays[name][at] = num_bytes
+        if changed:
+            self._copied = None
+            self.num_changes += 1
+        return changed
+
     def _tell(self, m: int, v: int, wanted: BoolArray) -> None:
         way = self._variants[m][v]
         if not self._costs.has_runs(way, self._count, wanted):

@@ -192,11 +192,6 @@ class _Search:
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
-        if self.costs.other is not None:
-            # It has planned some of the layers, and ends with the search.
-            for s in best.plan.stages:
-                way = self.variants[s.submesh][s.variant]
-                self.costs.run_plan(way, best.known.count, s.first_layer, s.last_layer)
         found = Found(
             plan=best.plan,
             problem=best.problem,
@@ -269,8 +264,10 @@ class _Search:
             table = best.known.table
             at_most_s = min(cutoff, _SLACK * total_s)
             # Another schedule may have made more known.
-            if best.num_changes < table.num_changes or table.plan(
-                best.plan.stages, self.cluster.num_devices, at_most_s
+            if (
+                best.num_changes < table.num_changes
+                or table.plan(best.plan.stages, self.cluster.num_devices, at_most_s)
+                or table.correct(best.plan.stages)
             ):
                 self._begin_likely(waiting)
                 add(number, best.known, best.schedule)

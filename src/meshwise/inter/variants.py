@@ -340,6 +340,21 @@ class VariantCosts:
             returning_s=returning_s,
         )
 
+    def held(
+        self, variant: Variant, num_microbatches: int, first: int, last: int
+    ) -> tuple[float, float, float]:
+        """Bytes that the plans of a run hold on a device.
+
+        Returns:
+            Bytes held all the time, for each micro-batch in flight, and on top at the peak.
+        """
+        memory = [e.memory for e in self.run_plan(variant, num_microbatches, first, last).entries]
+        return (
+            sum(m.resident_bytes for m in memory),
+            sum(m.microbatch_bytes for m in memory),
+            max(m.temporary_bytes for m in memory),
+        )
+
     def _only(self, first: int, last: int) -> BoolArray:
         wanted = np.zeros((len(self.source.classes),) * 2, np.bool_)
         wanted[first, last] = True

@@ -161,6 +161,7 @@ def _searched(
         costs,
         batch_size=options.batch_size,
         step_flop=options.step_flop,
+        memory_bytes=options.memory_bytes,
     )
     stages: list[Stage] = []
     for stage, chosen in zip(plan.stages, found.plan.stages, strict=True):

@@ -1,0 +1,120 @@
+"""The last look at a plan before it leaves the planner: does it fit into its devices?
+
+Bytes are counted anew in whole numbers, task after task of the schedule, and compared with what
+each device has.  Nothing of this file is used while a plan is searched for, so an error of a search
+does not hide here too.
+
+Source: DESIGN decision 9 (a plan that does not fit is never returned); Alpa eq. 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwise.errors import PlanError
+from meshwise.graph.graph import Tensor
+from meshwise.graph.layout import Layout
+from meshwise.units import bytes_text
+
+# What to do where the planner itself made a plan that does not fit.
+REPORT = (
+    "the planner must never return such a plan: please report this, with the command or the step "
+    "that was planned"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """What one device holds for a stage, in bytes.
+
+    Attributes:
+        state: Parameters and optimizer state alone; part of `resident`.
+        resident: Held all the time.
+        microbatch: Held from the start of a micro-batch's forward to the end of its backward pass.
+        weights: Held from there to the end of its gradients of weights, where they run apart.
+        temporary: On top while one of its programs runs.
+    """
+
+    state: int
+    resident: int
+    microbatch: int = 0
+    weights: int = 0
+    temporary: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshBytes:
+    """What one device of a mesh holds, and what it has.
+
+    Attributes:
+        name: Of the mesh, for people, as `stage 2`.
+        memory: Bytes of a device that the plan may use.
+        stages: The stages that run on it, by number.
+        tasks: What it runs in a step, in order: the number of the stage, and `F`, `B` or `W`.
+        splits_backward: Whether gradients of weights (`W`) run apart from the backward pass.
+    """
+
+    name: str
+    memory: int
+    stages: Mapping[int, StageBytes]
+    tasks: Iterable[tuple[int, Literal["F", "B", "W"]]] = ()
+    splits_backward: bool = False
+
+    def peak(self) -> int:
+        """Bytes of a device when it holds most."""
+        most = held = sum(stage.resident for stage in self.stages.values())
+        for number, kind in self.tasks:
+            stage = self.stages[number]
+            if kind == "F":
+                held += stage.microbatch
+            most = max(most, held)
+            if kind == "B":
+                held += (stage.weights if self.splits_backward else 0) - stage.microbatch
+            elif kind == "W":
+                held -= stage.weights
+        # Whichever stage runs, its program finds room for its temporary values.
+        return most + max(stage.temporary for stage in self.stages.values())
+
+
+def local_bytes(tensor: Tensor, layout: Layout, sizes: Sequence[int]) -> int:
+    """Bytes of one device's part of a tensor.
+
+    Args:
+        tensor: The tensor.
+        layout: How it lies.
+        sizes: Devices along each mesh axis.
+    """
+    parts = [math.prod(sizes[axis] for axis in axes) for axes in layout.dims]
+    shape = [-(-size // part) for size, part in zip(tensor.shape, parts, strict=True)]
+    return math.prod(shape) * tensor.itemsize
+
+
+def check_fits(meshes: Iterable[MeshBytes], remedy: str) -> None:
+    """Check that no device needs more than it has.
+
+    Args:
+        meshes: Of the plan.
+        remedy: What to do if one does.
+
+    Raises:
+        PlanError: naming the meshes, with bytes.
+    """
+    wrong: list[str] = []
+    for mesh in meshes:
+        for number, stage in mesh.stages.items():
+            if stage.state > stage.resident:
+                wrong.append(
+                    f"stage {number} counts {stage.resident} bytes that are always held, less than "
+                    f"its parameters and optimizer state alone ({stage.state} bytes)"
+                )
+        peak = mesh.peak()
+        if peak > mesh.memory:
+            wrong.append(
+                f"{mesh.name} needs {bytes_text(peak)} ({peak} bytes) a device, and a device has "
+                f"{bytes_text(mesh.memory)} ({mesh.memory} bytes)"
+            )
+    if wrong:
+        raise PlanError(f"this plan does not fit: {'; '.join(wrong)}; {remedy}")
