@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from pathlib import Path
 
 import click
 
 from meshwise.cli.outputs import echo_text
 from meshwise.errors import PlanError
-from meshwise.plan.columns import WIDTH, shortened, with_space_below
+from meshwise.plan.columns import shortened, with_space_below
 from meshwise.plan.plan import Plan
 from meshwise.report.difference import Section, difference_data, difference_text
 from meshwise.report.pipeline_diff import pipeline_differences
@@ -61,16 +60,12 @@ def diff(context: click.Context, a: Path, b: Path, as_json: bool) -> None:
     else:
         names = (shortened(str(a), _LONGEST_NAME), shortened(str(b), _LONGEST_NAME))
         plans = zip(names, (first, second), strict=True)
-        warning = [line for name, plan in plans for line in _warning(name, plan)] if found else []
+        warning = [
+            line for name, plan in plans for line in memory_check(plan).warning_lines(name) if found
+        ]
         text = "".join(f"{line}\n" for line in with_space_below(warning))
         echo_text(text + difference_text(found, names), warning)
     context.exit(_DIFFER if found else _SAME)
-
-
-def _warning(name: str, plan: AnyPlan) -> list[str]:
-    """The lines that say that a plan does not fit into memory; none if it does."""
-    check = memory_check(plan)
-    return [] if check.fits else textwrap.wrap(f"{name}: {check.sentence}", WIDTH)
 
 
 def _differences(first: AnyPlan, second: AnyPlan) -> tuple[Section, ...]:

@@ -6,10 +6,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.device_memory import MemoryCheck, mesh_memories
 
-PLAN_AGAIN = (
-    "Plan again with this version of Meshwise; an earlier one could return pipelines that do not "
-    "fit."
-)
+PLAN_AGAIN = "Plan again with this version of Meshwise: earlier ones could return such pipelines."
 
 
 def mesh_memory_bytes(plan: PipelinePlan) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""Whether a plan fits into the memory of its devices: the comparison, the sentence, the JSON fields.
+"""Whether a plan fits into the memory of its devices: comparison, sentence and JSON fields.
 
 Texts, pages, simulations and differences all say it with what is here.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from meshwise.units import bytes_text
 
 # The sentence names that many meshes that are too large, those with the most excess first.
 _MOST_NAMED = 4
+# Amounts with their units, and stages and meshes with their numbers, stay on one line.
+_TOGETHER = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b)|(?<=\bstage) (?=\d)|(?<=\bmesh) (?=\d)")
 # Names of clusters are the user's, and may be long.
 _LONGEST_HOLDER = 40
 _PLAN_AGAIN_ON_ONE_MESH = (
@@ -85,7 +88,7 @@ class MemoryCheck:
             (self.meshes[number] for number in self.too_large), key=lambda mesh: mesh.free_bytes
         )
         parts = [
-            f"does not fit: {first.name} needs {bytes_text(first.peak_bytes)} a device, "
+            f"does not fit: {first.name} needs {bytes_text(first.peak_bytes)}, "
             f"{shortened(self.holder, _LONGEST_HOLDER)} has {bytes_text(first.memory_bytes)}: "
             f"{bytes_text(-first.free_bytes)} too much"
         ]
@@ -98,9 +101,17 @@ class MemoryCheck:
             parts.append(f"and {len(others) - _MOST_NAMED + 1} more")
         return f"{'; '.join(parts)}. {self.remedy}"
 
-    def warning_lines(self) -> list[str]:
-        """The lines with which a text starts if the plan does not fit; none if it does."""
-        return [] if self.fits else textwrap.wrap(self.sentence, WIDTH)
+    def warning_lines(self, subject: str = "") -> list[str]:
+        """Return the lines with which a text starts if the plan does not fit; none if it does.
+
+        Args:
+            subject: Of which plan it is said, where the text is of several.
+        """
+        if self.fits:
+            return []
+        text = f"{subject}: {self.sentence}" if subject else self.sentence
+        lines = textwrap.wrap(_TOGETHER.sub("\u00a0", text), WIDTH)
+        return [line.replace("\u00a0", " ") for line in lines]
 
     def data(self) -> dict[str, Any]:
         """The fields `fits` and `too_large` of JSON forms."""
