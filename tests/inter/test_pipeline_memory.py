@@ -17,8 +17,8 @@ from meshwise.units import GIB
 PLAN = pipeline(2, 8)
 SMALL = with_memory(PLAN, 5 * GIB, 5 * GIB)
 WARNING = [
-    "does not fit: stage 0 needs 5.25 GiB, a device of 1x p3.8xlarge has 5 GiB: 256 MiB too much. Plan",
-    "again with this version of Meshwise: earlier ones could return such pipelines.",
+    "does not fit: stage 0 needs 5.25 GiB, a device of 1x p3.8xlarge has 5 GiB: 256 MiB too much",
+    "Plan again with this version of Meshwise: earlier ones could return such pipelines.",
 ]
 
 

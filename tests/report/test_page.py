@@ -188,9 +188,9 @@ def test_what_does_not_fit_is_marked() -> None:
     plan = with_memory(pipeline(2, 4), GIB, 16 * GIB)
     page = plan_page(plan)
     read(page)
-    sentence = " ".join(plan.explain().split("\n\n", 1)[0].split("\n"))
-    assert sentence.startswith("does not fit: stage 0 needs 5.25 GiB, a device of 1x p3.8xlarge ")
-    assert f'<main><p class="over" role="alert">D{sentence[1:]}</p>' in page
+    numbers, remedy = plan.explain().splitlines()[:2]
+    assert numbers.startswith("does not fit: stage 0 needs 5.25 GiB, a device of 1x p3.8xlarge ")
+    assert f'<main><p class="over" role="alert">D{numbers[1:]}. {remedy}</p>' in page
     # The predicted and the simulated peak, two devices, and the chart below and above its limit.
     assert (
         page.count('<span class="over">5.25 GiB</span>') == page.count('<span class="over">') == 2

@@ -77,6 +77,10 @@ class MemoryCheck:
     @property
     def sentence(self) -> str:
         """`does not fit: ...` with numbers and a remedy, or `fits: ...` with what is free."""
+        return self._numbers if self.fits else f"{self._numbers}. {self.remedy}"
+
+    @property
+    def _numbers(self) -> str:
         if self.fits:
             fullest = min(self.meshes, key=lambda mesh: mesh.free_bytes)
             where = f" ({fullest.name})" if len(self.meshes) > 1 else ""
@@ -99,7 +103,7 @@ class MemoryCheck:
         ]
         if len(others) >= _MOST_NAMED:
             parts.append(f"and {len(others) - _MOST_NAMED + 1} more")
-        return f"{'; '.join(parts)}. {self.remedy}"
+        return "; ".join(parts)
 
     def warning_lines(self, subject: str = "") -> list[str]:
         """Return the lines with which a text starts if the plan does not fit; none if it does.
@@ -109,9 +113,9 @@ class MemoryCheck:
         """
         if self.fits:
             return []
-        text = f"{subject}: {self.sentence}" if subject else self.sentence
-        lines = textwrap.wrap(_TOGETHER.sub("\u00a0", text), WIDTH)
-        return [line.replace("\u00a0", " ") for line in lines]
+        numbers = f"{subject}: {self._numbers}" if subject else self._numbers
+        lines = textwrap.wrap(_TOGETHER.sub("\u00a0", numbers), WIDTH)
+        return [line.replace("\u00a0", " ") for line in lines] + textwrap.wrap(self.remedy, WIDTH)
 
     def data(self) -> dict[str, Any]:
         """The fields `fits` and `too_large` of JSON forms."""
