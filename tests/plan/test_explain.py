@@ -108,7 +108,8 @@ def test_a_plan_that_does_not_fit_says_so_first():
     large = dataclasses.replace(plan.stages[0], peak_bytes=5 * 2**30)
     text = explain(dataclasses.replace(plan, stages=(large,)))
     assert text.startswith(
-        "does not fit: the plan needs 5 GiB, a device of 4 x virtual CPU has 4 GiB: 1 GiB too much\n"
+        "does not fit: the plan needs 5 GiB, a device of 4 x virtual CPU has 4 GiB: 1 GiB too "
+        "much\n"
         "Plan again with this version of Meshwise, without a `memory_bytes` above what a device "
         "has.\n"
         "\n"
