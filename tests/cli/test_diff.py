@@ -13,12 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
-from doubles.pipelines import pipeline
+from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.report.plan_file import AnyPlan
+from meshwise.units import GIB
 
 FOUR = pipeline(4, 16, "2x p3.16xlarge")
 
@@ -80,6 +81,21 @@ def test_one_stage(tmp_path: Path) -> None:
     text = run(tmp_path, FOUR, other).output
     assert "-10.0%" in text
     assert "full" in text
+
+
+def test_what_does_not_fit_is_said_first(tmp_path: Path) -> None:
+    small = with_memory(FOUR, *[6 * GIB] * 4)
+    text = run(tmp_path, FOUR, small).output
+    warning, rest = text.split("\n\n", 1)
+    assert "b.json: does not fit: stage 0 needs 6.25 GiB, a device of 2x" in warning
+    assert "a.json" not in warning
+    assert rest.startswith("Stages\n")
+    assert max(map(len, text.splitlines())) <= 100
+    data = json.loads(run(tmp_path, FOUR, small, "--json").output)
+    assert data["memory"]["a"] == {"fits": True, "too_large": []}
+    assert data["memory"]["b"]["too_large"][0]["excess_bytes"] == GIB // 4
+    # Of equal plans nothing is said.
+    assert run(tmp_path, small, small).output == ""
 
 
 def test_other_numbers_of_stages(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
-from doubles.pipelines import pipeline
+from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.units import GIB
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,35 @@ def test_a_pipeline_as_text_and_as_json(tmp_path: Path) -> None:
     data = json.loads(CliRunner().invoke(main, ["explain", str(path), "--json"]).output)
     assert data["gap"] == plan.gap
     assert [s["peak_bytes"] for s in data["stages"]] == [s.peak_bytes for s in plan.stages]
+
+
+def test_what_does_not_fit_is_said_first_in_red(plan: mw.Plan) -> None:
+    stage = dataclasses.replace(plan.stages[0], peak_bytes=5 * GIB)
+    for large in (
+        with_memory(pipeline(), 5 * GIB, 5 * GIB),
+        dataclasses.replace(plan, stages=(stage,)),
+    ):
+        piped = CliRunner().invoke(main, ["explain", "-"], input=large.to_json())
+        assert (piped.exit_code, piped.output) == (0, large.explain())
+        head, rest = large.explain().split("\n\n", 1)
+        assert head.startswith("does not fit: ")
+        shown = CliRunner().invoke(main, ["explain", "-"], input=large.to_json(), color=True)
+        assert shown.output == f"\x1b[31m{head}\x1b[0m\n\n{rest}"
+        run = CliRunner().invoke(main, ["explain", "-", "--json"], input=large.to_json())
+        data = json.loads(run.output)
+        assert data["fits"] is False
+        (item,) = data["too_large"]
+        assert (item["stages"], item["memory_bytes"]) in (([0], 5 * GIB), ([0], 4 * GIB))
+        assert item["excess_bytes"] == item["peak_bytes"] - item["memory_bytes"] > 0
+
+
+def test_what_fits_is_shown_as_it_is(plan: mw.Plan) -> None:
+    for small in (pipeline(), plan):
+        shown = CliRunner().invoke(main, ["explain", "-"], input=small.to_json(), color=True)
+        assert shown.output == small.explain()
+        run = CliRunner().invoke(main, ["explain", "-", "--json"], input=small.to_json())
+        data = json.loads(run.output)
+        assert (data["fits"], data["too_large"]) == (True, [])
 
 
 def test_a_plan_of_one_mesh_cannot_be_simulated(plan: mw.Plan) -> None:

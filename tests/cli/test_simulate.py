@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from doubles.pipelines import pipeline
+from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
+from meshwise.units import GIB
 
 PLAN = pipeline(4, 16, "2x p3.16xlarge")
 
@@ -36,6 +37,25 @@ def test_a_plan_as_text_as_json_and_as_trace(file: str, tmp_path: Path) -> None:
     busy = [stage["utilisation"] for stage in data["stages"]]
     assert 1 - sum(busy) / 4 == pytest.approx(data["bubble_share"])
     assert data["device_flop_per_s"] == pytest.approx(3 * 1e15 / 16 / PLAN.simulated_s)
+
+
+def test_what_does_not_fit_is_said_first_in_red() -> None:
+    text = with_memory(PLAN, 5 * GIB, 16 * GIB, 5 * GIB, 16 * GIB).to_json()
+    piped = CliRunner().invoke(main, ["simulate", "-"], input=text)
+    assert piped.exit_code == 0, piped.output
+    lines = piped.output.splitlines()
+    assert lines[0].startswith(
+        "does not fit: stage 0 needs 6.25 GiB, a device of 2x p3.16xlarge has 5 GiB: 1.25 GiB too "
+    )
+    assert "stage 2 needs 5.25 GiB of 5 GiB: 256 MiB too much" in " ".join(lines[:3])
+    assert piped.output.count("does not fit") == 1
+    shown = CliRunner().invoke(main, ["simulate", "-"], input=text, color=True)
+    assert shown.output.startswith("\x1b[31mdoes not fit: ")
+    assert shown.output.replace("\x1b[31m", "").replace("\x1b[0m", "") == piped.output
+    run = CliRunner().invoke(main, ["simulate", "-", "--json"], input=text)
+    data = json.loads(run.output)
+    assert data["fits"] is False
+    assert [item["stages"] for item in data["too_large"]] == [[0], [2]]
 
 
 def test_changes_are_simulated(file: str) -> None:

@@ -101,3 +101,12 @@ def pipeline(
         exposed_s=max(timeline.exposed_s),
     )
     return dataclasses.replace(known, **changes)
+
+
+def with_memory(plan: PipelinePlan, *memory_bytes: int) -> PipelinePlan:
+    """The plan as a file says it whose stages have that much memory."""
+    stages = tuple(
+        dataclasses.replace(stage, memory_bytes=size)
+        for stage, size in zip(plan.stages, memory_bytes, strict=True)
+    )
+    return dataclasses.replace(plan, stages=stages)

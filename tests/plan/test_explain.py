@@ -102,6 +102,25 @@ def test_summary_tells_method_mesh_time_and_memory():
     assert not any(line.startswith("space") for line in without)
 
 
+def test_a_plan_that_does_not_fit_says_so_first():
+    graph, decision = layers(1)
+    plan = plan_of(graph, decision)
+    large = dataclasses.replace(plan.stages[0], peak_bytes=5 * 2**30)
+    text = explain(dataclasses.replace(plan, stages=(large,)))
+    assert text.startswith(
+        "does not fit: the plan needs 5 GiB, a device of 4 x virtual CPU has 4 GiB: 1 GiB too "
+        "much\n"
+        "Plan again with this version of Meshwise, without a `memory_bytes` above what a device "
+        "has.\n"
+        "\n"
+        "method        IntraOp()\n"
+    )
+    both = explain(dataclasses.replace(plan, stages=(plan.stages[0], large)))
+    assert both.startswith("does not fit: stage 1 needs 5 GiB, a device of 4 x virtual CPU has 4 ")
+    exact = dataclasses.replace(plan.stages[0], peak_bytes=plan.mesh.device.memory_bytes)
+    assert explain(dataclasses.replace(plan, stages=(exact,))).startswith("method ")
+
+
 def test_equal_layers_share_a_row_with_their_layout_and_bytes():
     graph, decision = layers(3)
     rows = section(explain(plan_of(graph, decision)), "Arguments")

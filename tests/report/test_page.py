@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
-from doubles.pipelines import pipeline
+from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import Layout
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.report.html.page import plan_page
 from meshwise.report.html.sharding import common_name, folded
+from meshwise.units import GIB
 
 EVIL = "</script><script>alert('x')</script>\"&\ud800"
 VOID = {"meta", "link", "rect", "path"}
@@ -184,10 +185,29 @@ def test_the_pages_of_extremes() -> None:
 
 
 def test_what_does_not_fit_is_marked() -> None:
-    plan = pipeline(2, 4)
-    small = dataclasses.replace(plan.stages[0], memory_bytes=2**30)
-    page = plan_page(dataclasses.replace(plan, stages=(small, plan.stages[1])))
-    assert page.count('<span class="warn">') == 1
+    plan = with_memory(pipeline(2, 4), GIB, 16 * GIB)
+    page = plan_page(plan)
+    read(page)
+    numbers, remedy = plan.explain().splitlines()[:2]
+    assert numbers.startswith("does not fit: stage 0 needs 5.25 GiB, a device of 1x p3.8xlarge ")
+    assert f'<main><p class="over" role="alert">D{numbers[1:]}. {remedy}</p>' in page
+    # The predicted and the simulated peak, two devices, and the chart below and above its limit.
+    assert (
+        page.count('<span class="over">5.25 GiB</span>') == page.count('<span class="over">') == 2
+    )
+    assert page.count('<rect class="over"') == page.count("does not fit into its memory") == 2
+    assert page.count('<path class="over"') == 2
+    assert "red where the stage does not fit" in page
+    many = plan_page(with_memory(pipeline(2, 600), GIB, 16 * GIB))
+    read(many)
+    assert many.count('<path class="over"') == 3
+
+
+def test_what_fits_says_what_is_free() -> None:
+    page = plan_page(with_memory(pipeline(2, 4), 8 * GIB, 6 * GIB))
+    text = "Fits: 1.25 GiB of 6 GiB are free on the fullest device (stage 1)."
+    assert f'<main><p class="fits">{text}</p>' in page
+    assert 'class="over"' not in page
 
 
 def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
@@ -201,6 +221,7 @@ def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
     page = plan_page(plan)
     text = " ".join(read(page).text)
     assert "DataParallel()" in text
+    assert "are free on the fullest device." in text
     assert "Layout of each argument" in text
     assert "0/* (3)" in text
     assert "Collectives in a step" in text
@@ -208,6 +229,10 @@ def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
     assert run.exit_code == 0, run.output
     assert out.read_text() == page
+    large = dataclasses.replace(plan.stages[0], peak_bytes=5 * GIB)
+    page = plan_page(dataclasses.replace(plan, stages=(large,)))
+    read(page)
+    assert '<main><p class="over" role="alert">Does not fit: the plan needs 5 GiB, ' in page
 
 
 def test_the_command_writes_the_page_of_a_pipeline(tmp_path: Path) -> None:

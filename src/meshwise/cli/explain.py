@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from meshwise.atomic_file import write_atomically
-from meshwise.cli.outputs import check_writable
+from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.errors import MeshwiseError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import plan_from_file
+from meshwise.report.plan_memory import memory_check
 
 # Every single operator: left out of `--json`, the file itself has it.
 _NOT_SHOWN = ("decision",)
@@ -44,9 +45,10 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        click.echo(read.explain(), nl=False)
+        echo_text(read.explain(), memory_check(read).warning_lines())
         return
     data = _pipeline_data(read) if isinstance(read, PipelinePlan) else _plan_data(read)
+    data |= memory_check(read).data()
     click.echo(json.dumps(data, sort_keys=True, indent=1))
 
 

@@ -1,8 +1,9 @@
-"""Files that a command writes at its end."""
+"""What a command writes at its end: files, and texts on the terminal."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -19,3 +20,15 @@ def check_writable(out: Path) -> None:
         raise click.ClickException(f"cannot write {out}: no folder {folder}; make it first")
     if not os.access(folder, os.W_OK):
         raise click.ClickException(f"cannot write {out}: the folder {folder} is not writable")
+
+
+def echo_text(text: str, warning: Sequence[str]) -> None:
+    """Print a text whose first lines warn; these are red on a terminal, as they are elsewhere.
+
+    Args:
+        text: All of it, with the end of its last line.
+        warning: The lines with which it starts; none where there is nothing to warn of.
+    """
+    head = "\n".join(warning)
+    # `click.echo` leaves the colour out where the output is no terminal.
+    click.echo(click.style(head, fg="red") + text.removeprefix(head) if head else text, nl=False)

@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from meshwise.atomic_file import write_atomically
-from meshwise.cli.outputs import check_writable
+from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName
 from meshwise.errors import MeshwiseError
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import CHOICES
 from meshwise.inter.simulated_plan import Changes, simulate_plan
 from meshwise.report.plan_file import plan_from_file
+from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
 from meshwise.simulate.trace import chrome_trace
 
@@ -83,4 +84,5 @@ def simulate(
     if as_json:
         click.echo(json.dumps(simulation_data(read, found), sort_keys=True, indent=1))
     else:
-        click.echo(simulation_text(read, found), nl=False)
+        warning = simulated_memory(read, found).warning_lines()
+        echo_text(simulation_text(read, found), warning)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import textwrap
 
+from meshwise.inter.pipeline_memory import pipeline_memory
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
-from meshwise.plan.columns import WIDTH, layout_spec, shortened, table
+from meshwise.plan.columns import WIDTH, layout_spec, shortened, table, with_space_below
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44
 
 
 def pipeline_text(plan: PipelinePlan) -> str:
-    """The plan as text, from nothing but the plan."""
+    """The plan as text, from nothing but the plan; one that does not fit says so first."""
     lines = [
+        *with_space_below(pipeline_memory(plan).warning_lines()),
         *textwrap.wrap(f"pipeline for {plan.model}" if plan.model else "", WIDTH),
         *textwrap.wrap(
             f"{len(plan.stages)} stages on {plan.cluster.name}, batch {plan.batch_size} in "

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
 from meshwise.inter.pipeline_consistent import check_places
+from meshwise.inter.pipeline_memory import mesh_memory_bytes
 from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.simulated import Chunk, simulate_chunks
 from meshwise.inter.split_stage import fits
 from meshwise.inter.stage_hosts import StageHosts, stage_hosts
+from meshwise.plan.device_memory import too_large
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.timeline import Timeline
@@ -75,8 +77,7 @@ class Simulation:
     @property
     def too_large(self) -> tuple[int, ...]:
         """The meshes that need more memory than a device has."""
-        pairs = zip(self.timeline.peak_bytes, self.memory_bytes, strict=True)
-        return tuple(k for k, (peak, limit) in enumerate(pairs) if peak > limit)
+        return too_large(self.timeline.peak_bytes, self.memory_bytes)
 
 
 def simulate_plan(plan: PipelinePlan, changes: Changes | None = None) -> Simulation:
@@ -249,12 +250,11 @@ def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
 
 def _memory_bytes(plan: PipelinePlan, other: Cluster | None) -> tuple[int, ...]:
     """What a device of each mesh has: the least of its hosts on another cluster."""
-    stages = one_a_mesh(plan.stages)
     if other is None:
-        return tuple(stage.memory_bytes for stage in stages)
+        return mesh_memory_bytes(plan)
     return tuple(
         min(other.host_at(h).device.memory_bytes for h in _place(stage, other).hosts)
-        for stage in stages
+        for stage in one_a_mesh(plan.stages)
     )
 
 

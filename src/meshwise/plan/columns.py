@@ -52,6 +52,11 @@ def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
 
 
+def with_space_below(lines: list[str]) -> list[str]:
+    """The lines and an empty one; nothing where there are none."""
+    return [*lines, ""] if lines else []
+
+
 def layout_spec(layout: Layout, names: Sequence[str]) -> str:
     """`P(x, -)`, `P((y, x), -) sum over z`: a layout with the names of the axes."""
     words = [

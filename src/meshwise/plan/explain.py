@@ -7,8 +7,16 @@ import math
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.plan.collectives import collective_s
-from meshwise.plan.columns import WIDTH, layout_spec, shortened, table, with_more
+from meshwise.plan.columns import (
+    WIDTH,
+    layout_spec,
+    shortened,
+    table,
+    with_more,
+    with_space_below,
+)
 from meshwise.plan.contents import Argument, pattern
+from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.explain_costs import costs, memory, rivals
 from meshwise.plan.plan import Plan, Stage
 from meshwise.units import bytes_text, flop_text, seconds_text
@@ -21,8 +29,8 @@ def mesh_text(mesh: LogicalMesh) -> str:
 
 
 def explain(plan: Plan) -> str:
-    """The plan as text, from nothing but the plan."""
-    lines = _summary(plan)
+    """The plan as text, from nothing but the plan; one that does not fit says so first."""
+    lines = with_space_below(plan_memory(plan).warning_lines()) + _summary(plan)
     for number, stage in enumerate(plan.stages):
         title = f", stage {number}" if len(plan.stages) > 1 else ""
         lines += _section(f"Arguments{title}", _arguments(stage))

@@ -7,7 +7,8 @@ from typing import Any
 
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.simulated_plan import Simulation, one_a_mesh
-from meshwise.plan.columns import WIDTH, table
+from meshwise.plan.columns import WIDTH, table, with_space_below
+from meshwise.report.plan_memory import simulated_memory
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # A step computes its forward pass once and about twice as much backward; what is computed again
@@ -23,11 +24,12 @@ def device_flop_per_s(plan: PipelinePlan, simulation: Simulation) -> float:
 
 
 def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
-    """What a simulation found, as text."""
+    """What a simulation found, as text; one that does not fit says so first."""
     timeline, what = simulation.timeline, simulation.of_timeline
     seconds = timeline.step_time_s
     busy = sum(timeline.busy_s) / (seconds * len(timeline.busy_s)) if seconds else 0.0
     lines = [
+        *with_space_below(simulated_memory(plan, simulation).warning_lines()),
         *textwrap.wrap(
             f"{len(plan.stages)} stages on {simulation.cluster.name}, batch {plan.batch_size} in "
             f"{simulation.num_microbatches} micro-batches, schedule {simulation.schedule}",
@@ -54,13 +56,7 @@ def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
             "rlrrrrr",
         ),
     ]
-    notes = list(simulation.notes)
-    if simulation.too_large:
-        numbers = ", ".join(map(str, simulation.too_large))
-        notes.append(
-            f"does not fit: more memory than a device has in {simulation.of_timeline} {numbers}"
-        )
-    for note in notes:
+    for note in simulation.notes:
         lines += ["", *textwrap.wrap(note, WIDTH)]
     return "\n".join(lines) + "\n"
 
@@ -92,7 +88,7 @@ def simulation_data(plan: PipelinePlan, simulation: Simulation) -> dict[str, Any
         "bubble_share": timeline.bubble_share,
         "exposed_s": max(timeline.exposed_s),
         "device_flop_per_s": device_flop_per_s(plan, simulation),
-        "fits": not simulation.too_large,
+        **simulated_memory(plan, simulation).data(),
         "stages" if simulation.of_timeline == "stage" else "meshes": [
             {
                 "busy_s": timeline.busy_s[k],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.simulated_plan import one_a_mesh
 from meshwise.inter.stage_hosts import stage_hosts
+from meshwise.plan.device_memory import MemoryCheck
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
 
 _SIZE, _GAP, _PAD, _HEAD = 26, 4, 9, 22
@@ -34,8 +35,8 @@ class _Hosts:
         return f"hosts {self.first}-{self.last}, each"
 
 
-def cluster_map(plan: PipelinePlan) -> str:
-    """The section of the page."""
+def cluster_map(plan: PipelinePlan, check: MemoryCheck) -> str:
+    """The section of the page; devices of stages that do not fit are red."""
     cluster = plan.cluster
     hosts = _hosts(plan)
     rows = [_HEAD + _rows(h) * (_SIZE + _GAP) + 2 * _PAD for h in hosts]
@@ -45,7 +46,7 @@ def cluster_map(plan: PipelinePlan) -> str:
     y = 0.0
     for start in range(0, len(hosts), a_row):
         for k, host in enumerate(hosts[start : start + a_row]):
-            parts += _host(host, k * each, y, rows[start + k], plan)
+            parts += _host(host, k * each, y, rows[start + k], plan, check.too_large)
         y += max(rows[start : start + a_row]) + _SPACE
     used = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     description = "; ".join(
@@ -58,6 +59,7 @@ def cluster_map(plan: PipelinePlan) -> str:
         "<h2>On the cluster</h2>"
         f"<p>{escaped(cluster.name)}: {cluster.num_hosts} {hosts_word}, "
         f"{cluster.num_devices} devices. Each square is a device with the number of its stage"
+        + ("; red where the stage does not fit" if check.too_large else "")
         + (f"; {idle} devices have no stage" if idle else "")
         + '.</p><div class="wide">'
         + picture("cluster", "Stages on the devices of the cluster", description, (WIDTH, y), parts)
@@ -100,7 +102,14 @@ def _width(host: _Hosts) -> int:
     return _columns(host) * (_SIZE + _GAP) - _GAP + 2 * _PAD
 
 
-def _host(host: _Hosts, x: float, y: float, height: float, plan: PipelinePlan) -> Sequence[str]:
+def _host(
+    host: _Hosts,
+    x: float,
+    y: float,
+    height: float,
+    plan: PipelinePlan,
+    too_large: Sequence[int],
+) -> Sequence[str]:
     parts = [
         rect(x + 0.5, y + 0.5, _width(host), height - 1, "box", host.name, 6),
         label(x + _PAD, y + _PAD + 10, host.text),
@@ -119,6 +128,9 @@ def _host(host: _Hosts, x: float, y: float, height: float, plan: PipelinePlan) -
         meshes = plan.mesh_of_stage
         mine = [k for k, mesh in enumerate(meshes) if mesh == meshes[stage]]
         tip = f"{where}stage {', '.join(map(str, mine))}"
-        parts.append(rect(left, top, _SIZE, _SIZE, stage_class(stage), tip, 4))
-        parts.append(label(left + _SIZE / 2, top + 17.5, stage, "on c"))
+        is_over = meshes[stage] in too_large
+        kind, ink = ("over", "on-over c") if is_over else (stage_class(stage), "on c")
+        tip += ", does not fit into its memory" if is_over else ""
+        parts.append(rect(left, top, _SIZE, _SIZE, kind, tip, 4))
+        parts.append(label(left + _SIZE / 2, top + 17.5, stage, ink))
     return parts

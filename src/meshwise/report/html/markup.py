@@ -6,6 +6,8 @@ import html
 import math
 from collections.abc import Sequence
 
+from meshwise.plan.device_memory import MemoryCheck
+
 # Width of a picture as wide as the page, in pixels.
 WIDTH = 1180
 # Colours of stages; they repeat, so a number always stands beside them.  Dark text is read on each.
@@ -31,6 +33,14 @@ def stage_rules() -> str:
         f"svg .s{k} {{ fill: {colour}; }} .badge.s{k} {{ background: {colour}; }}"
         for k, colour in enumerate(STAGE_COLOURS)
     )
+
+
+def memory_banner(check: MemoryCheck) -> str:
+    """Whether the plan fits into memory: plain where it does, a red banner where it does not."""
+    sentence = escaped(check.sentence[0].upper() + check.sentence[1:])
+    if check.fits:
+        return f'<p class="fits">{sentence}.</p>'
+    return f'<p class="over" role="alert">{sentence}</p>'
 
 
 def num(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwise.inter.simulated_plan import Simulation
+from meshwise.plan.device_memory import MemoryCheck
 from meshwise.report.html.markup import escaped, label, line, num, picture, rect, stage_class, ticks
 from meshwise.simulate.engine import MemoryStep
 from meshwise.units import GIB, bytes_text, seconds_text
@@ -14,13 +15,18 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 6, 24, 20
 # With more changes than that, the least and the most of each column are drawn.
 _MOST_STEPS = 400
 _COLUMNS = 320
+_PALE = 0.45
 
 
-def memory_charts(simulation: Simulation) -> str:
-    """The section of the page."""
+def memory_charts(simulation: Simulation, check: MemoryCheck) -> str:
+    """The section of the page; what does not fit is red."""
     timeline = simulation.timeline
+    over = {*simulation.too_large, *check.too_large}
     top = max(*timeline.peak_bytes, *simulation.memory_bytes) * 1.04
-    charts = [_chart(simulation, number, top) for number in range(len(simulation.memory_bytes))]
+    charts = [
+        _chart(simulation, number, top, number in over)
+        for number in range(len(simulation.memory_bytes))
+    ]
     dense = any(len(steps) > _MOST_STEPS for steps in timeline.memory)
     note = (
         " Between the least (dark) and the most (light) of each moment it goes up and down with "
@@ -36,7 +42,7 @@ def memory_charts(simulation: Simulation) -> str:
     )
 
 
-def _chart(simulation: Simulation, number: int, top: float) -> str:
+def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) -> str:
     timeline = simulation.timeline
     peak, limit = timeline.peak_bytes[number], simulation.memory_bytes[number]
     end = timeline.step_time_s or 1.0
@@ -55,21 +61,27 @@ def _chart(simulation: Simulation, number: int, top: float) -> str:
         parts += [line(_LEFT, y, _WIDTH - _RIGHT, y), label(_LEFT - 6, y + 4, f"{value:g}", "m e")]
     parts.append(label(_LEFT - 6, _TOP - 9, "GiB", "m e"))
     steps = timeline.memory[number]
-    kind = stage_class(number)
+    # What is too large is red: pale up to what a device has, full above.
+    ground = _PALE if is_too_large else 1.0
+    kind = "over" if is_too_large else stage_class(number)
     if len(steps) <= _MOST_STEPS:
-        points = [(step.time_s, step.num_bytes) for step in steps]
-        parts.append(_area([(x_of(t), y_of(b)) for t, b in points], x_of(end), floor, kind, 1))
+        points = [(x_of(step.time_s), y_of(step.num_bytes)) for step in steps]
+        parts.append(_area(points, x_of(end), floor, kind, ground))
     else:
-        for extreme, opacity in zip(_extremes(steps, end), (1.0, 0.5), strict=True):
+        points = []
+        for extreme, opacity in zip(_extremes(steps, end), (ground, ground / 2), strict=True):
             points = [(x_of(k * end / _COLUMNS), y_of(b)) for k, b in enumerate(extreme)]
             parts.append(_area(points, x_of(end), floor, kind, opacity))
     y = y_of(limit)
+    if is_too_large:
+        above = [(x, min(top_y, y)) for x, top_y in points]
+        parts.append(_area(above, x_of(end), y, kind, 1.0))
     parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "limit"))
     title = f"{simulation.of_timeline} {number}: peak {bytes_text(peak)}"
     share = f"{peak / limit:.0%} of {bytes_text(limit)}" if limit else "no limit"
-    over = " limit-text" if peak > limit else ""
+    over = " limit-text" if is_too_large else ""
     parts += [
-        rect(_LEFT, 3, 12, 12, kind, "", 3),
+        rect(_LEFT, 3, 12, 12, stage_class(number), "", 3),
         label(_LEFT + 18, 13, title),
         label(_WIDTH - _RIGHT, 13, share, f"m e{over}"),
         label(_LEFT, _HEIGHT - 5, "0", "m"),

@@ -10,10 +10,11 @@ from meshwise.graph.layout import Layout
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.simulated_plan import Simulation, simulate_plan
 from meshwise.plan.contents import pattern
+from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan, Stage
 from meshwise.report.html.cluster_map import cluster_map
-from meshwise.report.html.markup import escaped, stage_rules
+from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts
 from meshwise.report.html.sharding import (
     EXPLAINED,
@@ -26,6 +27,7 @@ from meshwise.report.html.sharding import (
 from meshwise.report.html.stages import stage_table, tried_table
 from meshwise.report.html.timeline import timeline_section
 from meshwise.report.plan_file import AnyPlan
+from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.timeline import Timeline
 from meshwise.units import bytes_text, flop_text, seconds_text
@@ -51,15 +53,17 @@ def plan_page(plan: AnyPlan, measured: Timeline | None = None) -> str:
 
 def _pipeline_page(plan: PipelinePlan, measured: Timeline | None) -> str:
     simulation = simulate_plan(plan)
+    check = simulated_memory(plan, simulation)
     name = plan.model or "Pipeline"
     body = (
         _head(name, f"Pipeline of {len(plan.stages)} stages on {plan.cluster.name}")
         + "<main>"
+        + memory_banner(check)
         + _tiles(_pipeline_tiles(plan, simulation))
         + f"<p>The gap is to the best of: {escaped(plan.space)}.</p>"
-        + cluster_map(plan)
+        + cluster_map(plan, check)
         + timeline_section(simulation, measured)
-        + memory_charts(simulation)
+        + memory_charts(simulation, check)
         + stage_table(plan, simulation)
         + tried_table(plan)
         + sharding_section(plan)
@@ -71,14 +75,14 @@ def _pipeline_page(plan: PipelinePlan, measured: Timeline | None) -> str:
 
 def _pipeline_tiles(plan: PipelinePlan, simulation: Simulation) -> list[Tile]:
     timeline = simulation.timeline
-    limit = min(stage.memory_bytes for stage in plan.stages)
+    peak, limit = max(zip(timeline.peak_bytes, simulation.memory_bytes, strict=True))
     difference = timeline.step_time_s / plan.step_time_s - 1 if plan.step_time_s else 0.0
     return [
         ("step, simulated", seconds_text(timeline.step_time_s), f"{difference:+.1%} to predicted"),
         ("step, predicted", seconds_text(plan.step_time_s), f"gap at most {plan.gap:.2%}"),
         ("bubble", f"{timeline.bubble_share:.1%}",
          f"waits for transfers at most {seconds_text(max(timeline.exposed_s))}"),
-        ("peak memory a device", bytes_text(max(timeline.peak_bytes)),
+        ("peak memory a device", bytes_text(peak),
          f"of {bytes_text(limit)}; {bytes_text(plan.peak_bytes)} predicted"),
         ("batch", str(plan.batch_size), f"in {plan.num_microbatches} micro-batches"),
         ("schedule", plan.schedule,
@@ -97,6 +101,7 @@ def _one_mesh_page(plan: Plan) -> str:
     body = (
         _head(plan.method, f"Plan for {mesh_text(plan.mesh)}")
         + "<main>"
+        + memory_banner(plan_memory(plan))
         + _tiles(_plan_tiles(plan))
         + (f"<p>The gap is in: {escaped(plan.space)}.</p>" if plan.gap is not None else "")
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from meshwise.inter.pipeline_memory import pipeline_memory
 from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.simulated_plan import Simulation
 from meshwise.inter.stage_hosts import stage_hosts
@@ -17,7 +20,8 @@ _HEADER = (
 
 def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
     """The section of the page."""
-    rows = [_row(plan, simulation, k) for k in range(len(plan.stages))]
+    predicted = pipeline_memory(plan).too_large
+    rows = [_row(plan, simulation, k, predicted) for k in range(len(plan.stages))]
     return (
         "<h2>Stages</h2><p>Forward, backward and gathers (putting together what other "
         "stages send) are seconds of one micro-batch, once those of "
@@ -28,10 +32,12 @@ def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
     )
 
 
-def _row(plan: PipelinePlan, simulation: Simulation, number: int) -> tuple[str, ...]:
+def _row(
+    plan: PipelinePlan, simulation: Simulation, number: int, too_large: Sequence[int]
+) -> tuple[str, ...]:
+    """One stage; `too_large` are the meshes that do not fit by the prediction."""
     stage, timeline, mesh = plan.stages[number], simulation.timeline, plan.mesh_of_stage[number]
     busy_s, step_s = timeline.busy_s[mesh], timeline.step_time_s
-    over = ' class="warn"' if mesh in simulation.too_large else ""
     return (
         f'<span class="badge {stage_class(number)}">{number}</span>',
         _range(stage.first_layer, stage.last_layer),
@@ -49,11 +55,17 @@ def _row(plan: PipelinePlan, simulation: Simulation, number: int) -> tuple[str, 
         bytes_text(stage.microbatch_bytes),
         str(stage.in_flight),
         bytes_text(stage.temporary_bytes),
-        bytes_text(stage.peak_bytes),
-        f"<span{over}>{bytes_text(timeline.peak_bytes[mesh])}</span>",
+        _marked(stage.peak_bytes, mesh in too_large),
+        _marked(timeline.peak_bytes[mesh], mesh in simulation.too_large),
         bytes_text(simulation.memory_bytes[mesh]),
         bytes_text(stage.send_bytes) if stage.send_bytes else "-",
     )
+
+
+def _marked(num_bytes: int, is_too_large: bool) -> str:
+    """Bytes, red where they are more than a device has."""
+    text = bytes_text(num_bytes)
+    return f'<span class="over">{text}</span>' if is_too_large else text
 
 
 def _hosts(stage: PipelineStage, plan: PipelinePlan) -> str:
