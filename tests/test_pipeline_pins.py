@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,11 +64,13 @@ def layering(num_layers: int) -> Layering:
     return layers_of(step, (state, batch), {}, SIGNATURE, num_layers)[0]
 
 
-def planned(pins: Any, **changes: Any) -> PipelinePlan:
+def planned(
+    pins: Any, report: Callable[[str], object] = lambda _: None, **changes: Any
+) -> PipelinePlan:
     step, state, batch = make_step(3)
     given = {"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), "remats": ("none",)}
     request = PipelineRequest(**{**given, "pins": pins, **changes})
-    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request).plan
+    return plan_pipeline(step, (state, batch), {}, SIGNATURE, request, report).plan
 
 
 def ranges(plan: PipelinePlan) -> list[tuple[int, int]]:
@@ -203,7 +206,10 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
         planned(pins, memory_bytes=kib * 1024)
     before, _, reason = str(caught.value).partition(":")
     assert re.findall(r"'(.*?)'", before) == named
-    assert "no stages fit into memory" in reason
+    assert "no pipeline fits into the" in reason
+    # With the memory that is named the pins can be kept.
+    enough = int(re.findall(r"memory_bytes=(\d+)", reason)[0])
+    assert planned(pins, memory_bytes=enough).peak_bytes <= enough
     # Without the pins there is a plan.
     assert planned({}, memory_bytes=kib * 1024).peak_bytes <= kib * 1024
 
@@ -211,25 +217,35 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (
-            {"memory_bytes": 36 * 1024},
-            r"with 1.02 times the memory 1 would.* needs 36.5 KiB a device \(.* of 36 KiB",
-        ),
-        ({"memory_bytes": 36 * 1024}, "planned: it fits with twice the hosts"),
+        ({"memory_bytes": 36 * 1024}, "there is a pipeline with twice the hosts"),
         (
             {"memory_bytes": 50 * 1024, "num_stages": 3},
-            "fits with .*32 micro-batches or any number of stages",
+            "with .*32 micro-batches or with a number of stages of its own choice",
         ),
-        ({"memory_bytes": 47 * 1024, "schedules": (GPIPE,)}, "fits with .*schedule 1f1b or twice"),
-        ({"num_stages": 4}, "at most 3 stages, or more layers; planned: .*any number of stages"),
-        ({"memory_bytes": 1024}, "does not fit into memory: the least that it needs"),
+        (
+            {"memory_bytes": 47 * 1024, "schedules": (GPIPE,)},
+            "with .*schedule 1f1b or with twice",
+        ),
+        ({"memory_bytes": 1024}, r"With .* KiB a device"),
     ],
 )
 def test_what_would_help_is_planned_before_it_is_named(changes: Any, told: str) -> None:
     with pytest.raises(InfeasibleError, match=told) as caught:
         planned({}, **changes)
-    # A kilobyte is too little for anything.
-    assert ("it fits with" in str(caught.value)) == (changes.get("memory_bytes") != 1024)
+    # A kilobyte is too little for anything but more memory.
+    assert ("Planned: " in str(caught.value)) == (changes.get("memory_bytes") != 1024)
+    enough = int(re.findall(r"memory_bytes=(\d+)", str(caught.value))[0])
+    assert planned({}, **changes | {"memory_bytes": enough}).peak_bytes <= enough
+
+
+@pytest.mark.parametrize(("asked", "told"), [(4, "3 layers cannot be cut"), (9, "at most 3")])
+def test_a_number_of_stages_that_cannot_be_is_refused_before_planning(
+    asked: int, told: str
+) -> None:
+    said: list[str] = []
+    with pytest.raises(InfeasibleError, match=told):
+        planned({}, num_stages=asked, report=said.append)
+    assert not any("bounds" in text or "would it fit" in text for text in said)
 
 
 def test_a_layout_that_fits_no_mesh_is_refused_with_the_reason() -> None:

@@ -8,8 +8,14 @@ from dataclasses import replace
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.finish import NamedLayers
+from meshwise.inter.least_memory import least_memory, too_little_memory
 from meshwise.inter.microbatch_counts import microbatch_counts
-from meshwise.inter.pin_conflicts import fits, fits_without_costs, smallest_conflict
+from meshwise.inter.pin_conflicts import (
+    check_stages,
+    fits,
+    fits_without_costs,
+    smallest_conflict,
+)
 from meshwise.inter.remedies import least_memory_counts, remedies
 from meshwise.inter.search import Found, search
 from meshwise.inter.search_space import DEAREST, SearchOptions
@@ -51,6 +57,7 @@ def pinned_search(
     """
     if not pins:
         costs = costs or VariantCosts(layers, options.intra, times)
+        check_stages(cluster, options, len(layers.classes))
         try:
             found, _ = _search(layers, cluster, options, report, costs)
         except InfeasibleError as error:
@@ -58,7 +65,10 @@ def pinned_search(
             helps = remedies(cluster, least, costs, report) if seeks_remedies else ()
             if not helps:
                 raise
-            raise InfeasibleError(f"{error}; planned: it fits with {' or '.join(helps)}") from error
+            raise InfeasibleError(
+                f"{error}. Planned: without more memory there is a pipeline with "
+                f"{' or with '.join(helps)}"
+            ) from error
         return layers, found, costs
     # What is asked for beside the pins is among them: it may contradict others.
     options = replace(options, num_stages=None, num_microbatches=None)
@@ -94,12 +104,23 @@ def _search(
     report: Callable[[str], object],
     costs: VariantCosts,
 ) -> tuple[Found, VariantCosts]:
-    """The search; where nothing fits, once more with plans that hold as little as they can."""
+    """The search; where nothing fits, once more with plans that hold as little as they can.
+
+    Raises:
+        InfeasibleError: nothing fits; it says with how much memory something would.
+    """
     try:
         return search(source, cluster, options, report, costs)
     except InfeasibleError:
         report("nothing fits so: looking at plans that hold as little as they can")
+    try:
         return search(source, cluster, _least_held(options), report, costs)
+    except InfeasibleError as error:
+        counts = least_memory_counts(options)
+        least = least_memory(cluster, options, costs, counts, report)
+        raise InfeasibleError(
+            str(error) if least is None else too_little_memory(cluster, options, least)
+        ) from error
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:

@@ -68,7 +68,7 @@ def test_devices_that_cannot_all_be_used():
     times = given.costs.microbatch_s.copy()
     times[:, :, 2] = np.inf
     given = replace(given, costs=replace(given.costs, microbatch_s=times))
-    with pytest.raises(InfeasibleError, match="1 layers cannot be cut into stages that use all 4"):
+    with pytest.raises(InfeasibleError, match="1 layer cannot be cut into stages that use all 4"):
         build_stages(given)
     assert build_stages(replace(given, use_all_devices=False)).total_s > 0
     with pytest.raises(InfeasibleError, match="cut into 2 stages that use at most 4 devices"):
@@ -125,7 +125,7 @@ def test_least_sum_of_runs_that_hold_every_layer():
 @pytest.mark.parametrize(
     ("given", "num_stages", "remedy"),
     [
-        (problem(num_layers=2), 3, "ask for at most 2 stages, or more layers"),
+        (problem(num_layers=2), 3, "ask for at most 2 stages, or for more layers"),
         (problem(num_layers=6, num_devices=4), 5, "ask for at most 4 stages"),
         (problem(num_layers=1, num_devices=4, use_all_devices=True), None, "devices may stay idle"),
     ],

@@ -49,13 +49,23 @@ def what_is_missing(
         text = f"layer {layer} runs on no submesh: no stage that holds it has a finite time"
         return text, ()
     if not feasible(_with_memory(problem, math.inf), num_stages):
-        text = _devices_text(problem, num_stages)
-        return text + _devices_remedy(problem, num_stages, feasible), ()
+        return what_is_in_the_way(problem, num_stages, feasible), ()
     about = _layer_text(problem)
     if about is not None:
         return about
     text = _state_text(problem)
     return (text, ()) if text else _stage_text(problem, num_stages, feasible)
+
+
+def what_is_in_the_way(problem: StageProblem, num_stages: int | None, feasible: Feasible) -> str:
+    """Why layers cannot be cut into stages, whatever the memory.
+
+    Args:
+        problem: One without a solution, also with endless memory.
+        num_stages: The number of stages that was asked for, if any.
+        feasible: Any stages of a problem, none if there are none.
+    """
+    return _devices_text(problem, num_stages) + _devices_remedy(problem, num_stages, feasible)
 
 
 def _with_memory(problem: StageProblem, factor: float) -> StageProblem:
@@ -78,7 +88,7 @@ def _layer_without_cost(problem: StageProblem) -> int | None:
 
 def _devices_text(problem: StageProblem, num_stages: int | None) -> str:
     layers, devices = problem.costs.num_layers, problem.num_devices
-    text = f"{layers} layers cannot be cut into "
+    text = f"{layers} layer{'s' if layers > 1 else ''} cannot be cut into "
     text += "stages" if num_stages is None else f"{num_stages} stages"
     text += f" that use {'all' if problem.use_all_devices else 'at most'} {devices} devices"
     shapes = ", ".join(dict.fromkeys(str(m) for m in problem.costs.submeshes))
@@ -89,7 +99,8 @@ def _devices_remedy(problem: StageProblem, num_stages: int | None, feasible: Fea
     """What would help where the number of stages or of devices is in the way."""
     layers, devices = problem.costs.num_layers, problem.num_devices
     if num_stages is not None and num_stages > layers:
-        return f"; a stage has at least one layer: ask for at most {layers} stages, or more layers"
+        most = f"at most {layers} stages" if layers > 1 else "1 stage"
+        return f"; a stage has at least one layer: ask for {most}, or for more layers"
     if num_stages is not None and num_stages > devices:
         return f"; a stage has at least one device: ask for at most {devices} stages"
     free = _with_memory(replace(problem, use_all_devices=False), math.inf)

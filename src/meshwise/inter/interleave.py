@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,9 @@ from meshwise.inter.variants import VariantCosts
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.registry import make_schedule
 from meshwise.units import bytes_text
+
+# How often more memory is tried to say how much suffices.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,11 @@ def interleaved_pipelines(
         )
     ranked, fitting, found = _most_promising(cluster, options, schedule, costs, report, most)
     if not fitting:
-        raise InfeasibleError(_what_is_missing(found, options, schedule))
+        raise InfeasibleError(
+            _what_is_missing(cluster, options, schedule, costs, found)
+            if found
+            else "no interleaved pipeline: some layer has no plan on these meshes"
+        )
     space = (
         f"the {len(ranked)} that promise most of all pipelines of {schedule.chunks} stages on each "
         f"of several equal meshes, all planned in one way, layers cut for the least slowest stage; "
@@ -297,18 +305,29 @@ def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
 
 
 def _what_is_missing(
-    found: Sequence[_Interleaved], options: SearchOptions, schedule: PipelineSchedule
+    cluster: Cluster,
+    options: SearchOptions,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+    found: Sequence[_Interleaved],
 ) -> str:
-    if not found:
-        return "no interleaved pipeline: some layer has no plan on these meshes"
+    """What there is, and with how much memory there is a pipeline: it was searched with so much."""
     least = min(found, key=lambda f: f.peak_bytes)
-    return (
+    text = (
         f"no interleaved pipeline fits into memory: the least, {least.num_meshes} meshes of "
         f"{schedule.chunks} stages with {least.count} micro-batches, remat {least.way.remat}, "
         f"needs {bytes_text(least.peak_bytes)} a device of "
-        f"{bytes_text(_memory_bytes(least.kind, options))}; more devices, smaller micro-batches, "
-        "rematerialisation or another schedule help"
+        f"{bytes_text(_memory_bytes(least.kind, options))}"
     )
+    for _ in range(_ROUNDS):
+        num_bytes = math.ceil(least.peak_bytes)
+        more = replace(options, memory_bytes=num_bytes)
+        _, fitting, found = _most_promising(cluster, more, schedule, costs, lambda _: None, 1)
+        if fitting:
+            return f"{text}; with memory_bytes={num_bytes} there is one"
+        # At prices of more memory plans may hold more.
+        least = min(found, key=lambda f: f.peak_bytes)
+    return text
 
 
 def _tried(fitting: Sequence[_Interleaved]) -> Iterator[tuple[int, float]]:

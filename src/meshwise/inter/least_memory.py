@@ -14,7 +14,6 @@ from meshwise.cluster.spec import Cluster
 from meshwise.errors import TraceError
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.pin_conflicts import some_stages
-from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.search_space import (
     DEAREST,
     SearchOptions,
@@ -66,9 +65,9 @@ class LeastMemory:
             f"{len(stages)} stage{'s' if len(stages) > 1 else ''}, {count} micro-batches, schedule "
             f"{self.problem.schedule.name}; the fullest is stage {k}, layers {stage.first_layer} "
             f"to {stage.last_layer} on submesh {costs.submeshes[stage.submesh]}, remat {remat}: "
-            f"{bytes_text(float(costs.resident_bytes[at]))} resident, {in_flight:g} micro-batches "
-            f"in flight of {bytes_text(float(costs.microbatch_bytes[at]))}, "
-            f"{bytes_text(float(costs.temporary_bytes[at]))} temporary"
+            f"{bytes_text(float(costs.resident_bytes[at]))} resident, "
+            f"{bytes_text(float(costs.microbatch_bytes[at]))} for each of {in_flight:g} "
+            f"micro-batches in flight, {bytes_text(float(costs.temporary_bytes[at]))} temporary"
         )
 
 
@@ -101,6 +100,20 @@ def least_memory(
     return None
 
 
+def too_little_memory(cluster: Cluster, options: SearchOptions, least: LeastMemory) -> str:
+    """The text of an error: what there is, and with how much there would be a pipeline."""
+    if options.memory_bytes is None:
+        devices = {g.host.device.name: g.host.device.memory_bytes for g in cluster.groups}
+        there = " and ".join(f"{bytes_text(n)} of a {name}" for name, n in devices.items())
+    else:
+        there = f"{bytes_text(options.memory_bytes)} ({options.memory_bytes} bytes) a device"
+    return (
+        f"no pipeline fits into the {there} on {cluster.num_devices} devices of {cluster.name}. "
+        f"With {bytes_text(least.num_bytes)} a device (memory_bytes={least.num_bytes}) there is "
+        f"one: {least.text}"
+    )
+
+
 def _least_at(
     cluster: Cluster, options: SearchOptions, costs: VariantCosts, counts: Sequence[int]
 ) -> LeastMemory | None:
@@ -113,9 +126,7 @@ def _least_at(
     tables: list[tuple[int, LazyTable]] = []
     for count in counts:
         try:
-            table = LazyTable(
-                costs, anywhere, ways, count, bounds_of=count, report=lambda _: None
-            )
+            table = LazyTable(costs, anywhere, ways, count, bounds_of=count, report=lambda _: None)
             costs.trace(options.remats[0], count)
         except TraceError:
             # The step does not separate so far.
@@ -139,16 +150,13 @@ def _least_at(
             return None
         table, least = best
         if not (
-            table.plan(least.stages, cluster.num_devices, math.inf)
-            or table.correct(least.stages)
+            table.plan(least.stages, cluster.num_devices, math.inf) or table.correct(least.stages)
         ):
             return least
 
 
-def _least_stages(
-    problem: StageProblem, num_stages: int | None, limit: float
-) -> tuple[Stage, ...]:
-    """Stages whose fullest device holds about the least, at most a limit; none if there are none."""
+def _least_stages(problem: StageProblem, num_stages: int | None, limit: float) -> tuple[Stage, ...]:
+    """Stages whose fullest device holds about the least within a limit; none if none fit."""
     best: tuple[Stage, ...] = ()
     low, high = 0.0, limit
     while not best or high > low * (1 + _NEAR):

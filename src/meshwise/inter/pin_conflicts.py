@@ -10,9 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from meshwise.cluster.spec import Cluster
-from meshwise.errors import TraceError
+from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.directions import mirrored
+from meshwise.inter.infeasible import what_is_in_the_way
 from meshwise.inter.lazy_table import LazyTable
+from meshwise.inter.microbatch_counts import microbatch_counts
 from meshwise.inter.search_space import (
     SearchOptions,
     asked_submeshes,
@@ -69,14 +71,40 @@ def fits_without_costs(
         num_layers: L.
         num_microbatches: B.
     """
+    return any(
+        some_stages(problem, options.num_stages)
+        for problem in _free_problems(cluster, options, num_layers, num_microbatches)
+    )
+
+
+def check_stages(cluster: Cluster, options: SearchOptions, num_layers: int) -> None:
+    """Check that stages of some layers could be cut and placed if they took no memory.
+
+    Args:
+        cluster: Where they would run.
+        options: What is searched.
+        num_layers: L.
+
+    Raises:
+        InfeasibleError: they could not, whatever the memory; it says what is in the way.
+    """
+    num_microbatches = microbatch_counts(options)[0]
+    problems = _free_problems(cluster, options, num_layers, num_microbatches)
+    if not any(some_stages(problem, options.num_stages) for problem in problems):
+        raise InfeasibleError(what_is_in_the_way(problems[0], options.num_stages, some_stages))
+
+
+def _free_problems(
+    cluster: Cluster, options: SearchOptions, num_layers: int, num_microbatches: int
+) -> list[StageProblem]:
+    """For each schedule the problem in which every stage takes a second and no memory."""
     kinds, submeshes = asked_submeshes(cluster, replace(options, places=False))
     variants = [variants_of(kind, replace(options, prices=(0.0,)), 1.0) for kind in kinds]
     costs = masked(_free(submeshes, variants, num_layers), options.pins, kinds, variants)
-    problems = (
+    return [
         stage_problem(costs, cluster, options, num_microbatches, schedule, None)
         for schedule in options.schedules
-    )
-    return any(some_stages(problem, options.num_stages) for problem in problems)
+    ]
 
 
 def fits(

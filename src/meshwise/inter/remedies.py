@@ -56,7 +56,12 @@ def _changes(
     if ONE_F_ONE_B not in options.schedules:
         yield "schedule 1f1b", cluster, replace(options, schedules=(ONE_F_ONE_B,)), counts
     if options.num_stages is not None:
-        yield "any number of stages", cluster, replace(options, num_stages=None), counts
+        yield (
+            "a number of stages of its own choice",
+            cluster,
+            replace(options, num_stages=None),
+            counts,
+        )
     if options.use_all_devices or (options.use_all_devices is None and not cluster.is_mixed):
         yield "idle devices", cluster, replace(options, use_all_devices=False), counts
     groups = tuple(HostGroup(count=2 * g.count, host=g.host) for g in cluster.groups)

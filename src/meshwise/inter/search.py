@@ -21,7 +21,6 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.anywhere import build_placed
-from meshwise.inter.infeasible import what_is_missing
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.microbatch_counts import Group, bounds_of, groups
 from meshwise.inter.objective import step_time
@@ -34,7 +33,7 @@ from meshwise.inter.search_space import (
     variants_of,
 )
 from meshwise.inter.second_process import SecondProcess
-from meshwise.inter.stage_dp import StagePlan, feasible_stages
+from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_pins import masked
 from meshwise.inter.stage_problem import FloatArray, Stage, StageProblem
 from meshwise.inter.submeshes import Submesh
@@ -355,12 +354,6 @@ class _Search:
         """Why there is no pipeline."""
         if self.rule is not None:
             return InfeasibleError("no stages that follow the rule fit")
-        known = next(filter(self._separates, tuple(self.known)), None)
-        if known is None:
+        if not any(self._separates(known) for known in tuple(self.known)):
             return self.refused or InfeasibleError("no pipeline fits")
-        while True:
-            problem = self._problem(known, self.options.schedules[0])
-            text, stages = what_is_missing(problem, self.options.num_stages, feasible_stages)
-            # What is said of stages must be true of their plans.
-            if not known.table.plan(stages, self.cluster.num_devices, 0.0):
-                return InfeasibleError(text)
+        return InfeasibleError("no pipeline fits into the memory of the devices")

@@ -82,8 +82,8 @@ def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineSt
             f"stage {number} needs {bytes_text(found.peak_bytes)} a device under schedule "
             f"{schedule.name} with gradients of weights apart, and there are "
             f"{bytes_text(found.memory_bytes)}: {late.waiting} micro-batches wait for them with "
-            f"{bytes_text(late.held_bytes)} each; schedule 1f1b, more micro-batches or more stages "
-            "help",
+            f"{bytes_text(late.held_bytes)} each; a schedule that computes them with the gradients "
+            "of activations, as 1f1b, needs no room for that",
             found.peak_bytes / found.memory_bytes - 1.0,
         )
     return found
