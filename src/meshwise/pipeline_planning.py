@@ -22,12 +22,13 @@ from meshwise.inter.regular import clustered, regular_layers
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerTimes
 from meshwise.pipeline_pins import PipelinePin, read_pins
+from meshwise.plan.fits import check_state_fits
 from meshwise.planned_layers import PlannedPipeline, planned_layers
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.unstack import unstacked
-from meshwise.trace.step import Statistics, StepSignature, open_step
+from meshwise.trace.step import Statistics, StepSignature, open_step, state_bytes
 
 if TYPE_CHECKING:
     from meshwise.measure.layer_times import Measure
@@ -137,12 +138,13 @@ def plan_pipeline(
 
     Raises:
         TraceError: the step cannot be cut.
-        InfeasibleError: nothing fits.
+        InfeasibleError: nothing fits; before the step is traced where its state alone does not.
         PlanError: a number of micro-batches does not divide the batch, or pins contradict each
             other, the cluster or its memory.
         PinError: a pin is not understood or names nothing.
     """
     pins = read_pins(request.pins)
+    check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
     with collection_paused():
         report("tracing")
         layers, flop = layers_of(

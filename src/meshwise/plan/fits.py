@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwise.errors import PlanError
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
 from meshwise.units import bytes_text
@@ -118,3 +119,32 @@ def check_fits(meshes: Iterable[MeshBytes], remedy: str) -> None:
             )
     if wrong:
         raise PlanError(f"this plan does not fit: {'; '.join(wrong)}; {remedy}")
+
+
+def check_state_fits(state_bytes: int, cluster: Cluster, memory_bytes: int | None) -> None:
+    """Check that all devices together can hold the state of a step, before anything is planned.
+
+    Args:
+        state_bytes: Of the arguments that are not batch data, each counted once.
+        cluster: Where the step would run.
+        memory_bytes: Of a device that the step may use; None: what the cluster has.
+
+    Raises:
+        InfeasibleError: they cannot; with the memory, or the devices, that it takes at least.
+    """
+    sizes = [
+        (group.count * group.host.num_devices, memory_bytes or group.host.device.memory_bytes)
+        for group in cluster.groups
+    ]
+    has = sum(count * size for count, size in sizes)
+    if state_bytes <= has:
+        return
+    each = math.ceil(state_bytes / cluster.num_devices)
+    devices = math.ceil(state_bytes / max(size for _, size in sizes))
+    raise InfeasibleError(
+        f"the arguments of the step that are not batch data (parameters, optimizer state) take "
+        f"{bytes_text(state_bytes)}, and the {cluster.num_devices} devices of {cluster.name} have "
+        f"{bytes_text(has)} together, so that no plan can hold them. They alone need "
+        f"{bytes_text(each)} on each of these devices, or at least {devices} such devices; use "
+        "more devices, a smaller model, or an optimizer that keeps less"
+    )

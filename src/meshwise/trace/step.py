@@ -114,6 +114,18 @@ def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
+def state_bytes(args: Sequence[Any], signature: StepSignature) -> int:
+    """Bytes of the positional arguments that are not batch data: parameters, optimizer state.
+
+    Args:
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        signature: Which arguments are batch data.
+    """
+    state = [arg for n, arg in enumerate(args) if n not in signature.batch_argnums]
+    leaves = jax.tree.leaves(jax.tree.map(abstract, state))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStep:
     """A step as JAX traces it, with what the caller said about its flat arguments.
