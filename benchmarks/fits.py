@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import meshwise as mw
+
 SMALL = (
     "gpt-tiny gpt-mini gpt-small gpt-medium gpt-125m bert-tiny bert-base llama-tiny llama-small "
     "moe-tiny moe-small wide-resnet-tiny u-transformer-tiny"
@@ -90,13 +92,15 @@ class Setting(NamedTuple):
 def settings(number: int, seed: int) -> list[Setting]:
     """Settings drawn by seed, each once."""
     rng = random.Random(seed)
+    # Small clusters more often: they are planned sooner.
+    weights = [1 / max(mw.Cluster.virtual(name).num_devices, 4) for name in CLUSTERS]
     found: dict[Setting, None] = {}
     while len(found) < number:
         is_small = rng.random() < _SMALL_SHARE
         found[
             Setting(
                 model=rng.choice(SMALL if is_small else LARGE),
-                cluster=rng.choice(CLUSTERS),
+                cluster=rng.choices(CLUSTERS, weights)[0],
                 batch=rng.choice((32, 64, 256)),
                 dtype=rng.choice(("float16", "bfloat16", "float32")),
                 stages=rng.choice((None, None, 1, 2, 3, 4)),
@@ -142,7 +146,6 @@ def _too_long(*_: object) -> None:
 def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
     import jax
 
-    import meshwise as mw
     from meshwise.inter.pipeline_memory import pipeline_memory
     from meshwise.inter.pipeline_schedule import SEARCHED, named
     from meshwise.models.named import model_config

@@ -107,7 +107,8 @@ def _search(
     """The search; where nothing fits, once more with plans that hold as little as they can.
 
     Raises:
-        InfeasibleError: nothing fits; it says with how much memory something would.
+        InfeasibleError: nothing fits; it says with how much memory something would, unless a
+            schedule takes room that the search does not know of.
     """
     try:
         return search(source, cluster, options, report, costs)
@@ -116,11 +117,13 @@ def _search(
     try:
         return search(source, cluster, _least_held(options), report, costs)
     except InfeasibleError as error:
+        if any(schedule.splits_backward for schedule in options.schedules):
+            raise
         counts = least_memory_counts(options)
         least = least_memory(cluster, options, costs, counts, report)
-        raise InfeasibleError(
-            str(error) if least is None else too_little_memory(cluster, options, least)
-        ) from error
+        if least is None:
+            raise
+        raise InfeasibleError(too_little_memory(cluster, options, least)) from error
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,8 +10,10 @@ from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.finish import NamedLayers, finished, stage_decisions
 from meshwise.inter.interleave import interleaved_pipelines
+from meshwise.inter.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import name_of, searched_together
+from meshwise.inter.remedies import least_memory_counts
 from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found
 from meshwise.inter.search_space import SearchOptions
@@ -21,9 +24,12 @@ from meshwise.pipeline_pins import PipelinePin
 from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
+from meshwise.units import bytes_text
 
 # Of the memory, left free for gradients of weights that wait: beyond it others are better.
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
+# To say how much memory suffices so many amounts are tried, each more than the last by this part.
+_MOST_TRIES, _MORE = 12, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,49 @@ class _Asked:
 
 
 def _with_room(asked: _Asked) -> PlannedPipeline:
+    """`_with_some_room`; where nothing fits, with the memory in the error that is enough.
+
+    Schedules that compute gradients of weights apart need room that the search does not know of, so
+    that enough is what was planned with.
+    """
+    try:
+        return _with_some_room(asked)
+    except InfeasibleError as error:
+        splits = any(schedule.splits_backward for schedule in asked.options.schedules)
+        if not splits or not asked.seeks_remedies or asked.pins:
+            raise
+        enough = _enough_memory(asked)
+        if enough is None:
+            raise
+        raise InfeasibleError(
+            f"{no_pipeline_fits(asked.cluster, asked.options)}: {error}. With "
+            f"{bytes_text(enough)} a device (memory_bytes={enough}) there is one"
+        ) from error
+
+
+def _enough_memory(asked: _Asked) -> int | None:
+    """Memory with which a pipeline was planned; None if it is much more than the least."""
+    options, costs = asked.options, asked.costs
+    assert costs is not None  # there are no pins
+    counts = least_memory_counts(options)
+    least = least_memory(asked.cluster, options, costs, counts, asked.report)
+    if least is None:
+        return None
+    asked = replace(asked, seeks_remedies=False)
+    num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
+    for _ in range(_MOST_TRIES):
+        asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
+        try:
+            _with_some_room(replace(asked, options=replace(options, memory_bytes=num_bytes)))
+        except InfeasibleError as error:
+            missing = error.missing_share if isinstance(error, WaitingWeightsError) else 0.0
+            num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
+        else:
+            return num_bytes
+    return None
+
+
+def _with_some_room(asked: _Asked) -> PlannedPipeline:
     """`_planned_together` with room for gradients of weights that wait: the search knows of none.
 
     Where they do not fit the search is repeated with so much memory left free, at least twice as

@@ -102,16 +102,20 @@ def least_memory(
 
 def too_little_memory(cluster: Cluster, options: SearchOptions, least: LeastMemory) -> str:
     """The text of an error: what there is, and with how much there would be a pipeline."""
+    return (
+        f"{no_pipeline_fits(cluster, options)}. With {bytes_text(least.num_bytes)} a device "
+        f"(memory_bytes={least.num_bytes}) there is one: {least.text}"
+    )
+
+
+def no_pipeline_fits(cluster: Cluster, options: SearchOptions) -> str:
+    """The beginning of such a text: the memory and the devices that there are."""
     if options.memory_bytes is None:
         devices = {g.host.device.name: g.host.device.memory_bytes for g in cluster.groups}
         there = " and ".join(f"{bytes_text(n)} of a {name}" for name, n in devices.items())
     else:
-        there = f"{bytes_text(options.memory_bytes)} ({options.memory_bytes} bytes) a device"
-    return (
-        f"no pipeline fits into the {there} on {cluster.num_devices} devices of {cluster.name}. "
-        f"With {bytes_text(least.num_bytes)} a device (memory_bytes={least.num_bytes}) there is "
-        f"one: {least.text}"
-    )
+        there = f"{bytes_text(options.memory_bytes)} ({options.memory_bytes} bytes) of a device"
+    return f"no pipeline fits into the {there}, on {cluster.num_devices} devices of {cluster.name}"
 
 
 def _least_at(

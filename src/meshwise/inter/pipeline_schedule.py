@@ -71,6 +71,11 @@ class PipelineSchedule:
         return _TABLES[self.name]
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights run apart from those of activations."""
+        return self.delays_weights or self.name == "zero-bubble-h1"
+
+    @property
     def depends_on_num_stages(self) -> bool:
         """Whether `in_flight` needs the number of stages."""
         return self.name == "interleaved-1f1b"
@@ -157,6 +162,6 @@ def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[Pipel
     The search knows nothing of gradients of weights apart, which take time and memory of their own,
     nor of several stages on a mesh: such schedules stand alone.
     """
-    apart = [s for s in schedules if s.chunks > 1 or s.delays_weights or s == ZERO_BUBBLE]
+    apart = [s for s in schedules if s.chunks > 1 or s.splits_backward]
     together = tuple(s for s in schedules if s not in apart)
     return [*([together] if together else []), *((s,) for s in apart)]

@@ -1,0 +1,170 @@
+"""Pipelines between the least memory and what they take without a limit: they fit, or are refused.
+
+A refusal names a memory with which there is a pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import meshwise as mw
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.pipeline_schedule import CHOICES
+from meshwise.inter.search_space import SearchOptions
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import PipelineRequest, layers_of, search_options
+from meshwise.planned_layers import PlannedPipeline, planned_layers
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import StepSignature
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+
+
+def perceptron(widths: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Layers of some widths with momentum, on 32 rows."""
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in itertools.pairwise(widths)]
+
+    def step(state: Any, batch: Any) -> Any:
+        weights, momentum = state
+
+        def loss_fn(weights: Any) -> Any:
+            x = batch["x"]
+            for w in weights:
+                x = jnp.tanh(x @ w)
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        weights = jax.tree.map(lambda w, m: w - 0.1 * m, weights, momentum)
+        return (weights, momentum), loss
+
+    rows = {
+        "x": jax.ShapeDtypeStruct((32, widths[0]), jnp.float32),
+        "y": jax.ShapeDtypeStruct((32, widths[-1]), jnp.float32),
+    }
+    return step, (weights, weights), rows
+
+
+class Model(NamedTuple):
+    """Layers of a step, traced once."""
+
+    layers: Layering
+    options: SearchOptions
+
+
+@functools.cache
+def model(name: str) -> Model:
+    steps = {
+        "equal": lambda: perceptron((64,) * 5),
+        "narrow": lambda: perceptron((128, 32, 64, 16, 128)),
+        "llama": lambda: model_step(model_config("llama-tiny"), 16).abstract,
+        "moe": lambda: model_step(model_config("moe-tiny"), 16).abstract,
+    }
+    step, state, batch = steps[name]()
+    num_layers = 4 if name in ("equal", "narrow") else None
+    layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, num_layers)
+    request = PipelineRequest(cluster=CLUSTER)
+    return Model(layers, search_options(layers, flop, request))
+
+
+class Case(NamedTuple):
+    """What is planned, with a share of what the model takes without a limit."""
+
+    model: str
+    schedule: str
+    stages: int | None
+    counts: tuple[int, ...] | None
+    share: float
+
+
+def planned(case: Case, memory_bytes: int | None) -> PlannedPipeline:
+    found = model(case.model)
+    options = dataclasses.replace(
+        found.options,
+        schedules=(CHOICES[case.schedule],),
+        num_stages=case.stages,
+        num_microbatches=case.counts,
+        memory_bytes=memory_bytes,
+    )
+    return planned_layers(found.layers, CLUSTER, options)
+
+
+@functools.cache
+def free_bytes(name: str) -> int:
+    """The peak of a model's plan in two stages without a limit."""
+    case = Case(name, "1f1b", 2, (4,), 1.0)
+    return planned(case, None).plan.peak_bytes
+
+
+def answered(case: Case, memory_bytes: int) -> str:
+    """Plan a case; what it holds must fit.  Returns the text of a refusal, empty for none."""
+    try:
+        found = planned(case, memory_bytes)
+    except (InfeasibleError, PlanError) as error:
+        return f"{type(error).__name__}: {error}"
+    assert found.plan.peak_bytes <= memory_bytes
+    # The simulator counts on its own.
+    assert max(found.timeline.peak_bytes) <= memory_bytes
+    return ""
+
+
+def check(case: Case) -> None:
+    """A case fits, or is refused, and then fits into the memory that the refusal names."""
+    memory_bytes = int(case.share * free_bytes(case.model))
+    refusal = answered(case, memory_bytes)
+    if "must be 2 times as many as equal meshes" in refusal:
+        assert case.schedule == "interleaved-1f1b"
+    elif refusal:
+        enough = int(re.findall(r"memory_bytes=(\d+)", refusal)[0])
+        assert enough > memory_bytes
+        assert not answered(case, enough)
+
+
+def cases(models: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> st.SearchStrategy[Case]:
+    return st.builds(
+        Case,
+        model=st.sampled_from(models),
+        schedule=st.sampled_from(tuple(CHOICES)),
+        stages=st.sampled_from((None, 2, 3, 4)),
+        counts=st.sampled_from(counts),
+        # From below the least to above what two stages take without a limit.
+        share=st.floats(0.4, 1.2),
+    )
+
+
+def property_settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@property_settings(60)
+@given(cases(("equal",), ((4,), (8,))))
+def test_pipelines_fit_or_are_refused(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@property_settings(1000)
+@given(cases(("equal", "narrow", "llama", "moe"), ((4,), (8,), (4, 8, 16))))
+def test_many_pipelines_fit_or_are_refused(case: Case) -> None:
+    check(case)
