@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -60,3 +61,13 @@ def test_less_memory_than_it_needs_is_refused(plan: Any) -> None:
     less = plan.peak_bytes - 1
     with pytest.raises(InfeasibleError, match="that Replay is given needs .* memory_bytes allows"):
         mw.parallelize(step, method=mw.Replay(plan), cluster=CLUSTER, memory_bytes=less)
+
+
+def test_a_pipeline_from_a_file_that_does_not_fit_is_refused() -> None:
+    parallel = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=4)
+    plan: Any = parallel.plan(STATE, BATCH)
+    # As a file of an earlier version, whose search could be wrong about memory.
+    stages = tuple(replace(s, memory_bytes=s.peak_bytes - 1) for s in plan.stages)
+    again = mw.parallelize(step, method=mw.Replay(replace(plan, stages=stages)), cluster=CLUSTER)
+    with pytest.raises(PlanError, match="this plan does not fit: stage 0 needs .* plan the step"):
+        again.plan(STATE, BATCH)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.finish import NamedLayers
-from meshwise.inter.least_memory import least_memory, too_little_memory
+from meshwise.inter.least_memory import LeastMemory, least_memory, too_little_memory
 from meshwise.inter.microbatch_counts import microbatch_counts
 from meshwise.inter.pin_conflicts import (
     check_stages,
@@ -111,19 +111,20 @@ def _search(
             schedule takes room that the search does not know of.
     """
     try:
-        return search(source, cluster, options, report, costs)
+        return search(source, cluster, replace(options, every_group=False), report, costs)
     except InfeasibleError:
         report("nothing fits so: looking at plans that hold as little as they can")
-    try:
-        return search(source, cluster, _least_held(options), report, costs)
-    except InfeasibleError as error:
-        if any(schedule.splits_backward for schedule in options.schedules):
-            raise
-        counts = least_memory_counts(options)
-        least = least_memory(cluster, options, costs, counts, report)
-        if least is None:
-            raise
-        raise InfeasibleError(too_little_memory(cluster, options, least)) from error
+    least: LeastMemory | None = None
+    if not any(schedule.splits_backward for schedule in options.schedules):
+        least = least_memory(cluster, options, costs, least_memory_counts(options), report)
+    has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
+    if least is None or least.num_bytes <= has:
+        try:
+            return search(source, cluster, _least_held(options), report, costs)
+        except InfeasibleError:
+            if least is None:
+                raise
+    raise InfeasibleError(too_little_memory(cluster, options, least))
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:

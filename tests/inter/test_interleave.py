@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -171,9 +172,13 @@ def test_what_cannot_be_interleaved_is_refused(options: dict[str, Any], message:
 
 @pytest.mark.usefixtures("x64")
 def test_too_little_memory_is_told() -> None:
-    parallel, args = step(memory_bytes=100_000)
-    with pytest.raises(InfeasibleError, match="no interleaved pipeline fits.*of 97.7 KiB"):
+    parallel, args = step(memory_bytes=500_000)
+    with pytest.raises(InfeasibleError, match="no interleaved pipeline fits.*of 488 KiB") as caught:
         parallel.plan(*args)
+    # With the memory that it names there is one.
+    enough = int(re.findall(r"memory_bytes=(\d+)", str(caught.value))[0])
+    parallel, args = step(memory_bytes=enough)
+    assert parallel.plan(*args).peak_bytes <= enough
 
 
 @pytest.mark.usefixtures("quick_steps", "x64")

@@ -181,11 +181,16 @@ class _Search:
         self.variants = [variants_of(kind, self.options, second) for kind in self.kinds]
 
     def run(self) -> Found:
-        """Search groups of numbers of micro-batches, downwards while the fewest are the best."""
+        """Search groups of numbers of micro-batches, downwards while the fewest are the best.
+
+        Where nothing of a group fits, larger micro-batches rarely do.
+        """
         best: _Candidate | None = None
         lowest = 0
         for group in groups(self.options, self.cluster.num_devices):
             if best is not None and best.known.count != lowest:
+                break
+            if best is None and self.known and not self.options.every_group:
                 break
             lowest = min(group.counts)
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best

@@ -47,6 +47,7 @@ class SearchOptions:
         pins: What is fixed about stages.
         places: Whether stages may lie in the order of the devices also where hosts are equal:
             transfers inside hosts are then told from those between them.
+        every_group: Whether fewer micro-batches are searched too where nothing fits with more.
         guess_s: About what a step takes, for the scale of prices; None: from the FLOP.
         intra: How layers are planned.
     """
@@ -64,6 +65,7 @@ class SearchOptions:
     every_submesh: bool = False
     pins: tuple[StagePin, ...] = ()
     places: bool = True
+    every_group: bool = True
     guess_s: float | None = None
     intra: IntraOptions = field(default_factory=IntraOptions)
 

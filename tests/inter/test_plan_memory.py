@@ -1,0 +1,55 @@
+"""A planner that is wrong about memory returns an error, no plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import meshwise as mw
+from meshwise.errors import PlanError
+from meshwise.inter.compose import RunCosts
+from meshwise.inter.finish import finished
+from meshwise.inter.search import search
+from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.variants import VariantCosts
+from test_pipeline_pins import layering
+
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+
+
+class Wrong(VariantCosts):
+    """Plans layers, and says that each holds half of what it does."""
+
+    def runs(self, *args: Any) -> RunCosts | None:
+        runs = super().runs(*args)
+        return runs and replace(
+            runs,
+            resident_bytes=runs.resident_bytes / 2,
+            microbatch_bytes=runs.microbatch_bytes / 2,
+            temporary_bytes=runs.temporary_bytes / 2,
+        )
+
+    def held(self, *args: Any) -> tuple[float, float, float]:
+        resident, microbatch, temporary = super().held(*args)
+        return resident / 2, microbatch / 2, temporary / 2
+
+
+def planned(kind: type[VariantCosts], memory_bytes: int | None) -> Any:
+    layers = layering(3)
+    options = SearchOptions(
+        batch_size=32, step_flop=1e6, num_microbatches=(4,), memory_bytes=memory_bytes
+    )
+    found, costs = search(layers, CLUSTER, options, costs=kind(layers, options.intra))
+    return finished(
+        layers, CLUSTER, found, costs, batch_size=32, step_flop=1e6, memory_bytes=memory_bytes
+    )[0]
+
+
+def test_what_a_wrong_search_finds_is_refused() -> None:
+    limit = int(0.9 * planned(VariantCosts, None).peak_bytes)
+    # The search does what it can with such a limit, and the guard agrees.
+    assert planned(VariantCosts, limit).peak_bytes <= limit
+    with pytest.raises(PlanError, match=f"a device has .*{limit} bytes.*please report this"):
+        planned(Wrong, limit)

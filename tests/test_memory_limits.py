@@ -1,0 +1,79 @@
+"""Settings for which an earlier planner returned pipelines that do not fit."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import meshwise as mw
+from meshwise.errors import InfeasibleError
+from meshwise.inter.pipeline_memory import pipeline_memory
+from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.inter.pipeline_schedule import named
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.trace.step import StepSignature
+from meshwise.units import GIB, MIB
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+
+
+def planned(model: str, batch: int, dtype: str, **asked: Any) -> PipelinePlan:
+    step, state, rows = model_step(model_config(model, dtype=dtype), batch).abstract
+    request = PipelineRequest(**asked)
+    return plan_pipeline(step, (state, rows), {}, SIGNATURE, request).plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "batch", "dtype", "cluster", "asked"),
+    [
+        ("llama-small", 64, "float16", "1x p3.8xlarge", {"memory_bytes": 20 * MIB}),
+        ("llama-8b", 64, "bfloat16", "v5e-16", {"num_stages": 2}),
+        ("llama-8b", 64, "float16", "v6e-8", {}),
+        ("llama-8b", 64, "float16", "v5e-16", {"num_stages": 3, "use_all_devices": False}),
+        ("llama-8b", 64, "bfloat16", "v5e-16", {"schedules": named("1f1b")}),
+        ("llama-8b", 256, "bfloat16", "v5e-16", {}),
+    ],
+)
+def test_pipelines_that_did_not_fit_fit(
+    model: str, batch: int, dtype: str, cluster: str, asked: dict[str, Any]
+) -> None:
+    where = mw.Cluster.virtual(cluster)
+    plan = planned(model, batch, dtype, cluster=where, **asked)
+    assert pipeline_memory(plan).fits
+    limit = asked.get("memory_bytes", where.device.memory_bytes)
+    assert plan.peak_bytes <= limit
+    assert {stage.memory_bytes for stage in plan.stages} == {limit}
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_with_the_memory_that_is_enough() -> None:
+    asked = {"cluster": mw.Cluster.virtual("v4-16"), "memory_bytes": 14 * GIB}
+    with pytest.raises(InfeasibleError, match="no pipeline fits into the 14 GiB") as caught:
+        planned("llama-8b", 256, "bfloat16", **asked)
+    enough = int(re.findall(r"memory_bytes=(\d+)", str(caught.value))[0])
+    plan = planned("llama-8b", 256, "bfloat16", **asked | {"memory_bytes": enough})
+    assert plan.peak_bytes <= enough
+
+
+def test_stages_on_the_devices_of_a_process_fit() -> None:
+    step, state, rows = model_step(model_config("llama-tiny"), 16).abstract
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    method = mw.Auto(stages=2)
+
+    def peaks(memory_bytes: int | None) -> tuple[int, ...]:
+        parallel = mw.parallelize(
+            step, method=method, cluster=cluster, num_microbatches=8, memory_bytes=memory_bytes
+        )
+        plan: Any = parallel.plan(state, rows)
+        return plan.mesh_peak_bytes
+
+    free = max(peaks(None))
+    limit = int(0.8 * free)
+    assert max(peaks(limit)) <= limit
