@@ -111,6 +111,13 @@ def settings(number: int, seed: int) -> list[Setting]:
     return list(found)
 
 
+def effort(setting: Setting) -> float:
+    """About how long a setting takes, in no unit: the quick ones are answered first."""
+    size = 1 if "tiny" in setting.model else 2 if setting.model in SMALL else 3
+    every = 4 if setting.schedule == "all" else 1
+    return size * every * mw.Cluster.virtual(setting.cluster).num_devices
+
+
 def answer(setting: Setting, limit_s: int) -> dict[str, Any]:
     """Plan a setting; what came out, as a row."""
     from meshwise.errors import InfeasibleError, MeshwiseError
@@ -190,7 +197,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def run(jobs: list[tuple[Setting, int]], workers: int) -> Iterator[dict[str, Any]]:
-    """Answers, in the order in which they come."""
+    """Yield answers in the order in which they come."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, maxtasksperchild=12) as pool:
         yield from pool.imap_unordered(_answer, jobs)
@@ -240,7 +247,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="where the table goes")
     args = parser.parse_args()
     done = {tuple(row["setting"]) for row in rows_of(args.out)}
-    todo = [(s, args.limit_s) for s in settings(args.number, args.seed) if tuple(s) not in done]
+    drawn = sorted(settings(args.number, args.seed), key=effort)
+    todo = [(s, args.limit_s) for s in drawn if tuple(s) not in done]
     with args.out.open("a") as file:
         for row in run(todo, args.workers) if todo else ():
             file.write(json.dumps(row) + "\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
