@@ -120,7 +120,8 @@ def _search(
     has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
     if least is None or least.num_bytes <= has:
         try:
-            return search(source, cluster, _least_held(options), report, costs)
+            tight = replace(_least_held(options), shares_bounds=False)
+            return search(source, cluster, tight, report, costs)
         except InfeasibleError:
             if least is None:
                 raise

@@ -39,7 +39,7 @@ class LeastMemory:
     """Stages that fit, with the memory of their fullest device.
 
     Attributes:
-        num_bytes: What that device holds at its peak.
+        num_bytes: Memory of a device with which a search finds stages; about what that one holds.
         problem: What the stages were chosen from.
         stages: The stages.
         variants: For each submesh the ways to plan on it.
@@ -89,13 +89,14 @@ def least_memory(
         counts: Values of B that are looked at.
         report: Is told of progress.
     """
-    found: LeastMemory | None = None
     for _ in range(_ROUNDS):
         report("looking for the least memory that suffices")
         least = _least_at(cluster, options, costs, counts)
-        if least is None or (found is not None and least.num_bytes <= found.num_bytes):
-            return least and replace(least, num_bytes=(found or least).num_bytes)
-        found = least
+        if least is None:
+            return None
+        has = options.memory_bytes or min(g.host.device.memory_bytes for g in cluster.groups)
+        if least.num_bytes <= has:
+            return replace(least, num_bytes=has) if options.memory_bytes else least
         options = replace(options, memory_bytes=least.num_bytes)
     return None
 

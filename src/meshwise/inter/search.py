@@ -190,7 +190,7 @@ class _Search:
         for group in groups(self.options, self.cluster.num_devices):
             if best is not None and best.known.count != lowest:
                 break
-            if best is None and self.known and not self.options.every_group:
+            if best is None and not self.options.every_group and self._any_separates():
                 break
             lowest = min(group.counts)
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
@@ -257,7 +257,8 @@ class _Search:
         numbers = itertools.count()
         for count in group.counts:
             self.tried[count] = math.inf
-            known = self._known(count, bounds_of(count, group.sharing))
+            shares = self.options.shares_bounds
+            known = self._known(count, bounds_of(count, group.sharing) if shares else count)
             if known is not None:
                 for schedule in self.options.schedules:
                     add(next(numbers), known, schedule)
@@ -320,6 +321,9 @@ class _Search:
             return False
         return True
 
+    def _any_separates(self) -> bool:
+        return any(self._separates(known) for known in tuple(self.known))
+
     def _refuse(self, count: int, error: TraceError) -> None:
         # Too few rows for what must stay together, such as a group of experts.
         if self.options.num_microbatches is not None:
@@ -359,6 +363,6 @@ class _Search:
         """Why there is no pipeline."""
         if self.rule is not None:
             return InfeasibleError("no stages that follow the rule fit")
-        if not any(self._separates(known) for known in tuple(self.known)):
+        if not self._any_separates():
             return self.refused or InfeasibleError("no pipeline fits")
         return InfeasibleError("no pipeline fits into the memory of the devices")

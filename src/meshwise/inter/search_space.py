@@ -48,6 +48,9 @@ class SearchOptions:
         places: Whether stages may lie in the order of the devices also where hosts are equal:
             transfers inside hosts are then told from those between them.
         every_group: Whether fewer micro-batches are searched too where nothing fits with more.
+        shares_bounds: Whether several numbers of micro-batches have rough bounds together first.
+            What a micro-batch holds is taken to grow no faster than its rows, which may not be so
+            by the last per cent.
         guess_s: About what a step takes, for the scale of prices; None: from the FLOP.
         intra: How layers are planned.
     """
@@ -66,6 +69,7 @@ class SearchOptions:
     pins: tuple[StagePin, ...] = ()
     places: bool = True
     every_group: bool = True
+    shares_bounds: bool = True
     guess_s: float | None = None
     intra: IntraOptions = field(default_factory=IntraOptions)
 
