@@ -1,0 +1,64 @@
+"""What a plan that does not fit is refused with: what is largest there, and what helps."""
+
+from __future__ import annotations
+
+from meshwise.errors import InfeasibleError
+from meshwise.intra.memory import Peak
+from meshwise.units import bytes_text
+
+# Consumers that an error names.
+_NAMED = 5
+
+
+class TooLargeError(InfeasibleError):
+    """No plan fits into memory.
+
+    Attributes:
+        smallest: The peak of the smallest plan that was found; that much memory is enough.
+        is_proved: Whether it is certain that no plan fits.
+    """
+
+    def __init__(self, message: str, smallest: Peak | None = None, is_proved: bool = False) -> None:
+        """Keep what the message is about."""
+        super().__init__(message)
+        self.smallest = smallest
+        self.is_proved = is_proved
+
+
+def no_choice() -> InfeasibleError:
+    """The error where restrictions leave no plan, whatever the memory."""
+    return InfeasibleError(
+        "no plan satisfies the pins and restrictions: loosen a pin, or allow more collectives"
+    )
+
+
+def too_large(limit: int, smallest: Peak, *, is_proved: bool) -> TooLargeError:
+    """The error that names what is largest and what helps.
+
+    Args:
+        limit: Bytes that one device may hold.
+        smallest: Of the smallest plan that was found.
+        is_proved: Whether it is certain that no plan fits.
+    """
+    why = "no plan fits" if is_proved else "no plan was found that fits"
+    sums: dict[str, tuple[int, int]] = {}
+    for b in smallest.buffers:
+        what = (
+            f"{b.role} {b.where or 'an input'}" if b.role == "input" else f"{b.role} from {b.where}"
+        )
+        count, num_bytes = sums.get(what, (0, 0))
+        sums[what] = (count + 1, num_bytes + b.num_bytes)
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
+    largest = "; ".join(
+        f"{bytes_text(num_bytes)} in {count} x {what}"
+        if count > 1
+        else f"{bytes_text(num_bytes)} in {what}"
+        for what, (count, num_bytes) in ordered[:_NAMED]
+    )
+    text = (
+        f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
+        f"at {bytes_text(smallest.num_bytes)} ({smallest.num_bytes} bytes). Largest there: "
+        f"{largest}. Use more devices, more micro-batches, rematerialisation, a smaller batch, or "
+        "raise memory_bytes"
+    )
+    return TooLargeError(text, smallest, is_proved)
