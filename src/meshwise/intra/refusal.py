@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from meshwise.errors import InfeasibleError
 from meshwise.intra.memory import Peak
 from meshwise.units import bytes_text
@@ -14,15 +16,43 @@ class TooLargeError(InfeasibleError):
     """No plan fits into memory.
 
     Attributes:
+        limit: Bytes that one device may hold.
         smallest: The peak of the smallest plan that was found; that much memory is enough.
         is_proved: Whether it is certain that no plan fits.
     """
 
-    def __init__(self, message: str, smallest: Peak | None = None, is_proved: bool = False) -> None:
-        """Keep what the message is about."""
-        super().__init__(message)
-        self.smallest = smallest
-        self.is_proved = is_proved
+    limit: int
+    smallest: Peak
+    is_proved: bool
+
+
+class TooFewDevicesError(InfeasibleError):
+    """All devices together cannot hold what a step is given: no plan and no micro-batches help."""
+
+
+def refuse_arguments(sizes: Mapping[str, int], num_devices: int, limit: int) -> None:
+    """Refuse arguments that all devices together cannot hold, before anything is planned.
+
+    Args:
+        sizes: Bytes of each argument, by name.
+        num_devices: Over how many devices they may be split.
+        limit: Bytes that one device may hold.
+
+    Raises:
+        TooFewDevicesError: they need more.
+    """
+    total = sum(sizes.values())
+    if total <= num_devices * limit:
+        return
+    ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
+    largest = "; ".join(f"{bytes_text(size)} in {name or 'an input'}" for name, size in ordered)
+    raise TooFewDevicesError(
+        f"the arguments of the step are {bytes_text(total)} ({total} bytes); {num_devices} "
+        f"device{'s' if num_devices > 1 else ''} of {bytes_text(limit)} ({limit} bytes) hold "
+        f"{bytes_text(num_devices * limit)}, however they are split. Largest: {largest}. At least "
+        f"{-(-total // max(limit, 1))} such devices or {-(-total // num_devices)} bytes per device "
+        "are needed for the arguments alone"
+    )
 
 
 def no_choice() -> InfeasibleError:
@@ -61,4 +91,20 @@ def too_large(limit: int, smallest: Peak, *, is_proved: bool) -> TooLargeError:
         f"{largest}. Use more devices, more micro-batches, rematerialisation, a smaller batch, or "
         "raise memory_bytes"
     )
-    return TooLargeError(text, smallest, is_proved)
+    error = TooLargeError(text)
+    error.limit, error.smallest, error.is_proved = limit, smallest, is_proved
+    return error
+
+
+def smallest_refusal(errors: Sequence[InfeasibleError]) -> InfeasibleError:
+    """The error of several searches without a plan: about the smallest plan of all.
+
+    Args:
+        errors: At least one.
+    """
+    large = [e for e in errors if isinstance(e, TooLargeError)]
+    if not large:
+        return errors[-1]
+    smallest = min(large, key=lambda e: e.smallest.num_bytes)
+    is_proved = all(e.is_proved for e in large)
+    return too_large(smallest.limit, smallest.smallest, is_proved=is_proved)
