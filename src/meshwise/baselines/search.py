@@ -17,14 +17,17 @@ from meshwise.baselines.methods import BASELINES, loosened, restriction_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
+from meshwise.intra.judged import Answer
 from meshwise.intra.options import IntraOptions, IntraResult
-from meshwise.intra.plan_graph import TIED, Prepared, planned, prepared, relative_gap
+from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
 from meshwise.intra.price import step_time_s
-from meshwise.intra.refusal import TooLargeError, smallest_refusal
+from meshwise.intra.refusal import TooLargeError, smallest_refusal, too_large
 from meshwise.intra.regions import Region
 
 # Two costs are equal if no more than rounding lies between.
 _SLACK = 1e-9
+# A method whose cheapest plan holds so much more than the smallest plan is not squeezed further.
+_FAR = 1.1
 OPTIMAL, BOUNDED, TIME_LIMIT = "optimal", "bounded", "time limit"
 
 
@@ -155,11 +158,26 @@ class Search:
                 made = restricted.prepared()
                 if self._is_beaten(made.bound_s):
                     return
-                self._keep(place, number, planned(made))
+                free = free_answer(made)
+                self._refuse_far(place, free)
+                self._keep(place, number, planned(made, free))
             except InfeasibleError as error:
                 self._refusals.append(error)
                 continue
             return
+
+    def _refuse_far(self, place: Place, free: Answer) -> None:
+        """Refuse a method that holds far more than the smallest plan, where none fits yet.
+
+        Raises:
+            TooLargeError: it does; squeezing it is not tried.
+        """
+        limit = place.options.memory_bytes
+        if limit is None or free.num_bytes <= limit or self.best is not None:
+            return
+        known = [e.smallest.num_bytes for e in self._refusals if isinstance(e, TooLargeError)]
+        if free.num_bytes > _FAR * min(known, default=math.inf):
+            raise too_large(limit, free.peak, is_proved=False)
 
     def _keep(self, place: Place, number: int, result: IntraResult) -> None:
         price_s = place.price_s(result)

@@ -2,8 +2,9 @@
 
 What a plan really holds (`intra.memory`) follows XLA's own order and is no linear function of the
 choices; what is live at the peak of one plan is.  So each plan that does not fit gives a row: the
-bytes of what is live at its peak, bounded by the limit less what the heap adds to them.  Every
-plan is judged by its true peak: one that does not fit is never returned.  If rows find none, the
+bytes of what is live at its peak, bounded by the same part of the limit.  Prices on rows lead to
+plans that hold less, each a problem without rows; what they chose is mixed within the rows.  Every
+plan is judged by its true peak: one that does not fit is never returned.  If prices find none, the
 plan of least peak (`intra.least_peak`) decides, which does not depend on the limit: what an error
 names is enough.  Small problems are settled by enumeration, with the true peak alone.
 """
@@ -14,23 +15,26 @@ import dataclasses
 import math
 import time
 
+import numpy as np
+
 from meshwise.intra.enumerate_plans import Effort, cheaper_neighbour, cheapest_that_fits
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
+from meshwise.intra.limits import priced_problem
 from meshwise.intra.memory import Peak
-from meshwise.intra.problem import Row, Solution, objective, row_weight
+from meshwise.intra.problem import Array, Row, Solution, objective, row_weight
 from meshwise.intra.refusal import too_large
 from meshwise.plan.decision import GraphDecision
 
-_ROUNDS = 12
-# After a plan fits, looser rows are tried so often.
-_LOOSER = 3
-# Rows are tightened by at least so much where the plan within them does not fit.
-_TIGHTER = 0.97
-# Limits of rows this close to each other are not told apart.
-_CLOSE = 0.98
-# If the plan nearest to rows that cannot be met needs so much more, looser rows do not help.
-_HOPELESS = 1.15
+# Prices that are tried, and mixtures of what they found, each of so many choices at most.
+_PRICES = 12
+_MIXTURES = 3
+_MOST_MIXED = 6
+# The first price of a byte, as a part of what a plan costs by byte.
+_FIRST_PRICE = 0.3
+# Prices change by this power of what a choice weighs in the row, but by no more than the factor.
+_STEEPNESS = 12
+_MOST_STEP = 3.0
 # A plan that costs at most so much more than the bound will do.
 _NEAR_BOUND = 1e-3
 # Shares of the cost beside bytes that are tried to make the smallest plan cheaper, and the largest.
@@ -62,7 +66,7 @@ def fit(judge: Judge, free: Answer, *, limit: int) -> Answer:
     if sum(float(held.min()) for held in judge.input_bytes()) > limit:
         # Not even the inputs fit.
         raise too_large(limit, least_peak(judge, free).answer.peak, is_proved=True)
-    found, least = _by_rows(judge, free, limit), None
+    found, least = _Priced(judge, free, limit).search(), None
     if found is None:
         least = least_peak(judge, free)
         if least.answer.num_bytes <= limit:
@@ -85,56 +89,86 @@ def fit(judge: Judge, free: Answer, *, limit: int) -> Answer:
     return dataclasses.replace(found, solution=solution)
 
 
-def _by_rows(judge: Judge, free: Answer, limit: int) -> Answer | None:
-    """The best plan that fits among those that rows lead to.
+class _Priced:
+    """A search with prices on rows: each row is what is live at the peak of a plan that was met."""
 
-    All rows are scaled together: `too_tight` and `too_loose` are the scales between which the
-    search goes on.
-    """
-    # The row of what is live at a peak bounds as great a part of the limit as it is of that peak.
-    rows = [_scaled_row(judge, free, limit)]
-    best: Answer | None = None
-    scale, too_tight, too_loose = 1.0, 0.0, math.inf
-    looser = _LOOSER
-    for _ in range(_ROUNDS):
-        if time.monotonic() > judge.deadline:
-            break
-        scaled = [dataclasses.replace(row, limit=row.limit * scale) for row in rows]
-        solution = judge.solve(scaled)
-        choice = solution.choice or solution.nearest
+    def __init__(self, judge: Judge, free: Answer, limit: int) -> None:
+        self.judge = judge
+        self.free = free
+        self.limit = limit
+        self.best: Answer | None = None
+        self.rows = [_scaled_row(judge, free, limit)]
+        self.prices = [_FIRST_PRICE * free.solution.cost / free.num_bytes]
+        self.met = {free.solution.choice: free}
+
+    def search(self) -> Answer | None:
+        """The best plan that fits among those that were met; None if none was."""
+        for _ in range(_PRICES):
+            if self._is_over() or not self._step():
+                break
+        if self.best is not None:
+            for _ in range(_MIXTURES):
+                if self._is_over() or not self._mix():
+                    break
+        return self.best
+
+    def _is_over(self) -> bool:
+        if time.monotonic() > self.judge.deadline:
+            return True
+        near = self.free.solution.bound * (1 + _NEAR_BOUND)
+        return self.best is not None and self.best.solution.cost <= near
+
+    def _step(self) -> bool:
+        """Take the cheapest choice at the prices and move them; False if there is none."""
+        problem = dataclasses.replace(self.judge.problem, rows=tuple(self.rows))
+        choice = self.judge.solve_free(priced_problem(problem, self.prices))
         if not choice:
-            break
-        answer = judge.answer(choice)
-        if answer.num_bytes <= limit:
-            best = answer if best is None or _is_cheaper(answer, best) else best
-            near = best.solution.cost <= free.solution.bound * (1 + _NEAR_BOUND)
-            if near or looser == 0 or not solution.choice:
-                break
-            looser -= 1
-            wider = limit / answer.num_bytes
-            too_tight = max(too_tight, scale)
-            scale = min(math.sqrt(scale * too_loose), scale * max(wider, 1 / _CLOSE))
-        elif not solution.choice:
-            # Rows are no more than near the truth: a little looser may fit.
-            if answer.num_bytes > _HOPELESS * limit:
-                break
-            too_tight = max(too_tight, scale)
-            scale = min(math.sqrt(scale * too_loose), scale / _CLOSE)
-        else:
-            row = _scaled_row(judge, answer, limit)
-            is_new = all(row.name != other.name for other in rows)
-            if is_new and row_weight(row, choice) > row.limit * scale:
-                rows.append(row)
-                continue
-            if best is not None:
-                break
-            too_loose = min(too_loose, scale)
-            scale = max(
-                scale * min(_TIGHTER, limit / answer.num_bytes), math.sqrt(too_tight * too_loose)
-            )
-        if too_tight >= _CLOSE * too_loose:
-            break
-    return best
+            return False
+        self._meet(choice)
+        for k, row in enumerate(self.rows):
+            excess = row_weight(row, choice) / max(row.limit, 1.0)
+            factor = min(max(excess**_STEEPNESS, 1 / _MOST_STEP), _MOST_STEP)
+            self.prices[k] *= factor
+        return True
+
+    def _mix(self) -> bool:
+        """Take the cheapest choice within the rows whose parts were all met; False if it was."""
+        problem = self.judge.problem
+        ordered = sorted(self.met.values(), key=self._priced_cost)[:_MOST_MIXED]
+        if self.best is not None and self.best not in ordered:
+            ordered.append(self.best)
+        costs: list[Array] = []
+        for n, cost in enumerate(problem.costs):
+            some = np.full(len(cost), np.inf)
+            places = sorted({a.solution.choice[n] for a in ordered})
+            some[places] = cost[places]
+            costs.append(some)
+        mixed = dataclasses.replace(problem, costs=tuple(costs), rows=tuple(self.rows))
+        choice = self.judge.solve(mixed).choice
+        return bool(choice) and self._meet(choice)
+
+    def _priced_cost(self, answer: Answer) -> float:
+        choice = answer.solution.choice
+        over = [
+            p * max(row_weight(row, choice) - row.limit, 0.0)
+            for p, row in zip(self.prices, self.rows, strict=True)
+        ]
+        return answer.solution.cost + sum(over)
+
+    def _meet(self, choice: tuple[int, ...]) -> bool:
+        """Judge a choice; whether it is new."""
+        if choice in self.met:
+            return False
+        answer = self.met[choice] = self.judge.answer(choice)
+        if answer.num_bytes <= self.limit:
+            if self.best is None or _is_cheaper(answer, self.best):
+                self.best = answer
+            return True
+        row = _scaled_row(self.judge, answer, self.limit)
+        if all(row.name != other.name for other in self.rows):
+            self.rows.append(row)
+            self.prices.append(max(self.prices))
+        return True
 
 
 def _scaled_row(judge: Judge, answer: Answer, limit: int) -> Row:

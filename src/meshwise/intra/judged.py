@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -73,11 +72,15 @@ class Judge:
             self._writer.append(MemoryRows(self.network))
         return tied_row(self._writer[0].row_of(high.buffers, np.inf), self.ties)
 
-    def solve(self, rows: Sequence[Row]) -> Solution:
-        """A cheap choice within rows, with a bounded amount of work."""
-        full = dataclasses.replace(self.problem, rows=tuple(rows))
-        left = self.deadline - time.monotonic()
-        return solve(full, time_limit_s=left, seed=self.seed, exact=False, record=self.record)
+    def solve(self, problem: Problem) -> Solution:
+        """A cheap choice of a problem like this one, with a bounded amount of work."""
+        left = max(self.deadline - time.monotonic(), 0.0)
+        return solve(problem, time_limit_s=left, seed=self.seed, exact=False, record=self.record)
+
+    def solve_free(self, problem: Problem) -> tuple[int, ...]:
+        """The choice of a problem without rows that is no question of its own; empty if none."""
+        left = max(self.deadline - time.monotonic(), 0.0)
+        return solve(problem, time_limit_s=left, seed=self.seed, exact=False).choice
 
     @property
     def num_operators(self) -> int:

@@ -20,7 +20,6 @@ import numpy as np
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.limits import priced_problem
 from meshwise.intra.problem import Problem, Row, objective, row_weight
-from meshwise.intra.solve import solve
 
 _ROUNDS = 12
 # Rounds without a smaller peak after which no more are tried.
@@ -29,9 +28,9 @@ _PATIENCE = 5
 _POWER = 4
 # What all costs together weigh beside the bytes: they decide between choices of about equal bytes.
 COST_SHARE = 1e-2
-# Operators that descents may look at, over all choices that they judge.
-_DESCENT_WORK = 40_000
-_STARTS = 4
+# Operators that the descent may look at, over all choices that it judges, and such choices.
+_DESCENT_WORK = 6_000
+_MOST_JUDGED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +56,8 @@ def least_peak(judge: Judge, free: Answer) -> Least:
         free: The cheapest plan, where the search begins.
     """
     found = _by_weights(judge, free)
-    best = found.answer
-    work = _DESCENT_WORK // max(judge.num_operators, 1)
-    for start in _starts(judge, best):
-        if work <= 0:
-            break
-        descended, asked = _descended(judge, start, work)
-        work -= asked
-        best = _smaller(best, descended)
-    return replace(found, answer=best)
+    work = min(_DESCENT_WORK // max(judge.num_operators, 1), _MOST_JUDGED)
+    return replace(found, answer=_descended(judge, found.answer, work))
 
 
 def lightest(judge: Judge, least: Least, free: Answer, cost_share: float) -> tuple[int, ...]:
@@ -128,38 +120,44 @@ def _lightest(
     problem = replace(judge.problem, rows=tuple(rows))
     unit = free.num_bytes / free.solution.cost if free.solution.cost > 0 else 1.0
     priced = priced_problem(problem, weights, cost_share * unit)
-    left = max(judge.deadline - time.monotonic(), 0.0)
-    return solve(priced, time_limit_s=left, seed=judge.seed, exact=False).choice
+    return judge.solve_free(priced)
 
 
-def _starts(judge: Judge, best: Answer) -> Iterator[Answer]:
-    """Where descents begin: the best plan, then random ones."""
-    yield best
-    rng = np.random.default_rng(judge.seed)
-    for _ in range(_STARTS):
-        choice = tuple(
-            int(rng.choice(np.flatnonzero(np.isfinite(costs)))) for costs in judge.problem.costs
-        )
-        if np.isfinite(objective(judge.problem, choice)):
-            yield judge.answer(choice)
+def _descended(judge: Judge, start: Answer, work: int) -> Answer:
+    """A plan that no change of one node makes smaller, or where the work ended.
+
+    Args:
+        judge: What is searched.
+        start: Where it begins.
+        work: So many choices may be judged.
+    """
+    best = start
+    while True:
+        for other in _lighter_neighbours(judge, best):
+            if not work:
+                return best
+            work -= 1
+            trial = judge.answer(other)
+            if trial.num_bytes < best.num_bytes:
+                best = trial
+                break
+        else:
+            return best
 
 
-def _descended(judge: Judge, start: Answer, work: int) -> tuple[Answer, int]:
-    """A plan that no change of one node makes smaller, or where the work ended; what was judged."""
-    best, asked = start, 0
-    changed = True
-    while changed:
-        changed = False
-        for u, costs in enumerate(judge.problem.costs):
-            for i in np.flatnonzero(np.isfinite(costs)).tolist():
-                now = best.solution.choice
-                other = (*now[:u], i, *now[u + 1 :])
-                if i == now[u] or not np.isfinite(objective(judge.problem, other)):
-                    continue
-                if asked == work:
-                    return best, asked
-                asked += 1
-                trial = judge.answer(other)
-                if trial.num_bytes < best.num_bytes:
-                    best, changed = trial, True
-    return best, asked
+def _lighter_neighbours(judge: Judge, answer: Answer) -> Iterator[tuple[int, ...]]:
+    """Choices that differ in one node and are lighter at the peak of a plan, the lightest first."""
+    choice, row = answer.solution.choice, judge.row_of(answer.peak)
+    weights = {u: w.copy() for u, w in row.nodes}
+    for u, v, both in row.pairs:
+        for node, part in ((u, both[:, choice[v]]), (v, both[choice[u], :])):
+            weights[node] = weights[node] + part if node in weights else part.copy()
+    lighter = [
+        (float(w[i] - w[choice[u]]), u, int(i))
+        for u, w in weights.items()
+        for i in np.flatnonzero(w < w[choice[u]])
+    ]
+    for _, u, i in sorted(lighter):
+        other = (*choice[:u], i, *choice[u + 1 :])
+        if np.isfinite(objective(judge.problem, other)):
+            yield other
