@@ -28,6 +28,8 @@ from meshwise.intra.regions import Region
 _SLACK = 1e-9
 # A method whose cheapest plan holds so much more than the smallest plan is not squeezed further.
 _FAR = 1.1
+# Methods that use one axis: users have them on the mesh of one axis, if that is tried.
+_FLAT = frozenset({"DataParallel", "Zero2", "Zero3"})
 OPTIMAL, BOUNDED, TIME_LIMIT = "optimal", "bounded", "time limit"
 
 
@@ -86,6 +88,10 @@ class Place:
         )
 
 
+def _is_flat(place: Place) -> bool:
+    return len(place.mesh.sizes) == 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """The best plan of a search.
@@ -131,9 +137,11 @@ class Search:
             self._bound_s = min(self._bound_s, self._tried(places[i], first + i, made, bound_s))
         promising = [i for _, i, made in waiting if not self._is_beaten(made.bound_s)]
         if promising and not self._is_optimal():
+            has_flat = any(_is_flat(place) for place in places)
             for i in sorted(promising):
                 for name in BASELINES:
-                    self._try_method(places[i], first + i, name)
+                    if not (has_flat and name in _FLAT and not _is_flat(places[i])):
+                        self._try_method(places[i], first + i, name)
 
     def _tried(self, place: Place, number: int, made: Prepared, bound_s: float) -> float:
         """Look for a better plan of a place; a bound of all its plans that fit."""

@@ -14,27 +14,33 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 
-import numpy as np
-
+from meshwise.intra.descent import DescentWithin
 from meshwise.intra.enumerate_plans import Effort, cheaper_neighbour, cheapest_that_fits
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
 from meshwise.intra.limits import priced_problem
 from meshwise.intra.memory import Peak
-from meshwise.intra.problem import Array, Row, Solution, objective, row_weight
+from meshwise.intra.problem import Array, Problem, Row, Solution, objective, row_weight
+from meshwise.intra.recombine import Recombiner
 from meshwise.intra.refusal import too_large
 from meshwise.plan.decision import GraphDecision
 
-# Prices that are tried, and mixtures of what they found, each of so many choices at most.
-_PRICES = 12
-_MIXTURES = 3
-_MOST_MIXED = 6
+# Prices that are tried, mixtures of what they found, and descents from the best of these.
+_PRICES = 10
+_MIXTURES = 5
+_DESCENTS = 3
+# Between mixtures the limit moves by this factor at least and at most.
+_LEAST_WIDER, _WIDER = 1.005, 1.05
 # The first price of a byte, as a part of what a plan costs by byte.
 _FIRST_PRICE = 0.3
 # Prices change by this power of what a choice weighs in the row, but by no more than the factor.
 _STEEPNESS = 12
 _MOST_STEP = 3.0
+# After so many prices they change half as much; so many that find nothing new are the last.
+_SLOWER = 3
+_PATIENCE = 2
 # A plan that costs at most so much more than the bound will do.
 _NEAR_BOUND = 1e-3
 # Shares of the cost beside bytes that are tried to make the smallest plan cheaper, and the largest.
@@ -103,13 +109,21 @@ class _Priced:
 
     def search(self) -> Answer | None:
         """The best plan that fits among those that were met; None if none was."""
-        for _ in range(_PRICES):
-            if self._is_over() or not self._step():
+        idle = 0
+        for step in range(_PRICES):
+            if self._is_over() or idle == _PATIENCE:
                 break
-        if self.best is not None:
-            for _ in range(_MIXTURES):
-                if self._is_over() or not self._mix():
-                    break
+            known = len(self.met)
+            if not self._step(1 / (1 + step / _SLOWER)):
+                break
+            idle = idle + 1 if len(self.met) == known else 0
+        scale = 1.0
+        for _ in range(_MIXTURES):
+            if self._is_over():
+                break
+            scale = self._mix(scale)
+        if self.best is not None and not self._is_over():
+            self._descend()
         return self.best
 
     def _is_over(self) -> bool:
@@ -118,42 +132,50 @@ class _Priced:
         near = self.free.solution.bound * (1 + _NEAR_BOUND)
         return self.best is not None and self.best.solution.cost <= near
 
-    def _step(self) -> bool:
+    def _step(self, power: float) -> bool:
         """Take the cheapest choice at the prices and move them; False if there is none."""
-        problem = dataclasses.replace(self.judge.problem, rows=tuple(self.rows))
-        choice = self.judge.solve_free(priced_problem(problem, self.prices))
+        choice = self.judge.solve_free(priced_problem(self._within_rows(), self.prices))
         if not choice:
             return False
         self._meet(choice)
         for k, row in enumerate(self.rows):
             excess = row_weight(row, choice) / max(row.limit, 1.0)
             factor = min(max(excess**_STEEPNESS, 1 / _MOST_STEP), _MOST_STEP)
-            self.prices[k] *= factor
+            self.prices[k] *= factor**power
         return True
 
-    def _mix(self) -> bool:
-        """Take the cheapest choice within the rows whose parts were all met; False if it was."""
-        problem = self.judge.problem
-        ordered = sorted(self.met.values(), key=self._priced_cost)[:_MOST_MIXED]
-        if self.best is not None and self.best not in ordered:
-            ordered.append(self.best)
-        costs: list[Array] = []
-        for n, cost in enumerate(problem.costs):
-            some = np.full(len(cost), np.inf)
-            places = sorted({a.solution.choice[n] for a in ordered})
-            some[places] = cost[places]
-            costs.append(some)
-        mixed = dataclasses.replace(problem, costs=tuple(costs), rows=tuple(self.rows))
-        choice = self.judge.solve(mixed).choice
-        return bool(choice) and self._meet(choice)
+    def _within_rows(self) -> Problem:
+        return dataclasses.replace(self.judge.problem, rows=tuple(self.rows))
 
-    def _priced_cost(self, answer: Answer) -> float:
-        choice = answer.solution.choice
-        over = [
-            p * max(row_weight(row, choice) - row.limit, 0.0)
-            for p, row in zip(self.prices, self.rows, strict=True)
-        ]
-        return answer.solution.cost + sum(over)
+    def _mix(self, scale: float) -> float:
+        """Mix parts of all that was met, within the sum of the rows at their prices.
+
+        Args:
+            scale: Of the limit.
+
+        Returns:
+            The scale to try next.
+        """
+        row = _sum_of_rows(self.rows, self.prices)
+        mixer = Recombiner(dataclasses.replace(self.judge.problem, rows=(row,)))
+        choice = mixer.best(list(self.met), row.limit * scale)
+        if choice is None:
+            return scale * _WIDER
+        self._meet(choice)
+        part = self.limit / self.met[choice].num_bytes
+        if part >= 1:
+            return scale * min(max(part, _LEAST_WIDER), _WIDER)
+        return scale * max(min(part, 1 / _LEAST_WIDER), 1 / _WIDER)
+
+    def _descend(self) -> None:
+        """Change single nodes and pairs of the best plan within the rows."""
+        descent = DescentWithin(self._within_rows())
+        for _ in range(_DESCENTS):
+            assert self.best is not None
+            before = self.best
+            if not self._meet(descent.improved(before.solution.choice)):
+                break
+            descent = DescentWithin(self._within_rows())
 
     def _meet(self, choice: tuple[int, ...]) -> bool:
         """Judge a choice; whether it is new."""
@@ -169,6 +191,24 @@ class _Priced:
             self.rows.append(row)
             self.prices.append(max(self.prices))
         return True
+
+
+def _sum_of_rows(rows: Sequence[Row], prices: Sequence[float]) -> Row:
+    """The sum of rows, each as often as its price says."""
+    nodes: dict[int, Array] = {}
+    pairs: dict[tuple[int, int], Array] = {}
+    total = max(sum(prices), 1e-300)
+    for row, price in zip(rows, prices, strict=True):
+        part = price / total
+        for u, w in row.nodes:
+            nodes[u] = nodes[u] + part * w if u in nodes else part * w
+        for u, v, w in row.pairs:
+            pairs[u, v] = pairs[u, v] + part * w if (u, v) in pairs else part * w
+    return Row(
+        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
+        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda item: item[0])),
+        limit=sum(p * row.limit for p, row in zip(prices, rows, strict=True)) / total,
+    )
 
 
 def _scaled_row(judge: Judge, answer: Answer, limit: int) -> Row:
