@@ -168,7 +168,8 @@ class Search:
                     return
                 free = free_answer(made)
                 self._refuse_far(place, free)
-                self._keep(place, number, planned(made, free))
+                below_s = math.inf if self.best is None else self._cost_s()
+                self._keep(place, number, planned(made, free, below_s=below_s))
             except InfeasibleError as error:
                 self._refusals.append(error)
                 continue

@@ -28,7 +28,7 @@ from meshwise.intra.refusal import too_large
 from meshwise.plan.decision import GraphDecision
 
 # Prices that are tried, mixtures of what they found, and descents from the best of these.
-_PRICES = 10
+_PRICES = 9
 _MIXTURES = 5
 _DESCENTS = 3
 # Between mixtures the limit moves by this factor at least and at most.
@@ -41,6 +41,8 @@ _MOST_STEP = 3.0
 # After so many prices they change half as much; so many that find nothing new are the last.
 _SLOWER = 3
 _PATIENCE = 2
+# If after so many prices all plans need so much more than the limit, no more are tried.
+_EARLY, _HOPELESS = 4, 1.1
 # A plan that costs at most so much more than the bound will do.
 _NEAR_BOUND = 1e-3
 # Shares of the cost beside bytes that are tried to make the smallest plan cheaper, and the largest.
@@ -58,13 +60,15 @@ _MAX_NEIGHBOURS = 1_000
 _SLACK = 1e-9
 
 
-def fit(judge: Judge, free: Answer, *, limit: int) -> Answer:
+def fit(judge: Judge, free: Answer, *, limit: int, below_s: float = math.inf) -> Answer:
     """A cheap plan that fits.
 
     Args:
         judge: What is searched.
         free: The answer without a limit, which does not fit.
         limit: Bytes of one device.
+        below_s: A plan of another search costs so much and fits: where prices say that none here
+            is cheaper, the search ends.
 
     Raises:
         TooLargeError: no plan was found that fits.
@@ -72,8 +76,10 @@ def fit(judge: Judge, free: Answer, *, limit: int) -> Answer:
     if sum(float(held.min()) for held in judge.input_bytes()) > limit:
         # Not even the inputs fit.
         raise too_large(limit, least_peak(judge, free).answer.peak, is_proved=True)
-    found, least = _Priced(judge, free, limit).search(), None
+    found, least = _Priced(judge, free, limit, below_s).search(), None
     if found is None:
+        if below_s < math.inf:
+            raise too_large(limit, free.peak, is_proved=False)
         least = least_peak(judge, free)
         if least.answer.num_bytes <= limit:
             found = _cheaper(judge, free, least, limit)
@@ -98,10 +104,13 @@ def fit(judge: Judge, free: Answer, *, limit: int) -> Answer:
 class _Priced:
     """A search with prices on rows: each row is what is live at the peak of a plan that was met."""
 
-    def __init__(self, judge: Judge, free: Answer, limit: int) -> None:
+    def __init__(self, judge: Judge, free: Answer, limit: int, below_s: float) -> None:
         self.judge = judge
         self.free = free
         self.limit = limit
+        self.below_s = below_s
+        # What plans within the rows cost at least, as far as prices say.
+        self.about_s = -math.inf
         self.best: Answer | None = None
         self.rows = [_scaled_row(judge, free, limit)]
         self.prices = [_FIRST_PRICE * free.solution.cost / free.num_bytes]
@@ -111,7 +120,7 @@ class _Priced:
         """The best plan that fits among those that were met; None if none was."""
         idle = 0
         for step in range(_PRICES):
-            if self._is_over() or idle == _PATIENCE:
+            if self._is_over() or idle == _PATIENCE or (step == _EARLY and self._is_hopeless()):
                 break
             known = len(self.met)
             if not self._step(1 / (1 + step / _SLOWER)):
@@ -119,7 +128,7 @@ class _Priced:
             idle = idle + 1 if len(self.met) == known else 0
         scale = 1.0
         for _ in range(_MIXTURES):
-            if self._is_over():
+            if self._is_over() or self._is_hopeless():
                 break
             scale = self._mix(scale)
         if self.best is not None and not self._is_over():
@@ -129,14 +138,26 @@ class _Priced:
     def _is_over(self) -> bool:
         if time.monotonic() > self.judge.deadline:
             return True
+        if self.about_s > self.below_s:
+            return True
         near = self.free.solution.bound * (1 + _NEAR_BOUND)
         return self.best is not None and self.best.solution.cost <= near
+
+    def _is_hopeless(self) -> bool:
+        """Whether nothing comes near to the limit: then only the least peak may."""
+        least = min(answer.num_bytes for answer in self.met.values())
+        return least > _HOPELESS * self.limit
 
     def _step(self, power: float) -> bool:
         """Take the cheapest choice at the prices and move them; False if there is none."""
         choice = self.judge.solve_free(priced_problem(self._within_rows(), self.prices))
         if not choice:
             return False
+        value = objective(self.judge.problem, choice) + sum(
+            p * (row_weight(row, choice) - row.limit)
+            for p, row in zip(self.prices, self.rows, strict=True)
+        )
+        self.about_s = max(self.about_s, value)
         self._meet(choice)
         for k, row in enumerate(self.rows):
             excess = row_weight(row, choice) / max(row.limit, 1.0)

@@ -130,12 +130,16 @@ def free_answer(made: Prepared) -> Answer:
     return Answer(solution=made.free, decision=decision, peak=high)
 
 
-def planned(made: Prepared, free: Answer | None = None) -> IntraResult:
+def planned(
+    made: Prepared, free: Answer | None = None, *, below_s: float = math.inf
+) -> IntraResult:
     """The cheapest plan that was found to fit.
 
     Args:
         made: What was prepared.
         free: Its free answer, if it is known.
+        below_s: A plan of another search costs so much and fits: little is done for one that
+            hardly is cheaper.
 
     Raises:
         TooLargeError: no plan was found that fits.
@@ -150,7 +154,7 @@ def planned(made: Prepared, free: Answer | None = None) -> IntraResult:
         # Other graphs and meshes may have been planned in between.
         late = start + made.options.time_limit_s - made.wall_s
         judge = dataclasses.replace(judge, deadline=late)
-        answer = fit(judge, answer, limit=limit)
+        answer = fit(judge, answer, limit=limit, below_s=below_s)
         check_solution(judge.problem, answer.solution)
     cost, bound = answer.solution.cost, answer.solution.bound
     return IntraResult(
