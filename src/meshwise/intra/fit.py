@@ -28,13 +28,13 @@ from meshwise.intra.refusal import too_large
 from meshwise.plan.decision import GraphDecision
 
 # Prices that are tried, mixtures of what they found, and descents from the best of these.
-_PRICES = 9
+_PRICES = 8
 _MIXTURES = 5
 _DESCENTS = 3
 # Between mixtures the limit moves by this factor at least and at most.
 _LEAST_WIDER, _WIDER = 1.005, 1.05
-# The first price of a byte, as a part of what a plan costs by byte.
-_FIRST_PRICE = 0.3
+# What costs weigh beside bytes where a light plan is looked for.
+_LIGHT_SHARE = 1e-2
 # Prices change by this power of what a choice weighs in the row, but by no more than the factor.
 _STEEPNESS = 12
 _MOST_STEP = 3.0
@@ -113,11 +113,12 @@ class _Priced:
         self.about_s = -math.inf
         self.best: Answer | None = None
         self.rows = [_scaled_row(judge, free, limit)]
-        self.prices = [_FIRST_PRICE * free.solution.cost / free.num_bytes]
+        self.prices = [free.solution.cost / free.num_bytes]
         self.met = {free.solution.choice: free}
 
     def search(self) -> Answer | None:
         """The best plan that fits among those that were met; None if none was."""
+        self._begin()
         idle = 0
         for step in range(_PRICES):
             if self._is_over() or idle == _PATIENCE or (step == _EARLY and self._is_hopeless()):
@@ -142,6 +143,23 @@ class _Priced:
             return True
         near = self.free.solution.bound * (1 + _NEAR_BOUND)
         return self.best is not None and self.best.solution.cost <= near
+
+    def _begin(self) -> None:
+        """Set the first price: what a byte costs between the free plan and one that is light."""
+        (row,) = self.rows
+        most, cost = row_weight(row, self.free.solution.choice), self.free.solution.cost
+        factor = 0.0
+        for _ in range(2):
+            light = self.judge.solve_free(priced_problem(self._within_rows(), [1.0], factor))
+            if not light:
+                return
+            more, less = objective(self.judge.problem, light) - cost, most - row_weight(row, light)
+            if not (more > 0 and less > 0):
+                return
+            self.prices = [more / less]
+            # Bytes alone do not tell cheap light plans from dear ones.
+            factor = _LIGHT_SHARE * less / more
+        self._meet(light)
 
     def _is_hopeless(self) -> bool:
         """Whether nothing comes near to the limit: then only the least peak may."""

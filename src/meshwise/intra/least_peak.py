@@ -69,7 +69,8 @@ def lightest(judge: Judge, least: Least, free: Answer, cost_share: float) -> tup
         free: Its cost and its bytes are the units.
         cost_share: What costs weigh beside bytes.
     """
-    return _lightest(judge, least.problem.rows, least.weights, free, cost_share)
+    unit = _unit(free, least.answer)
+    return _lightest(judge, least.problem.rows, least.weights, unit, cost_share)
 
 
 def _smaller(best: Answer, other: Answer) -> Answer:
@@ -88,8 +89,10 @@ def _by_weights(judge: Judge, free: Answer) -> Least:
     best, with_weights = free, weights
     known: dict[tuple[int, ...], Answer] = {free.solution.choice: free}
     idle = 0
-    for _ in range(_ROUNDS):
-        choice = _lightest(judge, rows, weights, free, COST_SHARE)
+    for turn in range(_ROUNDS):
+        # First bytes alone: they say what holding less costs, which may be far more than the step.
+        share = COST_SHARE if turn else 0.0
+        choice = _lightest(judge, rows, weights, _unit(free, best), share)
         if not choice or idle == _PATIENCE or time.monotonic() > judge.deadline:
             break
         answer = known[choice] if choice in known else judge.answer(choice)
@@ -113,12 +116,17 @@ def _by_weights(judge: Judge, free: Answer) -> Least:
     return Least(answer=best, problem=problem, weights=tuple(with_weights))
 
 
+def _unit(free: Answer, least: Answer) -> float:
+    """Bytes that weigh as much as a second: those of a plan over what the dearer one costs."""
+    cost = max(free.solution.cost, least.solution.cost)
+    return free.num_bytes / cost if cost > 0 else 1.0
+
+
 def _lightest(
-    judge: Judge, rows: Sequence[Row], weights: Sequence[float], free: Answer, cost_share: float
+    judge: Judge, rows: Sequence[Row], weights: Sequence[float], unit: float, cost_share: float
 ) -> tuple[int, ...]:
     """The choice of about least weighted bytes and costs; empty if there is none."""
     problem = replace(judge.problem, rows=tuple(rows))
-    unit = free.num_bytes / free.solution.cost if free.solution.cost > 0 else 1.0
     priced = priced_problem(problem, weights, cost_share * unit)
     return judge.solve_free(priced)
 
