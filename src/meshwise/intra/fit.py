@@ -148,7 +148,7 @@ class _Priced:
         """Set the first price: what a byte costs between the free plan and one that is light."""
         (row,) = self.rows
         most, cost = row_weight(row, self.free.solution.choice), self.free.solution.cost
-        factor = 0.0
+        factor, light = 0.0, self.free.solution.choice
         for _ in range(2):
             light = self.judge.solve_free(priced_problem(self._within_rows(), [1.0], factor))
             if not light:
