@@ -39,6 +39,7 @@ LAYERS = (
     "pins",
     "following",
     "local_cluster",
+    "finished_plan",
     "planning",
     "pipeline_pins",
     "pinned_layers",

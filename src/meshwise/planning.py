@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwise.baselines.methods import plan_baseline, plan_intra_op
+from meshwise.baselines.methods import plan_baseline
+from meshwise.baselines.search import Place, Search, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.finished_plan import finished_plan, method_name
 from meshwise.following import followed_layouts
-from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
-from meshwise.intra.price import step_time_s
+from meshwise.intra.refusal import TooFewDevicesError, refuse_arguments, smallest_refusal
 from meshwise.intra.regions import Region, regions
 from meshwise.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.pins import pinned
-from meshwise.plan.collectives import collectives
-from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.fingerprint import fingerprint
-from meshwise.plan.flop import device_flop, replicated_work
-from meshwise.plan.padding import Padding
-from meshwise.plan.plan import Plan, Stage
-from meshwise.plan.shares import communication
+from meshwise.plan.padding import PaddedDim, Padding
+from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
-from meshwise.plan.walk import place
 from meshwise.rules.kernel import ForeignRule
-from meshwise.rules.unruled import hint
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import Statistics, TracedStep
 
@@ -43,9 +37,6 @@ TraceFn = Callable[[int, int], TracedStep]
 # A mesh of three axes has every plan of its two-axis views and takes ten times as long to plan:
 # only when its shape is given.
 MAX_VIEW_AXES = 2
-# Above this share of FLOP or bytes a plan warns of what runs whole on every device.
-_REPLICATED_FLOP_SHARE = 0.01
-_REPLICATED_BYTES_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +96,17 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
     if request.num_microbatches != "auto":
         return attempt(request.num_microbatches)
     num_microbatches = 1
+    failures: list[InfeasibleError] = []
     while True:
         try:
             return attempt(num_microbatches)
-        except InfeasibleError:
+        except TooFewDevicesError:
+            raise
+        except InfeasibleError as error:
+            failures.append(error)
             num_microbatches *= 2
             if num_microbatches > _largest_batch(trace, num_devices):
-                raise
+                raise smallest_refusal(failures) from error
 
 
 def _plan_after(
@@ -153,23 +148,82 @@ def _plan_for(
 def _best_plan(
     trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
 ) -> tuple[TracedStep, Plan]:
-    """The plan on the logical mesh on which the step is fastest."""
+    """The plan on the logical mesh on which the step is fastest, padded where that is faster."""
     step = trace(num_microbatches, cluster.num_devices)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
-    plain, failure = _best(step, request, cluster, memory)
-    dims = padded_dims(step, cluster.num_devices) if _may_pad(request.method) else ()
-    if dims:
-        longer = with_padding(step, dims)
-        padded, _ = _best(longer, request, cluster, memory)
-        if padded is not None and (plain is None or padded.step_time_s < plain.step_time_s):
-            unpadded_s = None if plain is None else plain.step_time_s
-            record = Padding(dims=dims, unpadded_step_time_s=unpadded_s)
-            return longer, dataclasses.replace(padded, padding=record)
-    if plain is None:
-        assert failure is not None
-        raise failure
-    return step, plain
+    _refuse_arguments(step, cluster.num_devices, memory)
+    method, meshes = request.method, _meshes(request.method, cluster)
+    dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
+    plain = _candidates(step, request, meshes, memory)
+    padded = _candidates(with_padding(step, dims), request, meshes, memory) if dims else []
+    if not _is_free(method):
+        return _best_of_each([*plain, *padded], len(plain), dims, request)
+    search = Search()
+    search.over([c.place for c in plain])
+    unpadded = search.best
+    search.over([c.place for c in padded])
+    found = search.found()
+    best = [*plain, *padded][found.place]
+    where = _where(meshes, has_padding=bool(dims))
+    return best.traced, _padded(
+        best.finished(found.result, request, where),
+        dims if found.place >= len(plain) else (),
+        unpadded.price_s if unpadded is not None else None,
+    )
+
+
+def _is_free(method: Method) -> bool:
+    """Whether all meshes are one search; the paper's objective is no time: each has its own."""
+    is_timed = isinstance(method, IntraOp) and method.objective == "time"
+    return is_timed or isinstance(method, Auto)
+
+
+def _best_of_each(
+    candidates: Sequence[_Candidate],
+    num_plain: int,
+    dims: tuple[PaddedDim, ...],
+    request: PlanRequest,
+) -> tuple[TracedStep, Plan]:
+    """The fastest of the plans that a method has on each mesh; the gap is of its mesh."""
+    plans: list[tuple[float, int, Plan]] = []
+    failures: list[InfeasibleError] = []
+    for i, candidate in enumerate(candidates):
+        try:
+            plan = candidate.planned(request)
+        except InfeasibleError as error:
+            failures.append(error)
+            continue
+        plans.append((plan.step_time_s, i, plan))
+    if not plans:
+        raise smallest_refusal(failures)
+    _, number, plan = min(plans, key=lambda item: item[:2])
+    unpadded_s = min((s for s, i, _ in plans if i < num_plain), default=None)
+    traced = candidates[number].traced
+    return traced, _padded(plan, dims if number >= num_plain else (), unpadded_s)
+
+
+def _padded(plan: Plan, dims: tuple[PaddedDim, ...], unpadded_s: float | None) -> Plan:
+    """The plan with what it pads."""
+    if not dims:
+        return plan
+    return dataclasses.replace(plan, padding=Padding(dims=dims, unpadded_step_time_s=unpadded_s))
+
+
+def _where(meshes: Sequence[LogicalMesh], *, has_padding: bool) -> str:
+    """On which meshes the bound of a search holds."""
+    names = ["x".join(map(str, mesh.sizes)) for mesh in meshes]
+    where = "on this mesh" if len(names) == 1 else f"on the meshes {', '.join(names)}"
+    return f"{where}, padded or not" if has_padding else where
+
+
+def _refuse_arguments(step: TracedStep, num_devices: int, memory: int) -> None:
+    """Refuse a step whose arguments all devices together cannot hold."""
+    tensors = [step.graph.tensors[t] for t in dict.fromkeys(step.graph.inputs)]
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        sizes[tensor.name] = sizes.get(tensor.name, 0) + tensor.num_bytes
+    refuse_arguments(sizes, num_devices, memory)
 
 
 def _may_pad(method: Method) -> bool:
@@ -177,23 +231,6 @@ def _may_pad(method: Method) -> bool:
     return isinstance(method, (Auto, Megatron)) or (
         isinstance(method, IntraOp) and method.objective == "time"
     )
-
-
-def _best(
-    step: TracedStep, request: PlanRequest, cluster: Cluster, memory: int
-) -> tuple[Plan | None, InfeasibleError | None]:
-    """The fastest plan over the meshes of a method, or why the last one has none."""
-    best: Plan | None = None
-    failure: InfeasibleError | None = None
-    for mesh in _meshes(request.method, cluster):
-        try:
-            plan = plan_on(step, request, mesh, memory)
-        except InfeasibleError as error:
-            failure = error
-            continue
-        if best is None or plan.step_time_s < best.step_time_s:
-            best = plan
-    return best, failure
 
 
 def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
@@ -209,6 +246,111 @@ def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
             return [cluster.mesh(shape) for shape in shapes]
         case _:
             return [cluster.mesh((cluster.num_devices,))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A step on one of the meshes that may be taken.
+
+    Attributes:
+        traced: The step as it was traced.
+        step: The same with the graph that the pins make of it.
+        place: The graph on the mesh, with what is asked.
+    """
+
+    traced: TracedStep
+    step: TracedStep
+    place: Place
+
+    def planned(self, request: PlanRequest) -> Plan:
+        """The plan of the method.
+
+        Raises:
+            InfeasibleError, SolverError: there is none.
+        """
+        place, method = self.place, request.method
+        if isinstance(method, (IntraOp, Auto, Follow)):
+            return self.finished(plan_intra_op(place), request)
+        result = plan_baseline(
+            method_name(method),
+            place.graph,
+            place.mesh,
+            place.batch_dims,
+            place.options,
+            place.parts,
+        )
+        return self.finished(result, request)
+
+    def finished(
+        self, result: IntraResult, request: PlanRequest, where: str = "on this mesh"
+    ) -> Plan:
+        """All that the plan says.
+
+        Args:
+            result: The decision.
+            request: What was asked.
+            where: On which meshes its gap holds.
+        """
+        return finished_plan(
+            self.step,
+            self.place.parts,
+            self.place.mesh,
+            result,
+            request.method,
+            self.place.options.objective,
+            has_pins=bool(request.pins),
+            where=where,
+        )
+
+
+def _candidates(
+    step: TracedStep, request: PlanRequest, meshes: Sequence[LogicalMesh], memory: int
+) -> list[_Candidate]:
+    """A traced step on each of several meshes."""
+    parts = regions(step.graph)
+    return [_candidate(step, request, mesh, memory, parts=parts) for mesh in meshes]
+
+
+def _candidate(
+    step: TracedStep,
+    request: PlanRequest,
+    mesh: LogicalMesh,
+    memory: int,
+    forced: Forced = NOTHING_FORCED,
+    parts: tuple[Region, ...] | None = None,
+) -> _Candidate:
+    """A traced step on a mesh, with what is asked.
+
+    Args:
+        step: The step.
+        request: What is asked.
+        mesh: The mesh.
+        memory: Bytes of one device.
+        forced: What is fixed beside the pins.
+        parts: The regions of the step's graph if they are known.
+    """
+    method = request.method
+    pins = pinned(step.graph, request.pins, mesh)
+    graph = pins.graph
+    follows = isinstance(method, Follow)
+    followed = followed_layouts(graph, method.followed()) if follows else {}
+    options = IntraOptions(
+        objective=method.objective if isinstance(method, IntraOp) else "time",
+        memory_bytes=memory,
+        time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
+        seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
+        layouts={**followed, **pins.layouts, **forced.layouts},
+        strategies={**pins.strategies, **forced.strategies},
+        dump_ilp=request.dump_ilp,
+    )
+    place = Place(
+        graph=graph,
+        mesh=mesh,
+        batch_dims=step.batch_dims,
+        options=options,
+        parts=parts if parts and graph is step.graph else regions(graph),
+    )
+    return _Candidate(traced=step, step=dataclasses.replace(step, graph=graph), place=place)
 
 
 def plan_on(
@@ -230,119 +372,4 @@ def plan_on(
     Raises:
         PinError, InfeasibleError, SolverError: there is no such plan.
     """
-    method = request.method
-    pins = pinned(step.graph, request.pins, mesh)
-    graph = pins.graph
-    parts = regions(graph)
-    follows = isinstance(method, Follow)
-    followed = followed_layouts(graph, method.followed()) if follows else {}
-    objective = method.objective if isinstance(method, IntraOp) else "time"
-    options = IntraOptions(
-        objective=objective,
-        memory_bytes=memory,
-        time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
-        seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
-        layouts={**followed, **pins.layouts, **forced.layouts},
-        strategies={**pins.strategies, **forced.strategies},
-        dump_ilp=request.dump_ilp,
-    )
-    if isinstance(method, (IntraOp, Auto, Follow)):
-        result = plan_intra_op(graph, mesh, step.batch_dims, options, parts)
-    else:
-        name = method_name(method)
-        result = plan_baseline(name, graph, mesh, step.batch_dims, options, parts)
-    step = dataclasses.replace(step, graph=graph)
-    return finished_plan(step, parts, mesh, result, method, objective, has_pins=bool(request.pins))
-
-
-def method_name(method: Method) -> str:
-    """Text of a method, as `Megatron(dp=2, tp=4, pp=1)`."""
-    return f"{type(method).__name__}()" if isinstance(method, (Replay, Follow)) else repr(method)
-
-
-def _space(result: IntraResult, method: Method, has_pins: bool) -> str:
-    """Among which plans the gap of a result holds."""
-    bounds = [] if isinstance(method, (IntraOp, Auto)) else [method_name(method)]
-    if has_pins:
-        bounds.append("the pins")
-    under = f" under {' and '.join(bounds)}" if bounds else ""
-    # Other meshes and numbers of micro-batches were compared by their best plans found only.
-    return f"{result.space}{under}, on this mesh"
-
-
-def finished_plan(
-    step: TracedStep,
-    parts: tuple[Region, ...],
-    mesh: LogicalMesh,
-    result: IntraResult,
-    method: Method,
-    objective: str,
-    *,
-    has_pins: bool = False,
-) -> Plan:
-    """Everything that a plan says about a decision; verified.
-
-    Raises:
-        PlanError: the decision contradicts the graph (an error of the planner).
-    """
-    graph, decision = step.graph, result.decision
-    verify_decision(graph, decision, mesh)
-    whole = replicated_work(graph, decision, mesh)
-    moves = communication(graph, decision, mesh)
-    warnings = list(step.warnings) + [
-        f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
-        for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
-    ]
-    uncounted = [o for o in _operators(graph) if o.structure and not o.structure.is_counted]
-    warnings += [
-        f"{where} runs an unknown number of times; the plan counts one"
-        for where in dict.fromkeys(place(op) for op in uncounted)
-    ]
-    if mesh.num_devices > 1 and (
-        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
-    ):
-        warnings.append(
-            f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
-            "every device"
-        )
-    used = collectives(graph, decision, mesh)
-    if result.conceded:
-        # What all-gather was allowed for may be done by a cheaper path of other kinds.
-        places = sorted({f"{c.kind} at {c.where}" for c in used if c.kind != "all-reduce"})
-        warnings.append(
-            f"{method_name(method)} without {' and '.join(result.conceded)} has no plan for this "
-            f"step; it has {'; '.join(places[:3])}{'; ...' if len(places) > 3 else ''}"
-        )
-    return Plan(
-        step_time_s=step_time_s(graph, decision, mesh, parts=parts),
-        collectives=used,
-        stages=(
-            Stage(
-                mesh=mesh,
-                decision=decision,
-                arguments=arguments(graph, moves),
-                dense=dense_operators(graph, decision, mesh, moves),
-                peak_bytes=result.peak_bytes,
-                device_flop=device_flop(graph, decision, mesh),
-            ),
-        ),
-        num_microbatches=step.num_microbatches,
-        method=method_name(method),
-        objective=objective,
-        # What was not solved has no bound: its gap of 0 would only compare it with itself.
-        gap=result.gap if math.isfinite(result.gap) and result.status != "greedy" else None,
-        space=_space(result, method, has_pins),
-        status=result.status,
-        fingerprint=fingerprint(graph),
-        replicated=whole,
-        parameters=step.parameters,
-        warnings=tuple(warnings),
-    )
-
-
-def _operators(graph: Graph) -> list[Operator]:
-    """All operators, those of bodies after the one that holds them."""
-    found: list[Operator] = []
-    for op in graph.operators:
-        found += [op, *(inner for body in op.bodies for inner in _operators(body))]
-    return found
+    return _candidate(step, request, mesh, memory, forced).planned(request)

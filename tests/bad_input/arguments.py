@@ -185,7 +185,15 @@ ARGUMENTS = (
         "too little memory",
         lambda: plan(memory_bytes=1),
         InfeasibleError,
-        "no plan fits into 1 B (1 bytes) per device; the smallest plan found peaks at",
+        "the arguments of the step are 192 B (192 bytes); 4 devices of 1 B (1 bytes) hold 4 B, "
+        "however they are split. Largest: 128 B in 1; 64 B in 0/w. At least 192 such devices or 48 "
+        "bytes per device are needed for the arguments alone",
+    ),
+    Case(
+        "memory for no more than the arguments",
+        lambda: plan(memory_bytes=48),
+        InfeasibleError,
+        "into 48 B (48 bytes) per device; the smallest plan found peaks at",
     ),
     # init
     Case(

@@ -12,13 +12,15 @@ import pytest
 
 import meshwise as mw
 from graph_builders import DEVICE, mesh, perceptron
-from meshwise.baselines.methods import BASELINES, plan_baseline, plan_intra_op
+from meshwise.baselines.methods import BASELINES, plan_baseline
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
+from meshwise.baselines.search import Place, plan_intra_op
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
+from meshwise.intra.regions import regions
 from meshwise.plan.collectives import collectives
 from meshwise.plan.verify import verify_decision
 
@@ -186,7 +188,10 @@ def test_intra_op_is_never_dearer_under_a_limit():
     graph, batch = problem(3, 2048, 256)
     three = plan_baseline("Zero3", graph, ONE_AXIS, batch, IntraOptions())
     options = IntraOptions(memory_bytes=three.peak_bytes)
-    best = plan_intra_op(graph, ONE_AXIS, batch, options)
+    place = Place(
+        graph=graph, mesh=ONE_AXIS, batch_dims=batch, options=options, parts=regions(graph)
+    )
+    best = plan_intra_op(place)
     assert best.peak_bytes <= three.peak_bytes
     assert best.objective_s <= step_time_s(graph, three.decision, ONE_AXIS) * (1 + 1e-9)
 

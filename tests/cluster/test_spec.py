@@ -132,8 +132,9 @@ def test_part_of_a_host_is_a_mesh_and_three_hosts_are():
     assert cluster.mesh((3, 8)).num_devices == 24
 
 
-def test_mesh_shapes_are_factorisations_without_repeats():
-    assert cpu_cluster(8).mesh_shapes() == ((8,), (2, 4), (2, 2, 2))
+def test_mesh_shapes_are_all_ordered_factorisations():
+    """Also where the axes are alike: a dim that both split is tiled in their order."""
+    assert cpu_cluster(8).mesh_shapes() == ((8,), (2, 4), (4, 2), (2, 2, 2))
     assert cpu_cluster(1).mesh_shapes() == ((1,),)
     cluster = Cluster.virtual("2x p3.16xlarge")
     shapes = cluster.mesh_shapes()

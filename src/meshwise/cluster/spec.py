@@ -20,7 +20,7 @@ from meshwise.cluster.read import cluster_fields
 from meshwise.cluster.submesh import MeshLink, Submesh, SubmeshKind, mesh_link
 from meshwise.cluster.text import groups_of
 from meshwise.cluster.views import MAX_AXES as MAX_AXES
-from meshwise.cluster.views import axis_names, check_shape, view_shapes
+from meshwise.cluster.views import axis_names, check_shape, factorisations
 from meshwise.errors import ClusterError
 
 
@@ -298,17 +298,17 @@ class Cluster:
         return self._first(shape).mesh(shape, names)
 
     def mesh_shapes(self, num_devices: int | None = None) -> tuple[tuple[int, ...], ...]:
-        """The views of `num_devices` devices (all by default) that are worth a try.
+        """The views of `num_devices` devices (all by default): shapes of at most `MAX_AXES` axes.
 
-        All ordered factorisations into at most `MAX_AXES` axes, except those whose axes are the
-        same as those of an earlier view in another order.  An error where hosts differ.
+        All orders of axes are views of their own: a dim that several axes split is tiled in their
+        order, so that plans differ even where the axes are alike.  An error where hosts differ.
 
         Raises:
             ClusterError: the cluster has no such set of devices.
         """
         count = self.num_devices if num_devices is None else num_devices
-        kind = self._first((count,))
-        return view_shapes(kind.host, kind.devices_per_host, count, MAX_AXES)
+        self._first((count,))
+        return tuple(factorisations(count, MAX_AXES))
 
     def _first(self, shape: tuple[int, ...]) -> SubmeshKind:
         """The first devices: some of one host, or whole hosts."""

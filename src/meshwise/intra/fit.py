@@ -1,10 +1,12 @@
 """Finds a cheap plan that fits into memory.
 
 What a plan really holds (`intra.memory`) follows XLA's own order and is no linear function of the
-choices; the profile in program order (`intra.profile`) is, and lies near it.  So rows bound the
-profile, by the limit times the ratio of the two at the plans seen so far, and every plan is judged
-by its true peak: a plan that does not fit is never returned.  Small problems are settled by
-enumeration, with the true peak alone.
+choices; what is live at the peak of one plan is.  So each plan that does not fit gives a row: the
+bytes of what is live at its peak, bounded by the same part of the limit.  Prices on rows lead to
+plans that hold less, each a problem without rows; what they chose is mixed within the rows.  Every
+plan is judged by its true peak: one that does not fit is never returned.  If prices find none, the
+plan of least peak (`intra.least_peak`) decides, which does not depend on the limit: what an error
+names is enough.  Small problems are settled by enumeration, with the true peak alone.
 """
 
 from __future__ import annotations
@@ -12,294 +14,301 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
-
-from meshwise.errors import InfeasibleError
+from meshwise.intra.descent import DescentWithin
 from meshwise.intra.enumerate_plans import Effort, cheaper_neighbour, cheapest_that_fits
-from meshwise.intra.expand import expand
-from meshwise.intra.memory import Peak, peak
-from meshwise.intra.memory_rows import MemoryRows
-from meshwise.intra.network import Network
+from meshwise.intra.judged import Answer, Judge
+from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
+from meshwise.intra.limits import priced_problem
+from meshwise.intra.memory import Peak
 from meshwise.intra.problem import Array, Problem, Row, Solution, objective, row_weight
-from meshwise.intra.profile import profile_peak
-from meshwise.intra.shapes import local_bytes
-from meshwise.intra.solve import Recorder, solve
-from meshwise.intra.ties import Ties, tied_row
+from meshwise.intra.recombine import Recombiner
+from meshwise.intra.refusal import too_large
 from meshwise.plan.decision import GraphDecision
-from meshwise.units import bytes_text
 
-_ROUNDS = 16
-# After a plan fits, looser rows are tried so often.
-_LOOSER = 3
-# If the plan of least memory needs this much more than there is, looser rows do not help.
-_HOPELESS = 1.15
-# Enumeration is tried up to this many nodes, partial choices and judged plans.
+# Prices that are tried, mixtures of what they found, and descents from the best of these.
+_PRICES = 8
+_MIXTURES = 5
+_DESCENTS = 3
+# Between mixtures the limit moves by this factor at least and at most.
+_LEAST_WIDER, _WIDER = 1.005, 1.05
+# What costs weigh beside bytes where a light plan is looked for.
+_LIGHT_SHARE = 1e-2
+# Prices change by this power of what a choice weighs in the row, but by no more than the factor.
+_STEEPNESS = 12
+_MOST_STEP = 3.0
+# After so many prices they change half as much; so many that find nothing new are the last.
+_SLOWER = 3
+_PATIENCE = 2
+# If after so many prices all plans need so much more than the limit, no more are tried.
+_EARLY, _HOPELESS = 4, 1.1
+# A plan that costs at most so much more than the bound will do.
+_NEAR_BOUND = 1e-3
+# Shares of the cost beside bytes that are tried to make the smallest plan cheaper, and the largest.
+_SHARES = 5
+_MOST_SHARE = 100.0
+# Enumeration is tried up to this many nodes, partial choices, and operators that judging looks at.
 _SMALL_NODES = 24
 _MAX_STEPS = 1_000_000
 _MAX_QUESTIONS = 30_000
+_QUESTION_WORK = 300_000
 # After it gives up, so many neighbours of the best plan are judged at a time.
 _MAX_NEIGHBOURS = 1_000
-# Random starts of the descent on the true peak, for small problems in which nothing fitted yet.
-_STARTS = 12
 
 # A cost counts as its bound if no more than rounding lies between.
 _SLACK = 1e-9
 
-# Consumers that an error names.
-_NAMED = 5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A solution with its plan and the plan's true peak."""
-
-    solution: Solution
-    decision: GraphDecision
-    peak: Peak
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
-    """What does not change during a search."""
-
-    network: Network
-    ties: Ties
-    problem: Problem
-    limit: int
-    deadline: float
-    seed: int
-    record: Recorder | None = None
-
-    def judge(self, choice: Sequence[int]) -> tuple[GraphDecision, Peak]:
-        decision = expand(self.network, self.ties.spread(tuple(choice)))
-        return decision, peak(self.network.graph, decision, self.network.mesh)
-
-    def solve(self, rows: Sequence[Row]) -> Solution:
-        full = dataclasses.replace(self.problem, rows=tuple(rows))
-        left = self.deadline - time.monotonic()
-        return solve(full, time_limit_s=left, seed=self.seed, exact=False, record=self.record)
-
-
-def fit(
-    network: Network,
-    ties: Ties,
-    problem: Problem,
-    free: Answer,
-    *,
-    limit: int,
-    deadline: float,
-    seed: int,
-    record: Recorder | None = None,
-) -> Answer:
+def fit(judge: Judge, free: Answer, *, limit: int, below_s: float = math.inf) -> Answer:
     """A cheap plan that fits.
 
     Args:
-        network: All decisions.
-        ties: Which nodes decide together.
-        problem: The problem of the ties, without rows.
-        free: Its answer without a limit, which does not fit.
+        judge: What is searched.
+        free: The answer without a limit, which does not fit.
         limit: Bytes of one device.
-        deadline: Of `time.monotonic`.
-        seed: Of the solver.
-        record: Is given each problem that is solved.
+        below_s: A plan of another search costs so much and fits: where prices say that none here
+            is cheaper, the search ends.
 
     Raises:
-        InfeasibleError: no plan was found that fits.
+        TooLargeError: no plan was found that fits.
     """
-    search = _Search(
-        network=network,
-        ties=ties,
-        problem=problem,
-        limit=limit,
-        deadline=deadline,
-        seed=seed,
-        record=record,
-    )
-    if sum(float(held.min()) for held in _held(search)) > limit:
+    if sum(float(held.min()) for held in judge.input_bytes()) > limit:
         # Not even the inputs fit.
-        raise infeasible(limit, free.peak, proved=True)
-    found, smallest = _by_rows(search, free)
+        raise too_large(limit, least_peak(judge, free).answer.peak, is_proved=True)
+    found, least = _Priced(judge, free, limit, below_s).search(), None
+    if found is None:
+        if below_s < math.inf:
+            raise too_large(limit, free.peak, is_proved=False)
+        least = least_peak(judge, free)
+        if least.answer.num_bytes <= limit:
+            found = _cheaper(judge, free, least, limit)
     bound = max(free.solution.bound, 0.0)
-    if len(problem.costs) <= _SMALL_NODES:
-        for start in _starts(search, free.solution.choice):
-            found = found or _by_descent(search, start)
-        found, proved = _by_enumeration(search, found)
+    if len(judge.problem.costs) <= _SMALL_NODES:
+        found, proved = _by_enumeration(judge, found, limit)
         bound = max(bound, proved)
     if found is None:
-        raise infeasible(limit, smallest, proved=bound == math.inf)
+        assert least is not None
+        raise too_large(limit, least.answer.peak, is_proved=bound == math.inf)
     cost = found.solution.cost
     exact = bound >= cost * (1 - _SLACK)
+    late = time.monotonic() > judge.deadline
     solution = dataclasses.replace(
         found.solution,
         bound=min(bound, cost),
-        status="optimal" if exact else "bounded",
+        status="optimal" if exact else "time limit" if late else "bounded",
     )
     return dataclasses.replace(found, solution=solution)
 
 
-def _by_rows(search: _Search, free: Answer) -> tuple[Answer | None, Peak]:
-    """The best plan that fits, and the smallest peak met."""
-    graph, mesh = search.network.graph, search.network.mesh
-    writer = MemoryRows(search.network)
-    rows: list[Row] = []
-    best: Answer | None = None
-    smallest = free.peak
-    profile = profile_peak(graph, free.decision, mesh)
-    allowed = search.limit * profile.num_bytes / free.peak.num_bytes
-    failed = float(profile.num_bytes)
-    rows.append(tied_row(writer.row(profile.time, allowed), search.ties))
-    looser = _LOOSER
-    rounds = iter(range(_ROUNDS))
-    while next(rounds, None) is not None and time.monotonic() < search.deadline:
-        solution = search.solve([dataclasses.replace(row, limit=allowed) for row in rows])
-        if not solution.choice:
-            # The rows are no more than near the truth: a little looser may fit.
-            near = _nearest(search, solution) or free
-            smallest = min(smallest, near.peak, key=lambda p: p.num_bytes)
-            if best is None and near.peak.num_bytes <= search.limit:
-                best = near
-            hopeless = best is None and near.peak.num_bytes > _HOPELESS * search.limit
-            if hopeless or allowed >= failed * 0.99:
+class _Priced:
+    """A search with prices on rows: each row is what is live at the peak of a plan that was met."""
+
+    def __init__(self, judge: Judge, free: Answer, limit: int, below_s: float) -> None:
+        self.judge = judge
+        self.free = free
+        self.limit = limit
+        self.below_s = below_s
+        # What plans within the rows cost at least, as far as prices say.
+        self.about_s = -math.inf
+        self.best: Answer | None = None
+        self.rows = [_scaled_row(judge, free, limit)]
+        self.prices = [free.solution.cost / free.num_bytes]
+        self.met = {free.solution.choice: free}
+
+    def search(self) -> Answer | None:
+        """The best plan that fits among those that were met; None if none was."""
+        self._begin()
+        idle = 0
+        for step in range(_PRICES):
+            if self._is_over() or idle == _PATIENCE or (step == _EARLY and self._is_hopeless()):
                 break
-            allowed = max((allowed * failed) ** 0.5, allowed * 1.005)
-            continue
-        decision, high = search.judge(solution.choice)
-        smallest = min(smallest, high, key=lambda p: p.num_bytes)
-        if high.num_bytes <= search.limit:
-            if best is None or solution.cost < best.solution.cost:
-                best = Answer(solution=solution, decision=decision, peak=high)
-            if looser == 0 or allowed >= failed * 0.98:
+            known = len(self.met)
+            if not self._step(1 / (1 + step / _SLOWER)):
                 break
-            looser -= 1
-            allowed = (allowed * failed) ** 0.5
-            continue
-        profile = profile_peak(graph, decision, mesh)
-        row = tied_row(writer.row(profile.time, allowed), search.ties)
-        if row.name not in {r.name for r in rows} and row_weight(row, solution.choice) > allowed:
-            rows.append(row)
-            continue
-        if best is not None:
+            idle = idle + 1 if len(self.met) == known else 0
+        scale = 1.0
+        for _ in range(_MIXTURES):
+            if self._is_over() or self._is_hopeless():
+                break
+            scale = self._mix(scale)
+        if self.best is not None and not self._is_over():
+            self._descend()
+        return self.best
+
+    def _is_over(self) -> bool:
+        if time.monotonic() > self.judge.deadline:
+            return True
+        if self.about_s > self.below_s:
+            return True
+        near = self.free.solution.bound * (1 + _NEAR_BOUND)
+        return self.best is not None and self.best.solution.cost <= near
+
+    def _begin(self) -> None:
+        """Set the first price: what a byte costs between the free plan and one that is light."""
+        (row,) = self.rows
+        most, cost = row_weight(row, self.free.solution.choice), self.free.solution.cost
+        factor, light = 0.0, self.free.solution.choice
+        for _ in range(2):
+            light = self.judge.solve_free(priced_problem(self._within_rows(), [1.0], factor))
+            if not light:
+                return
+            more, less = objective(self.judge.problem, light) - cost, most - row_weight(row, light)
+            if not (more > 0 and less > 0):
+                return
+            self.prices = [more / less]
+            # Bytes alone do not tell cheap light plans from dear ones.
+            factor = _LIGHT_SHARE * less / more
+        self._meet(light)
+
+    def _is_hopeless(self) -> bool:
+        """Whether nothing comes near to the limit: then only the least peak may."""
+        least = min(answer.num_bytes for answer in self.met.values())
+        return least > _HOPELESS * self.limit
+
+    def _step(self, power: float) -> bool:
+        """Take the cheapest choice at the prices and move them; False if there is none."""
+        choice = self.judge.solve_free(priced_problem(self._within_rows(), self.prices))
+        if not choice:
+            return False
+        value = objective(self.judge.problem, choice) + sum(
+            p * (row_weight(row, choice) - row.limit)
+            for p, row in zip(self.prices, self.rows, strict=True)
+        )
+        self.about_s = max(self.about_s, value)
+        self._meet(choice)
+        for k, row in enumerate(self.rows):
+            excess = row_weight(row, choice) / max(row.limit, 1.0)
+            factor = min(max(excess**_STEEPNESS, 1 / _MOST_STEP), _MOST_STEP)
+            self.prices[k] *= factor**power
+        return True
+
+    def _within_rows(self) -> Problem:
+        return dataclasses.replace(self.judge.problem, rows=tuple(self.rows))
+
+    def _mix(self, scale: float) -> float:
+        """Mix parts of all that was met, within the sum of the rows at their prices.
+
+        Args:
+            scale: Of the limit.
+
+        Returns:
+            The scale to try next.
+        """
+        row = _sum_of_rows(self.rows, self.prices)
+        mixer = Recombiner(dataclasses.replace(self.judge.problem, rows=(row,)))
+        choice = mixer.best(list(self.met), row.limit * scale)
+        if choice is None:
+            return scale * _WIDER
+        self._meet(choice)
+        part = self.limit / self.met[choice].num_bytes
+        if part >= 1:
+            return scale * min(max(part, _LEAST_WIDER), _WIDER)
+        return scale * max(min(part, 1 / _LEAST_WIDER), 1 / _WIDER)
+
+    def _descend(self) -> None:
+        """Change single nodes and pairs of the best plan within the rows."""
+        descent = DescentWithin(self._within_rows())
+        for _ in range(_DESCENTS):
+            assert self.best is not None
+            before = self.best
+            if not self._meet(descent.improved(before.solution.choice)):
+                break
+            descent = DescentWithin(self._within_rows())
+
+    def _meet(self, choice: tuple[int, ...]) -> bool:
+        """Judge a choice; whether it is new."""
+        if choice in self.met:
+            return False
+        answer = self.met[choice] = self.judge.answer(choice)
+        if answer.num_bytes <= self.limit:
+            if self.best is None or _is_cheaper(answer, self.best):
+                self.best = answer
+            return True
+        row = _scaled_row(self.judge, answer, self.limit)
+        if all(row.name != other.name for other in self.rows):
+            self.rows.append(row)
+            self.prices.append(max(self.prices))
+        return True
+
+
+def _sum_of_rows(rows: Sequence[Row], prices: Sequence[float]) -> Row:
+    """The sum of rows, each as often as its price says."""
+    nodes: dict[int, Array] = {}
+    pairs: dict[tuple[int, int], Array] = {}
+    total = max(sum(prices), 1e-300)
+    for row, price in zip(rows, prices, strict=True):
+        part = price / total
+        for u, w in row.nodes:
+            nodes[u] = nodes[u] + part * w if u in nodes else part * w
+        for u, v, w in row.pairs:
+            pairs[u, v] = pairs[u, v] + part * w if (u, v) in pairs else part * w
+    return Row(
+        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
+        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda item: item[0])),
+        limit=sum(p * row.limit for p, row in zip(prices, rows, strict=True)) / total,
+    )
+
+
+def _scaled_row(judge: Judge, answer: Answer, limit: int) -> Row:
+    """What is live at the peak of a plan, within its part of the limit."""
+    row = judge.row_of(answer.peak)
+    part = row_weight(row, answer.solution.choice) / answer.num_bytes
+    return dataclasses.replace(row, limit=limit * part)
+
+
+def _is_cheaper(one: Answer, other: Answer) -> bool:
+    return one.solution.cost < other.solution.cost
+
+
+def _cheaper(judge: Judge, free: Answer, least: Least, limit: int) -> Answer:
+    """The plan of least peak, which fits, or a cheaper one: costs weigh more while it fits."""
+    best, low, high = least.answer, COST_SHARE, _MOST_SHARE
+    for _ in range(_SHARES):
+        share = math.sqrt(low * high)
+        choice = lightest(judge, least, free, share)
+        if not choice:
             break
-        failed = min(failed, allowed)
-        allowed *= min(0.97, search.limit / high.num_bytes)
-    return best, smallest
+        answer = judge.answer(choice)
+        if answer.num_bytes > limit:
+            high = share
+            continue
+        low = share
+        best = answer if _is_cheaper(answer, best) else best
+    return best
 
 
-def _nearest(search: _Search, solution: Solution) -> Answer | None:
-    """The plan that comes nearest to rows that cannot be met."""
-    if not solution.nearest:
-        return None
-    decision, high = search.judge(solution.nearest)
-    cost = objective(search.problem, solution.nearest)
-    near = dataclasses.replace(solution, choice=solution.nearest, cost=cost)
-    return Answer(solution=near, decision=decision, peak=high)
-
-
-def _starts(search: _Search, first: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    yield first
-    rng = np.random.default_rng(search.seed)
-    for _ in range(_STARTS):
-        yield tuple(
-            int(rng.choice(np.flatnonzero(np.isfinite(costs)))) for costs in search.problem.costs
-        )
-
-
-def _by_descent(search: _Search, start: tuple[int, ...]) -> Answer | None:
-    """A plan that fits, by single changes that lower the true peak; None if none is met."""
-    choice = list(start)
-    decision, high = search.judge(choice)
-    changed = True
-    while changed:
-        changed = False
-        for u, costs in enumerate(search.problem.costs):
-            for i in np.flatnonzero(np.isfinite(costs)).tolist():
-                before, choice[u] = choice[u], i
-                trial = search.judge(choice)
-                if trial[1].num_bytes < high.num_bytes:
-                    (decision, high), changed = trial, True
-                    if high.num_bytes <= search.limit:
-                        cost = objective(search.problem, choice)
-                        solution = Solution(
-                            choice=tuple(choice), cost=cost, bound=0.0, status="", num_left=0
-                        )
-                        return Answer(solution=solution, decision=decision, peak=high)
-                else:
-                    choice[u] = before
-    return None
-
-
-def _held(search: _Search) -> list[Array]:
-    """Bytes of the inputs, which stay for the whole step, per node and choice."""
-    network, sizes = search.network, search.network.mesh.sizes
-    held = [np.zeros(len(costs)) for costs in search.problem.costs]
-    for t in dict.fromkeys(network.graph.inputs):
-        u = network.maker[0, t]
-        tensor = network.graph.tensors[t]
-        held[search.ties.class_of[u]] += np.array(
-            [local_bytes(tensor, w, sizes) for w in network.nodes[u].layouts], dtype=np.float64
-        )
-    return held
-
-
-def _by_enumeration(search: _Search, found: Answer | None) -> tuple[Answer | None, float]:
+def _by_enumeration(judge: Judge, found: Answer | None, limit: int) -> tuple[Answer | None, float]:
     """A plan that fits, the cheapest if the search comes to its end, and a lower bound."""
     judged: dict[tuple[int, ...], tuple[GraphDecision, Peak]] = {}
 
     def fits(choice: tuple[int, ...]) -> bool:
-        trial = search.judge(choice)
-        if trial[1].num_bytes > search.limit:
+        trial = judge.of_choice(choice)
+        if trial[1].num_bytes > limit:
             return False
         judged[choice] = trial
         return True
 
+    questions = min(_MAX_QUESTIONS, _QUESTION_WORK // max(judge.num_operators, 1))
     known = found.solution.choice if found is not None else None
     cheapest = cheapest_that_fits(
-        search.problem,
+        judge.problem,
         known,
         fits,
-        held=_held(search),
-        limit=search.limit,
-        effort=Effort(steps=_MAX_STEPS, questions=_MAX_QUESTIONS, deadline=search.deadline),
+        held=judge.input_bytes(),
+        limit=limit,
+        effort=Effort(steps=_MAX_STEPS, questions=questions, deadline=judge.deadline),
     )
     best = cheapest.choice
     if not cheapest.proved and best is not None:
         near: tuple[int, ...] | None = best
-        while near is not None and time.monotonic() < search.deadline:
+        while near is not None and time.monotonic() < judge.deadline:
             best = near
-            near = cheaper_neighbour(search.problem, best, fits, questions=_MAX_NEIGHBOURS)
+            near = cheaper_neighbour(
+                judge.problem, best, fits, questions=min(_MAX_NEIGHBOURS, questions)
+            )
     if best is None or best == known:
         return found, cheapest.bound
-    cost = objective(search.problem, best)
+    cost = objective(judge.problem, best)
     solution = Solution(choice=best, cost=cost, bound=0.0, status="", num_left=0)
     return Answer(solution=solution, decision=judged[best][0], peak=judged[best][1]), cheapest.bound
-
-
-def infeasible(limit: int | None, smallest: Peak | None, *, proved: bool) -> InfeasibleError:
-    """The error that names what is largest and what helps."""
-    if limit is None or smallest is None:
-        return InfeasibleError(
-            "no plan satisfies the pins and restrictions: loosen a pin, or allow more collectives"
-        )
-    why = "no plan fits" if proved else "no plan was found that fits"
-    sums: dict[str, tuple[int, int]] = {}
-    for b in smallest.buffers:
-        what = (
-            f"{b.role} {b.where or 'an input'}" if b.role == "input" else f"{b.role} from {b.where}"
-        )
-        count, num_bytes = sums.get(what, (0, 0))
-        sums[what] = (count + 1, num_bytes + b.num_bytes)
-    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
-    largest = "; ".join(
-        f"{bytes_text(num_bytes)} in {count} x {what}"
-        if count > 1
-        else f"{bytes_text(num_bytes)} in {what}"
-        for what, (count, num_bytes) in ordered[:_NAMED]
-    )
-    return InfeasibleError(
-        f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
-        f"at {bytes_text(smallest.num_bytes)}. Largest there: {largest}. Use more devices, more "
-        "micro-batches, rematerialisation, a smaller batch, or raise memory_bytes"
-    )

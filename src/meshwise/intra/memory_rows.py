@@ -19,6 +19,7 @@ from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.liveness import Liveness, liveness
+from meshwise.intra.memory import Buffer
 from meshwise.intra.network import BLOCK, Edge, Network
 from meshwise.intra.problem import Array, Row
 from meshwise.intra.regions import END, OWN_GROUP, Region
@@ -27,13 +28,25 @@ from meshwise.intra.shapes import local_bytes, strategy_layouts
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """Bytes of a node (v = -1) or a pair during [start, end] of its region."""
+    """Bytes of a node (v = -1) or a pair during [start, end] of its region.
+
+    Attributes:
+        start: The first time.
+        end: The last time.
+        u: The node.
+        v: The other node, -1 if there is none.
+        weights: Bytes by choice.
+        tensor: Whose bytes they are.
+        is_copy: Whether they are of a copy in another layout.
+    """
 
     start: int
     end: int
     u: int
     v: int
     weights: Array
+    tensor: int
+    is_copy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,7 @@ class _Later:
 
     start: int
     end: int
+    tensor: int
     write: Callable[[], None]
 
 
@@ -74,11 +88,24 @@ class MemoryRows:
             if end < len(self.network.regions[r].graph.operators):
                 # A bitcast of a copy lives on.
                 end = max(end, self.live[r].end[self.live[r].root[t]])
-            self.later[r].append(_Later(min(times), end, functools.partial(self._copy, edge)))
+            write = functools.partial(self._copy, edge)
+            self.later[r].append(_Later(min(times), end, t, write))
 
-    def _add(self, region: int, start: int, end: int, u: int, v: int, weights: Array) -> None:
+    def _add(
+        self,
+        place: tuple[int, int],
+        start: int,
+        end: int,
+        u: int,
+        v: int,
+        weights: Array,
+        *,
+        is_copy: bool = False,
+    ) -> None:
+        """Note bytes of a tensor; `place` is its region and its number there."""
         if weights.any():
-            self.terms[region].append(_Term(start, end, u, v, weights))
+            region, tensor = place
+            self.terms[region].append(_Term(start, end, u, v, weights, tensor, is_copy))
 
     def _positions(self) -> None:
         """For each (region, tensor, group) the times of its uses, and the node of each use."""
@@ -107,7 +134,7 @@ class MemoryRows:
             weights = np.array(
                 [local_bytes(graph.tensors[t], w, self.sizes) for w in layouts], dtype=np.float64
             )
-            self._add(0, -1, end, node, -1, weights)
+            self._add((0, t), -1, end, node, -1, weights)
 
     def _values(self, region: Region) -> None:
         graph, live = region.graph, self.live[region.index]
@@ -124,7 +151,7 @@ class MemoryRows:
                 if t in live.fused or live.root[t] != t:
                     continue
                 write = functools.partial(self._value, region, number, i, place, donated.get(t))
-                self.later[region.index].append(_Later(live.start[t], live.end[t], write))
+                self.later[region.index].append(_Later(live.start[t], live.end[t], t, write))
 
     def _value(self, region: Region, number: int, i: int, place: int, donated: int | None) -> None:
         """Bytes of one result of an operator."""
@@ -136,14 +163,14 @@ class MemoryRows:
             dtype=np.float64,
         )
         if donated is None:
-            self._add(region.index, live.start[t], live.end[t], node, -1, weights)
+            self._add((region.index, t), live.start[t], live.end[t], node, -1, weights)
             return
         # The buffer of donated state is free if the new state is made in its layout.
         wanted = self.network.nodes[donated].layouts
         table = np.array(
             [[0.0 if w == g else x for g in wanted] for w, x in zip(layouts, weights, strict=True)]
         )
-        self._add(region.index, live.start[t], live.end[t], node, donated, table)
+        self._add((region.index, t), live.start[t], live.end[t], node, donated, table)
 
     def _made(self, region: Region, number: int, i: int, place: int) -> tuple[list[Layout], int]:
         """Layouts in which result `place` of operator `i` is made, per choice of its node."""
@@ -190,7 +217,8 @@ class MemoryRows:
                         continue
                     weights = np.zeros(len(table.moves))
                     weights[choice] = local_bytes(tensor, target, self.sizes)
-                    self._add(region.index, inside[0], inside[0], node, -1, weights)
+                    place = (region.index, t)
+                    self._add(place, inside[0], inside[0], node, -1, weights, is_copy=True)
 
     def _locals(self, region: Region, members: Sequence[int]) -> list[int]:
         """Tensors of a cluster in the order of its table."""
@@ -229,7 +257,9 @@ class MemoryRows:
                 for u in graph.operators[last].outputs:
                     if live.root[u] != u and t in graph.operators[last].inputs:
                         last = max(last, live.last_use_of[u])
-            self._add(r, times[0][0], last, edge.source, edge.target, weights)
+            self._add(
+                edge.place, times[0][0], last, edge.source, edge.target, weights, is_copy=True
+            )
             return
         if target.kind == BLOCK:
             self._user(edge, left)
@@ -240,13 +270,13 @@ class MemoryRows:
             layouts = self._outside(edge.target, edge.place)
             weights = self._difference(tensor, left, [(w,) for w in layouts])
             for time in dict.fromkeys(i for i, node in times if node == edge.target):
-                self._add(r, time, time, edge.source, edge.target, weights)
+                self._add(edge.place, time, time, edge.source, edge.target, weights, is_copy=True)
             return
         if r == 0 and t in {graph.outputs[j] for _, j in graph.aliases} and target.kind == "input":
             return
         weights = self._difference(tensor, left, [(w,) for w in target.layouts])
         end = len(graph.operators)
-        self._add(r, end, end, edge.source, edge.target, weights)
+        self._add(edge.place, end, end, edge.source, edge.target, weights, is_copy=True)
 
     def _left(self, edge: Edge) -> list[Layout]:
         """Layouts in which users outside of its block find a tensor."""
@@ -303,7 +333,7 @@ class MemoryRows:
                     if have != layout:
                         weights[row, choice] += size
         for (first, last), weights in spans.items():
-            self._add(r, first, last, edge.source, edge.target, weights)
+            self._add(edge.place, first, last, edge.source, edge.target, weights, is_copy=True)
 
     def _strategy_layouts(
         self, op: Operator, strategy: Strategy
@@ -326,32 +356,70 @@ class MemoryRows:
 
     def row(self, time: tuple[int, ...], limit: float) -> Row:
         """The row of one time: `time` as in `intra.memory.Peak`."""
-        nodes: dict[int, Array] = {}
-        pairs: dict[tuple[int, int], Array] = {}
+        terms: list[_Term] = []
         # Operator, body, operator inside, ...
         for depth in range(0, len(time), 2):
-            here = time[depth]
-            region = self.inner[tuple(time[:depth])]
-            waiting = self.later[region.index]
-            self.later[region.index] = [x for x in waiting if not x.start <= here <= x.end]
-            for item in waiting:
-                if item.start <= here <= item.end:
-                    item.write()
-            for term in self.terms[region.index]:
-                if not term.start <= here <= term.end:
-                    continue
-                u, v, weights = term.u, term.v, term.weights
-                if u == v:
-                    v, weights = -1, np.diagonal(weights).copy()
-                if v < 0:
-                    nodes[u] = nodes[u] + weights if u in nodes else weights
-                    continue
-                if u > v:
-                    u, v, weights = v, u, weights.T
-                pairs[u, v] = pairs[u, v] + weights if (u, v) in pairs else weights
-        return Row(
-            nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
-            pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda i: i[0])),
-            limit=limit,
-            name=f"bytes at {time}",
-        )
+            here, region = time[depth], self.inner[tuple(time[:depth])]
+            self._write(region.index, lambda item: item.start <= here <= item.end)  # noqa: B023
+            terms += [x for x in self.terms[region.index] if x.start <= here <= x.end]
+        return _row(terms, limit, f"bytes at {time}")
+
+    def row_of(self, buffers: Sequence[Buffer], limit: float) -> Row:
+        """The row of what is live together, in whatever order it was made.
+
+        Args:
+            buffers: What is live under one choice.  Under another one the values and copies of
+                the same tensors count, and all inputs; a copy is one that is made while the
+                buffer's tensor is used.
+            limit: Upper bound.
+        """
+        live: dict[int, dict[tuple[int, bool], list[int]]] = {}
+        for b in buffers:
+            region = self.inner[b.path]
+            t = self.live[region.index].root[b.tensor]
+            of_region = live.setdefault(region.index, {})
+            of_region.setdefault((t, b.role == "copy"), []).append(b.start)
+        terms: list[_Term] = []
+        for r, here in sorted(live.items()):
+            tensors = {t for t, _ in here}
+            self._write(r, lambda item: item.tensor in tensors)  # noqa: B023
+            for term in self.terms[r]:
+                starts = here.get((term.tensor, term.is_copy))
+                is_input = r == 0 and term.start < 0 and term.v < 0
+                if is_input or (
+                    starts is not None
+                    and (not term.is_copy or any(term.start <= s <= term.end for s in starts))
+                ):
+                    terms.append(term)
+        name = f"bytes of {sorted((r, *key) for r, here in live.items() for key in here)}"
+        return _row(terms, limit, name)
+
+    def _write(self, region: int, is_asked_for: Callable[[_Later], bool]) -> None:
+        """Write the terms of a region that are asked for and not yet written."""
+        waiting = self.later[region]
+        self.later[region] = [item for item in waiting if not is_asked_for(item)]
+        for item in waiting:
+            if is_asked_for(item):
+                item.write()
+
+
+def _row(terms: Sequence[_Term], limit: float, name: str) -> Row:
+    """The sum of terms."""
+    nodes: dict[int, Array] = {}
+    pairs: dict[tuple[int, int], Array] = {}
+    for term in terms:
+        u, v, weights = term.u, term.v, term.weights
+        if u == v:
+            v, weights = -1, np.diagonal(weights).copy()
+        if v < 0:
+            nodes[u] = nodes[u] + weights if u in nodes else weights
+            continue
+        if u > v:
+            u, v, weights = v, u, weights.T
+        pairs[u, v] = pairs[u, v] + weights if (u, v) in pairs else weights
+    return Row(
+        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
+        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda i: i[0])),
+        limit=limit,
+        name=name,
+    )

@@ -1,61 +1,110 @@
-"""Plans one graph on one mesh: network, problem, solver, memory, decision."""
+"""Plans one graph on one mesh: network, problem, solver, memory, decision.
+
+A plan is made in two steps, so that several meshes or methods can be compared: `prepared` finds
+the cheapest choice without a limit of memory and with it a bound, `planned` a plan that fits.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
 from meshwise.intra.check import check_solution
 from meshwise.intra.dump import dump_problem
-from meshwise.intra.expand import expand
-from meshwise.intra.fit import Answer, fit, infeasible
-from meshwise.intra.memory import peak
+from meshwise.intra.fit import fit
+from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.network import Network, build_network
 from meshwise.intra.options import IntraOptions, IntraResult
-from meshwise.intra.problem import Problem, Solution
+from meshwise.intra.problem import Solution
 from meshwise.intra.propagate import propagate
+from meshwise.intra.refusal import no_choice, too_large
 from meshwise.intra.regions import Region
 from meshwise.intra.solve import Recorder, solve
-from meshwise.intra.ties import Ties, find_ties, tied_problem, untied
+from meshwise.intra.ties import find_ties, tied_problem, untied
 
 # Above this many nodes equal layers are planned equally.
 _TIE_NODES = 400
+TIED = "equal layers planned equally"
+FREE = "every layer planned freely"
 
 
-def _solved(
-    network: Network, ties: Ties, problem: Problem, options: IntraOptions, deadline: float
-) -> Answer:
-    """The cheapest plan; one that fits if there is a limit."""
-    left = deadline - time.monotonic()
-    record = _recorder(network.mesh, options)
-    found = solve(problem, time_limit_s=left, seed=options.seed, record=record)
-    if not found.choice and network.nodes:
-        raise infeasible(None, None, proved=found.status == "infeasible")
-    check_solution(problem, found)
-    decision = expand(network, ties.spread(found.choice))
-    high = peak(network.graph, decision, network.mesh)
-    free = Answer(solution=found, decision=decision, peak=high)
-    limit = options.memory_bytes
-    if limit is None or high.num_bytes <= limit:
-        return free
-    answer = fit(
-        network,
-        ties,
-        problem,
-        free,
-        limit=limit,
-        deadline=deadline,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A graph on a mesh with its cheapest choice, whatever that holds.
+
+    Attributes:
+        judge: The problem, and what searches in it share.
+        free: The cheapest choice, with its bound.
+        options: What was asked.
+        space: For which plans the bound holds.
+        wall_s: Seconds that this took.
+    """
+
+    judge: Judge
+    free: Solution
+    options: IntraOptions
+    space: str
+    wall_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """No plan costs less, whatever the memory; -inf where nothing was solved."""
+        return -math.inf if self.options.restriction.greedy else self.free.bound
+
+
+def prepared(
+    graph: Graph,
+    mesh: LogicalMesh,
+    options: IntraOptions,
+    parts: tuple[Region, ...] | None = None,
+) -> Prepared:
+    """Find the cheapest choice without a limit of memory.
+
+    Args:
+        graph: The graph.
+        mesh: Where it runs.
+        options: Objective, limits and restrictions.
+        parts: The regions of the graph if they are known.
+
+    Raises:
+        InfeasibleError: no plan satisfies the restrictions.
+        SolverError: the solver failed.
+    """
+    start = time.monotonic()
+    network = build_network(graph, mesh, options, parts)
+    large = len(network.nodes) > _TIE_NODES if options.tie is None else options.tie
+    is_greedy = options.restriction.greedy
+    ties = find_ties(network) if large and not is_greedy else untied(network)
+    problem = tied_problem(network, ties)
+    judge = Judge(
+        network=network,
+        ties=ties,
+        problem=problem,
+        deadline=start + options.time_limit_s,
         seed=options.seed,
-        record=record,
+        record=_recorder(mesh, options),
     )
-    check_solution(problem, answer.solution)
-    return answer
+    if is_greedy:
+        free = _propagated(network)
+    else:
+        left = judge.deadline - time.monotonic()
+        free = solve(problem, time_limit_s=left, seed=options.seed, record=judge.record)
+        if not free.choice and network.nodes:
+            raise no_choice()
+        check_solution(problem, free)
+    return Prepared(
+        judge=judge,
+        free=free,
+        options=options,
+        space=TIED if large else FREE,
+        wall_s=time.monotonic() - start,
+    )
 
 
 def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Recorder | None:
@@ -67,17 +116,59 @@ def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Recorder | None:
     return partial(dump_problem, folder=options.dump_ilp, what=what)
 
 
-def _propagated(network: Network, options: IntraOptions) -> Answer:
-    """The plan of sharding propagation."""
+def _propagated(network: Network) -> Solution:
+    """The choice of sharding propagation."""
     choice = propagate(network)
     cost = sum(float(n.cost_s[c]) for n, c in zip(network.nodes, choice, strict=True))
     cost += sum(float(e.cost_s[choice[e.source], choice[e.target]]) for e in network.edges)
-    found = Solution(choice=choice, cost=cost, bound=cost, status="greedy", num_left=0)
-    decision = expand(network, choice)
-    high = peak(network.graph, decision, network.mesh)
-    if options.memory_bytes is not None and high.num_bytes > options.memory_bytes:
-        raise infeasible(options.memory_bytes, high, proved=False)
-    return Answer(solution=found, decision=decision, peak=high)
+    return Solution(choice=choice, cost=cost, bound=cost, status="greedy", num_left=0)
+
+
+def free_answer(made: Prepared) -> Answer:
+    """The cheapest choice as a plan with its peak."""
+    decision, high = made.judge.of_choice(made.free.choice)
+    return Answer(solution=made.free, decision=decision, peak=high)
+
+
+def planned(
+    made: Prepared, free: Answer | None = None, *, below_s: float = math.inf
+) -> IntraResult:
+    """The cheapest plan that was found to fit.
+
+    Args:
+        made: What was prepared.
+        free: Its free answer, if it is known.
+        below_s: A plan of another search costs so much and fits: little is done for one that
+            hardly is cheaper.
+
+    Raises:
+        TooLargeError: no plan was found that fits.
+        SolverError: the solver failed.
+    """
+    start = time.monotonic()
+    judge, limit = made.judge, made.options.memory_bytes
+    answer = free or free_answer(made)
+    if limit is not None and answer.num_bytes > limit:
+        if made.options.restriction.greedy:
+            raise too_large(limit, answer.peak, is_proved=False)
+        # Other graphs and meshes may have been planned in between.
+        late = start + made.options.time_limit_s - made.wall_s
+        judge = dataclasses.replace(judge, deadline=late)
+        answer = fit(judge, answer, limit=limit, below_s=below_s)
+        check_solution(judge.problem, answer.solution)
+    cost, bound = answer.solution.cost, answer.solution.bound
+    return IntraResult(
+        decision=answer.decision,
+        objective_s=cost,
+        bound_s=bound,
+        gap=relative_gap(cost, bound),
+        space=made.space,
+        status=answer.solution.status,
+        wall_s=made.wall_s + time.monotonic() - start,
+        peak_bytes=answer.num_bytes,
+        num_nodes=len(judge.network.nodes),
+        num_left=answer.solution.num_left,
+    )
 
 
 def plan_graph(
@@ -85,7 +176,6 @@ def plan_graph(
     mesh: LogicalMesh,
     options: IntraOptions,
     *,
-    incumbents: Sequence[IntraResult] = (),
     parts: tuple[Region, ...] | None = None,
 ) -> IntraResult:
     """Find the cheapest plan of `graph` on `mesh`.
@@ -94,67 +184,16 @@ def plan_graph(
         graph: The graph.
         mesh: Where it runs.
         options: Objective, limits and restrictions.
-        incumbents: Plans of the same graph, mesh and objective; the best of them is returned if
-            it is cheaper than what is found.
         parts: The regions of the graph if they are known.
 
     Raises:
         InfeasibleError: no plan satisfies the restrictions and fits into memory.
         SolverError: the solver failed.
     """
-    start = time.monotonic()
-    network = build_network(graph, mesh, options, parts)
-    large = len(network.nodes) > _TIE_NODES if options.tie is None else options.tie
-    ties = find_ties(network) if large else untied(network)
-    if options.restriction.greedy:
-        answer = _propagated(network, options)
-    else:
-        problem = tied_problem(network, ties)
-        deadline = start + options.time_limit_s
-        try:
-            answer = _solved(network, ties, problem, options, deadline)
-        except InfeasibleError:
-            fitting = [r for r in incumbents if r.peak_bytes <= (options.memory_bytes or 0)]
-            if not fitting:
-                raise
-            return min(fitting, key=lambda r: r.objective_s)
-    cost, bound = answer.solution.cost, answer.solution.bound
-    result = IntraResult(
-        decision=answer.decision,
-        objective_s=cost,
-        bound_s=bound,
-        gap=relative_gap(cost, bound),
-        space="equal layers planned equally" if large else "every layer planned freely",
-        status=answer.solution.status,
-        wall_s=time.monotonic() - start,
-        peak_bytes=answer.peak.num_bytes,
-        num_nodes=len(network.nodes),
-        num_left=answer.solution.num_left,
-    )
-    return _best(result, incumbents, options.memory_bytes)
+    return planned(prepared(graph, mesh, options, parts))
 
 
 def relative_gap(cost: float, bound: float) -> float:
     """(cost - bound) / cost; infinite without a bound, 0 for what costs nothing."""
     gap = (cost - bound) / cost if cost > 0 else 0.0
     return max(gap, 0.0) if math.isfinite(gap) else math.inf
-
-
-def _best(result: IntraResult, incumbents: Sequence[IntraResult], limit: int | None) -> IntraResult:
-    """The cheapest of the result and the incumbents that fit."""
-    for other in incumbents:
-        fits = limit is None or other.peak_bytes <= limit
-        if fits and other.objective_s < result.objective_s * (1 - 1e-12):
-            result = IntraResult(
-                decision=other.decision,
-                objective_s=other.objective_s,
-                bound_s=min(result.bound_s, other.objective_s),
-                gap=relative_gap(other.objective_s, min(result.bound_s, other.objective_s)),
-                space=result.space,
-                status=result.status,
-                wall_s=result.wall_s,
-                peak_bytes=other.peak_bytes,
-                num_nodes=result.num_nodes,
-                num_left=result.num_left,
-            )
-    return result

@@ -1,0 +1,243 @@
+"""One search over several meshes: what it says of its plan holds for all of them.
+
+First the cheapest plan of each mesh is found without a limit of memory; its bound says whether
+the mesh can be better than the best plan known.  Only where it can, plans that fit are searched,
+the most promising mesh first, and then those of the named methods, which restrict the same
+problem and so have bounds of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwise.baselines.methods import BASELINES, loosened, restriction_of
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import InfeasibleError
+from meshwise.graph.graph import Graph
+from meshwise.intra.judged import Answer
+from meshwise.intra.options import IntraOptions, IntraResult
+from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
+from meshwise.intra.price import step_time_s
+from meshwise.intra.refusal import TooLargeError, smallest_refusal, too_large
+from meshwise.intra.regions import Region
+
+# Two costs are equal if no more than rounding lies between.
+_SLACK = 1e-9
+# A method whose cheapest plan holds so much more than the smallest plan is not squeezed further.
+_FAR = 1.1
+# Methods that use one axis: users have them on the mesh of one axis, if that is tried.
+_FLAT = frozenset({"DataParallel", "Zero2", "Zero3"})
+OPTIMAL, BOUNDED, TIME_LIMIT = "optimal", "bounded", "time limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A graph on a mesh, with what is asked of its plan.
+
+    Attributes:
+        graph: The graph.
+        mesh: Where it runs.
+        batch_dims: Positions among the graph's inputs -> the batch dim.
+        options: As for `plan_graph`.
+        parts: The regions of the graph.
+    """
+
+    graph: Graph
+    mesh: LogicalMesh
+    batch_dims: Mapping[int, int]
+    options: IntraOptions
+    parts: tuple[Region, ...]
+
+    def restricted(self, name: str, *, loosely: bool = False) -> Place | None:
+        """The same place under the restrictions of a named method.
+
+        Args:
+            name: Of the method.
+            loosely: Allow the all-gather that some steps need.
+
+        Returns:
+            None if the method is not for the mesh, or needs no loosening.
+        """
+        if name == "Megatron" and len(self.mesh.sizes) != 2:
+            return None
+        restriction = restriction_of(name, self.graph, self.mesh, self.batch_dims)
+        if loosely:
+            loose = loosened(restriction)
+            if loose is None:
+                return None
+            restriction = loose
+        options = dataclasses.replace(self.options, restriction=restriction)
+        return dataclasses.replace(self, options=options)
+
+    def prepared(self) -> Prepared:
+        """The cheapest plan without a limit of memory.
+
+        Raises:
+            InfeasibleError: no plan satisfies the restrictions.
+        """
+        return prepared(self.graph, self.mesh, self.options, self.parts)
+
+    def price_s(self, result: IntraResult) -> float:
+        """What a plan really costs: a copy that several users share is made once."""
+        objective = self.options.objective
+        return step_time_s(
+            self.graph, result.decision, self.mesh, objective=objective, parts=self.parts
+        )
+
+
+def _is_flat(place: Place) -> bool:
+    return len(place.mesh.sizes) == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best plan of a search.
+
+    Attributes:
+        place: Number of its place.
+        result: The plan; its gap, status and space are those of the whole search.
+        price_s: What the plan really costs.
+    """
+
+    place: int
+    result: IntraResult
+    price_s: float
+
+
+class Search:
+    """A search that goes on over more places with what it knows."""
+
+    def __init__(self) -> None:
+        self.best: Found | None = None
+        # No plan that fits costs less, whatever the place.
+        self._bound_s = math.inf
+        self._num_places = 0
+        self._status: set[str] = set()
+        self._is_tied = False
+        self._refusals: list[InfeasibleError] = []
+
+    def over(self, places: Sequence[Place]) -> None:
+        """Search among all plans of some places; they are numbered as they come."""
+        first = self._num_places
+        self._num_places += len(places)
+        waiting: list[tuple[float, int, Prepared]] = []
+        for i, place in enumerate(places):
+            try:
+                made = place.prepared()
+            except InfeasibleError as error:
+                self._refusals.append(error)
+                continue
+            self._is_tied |= made.space == TIED
+            waiting.append((made.bound_s, i, made))
+        waiting.sort(key=lambda item: item[:2])
+        for bound_s, i, made in waiting:
+            self._bound_s = min(self._bound_s, self._tried(places[i], first + i, made, bound_s))
+        promising = [i for _, i, made in waiting if not self._is_beaten(made.bound_s)]
+        if promising and not self._is_optimal():
+            has_flat = any(_is_flat(place) for place in places)
+            for i in sorted(promising):
+                for name in BASELINES:
+                    if not (has_flat and name in _FLAT and not _is_flat(places[i])):
+                        self._try_method(places[i], first + i, name)
+
+    def _tried(self, place: Place, number: int, made: Prepared, bound_s: float) -> float:
+        """Look for a better plan of a place; a bound of all its plans that fit."""
+        if self._is_beaten(bound_s):
+            return bound_s
+        try:
+            result = planned(made)
+        except TooLargeError as error:
+            self._refusals.append(error)
+            return math.inf if error.is_proved else bound_s
+        self._keep(place, number, result)
+        self._status.add(result.status)
+        return max(result.bound_s, bound_s)
+
+    def _try_method(self, place: Place, number: int, name: str) -> None:
+        """Look for a better plan among those of a named method: never is one of them better."""
+        for loosely in (False, True):
+            restricted = place.restricted(name, loosely=loosely)
+            if restricted is None:
+                return
+            try:
+                made = restricted.prepared()
+                if self._is_beaten(made.bound_s):
+                    return
+                free = free_answer(made)
+                self._refuse_far(place, free)
+                below_s = math.inf if self.best is None else self._cost_s()
+                self._keep(place, number, planned(made, free, below_s=below_s))
+            except InfeasibleError as error:
+                self._refusals.append(error)
+                continue
+            return
+
+    def _refuse_far(self, place: Place, free: Answer) -> None:
+        """Refuse a method that holds far more than the smallest plan, where none fits yet.
+
+        Raises:
+            TooLargeError: it does; squeezing it is not tried.
+        """
+        limit = place.options.memory_bytes
+        if limit is None or free.num_bytes <= limit or self.best is not None:
+            return
+        known = [e.smallest.num_bytes for e in self._refusals if isinstance(e, TooLargeError)]
+        if free.num_bytes > _FAR * min(known, default=math.inf):
+            raise too_large(limit, free.peak, is_proved=False)
+
+    def _keep(self, place: Place, number: int, result: IntraResult) -> None:
+        price_s = place.price_s(result)
+        best = self.best
+        if best is None or (price_s, number) < (best.price_s, best.place):
+            self.best = Found(place=number, result=result, price_s=price_s)
+
+    def _is_beaten(self, bound_s: float) -> bool:
+        """Whether what is bounded so costs more than the best plan."""
+        return self.best is not None and bound_s > self._cost_s() * (1 + _SLACK)
+
+    def _cost_s(self) -> float:
+        """What the best plan costs in the problem, in which the bounds hold."""
+        assert self.best is not None
+        return self.best.result.objective_s
+
+    def _is_optimal(self) -> bool:
+        return self.best is not None and self._bound_s >= self._cost_s() * (1 - _SLACK)
+
+    def found(self) -> Found:
+        """The best plan, with what holds of all places.
+
+        Raises:
+            InfeasibleError: no plan was found that fits.
+        """
+        if self.best is None:
+            raise smallest_refusal(self._refusals)
+        result, cost = self.best.result, self._cost_s()
+        bound = min(self._bound_s, cost)
+        status = (
+            OPTIMAL if self._is_optimal() else TIME_LIMIT if TIME_LIMIT in self._status else BOUNDED
+        )
+        result = dataclasses.replace(
+            result,
+            bound_s=bound,
+            gap=0.0 if status == OPTIMAL else relative_gap(cost, bound),
+            status=status,
+            space=TIED if self._is_tied else result.space,
+            conceded=(),
+        )
+        return dataclasses.replace(self.best, result=result)
+
+
+def plan_intra_op(place: Place) -> IntraResult:
+    """Plan a graph freely; where that is not proved best, no named method is better.
+
+    A plan that is optimal needs no comparison: every method searches a part of its space.
+
+    Raises:
+        InfeasibleError: neither the free search nor a method has a plan that fits.
+    """
+    search = Search()
+    search.over([place])
+    return search.found().result

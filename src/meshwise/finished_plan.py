@@ -1,0 +1,130 @@
+"""Everything that a plan says about a decision."""
+
+from __future__ import annotations
+
+import math
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph, Operator
+from meshwise.intra.options import IntraResult
+from meshwise.intra.price import step_time_s
+from meshwise.intra.regions import Region
+from meshwise.methods import Auto, Follow, IntraOp, Method, Replay
+from meshwise.plan.collectives import collectives
+from meshwise.plan.contents import arguments, dense_operators
+from meshwise.plan.fingerprint import fingerprint
+from meshwise.plan.flop import device_flop, replicated_work
+from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.shares import communication
+from meshwise.plan.verify import verify_decision
+from meshwise.plan.walk import place
+from meshwise.rules.unruled import hint
+from meshwise.trace.step import TracedStep
+
+# Above this share of FLOP or bytes a plan warns of what runs whole on every device.
+_REPLICATED_FLOP_SHARE = 0.01
+_REPLICATED_BYTES_SHARE = 0.05
+
+
+def method_name(method: Method) -> str:
+    """Text of a method, as `Megatron(dp=2, tp=4, pp=1)`."""
+    return f"{type(method).__name__}()" if isinstance(method, (Replay, Follow)) else repr(method)
+
+
+def _space(result: IntraResult, method: Method, has_pins: bool, where: str) -> str:
+    """Among which plans the gap of a result holds."""
+    bounds = [] if isinstance(method, (IntraOp, Auto)) else [method_name(method)]
+    if has_pins:
+        bounds.append("the pins")
+    under = f" under {' and '.join(bounds)}" if bounds else ""
+    # Other numbers of micro-batches were compared by their best plans found only.
+    return f"{result.space}{under}, {where}"
+
+
+def finished_plan(
+    step: TracedStep,
+    parts: tuple[Region, ...],
+    mesh: LogicalMesh,
+    result: IntraResult,
+    method: Method,
+    objective: str,
+    *,
+    has_pins: bool = False,
+    where: str = "on this mesh",
+) -> Plan:
+    """Everything that a plan says about a decision; verified.
+
+    Args:
+        step: The step, with the graph that was planned.
+        parts: The regions of the graph.
+        mesh: Where it runs.
+        result: The decision, and what is known of it.
+        method: What found it.
+        objective: What was minimised.
+        has_pins: Whether pins restrict the space of plans.
+        where: On which meshes the gap holds.
+
+    Raises:
+        PlanError: the decision contradicts the graph (an error of the planner).
+    """
+    graph, decision = step.graph, result.decision
+    verify_decision(graph, decision, mesh)
+    whole = replicated_work(graph, decision, mesh)
+    moves = communication(graph, decision, mesh)
+    warnings = list(step.warnings) + [
+        f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
+        for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
+    ]
+    uncounted = [o for o in _operators(graph) if o.structure and not o.structure.is_counted]
+    warnings += [
+        f"{where} runs an unknown number of times; the plan counts one"
+        for where in dict.fromkeys(place(op) for op in uncounted)
+    ]
+    if mesh.num_devices > 1 and (
+        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
+    ):
+        warnings.append(
+            f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
+            "every device"
+        )
+    used = collectives(graph, decision, mesh)
+    if result.conceded:
+        # What all-gather was allowed for may be done by a cheaper path of other kinds.
+        places = sorted({f"{c.kind} at {c.where}" for c in used if c.kind != "all-reduce"})
+        warnings.append(
+            f"{method_name(method)} without {' and '.join(result.conceded)} has no plan for this "
+            f"step; it has {'; '.join(places[:3])}{'; ...' if len(places) > 3 else ''}"
+        )
+    return Plan(
+        step_time_s=step_time_s(graph, decision, mesh, parts=parts),
+        collectives=used,
+        stages=(
+            Stage(
+                mesh=mesh,
+                decision=decision,
+                arguments=arguments(graph, moves),
+                dense=dense_operators(graph, decision, mesh, moves),
+                peak_bytes=result.peak_bytes,
+                device_flop=device_flop(graph, decision, mesh),
+            ),
+        ),
+        num_microbatches=step.num_microbatches,
+        method=method_name(method),
+        objective=objective,
+        # What was not solved has no bound: its gap of 0 would only compare it with itself.
+        gap=result.gap if math.isfinite(result.gap) and result.status != "greedy" else None,
+        space=_space(result, method, has_pins, where),
+        status=result.status,
+        fingerprint=fingerprint(graph),
+        replicated=whole,
+        parameters=step.parameters,
+        warnings=tuple(warnings),
+    )
+
+
+def _operators(graph: Graph) -> list[Operator]:
+    """All operators, those of bodies after the one that holds them."""
+    found: list[Operator] = []
+    for op in graph.operators:
+        found += [op, *(inner for body in op.bodies for inner in _operators(body))]
+    return found
