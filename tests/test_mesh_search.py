@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ import meshwise as mw
 from meshwise.baselines import search
 from meshwise.errors import InfeasibleError
 from meshwise.intra import judged
+from meshwise.units import bytes_text
 from oracle.parallel import CLUSTER
 
 VIEWS = tuple(shape for shape in CLUSTER.mesh_shapes() if len(shape) <= 2)
@@ -206,12 +208,12 @@ def test_arguments_that_all_devices_cannot_hold_are_refused_at_once(
     )
     with pytest.raises(InfeasibleError) as error:
         wrapped.plan(*specs)
+    total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(specs[0]))
     text = str(error.value)
-    assert "8 devices of 97.7 KiB (100000 bytes) hold 781 KiB, however they are split" in text
-    (total,) = re.findall(r"are [^(]*\((\d+) bytes\)", text)
-    assert (
-        f"At least {-(-int(total) // 100_000)} such devices or {-(-int(total) // 8)} bytes" in text
-    )
+    assert f"take {bytes_text(total)}, and the 8 devices of" in text
+    assert "have 781 KiB together" in text
+    assert f"{bytes_text(total / 8)} on each" in text
+    assert f"at least {-(-total // 100_000)} such devices" in text
 
 
 def test_planning_within_a_limit_solves_a_counted_number_of_problems(monkeypatch: Any) -> None:

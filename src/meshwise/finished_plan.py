@@ -6,13 +6,15 @@ import math
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.options import IntraResult
+from meshwise.intra.memory import peak
+from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region
 from meshwise.methods import Auto, Follow, IntraOp, Method, Replay
 from meshwise.plan.collectives import collectives
 from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.fingerprint import fingerprint
+from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
 from meshwise.plan.flop import device_flop, replicated_work
 from meshwise.plan.plan import Plan, Stage
 from meshwise.plan.shares import communication
@@ -47,7 +49,7 @@ def finished_plan(
     mesh: LogicalMesh,
     result: IntraResult,
     method: Method,
-    objective: str,
+    options: IntraOptions,
     *,
     has_pins: bool = False,
     where: str = "on this mesh",
@@ -60,7 +62,7 @@ def finished_plan(
         mesh: Where it runs.
         result: The decision, and what is known of it.
         method: What found it.
-        objective: What was minimised.
+        options: What was asked: what is minimised, and how much memory there is.
         has_pins: Whether pins restrict the space of plans.
         where: On which meshes the gap holds.
 
@@ -105,12 +107,13 @@ def finished_plan(
                 arguments=arguments(graph, moves),
                 dense=dense_operators(graph, decision, mesh, moves),
                 peak_bytes=result.peak_bytes,
+                memory_bytes=options.memory_bytes or mesh.device.memory_bytes,
                 device_flop=device_flop(graph, decision, mesh),
             ),
         ),
         num_microbatches=step.num_microbatches,
         method=method_name(method),
-        objective=objective,
+        objective=options.objective,
         # What was not solved has no bound: its gap of 0 would only compare it with itself.
         gap=result.gap if math.isfinite(result.gap) and result.status != "greedy" else None,
         space=_space(result, method, has_pins, where),
@@ -120,6 +123,29 @@ def finished_plan(
         parameters=step.parameters,
         warnings=tuple(warnings),
     )
+
+
+def check_plan_fits(graph: Graph, plan: Plan, remedy: str, memory_bytes: int | None = None) -> None:
+    """Check that a plan of one mesh fits into its devices, counted anew from its decision.
+
+    Args:
+        graph: What was planned.
+        plan: Its plan.
+        remedy: What to do if it does not fit.
+        memory_bytes: Of a device, as it is asked for; None: what the plan says.
+
+    Raises:
+        PlanError: it needs more memory than its devices have.
+    """
+    (stage,) = plan.stages
+    sizes = stage.mesh.sizes
+    inputs = dict(zip(graph.inputs, stage.decision.inputs, strict=True))
+    held = StageBytes(
+        state=sum(local_bytes(graph.tensors[t], layout, sizes) for t, layout in inputs.items()),
+        resident=max(stage.peak_bytes, peak(graph, stage.decision, stage.mesh).num_bytes),
+    )
+    memory = memory_bytes or stage.memory_bytes
+    check_fits([MeshBytes(name="the plan", memory=memory, stages={0: held})], remedy)
 
 
 def _operators(graph: Graph) -> list[Operator]:

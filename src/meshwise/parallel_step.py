@@ -29,6 +29,7 @@ from meshwise.methods import Follow, PlannedStep, Replay, asks_for_stages, is_pi
 from meshwise.pipeline_planning import plan_pipeline
 from meshwise.pipeline_replay import replayed_pipeline
 from meshwise.pipeline_request import pipeline_request
+from meshwise.plan.fits import check_state_fits
 from meshwise.plan.forward_plan import ForwardPlan
 from meshwise.plan.plan import Plan
 from meshwise.planned_layers import PlannedPipeline
@@ -36,7 +37,7 @@ from meshwise.planning import PlanRequest, make_plan
 from meshwise.pricing import Progress, priced
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.followed import FollowedStages
-from meshwise.trace.step import TracedStep, abstract, trace_step
+from meshwise.trace.step import TracedStep, abstract, state_bytes, trace_step
 from meshwise.trace.weak_types import weak_types
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
@@ -347,6 +348,10 @@ class ParallelStep(PlannedStep):
     def _plan(self, binding: Binding, call: Call) -> tuple[TracedStep, Plan]:
         key = self._key(binding, call)
         if key not in self._plans:
+            request = self._request
+            if not isinstance(request.method, (Replay, Follow)):
+                num_bytes = state_bytes(call.args, binding.signature)
+                check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
 
             def trace(num_microbatches: int, num_devices: int) -> TracedStep:
                 return trace_step(

@@ -15,16 +15,17 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.finished_plan import finished_plan, method_name
+from meshwise.finished_plan import check_plan_fits, finished_plan, method_name
 from meshwise.following import followed_layouts
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
-from meshwise.intra.refusal import TooFewDevicesError, refuse_arguments, smallest_refusal
+from meshwise.intra.refusal import smallest_refusal
 from meshwise.intra.regions import Region, regions
 from meshwise.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.pins import pinned
 from meshwise.plan.fingerprint import fingerprint
+from meshwise.plan.fits import REPORT
 from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
@@ -86,7 +87,7 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
     """
     if isinstance(request.method, Replay):
         assert isinstance(request.method.plan, Plan)  # a pipeline is replayed elsewhere
-        return _replay(trace, request.method.plan)
+        return _replay(trace, request.method.plan, request.memory_bytes)
     if isinstance(request.method, Follow):
         mesh = request.method.followed().mesh
         num_devices, attempt = mesh.num_devices, partial(_plan_after, trace, request, mesh)
@@ -100,8 +101,6 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
     while True:
         try:
             return attempt(num_microbatches)
-        except TooFewDevicesError:
-            raise
         except InfeasibleError as error:
             failures.append(error)
             num_microbatches *= 2
@@ -125,7 +124,7 @@ def _largest_batch(trace: TraceFn, num_devices: int) -> int:
     return min(sizes, default=1)
 
 
-def _replay(trace: TraceFn, plan: Plan) -> tuple[TracedStep, Plan]:
+def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[TracedStep, Plan]:
     step = trace(plan.num_microbatches, plan.mesh.num_devices)
     step = with_padding(step, plan.padding.dims)
     found = fingerprint(step.graph)
@@ -135,6 +134,7 @@ def _replay(trace: TraceFn, plan: Plan) -> tuple[TracedStep, Plan]:
             f"step has {found}); plan again"
         )
     verify_decision(step.graph, plan.decision, plan.mesh)
+    check_plan_fits(step.graph, plan, "plan the step again", memory_bytes)
     return step, plan
 
 
@@ -152,7 +152,6 @@ def _best_plan(
     step = trace(num_microbatches, cluster.num_devices)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
-    _refuse_arguments(step, cluster.num_devices, memory)
     method, meshes = request.method, _meshes(request.method, cluster)
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
     plain = _candidates(step, request, meshes, memory)
@@ -215,15 +214,6 @@ def _where(meshes: Sequence[LogicalMesh], *, has_padding: bool) -> str:
     names = ["x".join(map(str, mesh.sizes)) for mesh in meshes]
     where = "on this mesh" if len(names) == 1 else f"on the meshes {', '.join(names)}"
     return f"{where}, padded or not" if has_padding else where
-
-
-def _refuse_arguments(step: TracedStep, num_devices: int, memory: int) -> None:
-    """Refuse a step whose arguments all devices together cannot hold."""
-    tensors = [step.graph.tensors[t] for t in dict.fromkeys(step.graph.inputs)]
-    sizes: dict[str, int] = {}
-    for tensor in tensors:
-        sizes[tensor.name] = sizes.get(tensor.name, 0) + tensor.num_bytes
-    refuse_arguments(sizes, num_devices, memory)
 
 
 def _may_pad(method: Method) -> bool:
@@ -291,16 +281,18 @@ class _Candidate:
             request: What was asked.
             where: On which meshes its gap holds.
         """
-        return finished_plan(
+        plan = finished_plan(
             self.step,
             self.place.parts,
             self.place.mesh,
             result,
             request.method,
-            self.place.options.objective,
+            self.place.options,
             has_pins=bool(request.pins),
             where=where,
         )
+        check_plan_fits(self.place.graph, plan, REPORT)
+        return plan
 
 
 def _candidates(

@@ -185,9 +185,8 @@ ARGUMENTS = (
         "too little memory",
         lambda: plan(memory_bytes=1),
         InfeasibleError,
-        "the arguments of the step are 192 B (192 bytes); 4 devices of 1 B (1 bytes) hold 4 B, "
-        "however they are split. Largest: 128 B in 1; 64 B in 0/w. At least 192 such devices or 48 "
-        "bytes per device are needed for the arguments alone",
+        "the arguments of the step that are not batch data (parameters, optimizer state) take "
+        "64 B, and the 4 devices of",
     ),
     Case(
         "memory for no more than the arguments",

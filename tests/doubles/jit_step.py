@@ -35,6 +35,7 @@ PLAN = Plan(
             arguments=(),
             dense=(),
             peak_bytes=1000,
+            memory_bytes=DEVICE.memory_bytes,
             device_flop=1e6,
         ),
     ),

@@ -32,6 +32,7 @@ def plan_of(graph, decision, **fields):
         arguments=arguments(graph, moves),
         dense=dense_operators(graph, decision, MESH, moves),
         peak_bytes=3 * 2**20,
+        memory_bytes=MESH.device.memory_bytes,
         device_flop=device_flop(graph, decision, MESH),
     )
     values = {
@@ -110,8 +111,7 @@ def test_a_plan_that_does_not_fit_says_so_first():
     assert text.startswith(
         "does not fit: the plan needs 5 GiB, a device of 4 x virtual CPU has 4 GiB: 1 GiB too "
         "much\n"
-        "Plan again with this version of Meshwise, without a `memory_bytes` above what a device "
-        "has.\n"
+        "Plan again with this version of Meshwise.\n"
         "\n"
         "method        IntraOp()\n"
     )

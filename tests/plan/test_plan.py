@@ -35,6 +35,7 @@ def plan_of(graph, decision, on=MESH, **fields):
         arguments=arguments(graph, moves),
         dense=dense_operators(graph, decision, on, moves),
         peak_bytes=12345,
+        memory_bytes=on.device.memory_bytes,
         device_flop=device_flop(graph, decision, on),
     )
     values = {
@@ -110,13 +111,21 @@ def test_bodies_groups_and_partial_sums_read_back():
     assert Plan.from_json(text) == plan
 
 
+def test_version_2_had_all_memory_of_a_device():
+    plan = random_plan(0)
+    data = json.loads(plan.to_json()) | {"version": 2}
+    for stage in data["stages"]:
+        del stage["memory_bytes"]
+    assert Plan.from_json(json.dumps(data)) == plan
+
+
 def test_text_is_for_readers():
     text = random_plan(0).to_json()
     assert text.endswith("}\n")
     data = json.loads(text)
     assert list(data) == sorted(data)
     assert data["format"] == "meshwise-plan"
-    assert data["version"] == 2
+    assert data["version"] == 3
     assert max(map(len, text.splitlines())) < 160
     # One operator a line.
     assert sum('"strategy"' in line for line in text.splitlines()) == len(
@@ -163,7 +172,7 @@ OPERATOR = ("stages", 0, "decision", "operators", 0)
     ("keys", "value", "text"),
     [
         (("format",), "other", "not a plan: the field 'format' must be 'meshwise-plan'"),
-        (("version",), 1, "field 'version': this program reads version 2, got 1"),
+        (("version",), 1, "field 'version': this program reads version 2 and 3, got 1"),
         (("step_time_s",), "fast", "field 'step_time_s': expected a finite number, got 'fast'"),
         (("step_time_s",), True, "field 'step_time_s': expected a finite number, got True"),
         (("step_time_s",), math.nan, "field 'step_time_s': expected a finite number, got nan"),

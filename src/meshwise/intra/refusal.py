@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from meshwise.errors import InfeasibleError
 from meshwise.intra.memory import Peak
@@ -24,35 +24,6 @@ class TooLargeError(InfeasibleError):
     limit: int
     smallest: Peak
     is_proved: bool
-
-
-class TooFewDevicesError(InfeasibleError):
-    """All devices together cannot hold what a step is given: no plan and no micro-batches help."""
-
-
-def refuse_arguments(sizes: Mapping[str, int], num_devices: int, limit: int) -> None:
-    """Refuse arguments that all devices together cannot hold, before anything is planned.
-
-    Args:
-        sizes: Bytes of each argument, by name.
-        num_devices: Over how many devices they may be split.
-        limit: Bytes that one device may hold.
-
-    Raises:
-        TooFewDevicesError: they need more.
-    """
-    total = sum(sizes.values())
-    if total <= num_devices * limit:
-        return
-    ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
-    largest = "; ".join(f"{bytes_text(size)} in {name or 'an input'}" for name, size in ordered)
-    raise TooFewDevicesError(
-        f"the arguments of the step are {bytes_text(total)} ({total} bytes); {num_devices} "
-        f"device{'s' if num_devices > 1 else ''} of {bytes_text(limit)} ({limit} bytes) hold "
-        f"{bytes_text(num_devices * limit)}, however they are split. Largest: {largest}. At least "
-        f"{-(-total // max(limit, 1))} such devices or {-(-total // num_devices)} bytes per device "
-        "are needed for the arguments alone"
-    )
 
 
 def no_choice() -> InfeasibleError:

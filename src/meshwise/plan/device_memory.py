@@ -21,9 +21,7 @@ _MOST_NAMED = 4
 _TOGETHER = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b)|(?<=\bstage) (?=\d)|(?<=\bmesh) (?=\d)")
 # Names of clusters are the user's, and may be long.
 _LONGEST_HOLDER = 40
-_PLAN_AGAIN_ON_ONE_MESH = (
-    "Plan again with this version of Meshwise, without a `memory_bytes` above what a device has."
-)
+_PLAN_AGAIN_ON_ONE_MESH = "Plan again with this version of Meshwise."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +170,7 @@ def plan_memory(plan: Plan) -> MemoryCheck:
             name=f"stage {number}" if len(plan.stages) > 1 else "the plan",
             stages=(number,),
             peak_bytes=stage.peak_bytes,
-            memory_bytes=stage.mesh.device.memory_bytes,
+            memory_bytes=stage.memory_bytes,
         )
         for number, stage in enumerate(plan.stages)
     )

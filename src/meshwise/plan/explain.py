@@ -74,7 +74,8 @@ def _summary(plan: Plan) -> list[str]:
         f"stage {i}: {mesh_text(stage.mesh)}" if len(plan.stages) > 1 else mesh_text(stage.mesh)
         for i, stage in enumerate(plan.stages)
     ]
-    memory = f"{bytes_text(plan.peak_bytes)} of {bytes_text(plan.mesh.device.memory_bytes)}"
+    worst = max(plan.stages, key=lambda stage: stage.peak_bytes)
+    memory = f"{bytes_text(worst.peak_bytes)} of {bytes_text(worst.memory_bytes)}"
     rows = [
         ("method", plan.method),
         ("objective", plan.objective),

@@ -5,6 +5,8 @@ Layouts are written as `graph.layout` prints them, decisions as `json_decision` 
 
 from __future__ import annotations
 
+from typing import cast
+
 from meshwise.errors import PlanError
 from meshwise.graph.layout import layout_text
 from meshwise.plan import json_read as read
@@ -21,7 +23,7 @@ from meshwise.plan.plan import Plan, Stage
 from meshwise.plan.rivals import MemoryPrice, Rival, Way
 
 FORMAT = "meshwise-plan"
-VERSION = 2
+VERSION = 3
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -66,6 +68,7 @@ def _stage_json(stage: Stage) -> Json:
         "arguments": [fields(argument) for argument in stage.arguments],
         "dense": [_dense_json(operator) for operator in stage.dense],
         "peak_bytes": stage.peak_bytes,
+        "memory_bytes": stage.memory_bytes,
         "device_flop": float(stage.device_flop),
     }
 
@@ -98,7 +101,7 @@ def plan_from_json(text: str) -> Plan:
     Raises:
         PlanError: naming the field that is missing, unknown or wrong.
     """
-    record = read.document(text, FORMAT, VERSION)
+    record = read.document(text, FORMAT, VERSION, {2: _of_version_2})
     # Both follow from the stages; they are written for readers only.
     told = {key: record.pop(key, None) for key in ("peak_bytes", "device_flop")}
     plan = read.record(
@@ -132,6 +135,22 @@ def plan_from_json(text: str) -> Plan:
                 f"field {key!r}: {value!r} is not that of the worst stage, {getattr(plan, key)!r}"
             )
     return plan
+
+
+def _of_version_2(data: dict[str, Json]) -> dict[str, Json]:
+    """The fields of version 2, which did not say how much memory was asked for: all of a device."""
+    stages = data.get("stages")
+    if not isinstance(stages, list):
+        return data  # the error is that of the reader
+    return data | {"stages": [_stage_of_version_2(s) for s in cast(list[Json], stages)]}
+
+
+def _stage_of_version_2(stage: Json) -> Json:
+    match stage:
+        case {"mesh": {"device": {"memory_bytes": memory_bytes}}}:
+            return stage | {"memory_bytes": memory_bytes}
+        case _:
+            return stage
 
 
 def _by_kind(value: Json, where: str) -> tuple[tuple[str, float], ...]:
@@ -197,6 +216,7 @@ def _stage(value: Json, where: str) -> Stage:
         "arguments": read.list_of(_argument),
         "dense": read.list_of(_dense),
         "peak_bytes": read.size,
+        "memory_bytes": read.size,
         "device_flop": read.number,
     }
     return read.record(value, where, Stage, known)

@@ -23,6 +23,7 @@ class Stage:
         arguments: What the inputs of `decision` are, one for each.
         dense: Dense products and convolutions, equal ones merged.
         peak_bytes: Predicted peak memory of one device.
+        memory_bytes: What the plan may use of a device.
         device_flop: Dense FLOP of one device in a step.
     """
 
@@ -31,6 +32,7 @@ class Stage:
     arguments: tuple[Argument, ...]
     dense: tuple[DenseOperator, ...]
     peak_bytes: int
+    memory_bytes: int
     device_flop: float
 
 
