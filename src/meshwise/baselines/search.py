@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwise.baselines.methods import BASELINES, loosened, restriction_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.judged import Answer
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
@@ -43,6 +44,7 @@ class Place:
         batch_dims: Positions among the graph's inputs -> the batch dim.
         options: As for `plan_graph`.
         parts: The regions of the graph.
+        evaluators: That know what was computed for other restrictions and places.
     """
 
     graph: Graph
@@ -50,6 +52,7 @@ class Place:
     batch_dims: Mapping[int, int]
     options: IntraOptions
     parts: tuple[Region, ...]
+    evaluators: Evaluators = field(default_factory=Evaluators)
 
     def restricted(self, name: str, *, loosely: bool = False) -> Place | None:
         """The same place under the restrictions of a named method.
@@ -78,7 +81,7 @@ class Place:
         Raises:
             InfeasibleError: no plan satisfies the restrictions.
         """
-        return prepared(self.graph, self.mesh, self.options, self.parts)
+        return prepared(self.graph, self.mesh, self.options, self.parts, self.evaluators)
 
     def price_s(self, result: IntraResult) -> float:
         """What a plan really costs: a copy that several users share is made once."""
@@ -148,7 +151,7 @@ class Search:
         if self._is_beaten(bound_s):
             return bound_s
         try:
-            result = planned(made)
+            result = planned(made, below_s=self._below_s())
         except TooLargeError as error:
             self._refusals.append(error)
             return math.inf if error.is_proved else bound_s
@@ -168,8 +171,7 @@ class Search:
                     return
                 free = free_answer(made)
                 self._refuse_far(place, free)
-                below_s = math.inf if self.best is None else self._cost_s()
-                self._keep(place, number, planned(made, free, below_s=below_s))
+                self._keep(place, number, planned(made, free, below_s=self._below_s()))
             except InfeasibleError as error:
                 self._refusals.append(error)
                 continue
@@ -202,6 +204,10 @@ class Search:
         """What the best plan costs in the problem, in which the bounds hold."""
         assert self.best is not None
         return self.best.result.objective_s
+
+    def _below_s(self) -> float:
+        """What a plan must be cheaper than to matter."""
+        return math.inf if self.best is None else self._cost_s()
 
     def _is_optimal(self) -> bool:
         return self.best is not None and self._bound_s >= self._cost_s() * (1 - _SLACK)
