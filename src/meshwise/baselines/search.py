@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwise.baselines.methods import BASELINES, loosened, restriction_of
@@ -161,21 +161,38 @@ class Search:
 
     def _try_method(self, place: Place, number: int, name: str) -> None:
         """Look for a better plan among those of a named method: never is one of them better."""
-        for loosely in (False, True):
-            restricted = place.restricted(name, loosely=loosely)
-            if restricted is None:
-                return
-            try:
-                made = restricted.prepared()
-                if self._is_beaten(made.bound_s):
-                    return
-                free = free_answer(made)
-                self._refuse_far(place, free)
-                self._keep(place, number, planned(made, free, below_s=self._below_s()))
-            except InfeasibleError as error:
-                self._refusals.append(error)
-                continue
+        wider = place.restricted(name, loosely=True)
+        try:
+            # Each plan of the method is one of the wider problem too.
+            loose = None if wider is None else wider.prepared()
+        except InfeasibleError as error:
+            self._refusals.append(error)
             return
+        if loose is not None and self._is_beaten(loose.bound_s):
+            return
+        strict = place.restricted(name)
+        if strict is None or self._squeezed(strict, number, strict.prepared) or loose is None:
+            return
+        self._squeezed(place, number, lambda: loose)
+
+    def _squeezed(self, place: Place, number: int, made: Callable[[], Prepared]) -> bool:
+        """Look for a better plan of a method; whether it has plans that fit, or is beaten.
+
+        Args:
+            place: The place.
+            number: Of the place.
+            made: Gives the cheapest plan of the method.
+        """
+        try:
+            found = made()
+            if not self._is_beaten(found.bound_s):
+                free = free_answer(found)
+                self._refuse_far(place, free)
+                self._keep(place, number, planned(found, free, below_s=self._below_s()))
+        except InfeasibleError as error:
+            self._refusals.append(error)
+            return False
+        return True
 
     def _refuse_far(self, place: Place, free: Answer) -> None:
         """Refuse a method that holds far more than the smallest plan, where none fits yet.
