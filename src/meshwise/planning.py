@@ -19,6 +19,7 @@ from meshwise.finished_plan import check_plan_fits, finished_plan, method_name
 from meshwise.following import followed_layouts
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
 from meshwise.intra.refusal import smallest_refusal
 from meshwise.intra.regions import Region, regions
@@ -299,8 +300,11 @@ def _candidates(
     step: TracedStep, request: PlanRequest, meshes: Sequence[LogicalMesh], memory: int
 ) -> list[_Candidate]:
     """A traced step on each of several meshes."""
-    parts = regions(step.graph)
-    return [_candidate(step, request, mesh, memory, parts=parts) for mesh in meshes]
+    parts, evaluators = regions(step.graph), Evaluators()
+    return [
+        _candidate(step, request, mesh, memory, parts=parts, evaluators=evaluators)
+        for mesh in meshes
+    ]
 
 
 def _candidate(
@@ -310,6 +314,7 @@ def _candidate(
     memory: int,
     forced: Forced = NOTHING_FORCED,
     parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
 ) -> _Candidate:
     """A traced step on a mesh, with what is asked.
 
@@ -320,6 +325,7 @@ def _candidate(
         memory: Bytes of one device.
         forced: What is fixed beside the pins.
         parts: The regions of the step's graph if they are known.
+        evaluators: That know what was computed for other meshes.
     """
     method = request.method
     pins = pinned(step.graph, request.pins, mesh)
@@ -341,6 +347,7 @@ def _candidate(
         batch_dims=step.batch_dims,
         options=options,
         parts=parts if parts and graph is step.graph else regions(graph),
+        evaluators=evaluators or Evaluators(),
     )
     return _Candidate(traced=step, step=dataclasses.replace(step, graph=graph), place=place)
 

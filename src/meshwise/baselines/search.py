@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from meshwise.baselines.methods import BASELINES, loosened, restriction_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.judged import Answer
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
@@ -43,6 +44,7 @@ class Place:
         batch_dims: Positions among the graph's inputs -> the batch dim.
         options: As for `plan_graph`.
         parts: The regions of the graph.
+        evaluators: That know what was computed for other restrictions and places.
     """
 
     graph: Graph
@@ -50,6 +52,7 @@ class Place:
     batch_dims: Mapping[int, int]
     options: IntraOptions
     parts: tuple[Region, ...]
+    evaluators: Evaluators = field(default_factory=Evaluators)
 
     def restricted(self, name: str, *, loosely: bool = False) -> Place | None:
         """The same place under the restrictions of a named method.
@@ -78,7 +81,7 @@ class Place:
         Raises:
             InfeasibleError: no plan satisfies the restrictions.
         """
-        return prepared(self.graph, self.mesh, self.options, self.parts)
+        return prepared(self.graph, self.mesh, self.options, self.parts, self.evaluators)
 
     def price_s(self, result: IntraResult) -> float:
         """What a plan really costs: a copy that several users share is made once."""
@@ -148,7 +151,7 @@ class Search:
         if self._is_beaten(bound_s):
             return bound_s
         try:
-            result = planned(made)
+            result = planned(made, below_s=self._below_s())
         except TooLargeError as error:
             self._refusals.append(error)
             return math.inf if error.is_proved else bound_s
@@ -158,22 +161,38 @@ class Search:
 
     def _try_method(self, place: Place, number: int, name: str) -> None:
         """Look for a better plan among those of a named method: never is one of them better."""
-        for loosely in (False, True):
-            restricted = place.restricted(name, loosely=loosely)
-            if restricted is None:
-                return
-            try:
-                made = restricted.prepared()
-                if self._is_beaten(made.bound_s):
-                    return
-                free = free_answer(made)
-                self._refuse_far(place, free)
-                below_s = math.inf if self.best is None else self._cost_s()
-                self._keep(place, number, planned(made, free, below_s=below_s))
-            except InfeasibleError as error:
-                self._refusals.append(error)
-                continue
+        wider = place.restricted(name, loosely=True)
+        try:
+            # Each plan of the method is one of the wider problem too.
+            loose = None if wider is None else wider.prepared()
+        except InfeasibleError as error:
+            self._refusals.append(error)
             return
+        if loose is not None and self._is_beaten(loose.bound_s):
+            return
+        strict = place.restricted(name)
+        if strict is None or self._squeezed(strict, number, strict.prepared) or loose is None:
+            return
+        self._squeezed(place, number, lambda: loose)
+
+    def _squeezed(self, place: Place, number: int, made: Callable[[], Prepared]) -> bool:
+        """Look for a better plan of a method; whether it has plans that fit, or is beaten.
+
+        Args:
+            place: The place.
+            number: Of the place.
+            made: Gives the cheapest plan of the method.
+        """
+        try:
+            found = made()
+            if not self._is_beaten(found.bound_s):
+                free = free_answer(found)
+                self._refuse_far(place, free)
+                self._keep(place, number, planned(found, free, below_s=self._below_s()))
+        except InfeasibleError as error:
+            self._refusals.append(error)
+            return False
+        return True
 
     def _refuse_far(self, place: Place, free: Answer) -> None:
         """Refuse a method that holds far more than the smallest plan, where none fits yet.
@@ -202,6 +221,10 @@ class Search:
         """What the best plan costs in the problem, in which the bounds hold."""
         assert self.best is not None
         return self.best.result.objective_s
+
+    def _below_s(self) -> float:
+        """What a plan must be cheaper than to matter."""
+        return math.inf if self.best is None else self._cost_s()
 
     def _is_optimal(self) -> bool:
         return self.best is not None and self._bound_s >= self._cost_s() * (1 - _SLACK)

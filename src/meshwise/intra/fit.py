@@ -41,8 +41,9 @@ _MOST_STEP = 3.0
 # After so many prices they change half as much; so many that find nothing new are the last.
 _SLOWER = 3
 _PATIENCE = 2
-# If after so many prices all plans need so much more than the limit, no more are tried.
-_EARLY, _HOPELESS = 4, 1.1
+# If after so many prices all plans need so much more than the limit, or cost so much more than the
+# plan of another search, no more are tried.
+_EARLY, _HOPELESS = 3, 1.1
 # A plan that costs at most so much more than the bound will do.
 _NEAR_BOUND = 1e-3
 # Shares of the cost beside bytes that are tried to make the smallest plan cheaper, and the largest.
@@ -162,9 +163,10 @@ class _Priced:
         self._meet(light)
 
     def _is_hopeless(self) -> bool:
-        """Whether nothing comes near to the limit: then only the least peak may."""
+        """Whether nothing comes near to the limit, or to what the other search found."""
         least = min(answer.num_bytes for answer in self.met.values())
-        return least > _HOPELESS * self.limit
+        is_dear = self.best is not None and self.best.solution.cost > _HOPELESS * self.below_s
+        return is_dear or least > _HOPELESS * self.limit
 
     def _step(self, power: float) -> bool:
         """Take the cheapest choice at the prices and move them; False if there is none."""

@@ -17,6 +17,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.check import check_solution
 from meshwise.intra.dump import dump_problem
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.fit import fit
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.network import Network, build_network
@@ -54,8 +55,8 @@ class Prepared:
 
     @property
     def bound_s(self) -> float:
-        """No plan costs less, whatever the memory; -inf where nothing was solved."""
-        return -math.inf if self.options.restriction.greedy else self.free.bound
+        """No plan costs less, whatever the memory; a greedy method has one plan only."""
+        return self.free.bound
 
 
 def prepared(
@@ -63,6 +64,7 @@ def prepared(
     mesh: LogicalMesh,
     options: IntraOptions,
     parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
 ) -> Prepared:
     """Find the cheapest choice without a limit of memory.
 
@@ -71,13 +73,14 @@ def prepared(
         mesh: Where it runs.
         options: Objective, limits and restrictions.
         parts: The regions of the graph if they are known.
+        evaluators: That know what was computed for other meshes and restrictions.
 
     Raises:
         InfeasibleError: no plan satisfies the restrictions.
         SolverError: the solver failed.
     """
     start = time.monotonic()
-    network = build_network(graph, mesh, options, parts)
+    network = build_network(graph, mesh, options, parts, evaluators)
     large = len(network.nodes) > _TIE_NODES if options.tie is None else options.tie
     is_greedy = options.restriction.greedy
     ties = find_ties(network) if large and not is_greedy else untied(network)
