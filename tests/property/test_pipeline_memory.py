@@ -31,7 +31,8 @@ from meshwise.trace.step import StepSignature
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
-CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
+# Two devices, and four of one host.
+PAIR, HOST = "2x p3.2xlarge", "1x p3.8xlarge"
 
 
 def perceptron(widths: tuple[int, ...]) -> tuple[Any, Any, Any]:
@@ -75,9 +76,9 @@ def model(name: str) -> Model:
         "moe": lambda: model_step(model_config("moe-tiny"), 16).abstract,
     }
     step, state, batch = steps[name]()
-    num_layers = 4 if name in ("equal", "narrow") else None
+    num_layers = {"equal": 4, "narrow": 4}.get(name)
     layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, num_layers)
-    request = PipelineRequest(cluster=CLUSTER)
+    request = PipelineRequest(cluster=mw.Cluster.virtual(PAIR))
     return Model(layers, search_options(layers, flop, request))
 
 
@@ -85,28 +86,29 @@ class Case(NamedTuple):
     """What is planned, with a share of what the model takes without a limit."""
 
     model: str
+    cluster: str
     schedule: str
-    stages: int | None
+    meshes: int | None
     counts: tuple[int, ...] | None
     share: float
 
 
 def planned(case: Case, memory_bytes: int | None) -> PlannedPipeline:
-    found = model(case.model)
+    found, schedule = model(case.model), CHOICES[case.schedule]
     options = dataclasses.replace(
         found.options,
-        schedules=(CHOICES[case.schedule],),
-        num_stages=case.stages,
+        schedules=(schedule,),
+        num_stages=None if case.meshes is None else case.meshes * schedule.chunks,
         num_microbatches=case.counts,
         memory_bytes=memory_bytes,
     )
-    return planned_layers(found.layers, CLUSTER, options)
+    return planned_layers(found.layers, mw.Cluster.virtual(case.cluster), options)
 
 
 @functools.cache
-def free_bytes(name: str) -> int:
+def free_bytes(name: str, cluster: str) -> int:
     """The peak of a model's plan in two stages without a limit."""
-    case = Case(name, "1f1b", 2, (4,), 1.0)
+    case = Case(name, cluster, "1f1b", 2, (4,), 1.0)
     return planned(case, None).plan.peak_bytes
 
 
@@ -124,22 +126,30 @@ def answered(case: Case, memory_bytes: int) -> str:
 
 def check(case: Case) -> None:
     """A case fits, or is refused, and then fits into the memory that the refusal names."""
-    memory_bytes = int(case.share * free_bytes(case.model))
+    memory_bytes = int(case.share * free_bytes(case.model, case.cluster))
     refusal = answered(case, memory_bytes)
     if "must be 2 times as many as equal meshes" in refusal:
         assert case.schedule == "interleaved-1f1b"
+    elif "whatever the memory" in refusal:
+        assert case.meshes is not None
     elif refusal:
         enough = int(re.findall(r"memory_bytes=(\d+)", refusal)[0])
         assert enough > memory_bytes
         assert not answered(case, enough)
 
 
-def cases(models: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> st.SearchStrategy[Case]:
+def cases(
+    models: tuple[str, ...],
+    clusters: tuple[str, ...],
+    meshes: tuple[int | None, ...],
+    counts: tuple[tuple[int, ...], ...],
+) -> st.SearchStrategy[Case]:
     return st.builds(
         Case,
         model=st.sampled_from(models),
+        cluster=st.sampled_from(clusters),
         schedule=st.sampled_from(tuple(CHOICES)),
-        stages=st.sampled_from((None, 2, 3, 4)),
+        meshes=st.sampled_from(meshes),
         counts=st.sampled_from(counts),
         # From below the least to above what two stages take without a limit.
         share=st.floats(0.4, 1.2),
@@ -158,13 +168,20 @@ def property_settings(examples: int) -> settings:
 
 
 @property_settings(60)
-@given(cases(("equal",), ((4,), (8,))))
+@given(cases(("equal",), (PAIR,), (None, 2), ((4,), (8,))))
 def test_pipelines_fit_or_are_refused(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.slow
 @property_settings(1000)
-@given(cases(("equal", "narrow", "llama", "moe"), ((4,), (8,), (4, 8, 16))))
+@given(
+    cases(
+        ("equal", "narrow", "llama", "moe"),
+        (PAIR, HOST),
+        (None, 2, 3, 4),
+        ((4,), (8,), (4, 8, 16)),
+    )
+)
 def test_many_pipelines_fit_or_are_refused(case: Case) -> None:
     check(case)
