@@ -208,11 +208,11 @@ def page(rows: list[dict[str, Any]]) -> str:
     from meshwise.units import bytes_text
 
     counts = Counter(row["outcome"] for row in rows)
-    named = [row for row in rows if "named_is_enough" in row]
+    named = [row for row in rows if "named_bytes" in row]
     lines = [
         *(f"- {outcome}: {count}" for outcome, count in sorted(counts.items())),
         f"- refusals that name a memory: {len(named)}; with it a plan was found in "
-        f"{sum(row['named_is_enough'] for row in named)} of them",
+        f"{sum(row.get('named_is_enough', False) for row in named)} of them",
         "",
         "| model | cluster | batch | dtype | stages | schedule | memory | outcome | peak | s |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import jax
@@ -182,3 +183,37 @@ def test_what_cannot_be_followed_is_refused() -> None:
     evaluation = mw.parallelize(evaluate_gpt, method=follow)
     with pytest.raises(PlanError, match="has no timeline"):
         evaluation.measured(state, batch)
+
+
+def test_parameters_of_other_stages_on_the_same_devices_count() -> None:
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float64)] * 4
+    rows = jax.ShapeDtypeStruct((32, 64), jnp.float64)
+
+    def forward(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return x
+
+    def step(weights: Any, x: Any) -> Any:
+        loss, grads = mw.value_and_grad(lambda w: jnp.mean(forward(w, x) ** 2))(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    method = mw.Auto(stages=4, schedule="interleaved-1f1b")
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=8)
+    plan: Any = staged.plan(weights, rows)
+    assert plan.num_meshes < len(plan.stages)
+    followed: Any = mw.parallelize(forward, method=mw.Follow(plan)).plan(weights, rows)
+    for stage in followed.stages:
+        on_mesh = [s for s in plan.stages if s.first_device == stage.first_device]
+        others = [s for s in on_mesh if s is not plan.stages[stage.stage]]
+        state = sum(8 * prod(shape) for s in others for k in s.layers for _, shape, _ in k.inputs)
+        # Split over at most the devices of the mesh, whole at most.
+        assert state / on_mesh[0].num_devices <= stage.beside_bytes <= state
+    worst = max(stage.plan.peak_bytes + stage.beside_bytes for stage in followed.stages)
+    assert followed.peak_bytes == worst
+    few: Any = mw.parallelize(forward, method=mw.Follow(plan), memory_bytes=worst)
+    assert few.plan(weights, rows).peak_bytes <= worst
+    none = mw.parallelize(forward, method=mw.Follow(plan), memory_bytes=worst // 2)
+    with pytest.raises(InfeasibleError):
+        none.plan(weights, rows)

@@ -206,7 +206,7 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
         planned(pins, memory_bytes=kib * 1024)
     before, _, reason = str(caught.value).partition(":")
     assert re.findall(r"'(.*?)'", before) == named
-    assert "no pipeline fits into the" in reason
+    assert "no pipeline was found that fits into" in reason
     # With the memory that is named the pins can be kept.
     enough = int(re.findall(r"memory_bytes=(\d+)", reason)[0])
     assert planned(pins, memory_bytes=enough).peak_bytes <= enough

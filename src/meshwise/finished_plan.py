@@ -125,14 +125,13 @@ def finished_plan(
     )
 
 
-def check_plan_fits(graph: Graph, plan: Plan, remedy: str, memory_bytes: int | None = None) -> None:
+def check_plan_fits(graph: Graph, plan: Plan, remedy: str) -> None:
     """Check that a plan of one mesh fits into its devices, counted anew from its decision.
 
     Args:
         graph: What was planned.
         plan: Its plan.
         remedy: What to do if it does not fit.
-        memory_bytes: Of a device, as it is asked for; None: what the plan says.
 
     Raises:
         PlanError: it needs more memory than its devices have.
@@ -144,8 +143,8 @@ def check_plan_fits(graph: Graph, plan: Plan, remedy: str, memory_bytes: int | N
         state=sum(local_bytes(graph.tensors[t], layout, sizes) for t, layout in inputs.items()),
         resident=max(stage.peak_bytes, peak(graph, stage.decision, stage.mesh).num_bytes),
     )
-    memory = memory_bytes or stage.memory_bytes
-    check_fits([MeshBytes(name="the plan", memory=memory, stages={0: held})], remedy)
+    mesh = MeshBytes(name="the plan", memory=stage.memory_bytes, stages={0: held})
+    check_fits([mesh], remedy)
 
 
 def _operators(graph: Graph) -> list[Operator]:

@@ -12,10 +12,12 @@ import jax
 from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.following import distance
+from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.methods import IntraOp
 from meshwise.pins import nearest
+from meshwise.plan.fits import local_bytes
 from meshwise.plan.forward_plan import ForwardPlan, ForwardStagePlan
 from meshwise.planning import Forced, PlanRequest, plan_on
 from meshwise.trace.layers.equations import inlined, run_inlined
@@ -64,6 +66,7 @@ def followed_stages(
             first_device=plan.stages[part.stage].first_device,
             plan=way[2],
             sent_bytes=sent[n],
+            beside_bytes=_beside_bytes(part.stage, step, homes, plan),
         )
         for n, (part, way) in enumerate(zip(cut.stages, ways, strict=True))
     )
@@ -169,6 +172,7 @@ def _planned(
             forced[place] = (home.layout,)
     limit = request.memory_bytes
     memory = target.memory_bytes if limit is None else limit
+    memory = max(memory - _beside_bytes(part.stage, step, homes, plan), 1)
     asked = replace(request, method=IntraOp())
     try:
         made = plan_on(traced, asked, target.mesh, memory, Forced(layouts=forced))
@@ -177,6 +181,22 @@ def _planned(
             f"stage {part.stage} of the step that is followed: {error}; pass smaller batches"
         ) from error
     return traced, order, made
+
+
+def _beside_bytes(
+    number: int, step: OpenStep, homes: Sequence[Home | None], plan: PipelinePlan
+) -> int:
+    """Bytes that one device holds for the parameters of other stages on the same devices."""
+    first_device = plan.stages[number].first_device
+    found = 0
+    for home, aval in zip(homes, step.in_avals, strict=True):
+        if home is None or home.stage == number:
+            continue
+        other = plan.stages[home.stage]
+        if other.first_device == first_device:
+            tensor = Tensor(shape=aval.shape, dtype=str(aval.dtype), itemsize=aval.dtype.itemsize)
+            found += local_bytes(tensor, home.layout, other.mesh.sizes)
+    return found
 
 
 def _sent_bytes(cut: ForwardStages) -> list[int]:

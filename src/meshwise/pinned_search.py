@@ -24,6 +24,9 @@ from meshwise.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
 from meshwise.trace.layers.layering import Layering
 
+# If the least memory that was found is more than there is by less than this factor, it is searched.
+_NEARLY = 1.1
+
 
 def pinned_search(
     layers: Layering,
@@ -116,14 +119,15 @@ def _search(
         report("nothing fits so: looking at plans that hold as little as they can")
     least: LeastMemory | None = None
     if not any(schedule.splits_backward for schedule in options.schedules):
-        least = least_memory(cluster, options, costs, least_memory_counts(options), report)
+        counts = least_memory_counts(options, cluster.num_devices)
+        least = least_memory(cluster, options, costs, counts, report)
     has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
-    if least is None or least.num_bytes <= has:
+    if least is None or least.num_bytes <= has * _NEARLY:
         try:
             tight = replace(_least_held(options), shares_bounds=False)
             return search(source, cluster, tight, report, costs)
         except InfeasibleError:
-            if least is None:
+            if least is None or least.num_bytes <= has:
                 raise
     raise InfeasibleError(too_little_memory(cluster, options, least))
 
@@ -163,7 +167,7 @@ def _conflict(
         names = frozenset(layouts_of(some))
         if names not in planned:
             _, planned[names] = _source(layers, options, some)
-        return fits(cluster, asked, planned[names], least_memory_counts(asked))
+        return fits(cluster, asked, planned[names], least_memory_counts(asked, cluster.num_devices))
 
     return smallest_conflict(pins, is_feasible)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from meshwise.errors import PlanError
@@ -14,6 +15,7 @@ from meshwise.inter.plan_memory import check_pipeline_fits
 from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.pipeline_planning import layers_of
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fits import REPLAN
 from meshwise.plan.verify import verify_decision
 from meshwise.planned_layers import PlannedPipeline
 from meshwise.trace.layers.layering import Layering
@@ -80,9 +82,10 @@ def replayed_pipeline(
         k = layer.layer
         return layers.graph(k, k, plan.num_microbatches, plan.stages[number].remat)
 
-    check_pipeline_fits(
-        plan, piece, lambda stage: memory_bytes or stage.memory_bytes, "plan the step again"
-    )
+    if memory_bytes is not None:
+        stages = tuple(replace(stage, memory_bytes=memory_bytes) for stage in plan.stages)
+        plan = replace(plan, stages=stages)
+    check_pipeline_fits(plan, piece, lambda stage: stage.memory_bytes, REPLAN)
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 

@@ -104,12 +104,13 @@ def planned_layers(
         report(f"schedules {names}")
         some = replace(asked, options=replace(options, schedules=group))
         try:
-            planned.append(_with_room(replace(some, seeks_remedies=group is groups[0])))
+            is_first = not any(isinstance(error, InfeasibleError) for error in failed)
+            planned.append(_with_room(replace(some, seeks_remedies=is_first and not planned)))
         except (InfeasibleError, PlanError) as error:
             report(f"schedules {names}: {error}")
             failed.append(error)
     if not planned:
-        raise failed[0]
+        raise next((e for e in failed if isinstance(e, InfeasibleError)), failed[0])
     best = min(planned, key=lambda p: p.plan.simulated_s)
     every = ", ".join(map(name_of, options.schedules))
     space = f"{best.plan.space}; the fastest by simulation of searches for {every}"
@@ -142,10 +143,10 @@ class _Asked:
 
 
 def _with_room(asked: _Asked) -> PlannedPipeline:
-    """`_with_some_room`; where nothing fits, with the memory in the error that is enough.
+    """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
 
-    Schedules that compute gradients of weights apart need room that the search does not know of, so
-    that enough is what was planned with.
+    Schedules that compute gradients of weights apart need room that the search does not know of.
+    So the memory in the error is one with which a plan was really made.
     """
     try:
         return _with_some_room(asked)
@@ -157,8 +158,9 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
         if enough is None:
             raise
         raise InfeasibleError(
-            f"{no_pipeline_fits(asked.cluster, asked.options)}: {error}. With "
-            f"{bytes_text(enough)} a device (memory_bytes={enough}) there is one"
+            f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule "
+            f"{name_of(asked.options.schedules[0])}. With {bytes_text(enough)} a device "
+            f"(memory_bytes={enough}) there is one"
         ) from error
 
 
@@ -166,7 +168,7 @@ def _enough_memory(asked: _Asked) -> int | None:
     """Memory with which a pipeline was planned; None if it is much more than the least."""
     options, costs = asked.options, asked.costs
     assert costs is not None  # there are no pins
-    counts = least_memory_counts(options)
+    counts = least_memory_counts(options, asked.cluster.num_devices)
     least = least_memory(asked.cluster, options, costs, counts, asked.report)
     if least is None:
         return None

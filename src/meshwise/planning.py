@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ from meshwise.intra.regions import Region, regions
 from meshwise.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.pins import pinned
 from meshwise.plan.fingerprint import fingerprint
-from meshwise.plan.fits import REPORT
+from meshwise.plan.fits import REPLAN, REPORT
 from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
@@ -104,9 +105,10 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
             return attempt(num_microbatches)
         except InfeasibleError as error:
             failures.append(error)
-            num_microbatches *= 2
-            if num_microbatches > _largest_batch(trace, num_devices):
+            more = _more_microbatches(trace, num_devices, num_microbatches)
+            if more is None:
                 raise smallest_refusal(failures) from error
+            num_microbatches = more
 
 
 def _plan_after(
@@ -119,10 +121,11 @@ def _plan_after(
     return step, plan_on(step, request, mesh, memory)
 
 
-def _largest_batch(trace: TraceFn, num_devices: int) -> int:
+def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | None:
+    """The next number of micro-batches, at least twice as many; None if there is none."""
     step = trace(1, num_devices)
-    sizes = [step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()]
-    return min(sizes, default=1)
+    size = math.gcd(*(step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()))
+    return next((b for b in range(2 * count, size + 1) if size % b == 0), None)
 
 
 def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[TracedStep, Plan]:
@@ -135,7 +138,12 @@ def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[Trace
             f"step has {found}); plan again"
         )
     verify_decision(step.graph, plan.decision, plan.mesh)
-    check_plan_fits(step.graph, plan, "plan the step again", memory_bytes)
+    if memory_bytes is not None:
+        (stage,) = plan.stages
+        plan = dataclasses.replace(
+            plan, stages=(dataclasses.replace(stage, memory_bytes=memory_bytes),)
+        )
+    check_plan_fits(step.graph, plan, REPLAN)
     return step, plan
 
 

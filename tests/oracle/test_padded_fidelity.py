@@ -73,18 +73,18 @@ def check_collectives(step: TracedStep, decision: Any, logical: Any, text: str) 
 def test_plan_of_a_padded_gpt_is_what_is_compiled(
     num_microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best, pad = planning._best, planning.with_padding
+    candidates, pad = planning._candidates, planning.with_padding
     padded: list[TracedStep] = []
 
     def kept(step: TracedStep, dims: Any) -> TracedStep:
         padded.append(pad(step, dims))
         return padded[-1]
 
-    def best_padded(step: TracedStep, *more: Any) -> Any:
-        return best(step, *more) if step in padded else (None, None)
+    def padded_only(step: TracedStep, *more: Any) -> Any:
+        return candidates(step, *more) if step in padded else []
 
     monkeypatch.setattr(planning, "with_padding", kept)
-    monkeypatch.setattr(planning, "_best", best_padded)
+    monkeypatch.setattr(planning, "_candidates", padded_only)
     config = GptConfig(vocab_size=1021, seq_len=64, hidden=64, num_layers=1, num_heads=8)
     model = GptCase(config=config, batch=16, masked=False)
     found = compare(

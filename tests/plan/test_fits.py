@@ -110,7 +110,7 @@ def test_a_state_that_all_devices_cannot_hold_is_refused() -> None:
     cluster = mw.Cluster.virtual("2x p3.16xlarge")
     each = cluster.device.memory_bytes
     check_state_fits(16 * each, cluster, None)
-    with pytest.raises(InfeasibleError, match="at least 17 such devices"):
+    with pytest.raises(InfeasibleError, match="or 17 devices like the largest"):
         check_state_fits(16 * each + 1, cluster, None)
     check_state_fits(16 * GIB, cluster, GIB)
     with pytest.raises(InfeasibleError, match="the 16 devices of 2x p3.16xlarge have 16 GiB"):

@@ -40,7 +40,8 @@ def what_is_missing(
     """What is missing, and the stages of which that is said.
 
     Args:
-        problem: One without a solution; where costs of those stages are bounds, it says too little.
+        problem: One without a solution; where costs of those stages are bounds, the amount
+            that is named may be too small.
         num_stages: The number of stages that was asked for, if any.
         feasible: Any stages of a problem, none if there are none.
     """

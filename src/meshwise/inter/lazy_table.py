@@ -228,7 +228,7 @@ class LazyTable:
         return bool(todo)
 
     def correct(self, stages: Sequence[Stage]) -> bool:
-        """Write what the plans of these stages hold, if it is not what was known of them.
+        """Replace what the table says of these stages by what their plans hold, where it differs.
 
         Between plans of equal cost another may be taken when a run is put together again.  What is
         compared with the memory of a device is then no longer what the plan holds.
@@ -288,7 +288,7 @@ class LazyTable:
         for w, way in enumerate(self._variants[m]):
             if w == v or (way.mesh, way.remat) != (first.mesh, first.remat):
                 continue
-            # What is planned at the other price already stays.
+            # Runs that are already planned at the other price are not touched.
             open_runs = new & ~self._is_planned[:, :, m, w]
             for name in _NAMES:
                 array = self._arrays[name]

@@ -1,7 +1,7 @@
 """The least memory with which a pipeline fits: what is said where none does.
 
-Layers are planned so that they hold as little as they can, whatever time they take.  Of these plans
-the stages are chosen whose fullest device holds least.
+Layers are planned so that they hold as little as they can, whatever time they take.  Then stages
+are chosen for which the fullest device holds least.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class LeastMemory:
     """Stages that fit, with the memory of their fullest device.
 
     Attributes:
-        num_bytes: Memory of a device with which a search finds stages; about what that one holds.
+        num_bytes: Memory of a device that is enough for a search; about what the fullest device of
+            these stages holds.
         problem: What the stages were chosen from.
         stages: The stages.
         variants: For each submesh the ways to plan on it.
@@ -62,12 +63,13 @@ class LeastMemory:
         in_flight = self.problem.schedule.in_flight(len(stages) - k, len(stages), count)
         remat = self.variants[stage.submesh][stage.variant].remat
         return (
-            f"{len(stages)} stage{'s' if len(stages) > 1 else ''}, {count} micro-batches, schedule "
+            f"{len(stages)} stage{'s' if len(stages) > 1 else ''}, {count} "
+            f"micro-batch{'es' if count > 1 else ''}, schedule "
             f"{self.problem.schedule.name}; the fullest is stage {k}, layers {stage.first_layer} "
             f"to {stage.last_layer} on submesh {costs.submeshes[stage.submesh]}, remat {remat}: "
             f"{bytes_text(float(costs.resident_bytes[at]))} resident, "
             f"{bytes_text(float(costs.microbatch_bytes[at]))} for each of {in_flight:g} "
-            f"micro-batches in flight, {bytes_text(float(costs.temporary_bytes[at]))} temporary"
+            f"in flight, {bytes_text(float(costs.temporary_bytes[at]))} temporary"
         )
 
 
@@ -116,7 +118,8 @@ def no_pipeline_fits(cluster: Cluster, options: SearchOptions) -> str:
         there = " and ".join(f"{bytes_text(n)} of a {name}" for name, n in devices.items())
     else:
         there = f"{bytes_text(options.memory_bytes)} ({options.memory_bytes} bytes) of a device"
-    return f"no pipeline fits into the {there}, on {cluster.num_devices} devices of {cluster.name}"
+    devices = f"{cluster.num_devices} device{'s' if cluster.num_devices > 1 else ''}"
+    return f"no pipeline was found that fits into {there}, on {devices} of {cluster.name}"
 
 
 def _least_at(

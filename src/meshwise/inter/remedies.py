@@ -28,7 +28,7 @@ def remedies(
         costs: Plans of layers.
         report: Is told of progress.
     """
-    counts = least_memory_counts(options)
+    counts = least_memory_counts(options, cluster.num_devices)
     found: list[str] = []
     for text, where, asked, values in _changes(cluster, options, counts):
         report(f"would it fit with {text}?")
@@ -37,10 +37,20 @@ def remedies(
     return found
 
 
-def least_memory_counts(options: SearchOptions) -> Sequence[int]:
-    """Values of B that tell whether something fits: the smallest micro-batches need the least."""
+def least_memory_counts(options: SearchOptions, num_devices: int) -> Sequence[int]:
+    """Values of B that tell whether something fits: a device need not hold more than one row.
+
+    With fewer rows than devices, rows can no longer be split over all of them; so the smallest
+    micro-batches do not always need the least.
+
+    Args:
+        options: What is searched.
+        num_devices: Of the cluster.
+    """
     values = microbatch_counts(options)
-    return values if options.num_microbatches else [values[-1], values[len(values) // 2]]
+    if options.num_microbatches:
+        return values
+    return [b for b in values if options.batch_size <= b * num_devices] or values[-1:]
 
 
 def _changes(

@@ -1,8 +1,8 @@
 """The last look at a plan before it leaves the planner: does it fit into its devices?
 
 Bytes are counted anew in whole numbers, task after task of the schedule, and compared with what
-each device has.  Nothing of this file is used while a plan is searched for, so an error of a search
-does not hide here too.
+each device has.  Nothing of this file is used while a plan is searched for.  What a layer or a step
+holds under its decision is counted by the same model of memory as in the search.
 
 Source: DESIGN decision 9 (a plan that does not fit is never returned); Alpa eq. 5.
 """
@@ -25,6 +25,8 @@ REPORT = (
     "the planner must never return such a plan: please report this, with the command or the step "
     "that was planned"
 )
+# What to do where it comes from a file.
+REPLAN = "pass the memory_bytes with which it was planned, or plan the step again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ def check_state_fits(state_bytes: int, cluster: Cluster, memory_bytes: int | Non
     raise InfeasibleError(
         f"the arguments of the step that are not batch data (parameters, optimizer state) take "
         f"{bytes_text(state_bytes)}, and the {cluster.num_devices} devices of {cluster.name} have "
-        f"{bytes_text(has)} together, so that no plan can hold them. They alone need "
-        f"{bytes_text(each)} on each of these devices, or at least {devices} such devices; use "
-        "more devices, a smaller model, or an optimizer that keeps less"
+        f"{bytes_text(has)} of memory together. They alone need at least {bytes_text(each)} on "
+        f"each of these devices, or {devices} devices like the largest of them; use more devices, "
+        "a smaller model, or an optimizer that keeps less"
     )

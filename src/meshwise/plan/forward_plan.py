@@ -17,12 +17,14 @@ class ForwardStagePlan:
         first_device: Number of its first device in the cluster.
         plan: Of its program, on the stage's logical mesh.
         sent_bytes: Of the values that other stages have of it, each counted once a stage.
+        beside_bytes: Of the parameters of other stages that one of its devices holds meanwhile.
     """
 
     stage: int
     first_device: int
     plan: Plan
     sent_bytes: int
+    beside_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class ForwardPlan:
     @property
     def peak_bytes(self) -> int:
         """Predicted peak memory of one device of the fullest stage, for this step alone."""
-        return max(stage.plan.peak_bytes for stage in self.stages)
+        return max(stage.plan.peak_bytes + stage.beside_bytes for stage in self.stages)
 
     def explain(self) -> str:
         """The plan as text."""
