@@ -11,8 +11,10 @@ from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.finish import NamedLayers, finished, stage_decisions
 from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.least_memory import least_memory, no_pipeline_fits
+from meshwise.inter.pipeline_memory import pipeline_memory
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import name_of, searched_together
+from meshwise.inter.plan_memory import device_memory_bytes
 from meshwise.inter.remedies import least_memory_counts
 from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found
@@ -146,7 +148,8 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
     """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
 
     Schedules that compute gradients of weights apart need room that the search does not know of.
-    So the memory in the error is one with which a plan was really made.
+    So the memory in the error is one with which a plan was really made; if that plan holds no more
+    than there is, it is returned.
     """
     try:
         return _with_some_room(asked)
@@ -154,9 +157,13 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
         splits = any(schedule.splits_backward for schedule in asked.options.schedules)
         if not splits or not asked.seeks_remedies or asked.pins:
             raise
-        enough = _enough_memory(asked)
-        if enough is None:
+        found = _with_more_memory(asked)
+        if found is None:
             raise
+        enough, planned = found
+        plan = _within(planned.plan, asked)
+        if pipeline_memory(plan).fits:
+            return replace(planned, plan=plan)
         raise InfeasibleError(
             f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule "
             f"{name_of(asked.options.schedules[0])}. With {bytes_text(enough)} a device "
@@ -164,8 +171,18 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
         ) from error
 
 
-def _enough_memory(asked: _Asked) -> int | None:
-    """Memory with which a pipeline was planned; None if it is much more than the least."""
+def _within(plan: PipelinePlan, asked: _Asked) -> PipelinePlan:
+    """The plan with the memory that there is, whether it fits or not."""
+    has = asked.options.memory_bytes
+    stages = tuple(
+        replace(stage, memory_bytes=has or device_memory_bytes(stage, asked.cluster))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def _with_more_memory(asked: _Asked) -> tuple[int, PlannedPipeline] | None:
+    """Memory that is enough, and the pipeline planned with it; None if much more is needed."""
     options, costs = asked.options, asked.costs
     assert costs is not None  # there are no pins
     counts = least_memory_counts(options, asked.cluster.num_devices)
@@ -176,13 +193,12 @@ def _enough_memory(asked: _Asked) -> int | None:
     num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
     for _ in range(_MOST_TRIES):
         asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
+        more = replace(asked, options=replace(options, memory_bytes=num_bytes))
         try:
-            _with_some_room(replace(asked, options=replace(options, memory_bytes=num_bytes)))
+            return num_bytes, _with_some_room(more)
         except InfeasibleError as error:
             missing = error.missing_share if isinstance(error, WaitingWeightsError) else 0.0
             num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
-        else:
-            return num_bytes
     return None
 
 
