@@ -15,6 +15,7 @@ from benchmarks.between_meshes import between_meshes
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
 from benchmarks.measured_layers import measured_layers
+from benchmarks.memory_limits import memory_limits
 from benchmarks.mixed_clusters import mixed_clusters
 from benchmarks.one_device import one_device
 from benchmarks.one_gpu import one_gpu
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "hand_written": hand_written,
     "between_meshes": between_meshes,
     "measured_layers": measured_layers,
+    "memory_limits": memory_limits,
     "mixed_clusters": mixed_clusters,
     "one_device": one_device,
     "one_gpu": one_gpu,
@@ -43,6 +45,7 @@ CPU_BENCHMARKS = (
     "hand_written",
     "between_meshes",
     "measured_layers",
+    "memory_limits",
     "mixed_clusters",
     "one_device",
     "pipeline_dispatch",
