@@ -28,7 +28,8 @@ def remedies(
         costs: Plans of layers.
         report: Is told of progress.
     """
-    counts = least_memory_counts(options, cluster.num_devices)
+    # One number of micro-batches that works is enough, and each takes long.
+    counts = [max(least_memory_counts(options, cluster.num_devices))]
     found: list[str] = []
     for text, where, asked, values in _changes(cluster, options, counts):
         report(f"would it fit with {text}?")
