@@ -210,6 +210,11 @@ def page(rows: list[dict[str, Any]]) -> str:
     counts = Counter(row["outcome"] for row in rows)
     named = [row for row in rows if "named_bytes" in row]
     lines = [
+        "# Settings drawn by seed",
+        "",
+        "Written by `python -m benchmarks.fits` ([what it is](fits.md)). Seconds are wall time of one",
+        "of several workers, the second planning of a refusal included.",
+        "",
         *(f"- {outcome}: {count}" for outcome, count in sorted(counts.items())),
         f"- refusals that name a memory: {len(named)}; with it a plan was found in "
         f"{sum(row.get('named_is_enough', False) for row in named)} of them",
