@@ -212,8 +212,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Settings drawn by seed",
         "",
-        "Written by `python -m benchmarks.fits` ([what it is](fits.md)). Seconds are wall time of one",
-        "of several workers, the second planning of a refusal included.",
+        "Written by `python -m benchmarks.fits` ([what it is](fits.md)). Seconds are wall time of",
+        "one of several workers, the second planning of a refusal included.",
         "",
         *(f"- {outcome}: {count}" for outcome, count in sorted(counts.items())),
         f"- refusals that name a memory: {len(named)}; with it a plan was found in "
