@@ -8,10 +8,10 @@ from typing import Any
 
 from meshwise.errors import PlanError
 from meshwise.inter.clustering import Ranges
+from meshwise.inter.guard import check_pipeline_fits
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
-from meshwise.inter.plan_memory import check_pipeline_fits
 from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.pipeline_planning import layers_of
 from meshwise.plan.decision import GraphDecision

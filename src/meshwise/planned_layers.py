@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.finish import NamedLayers, finished, stage_decisions
+from meshwise.inter.guard import device_memory_bytes
 from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.pipeline_memory import pipeline_memory
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import name_of, searched_together
-from meshwise.inter.plan_memory import device_memory_bytes
 from meshwise.inter.remedies import least_memory_counts
 from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found

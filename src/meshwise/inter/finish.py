@@ -8,11 +8,11 @@ from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.conditioned import Entry
+from meshwise.inter.guard import check_pipeline_fits, device_memory_bytes
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
-from meshwise.inter.plan_memory import check_pipeline_fits, device_memory_bytes
 from meshwise.inter.search import Found
 from meshwise.inter.simulated_plan import asked_delays, simulate_stages
 from meshwise.inter.split_stage import SplitLayer, at_peak, with_weights_apart

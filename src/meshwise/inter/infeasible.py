@@ -31,31 +31,15 @@ def infeasible(
         num_stages: The number of stages that was asked for, if any.
         feasible: Any stages of a problem, none if there are none.
     """
-    return InfeasibleError(what_is_missing(problem, num_stages, feasible)[0])
-
-
-def what_is_missing(
-    problem: StageProblem, num_stages: int | None, feasible: Feasible
-) -> tuple[str, tuple[Stage, ...]]:
-    """What is missing, and the stages of which that is said.
-
-    Args:
-        problem: One without a solution; where costs of those stages are bounds, the amount
-            that is named may be too small.
-        num_stages: The number of stages that was asked for, if any.
-        feasible: Any stages of a problem, none if there are none.
-    """
     layer = _layer_without_cost(problem)
     if layer is not None:
-        text = f"layer {layer} runs on no submesh: no stage that holds it has a finite time"
-        return text, ()
+        return InfeasibleError(
+            f"layer {layer} runs on no submesh: no stage that holds it has a finite time"
+        )
     if not feasible(_with_memory(problem, math.inf), num_stages):
-        return what_is_in_the_way(problem, num_stages, feasible), ()
-    about = _layer_text(problem)
-    if about is not None:
-        return about
-    text = _state_text(problem)
-    return (text, ()) if text else _stage_text(problem, num_stages, feasible)
+        return InfeasibleError(what_is_in_the_way(problem, num_stages, feasible))
+    text = _layer_text(problem) or _state_text(problem)
+    return InfeasibleError(text or _stage_text(problem, num_stages, feasible))
 
 
 def what_is_in_the_way(problem: StageProblem, num_stages: int | None, feasible: Feasible) -> str:
@@ -151,7 +135,7 @@ def _memory_of_all(problem: StageProblem) -> float:
     return float(memory.sum())
 
 
-def _layer_text(problem: StageProblem) -> tuple[str, tuple[Stage, ...]] | None:
+def _layer_text(problem: StageProblem) -> str | None:
     """The layer that lacks most memory even in the last stage, where least is in flight."""
     costs = problem.costs
     memory = np.array([m.memory_bytes for m in costs.submeshes])[None, None, :, None]
@@ -171,7 +155,7 @@ def _layer_text(problem: StageProblem) -> tuple[str, tuple[Stage, ...]] | None:
         return None
     layer, first, last, kind, variant = at
     submesh = costs.submeshes[kind]
-    text = (
+    return (
         f"layer {layer} does not fit into memory: the least that it needs, in a last stage of "
         f"layers {first} to {last} on submesh {submesh}, is "
         f"{bytes_text(float(need[first, last, kind, variant]))} a device of "
@@ -182,14 +166,9 @@ def _layer_text(problem: StageProblem) -> tuple[str, tuple[Stage, ...]] | None:
         f"{bytes_text(float(costs.temporary_bytes[first, last, kind, variant]))} temporary); "
         f"{_ADVICE}"
     )
-    return text, (
-        Stage(first_layer=first, last_layer=last, submesh=kind, variant=variant, first_device=0),
-    )
 
 
-def _stage_text(
-    problem: StageProblem, num_stages: int | None, feasible: Feasible
-) -> tuple[str, tuple[Stage, ...]]:
+def _stage_text(problem: StageProblem, num_stages: int | None, feasible: Feasible) -> str:
     """Each layer fits somewhere, but no stages do: what the least sufficient memory would be."""
     enough = 2.0
     while enough < _MOST_MEMORY and not feasible(_with_memory(problem, enough), num_stages):
@@ -210,7 +189,7 @@ def _stage_text(
     at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
     costs, flying = problem.costs, len(stages) - i
     in_flight = problem.schedule.in_flight(flying, len(stages), problem.num_microbatches)
-    text = (
+    return (
         f"no stages fit into memory; with {enough:.3g} times the memory {len(stages)} would, and "
         f"the tightest is then stage {i}, layers {stage.first_layer} to {stage.last_layer} on "
         f"submesh {submeshes[stage.submesh]}: it needs {bytes_text(need[i])} a device "
@@ -219,4 +198,3 @@ def _stage_text(
         f"{bytes_text(float(costs.temporary_bytes[at]))} temporary) of "
         f"{bytes_text(submeshes[stage.submesh].memory_bytes)}; {_ADVICE}"
     )
-    return text, tuple(stages)
