@@ -62,8 +62,6 @@ CLUSTERS = (
     "1x p3.16xlarge + 1x dgx-a100",
     "2x p4d.24xlarge + 1x dgx-h100",
 )
-# Four settings of five are of small models with a limit near their state.
-_SMALL_SHARE = 0.8
 _ALL_SCHEDULES_SHARE = 0.12
 
 
@@ -89,17 +87,25 @@ class Setting(NamedTuple):
     share: float | None
 
 
-def settings(number: int, seed: int) -> list[Setting]:
-    """Settings drawn by seed, each once."""
+def settings(number: int, seed: int, limited: float) -> list[Setting]:
+    """Draw settings by seed, each once.
+
+    Args:
+        number: How many.
+        seed: Of the draw.
+        limited: Share of the settings that are of small models with a limit near their state; the
+            others have the memory of the cluster (large models, or with 0 any model).
+    """
     rng = random.Random(seed)
     # Small clusters more often: they are planned sooner.
     weights = [1 / max(mw.Cluster.virtual(name).num_devices, 4) for name in CLUSTERS]
+    others = LARGE if limited else SMALL + LARGE
     found: dict[Setting, None] = {}
     while len(found) < number:
-        is_small = rng.random() < _SMALL_SHARE
+        is_small = rng.random() < limited
         found[
             Setting(
-                model=rng.choice(SMALL if is_small else LARGE),
+                model=rng.choice(SMALL if is_small else others),
                 cluster=rng.choices(CLUSTERS, weights)[0],
                 batch=rng.choice((32, 64, 256)),
                 dtype=rng.choice(("float16", "bfloat16", "float32")),
@@ -246,13 +252,19 @@ def main() -> None:
     )
     parser.add_argument("--number", type=int, default=400)
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument(
+        "--limited",
+        type=float,
+        default=0.8,
+        help="share of small models with a limit near their state; 0: any model, no limits",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit-s", type=int, default=150, help="seconds for each setting")
     parser.add_argument("--out", type=Path, required=True, help="a row of JSON for each setting")
     parser.add_argument("--page", type=Path, help="where the table goes")
     args = parser.parse_args()
     done = {tuple(row["setting"]) for row in rows_of(args.out)}
-    drawn = sorted(settings(args.number, args.seed), key=effort)
+    drawn = sorted(settings(args.number, args.seed, args.limited), key=effort)
     todo = [(s, args.limit_s) for s in drawn if tuple(s) not in done]
     with args.out.open("a") as file:
         for row in run(todo, args.workers) if todo else ():
