@@ -159,11 +159,11 @@ def _too_long(*_: object) -> None:
 def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
     import jax
 
-    from meshwise.inter.pipeline_memory import pipeline_memory
     from meshwise.inter.pipeline_schedule import SEARCHED, named
     from meshwise.models.named import model_config
     from meshwise.models.steps import model_step
     from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+    from meshwise.plan.device_memory import plan_memory
     from meshwise.trace.step import StepSignature
 
     cluster = mw.Cluster.virtual(setting.cluster)
@@ -181,7 +181,7 @@ def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     plan = plan_pipeline(made[0], made[1:], {}, signature, request).plan
-    check = pipeline_memory(plan)
+    check = plan_memory(plan)
     return {
         "outcome": "fits" if check.fits else "DOES NOT FIT",
         "num_stages": len(plan.stages),

@@ -10,7 +10,7 @@ import jax
 import optax
 
 from benchmarks.workload import token_batch
-from meshwise.init_state import born_on_stages
+from meshwise.init_state import born_sharded
 from meshwise.local_cluster import local_cluster
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
@@ -48,7 +48,7 @@ def measured_layers(quick: bool) -> dict[str, Any]:
         run = compile_pipeline(planned.layers, planned.plan, planned.decisions)
         tree = jax.tree.structure(made.state)
         homes = run.in_shardings[: tree.num_leaves]
-        state = born_on_stages(made.create, (jax.random.key(0),), homes, tree)
+        state = born_sharded(made.create, (jax.random.key(0),), homes, tree)
         rows = jax.tree.leaves(batch)
         spent: list[float] = []
         for _ in range(12):

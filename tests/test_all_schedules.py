@@ -10,7 +10,6 @@ import pytest
 import meshwise as mw
 from doubles.layered_steps import assert_equal, host, unet_step
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import (
     ALL,
     CHOICES,
@@ -24,12 +23,13 @@ from meshwise.inter.pipeline_schedule import (
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.plan.plan import Plan
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 
-def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any) -> PipelinePlan:
+def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any) -> Plan:
     step, args = make()
     asked = {
         "cluster": mw.Cluster.virtual("1x p3.8xlarge"),

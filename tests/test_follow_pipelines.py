@@ -15,11 +15,11 @@ import meshwise as mw
 from doubles.layered_steps import CLIPPED, gpt_step, host, unet_step
 from doubles.scanned_steps import scanned_gpt
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
-from meshwise.plan.forward_plan import ForwardPlan
+from meshwise.plan.plan import Plan
+from meshwise.schedules import inference
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -66,12 +66,13 @@ def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     _, (state, batch) = gpt_step(CLIPPED)
     state, *_ = staged(state, batch)
     plan = evaluation.plan(state, batch)
-    assert isinstance(plan, ForwardPlan)
-    assert [stage.stage for stage in plan.stages] == [0, 1]
+    assert plan.schedule == inference.NAME
+    assert [stage.first_layer for stage in plan.stages] == [0, 1]
+    assert mw.Plan.from_json(plan.to_json()) == plan
     # The head is the transposed embedding.
     embedding = "0/0/token_embedding/embedding"
     assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
-    assert "Stage 1, from device" in str(plan)
+    assert "Dense products and convolutions, stage 1" in str(plan)
     expected = jax.jit(evaluate_gpt)(host_state(state), batch)
     for rows in (batch, jax.tree.map(np.asarray, batch)):
         found = evaluation(state, rows)
@@ -136,7 +137,7 @@ def test_a_parameter_of_two_stages_is_sent_and_a_skip_passes_by() -> None:
     assert_same(found, plain(jax.tree.map(host, state[0]), batch["x"]))
     plan = evaluation.plan(state[0], batch["x"])
     assert plan.warnings == ("0/shared is sent from stage 0 to stage 2 in each call",)
-    assert [stage.stage for stage in plan.stages] == [0, 1, 2, 3]
+    assert [stage.first_layer for stage in plan.stages] == [0, 1, 2, 3]
 
 
 def test_stacks_of_layers_stay_on_their_stages() -> None:
@@ -161,7 +162,7 @@ def test_stacks_of_layers_stay_on_their_stages() -> None:
 def test_a_plan_from_a_file_is_followed() -> None:
     step, args = gpt_step(CLIPPED)
     staged, state, batch = trained(step, args)
-    read = PipelinePlan.from_json(staged.plan(*args).to_json())
+    read = Plan.from_json(staged.plan(*args).to_json())
     evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(read))
     found = evaluation(state, batch)["loss"]
     assert_same(found, jax.jit(evaluate_gpt)(host_state(state), batch)["loss"])
@@ -181,7 +182,7 @@ def test_what_cannot_be_followed_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="stage 0 of the step that is followed: .* smaller"):
         mw.parallelize(evaluate_gpt, method=follow, memory_bytes=10_000).plan(state, batch)
     evaluation = mw.parallelize(evaluate_gpt, method=follow)
-    with pytest.raises(PlanError, match="has no timeline"):
+    with pytest.raises(PlanError, match="has a timeline of meshes"):
         evaluation.measured(state, batch)
 
 
@@ -204,14 +205,17 @@ def test_parameters_of_other_stages_on_the_same_devices_count() -> None:
     plan: Any = staged.plan(weights, rows)
     assert plan.num_meshes < len(plan.stages)
     followed: Any = mw.parallelize(forward, method=mw.Follow(plan)).plan(weights, rows)
-    for stage in followed.stages:
-        on_mesh = [s for s in plan.stages if s.first_device == stage.first_device]
-        others = [s for s in on_mesh if s is not plan.stages[stage.stage]]
-        state = sum(8 * prod(shape) for s in others for k in s.layers for _, shape, _ in k.inputs)
-        # Split over at most the devices of the mesh, whole at most.
-        assert state / on_mesh[0].num_devices <= stage.beside_bytes <= state
-    worst = max(stage.plan.peak_bytes + stage.beside_bytes for stage in followed.stages)
-    assert followed.peak_bytes == worst
+    assert followed.num_meshes < len(followed.stages)
+    for mesh, peak in enumerate(followed.mesh_peak_bytes):
+        pairs = zip(followed.mesh_of_stage, followed.stages, strict=True)
+        on_mesh = [stage for m, stage in pairs if m == mesh]
+        trained = [s for s in plan.stages if s.first_device == on_mesh[0].first_device]
+        state = sum(8 * prod(x.shape) for s in trained for k in s.layers for x in k.arguments)
+        held = sum(stage.resident_bytes for stage in on_mesh)
+        # Split over at most the devices of the mesh; beside whole weights there are the rows.
+        assert state / on_mesh[0].num_devices <= held
+        assert peak == held + max(stage.temporary_bytes for stage in on_mesh)
+    worst = followed.peak_bytes
     few: Any = mw.parallelize(forward, method=mw.Follow(plan), memory_bytes=worst)
     assert few.plan(weights, rows).peak_bytes <= worst
     none = mw.parallelize(forward, method=mw.Follow(plan), memory_bytes=worst // 2)

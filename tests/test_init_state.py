@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwise.init_state import born_on_stages
+from meshwise.init_state import born_sharded
 
 
 def test_state_with_holes_is_born_on_its_stages() -> None:
@@ -23,7 +23,7 @@ def test_state_with_holes_is_born_on_its_stages() -> None:
         return {"kept": None, "params": [jnp.ones(3) * size, jnp.zeros(2)], "free": jnp.ones(1)}
 
     tree = jax.tree.structure(jax.eval_shape(create, 2.0))
-    made = born_on_stages(create, (2.0,), [None, *homes], tree)
+    made = born_sharded(create, (2.0,), [None, *homes], tree)
     assert made["kept"] is None
     assert [x.sharding for x in made["params"]] == homes
     np.testing.assert_array_equal(made["params"][0], [2.0, 2.0, 2.0])

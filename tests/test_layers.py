@@ -15,10 +15,10 @@ LAYERS = (
     "errors units collector atomic_file child_process",
     "cluster",
     "graph",
-    # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.
+    # A plan lists its collectives and names its schedule.
     "resharding",
-    "plan",
     "schedules",
+    "plan",
     "program",
     "simulate",
     "intra",
@@ -51,6 +51,8 @@ LAYERS = (
     "pipeline_request",
     "replay_request",
     "pricing",
+    "step_planning",
+    "compilation",
     "arguments",
     "init_state",
     "bound_steps",

@@ -9,12 +9,12 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
-from meshwise.inter.pipeline_memory import pipeline_memory
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import named
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.plan.device_memory import plan_memory
+from meshwise.plan.plan import Plan
 from meshwise.trace.step import StepSignature
 from meshwise.units import GIB, MIB
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("compiled_kernels")
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 
-def planned(model: str, batch: int, dtype: str, **asked: Any) -> PipelinePlan:
+def planned(model: str, batch: int, dtype: str, **asked: Any) -> Plan:
     step, state, rows = model_step(model_config(model, dtype=dtype), batch).abstract
     request = PipelineRequest(**asked)
     return plan_pipeline(step, (state, rows), {}, SIGNATURE, request).plan
@@ -46,7 +46,7 @@ def test_pipelines_that_did_not_fit_fit(
 ) -> None:
     where = mw.Cluster.virtual(cluster)
     plan = planned(model, batch, dtype, cluster=where, **asked)
-    assert pipeline_memory(plan).fits
+    assert plan_memory(plan).fits
     limit = asked.get("memory_bytes", where.device.memory_bytes)
     assert plan.peak_bytes <= limit
     assert {stage.memory_bytes for stage in plan.stages} == {limit}

@@ -19,7 +19,6 @@ import meshwise as mw
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import GPIPE
 from meshwise.inter.variant import Variant
 from meshwise.intra.options import IntraOptions
@@ -27,6 +26,7 @@ from meshwise.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.pins import Pin
 from meshwise.pipeline_pins import layout_value, read_pins, split_pin
 from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
+from meshwise.plan.plan import Plan
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 
@@ -64,27 +64,25 @@ def layering(num_layers: int) -> Layering:
     return layers_of(step, (state, batch), {}, SIGNATURE, num_layers)[0]
 
 
-def planned(
-    pins: Any, report: Callable[[str], object] = lambda _: None, **changes: Any
-) -> PipelinePlan:
+def planned(pins: Any, report: Callable[[str], object] = lambda _: None, **changes: Any) -> Plan:
     step, state, batch = make_step(3)
     given = {"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), "remats": ("none",)}
     request = PipelineRequest(**{**given, "pins": pins, **changes})
     return plan_pipeline(step, (state, batch), {}, SIGNATURE, request, report).plan
 
 
-def ranges(plan: PipelinePlan) -> list[tuple[int, int]]:
+def ranges(plan: Plan) -> list[tuple[int, int]]:
     return [(s.first_layer, s.last_layer) for s in plan.stages]
 
 
 @pytest.fixture(scope="module")
-def pinned_stages() -> PipelinePlan:
+def pinned_stages() -> Plan:
     return planned(
         {"stages": "0-0,1-2", "submesh.0": "1x2", "mesh.1": "2x1", "remat.1": "selective"}
     )
 
 
-def test_layers_submesh_mesh_and_remat_of_stages(pinned_stages: PipelinePlan) -> None:
+def test_layers_submesh_mesh_and_remat_of_stages(pinned_stages: Plan) -> None:
     first, second = pinned_stages.stages
     assert ranges(pinned_stages) == [(0, 0), (1, 2)]
     assert first.submesh == (1, 2)
@@ -95,7 +93,7 @@ def test_layers_submesh_mesh_and_remat_of_stages(pinned_stages: PipelinePlan) ->
     )
 
 
-def test_pins_cost_what_they_take_away(pinned_stages: PipelinePlan) -> None:
+def test_pins_cost_what_they_take_away(pinned_stages: Plan) -> None:
     free = planned({"stages": 2}, remats=("none", "selective"))
     assert free.step_time_s <= pinned_stages.step_time_s * (1 + 1e-9)
 

@@ -16,7 +16,6 @@ import meshwise as mw
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import EAGER, ONE_F_ONE_B
 from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.models.gpt_sizes import forward_flop, gpt_config, training_flop
@@ -29,6 +28,7 @@ from meshwise.pipeline_planning import (
     plan_pipeline,
     search_options,
 )
+from meshwise.plan.plan import Plan
 from meshwise.planned_layers import plan_layers
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
@@ -40,7 +40,7 @@ SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 
 
-def planned(**changes: Any) -> tuple[PipelinePlan, Timeline]:
+def planned(**changes: Any) -> tuple[Plan, Timeline]:
     config = model_config("gpt-mini", num_layers=2, dtype="float16")
     step, state, batch = model_step(config, 16).abstract
     request = PipelineRequest(
@@ -51,11 +51,11 @@ def planned(**changes: Any) -> tuple[PipelinePlan, Timeline]:
 
 
 @pytest.fixture(scope="module")
-def two_stages() -> tuple[PipelinePlan, Timeline]:
+def two_stages() -> tuple[Plan, Timeline]:
     return planned(num_stages=2)
 
 
-def test_stages_cover_layers_and_devices_once(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+def test_stages_cover_layers_and_devices_once(two_stages: tuple[Plan, Timeline]) -> None:
     plan, _ = two_stages
     layers = [k for s in plan.stages for k in range(s.first_layer, s.last_layer + 1)]
     assert layers == [0, 1, 2]
@@ -67,7 +67,7 @@ def test_stages_cover_layers_and_devices_once(two_stages: tuple[PipelinePlan, Ti
     assert all(s.peak_bytes <= s.memory_bytes for s in plan.stages)
 
 
-def test_the_simulation_agrees_with_the_formula(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+def test_the_simulation_agrees_with_the_formula(two_stages: tuple[Plan, Timeline]) -> None:
     plan, timeline = two_stages
     slowest = max(s.forward_s + s.backward_s for s in plan.stages)
     ideal = sum(s.forward_s + s.backward_s for s in plan.stages) + 3 * slowest
@@ -90,27 +90,27 @@ def test_micro_batches_that_would_cut_a_group_of_tokens_are_passed_over() -> Non
         plan_layers(layers, CLUSTER, search_options(layers, flop, asked))
 
 
-def test_equal_requests_give_equal_plans(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+def test_equal_requests_give_equal_plans(two_stages: tuple[Plan, Timeline]) -> None:
     assert planned(num_stages=2)[0] == two_stages[0]
 
 
 def test_a_plan_reads_back_equal_and_simulates_the_same(
-    two_stages: tuple[PipelinePlan, Timeline],
+    two_stages: tuple[Plan, Timeline],
 ) -> None:
     plan, timeline = two_stages
-    read = PipelinePlan.from_json(plan.to_json())
+    read = Plan.from_json(plan.to_json())
     assert read == plan
     assert simulate_plan(read).timeline == timeline
 
 
-def test_more_freedom_is_never_slower(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+def test_more_freedom_is_never_slower(two_stages: tuple[Plan, Timeline]) -> None:
     free, _ = planned()
     assert free.step_time_s <= two_stages[0].step_time_s * (1 + 1e-9)
     assert dict(free.tried).keys() == {4}
 
 
 def test_transfers_that_matter_are_hidden_by_default(
-    two_stages: tuple[PipelinePlan, Timeline],
+    two_stages: tuple[Plan, Timeline],
 ) -> None:
     stopped, _ = planned(num_stages=2, schedules=(ONE_F_ONE_B,))
     hidden, _ = two_stages
@@ -121,7 +121,7 @@ def test_transfers_that_matter_are_hidden_by_default(
     assert hidden.simulated_s < 0.9 * stopped.simulated_s
 
 
-def test_tight_memory_is_kept_or_refused(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+def test_tight_memory_is_kept_or_refused(two_stages: tuple[Plan, Timeline]) -> None:
     loose, _ = two_stages
     limit = int(loose.peak_bytes * 0.85)
     tight, _ = planned(num_stages=2, memory_bytes=limit)
@@ -143,7 +143,7 @@ def test_hosts_that_differ() -> None:
     assert max(used) >= 4
 
 
-def test_the_text_names_what_was_decided(two_stages: tuple[PipelinePlan, Timeline]) -> None:
+def test_the_text_names_what_was_decided(two_stages: tuple[Plan, Timeline]) -> None:
     plan, _ = two_stages
     text = plan.explain()
     assert "2 stages on 1x p3.8xlarge" in text
@@ -196,7 +196,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
          "--trace", str(trace), "--html", str(page), "--json"],
     )  # fmt: skip
     assert run.exit_code == 0, run.output
-    read = PipelinePlan.from_json(out.read_text())
+    read = Plan.from_json(out.read_text())
     assert read.to_json() in run.output
     assert len(read.stages) == 2
     assert read.num_microbatches == 2
@@ -204,7 +204,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     # Equal layers are planned once, and each keeps its own names.
     layers = [layer for stage in read.stages for layer in stage.layers]
     assert [layer.equal_to for layer in layers] == [0, 1, 1, 3]
-    names = [[name for name, _, _ in layer.inputs] for layer in layers]
+    names = [[item.name for item in layer.arguments] for layer in layers]
     assert names == [["0/0/0"], ["0/0/1"], ["0/0/2"], ["0/0/3"]]
     assert json.loads(trace.read_text())["traceEvents"]
     assert page.read_text() == plan_page(read)

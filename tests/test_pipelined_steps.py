@@ -87,11 +87,11 @@ def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: 
     plan = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=4).plan(
         state, batch
     )
-    assert isinstance(plan, mw.PipelinePlan)
+    assert isinstance(plan, mw.Plan)
     assert plan.schedule == "eager-1f1b"
     # 1F1B holds two and one.
     assert [stage.in_flight for stage in plan.stages] == [3, 1]
-    read = mw.PipelinePlan.from_json(plan.to_json())
+    read = mw.Plan.from_json(plan.to_json())
     assert read == plan
     assert len(read.decisions) <= sum(len(stage.layers) for stage in read.stages)
 
@@ -118,8 +118,8 @@ def test_gradients_of_weights_apart_train_as_on_one_device(case: Any, schedule: 
     method = mw.Auto(stages=2, schedule=schedule)
     staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=4)
     plan = staged.plan(state, batch)
-    assert isinstance(plan, mw.PipelinePlan)
-    assert mw.PipelinePlan.from_json(plan.to_json()) == plan
+    assert isinstance(plan, mw.Plan)
+    assert mw.Plan.from_json(plan.to_json()) == plan
     for stage in plan.stages:
         assert stage.weights is not None
         assert 0 < stage.weights.seconds < stage.backward_s
@@ -143,9 +143,9 @@ def test_a_plan_of_another_step_is_refused() -> None:
     plan = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2).plan(
         state, batch
     )
-    assert isinstance(plan, mw.PipelinePlan)
+    assert isinstance(plan, mw.Plan)
 
-    def refused(changed: mw.PipelinePlan, message: str, given: Any = batch) -> None:
+    def refused(changed: mw.Plan, message: str, given: Any = batch) -> None:
         with pytest.raises(PlanError, match=message):
             mw.parallelize(step, method=mw.Replay(changed)).plan(state, given)
 

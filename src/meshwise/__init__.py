@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from meshwise import errors as errors
     from meshwise.api import ParallelStep as ParallelStep
     from meshwise.api import parallelize as parallelize
-    from meshwise.inter.pipeline_plan import PipelinePlan as PipelinePlan
     from meshwise.local_cluster import Cluster as Cluster
     from meshwise.methods import Auto as Auto
     from meshwise.methods import DataParallel as DataParallel
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 # Where the names above are; a test compares the two lists.
 _NAMES = {
     "meshwise.api": "ParallelStep parallelize",
-    "meshwise.inter.pipeline_plan": "PipelinePlan",
     "meshwise.local_cluster": "Cluster",
     "meshwise.methods": "Auto DataParallel Follow Heuristic IntraOp Megatron Replay Zero2 Zero3",
     "meshwise.pins": "Pin",

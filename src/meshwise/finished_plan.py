@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
 from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.memory import peak
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region
 from meshwise.methods import Auto, Follow, IntraOp, Method, Replay
-from meshwise.plan.collectives import collectives
-from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
-from meshwise.plan.flop import device_flop, replicated_work
-from meshwise.plan.plan import Plan, Stage
-from meshwise.plan.shares import communication
+from meshwise.plan.one_program import program_stage
+from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.plan.walk import place
+from meshwise.plan.work import DecidedProgram, work_of
 from meshwise.rules.unruled import hint
 from meshwise.trace.step import TracedStep
 
@@ -51,6 +50,7 @@ def finished_plan(
     method: Method,
     options: IntraOptions,
     *,
+    cluster: Cluster | None,
     has_pins: bool = False,
     where: str = "on this mesh",
 ) -> Plan:
@@ -63,6 +63,7 @@ def finished_plan(
         result: The decision, and what is known of it.
         method: What found it.
         options: What was asked: what is minimised, and how much memory there is.
+        cluster: Where it runs; None where only the mesh is known.
         has_pins: Whether pins restrict the space of plans.
         where: On which meshes the gap holds.
 
@@ -71,8 +72,8 @@ def finished_plan(
     """
     graph, decision = step.graph, result.decision
     verify_decision(graph, decision, mesh)
-    whole = replicated_work(graph, decision, mesh)
-    moves = communication(graph, decision, mesh)
+    work = work_of([DecidedProgram(graph=graph, decision=decision)], mesh)
+    whole = work.replicated.shares()
     warnings = list(step.warnings) + [
         f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
         for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
@@ -89,29 +90,37 @@ def finished_plan(
             f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
             "every device"
         )
-    used = collectives(graph, decision, mesh)
     if result.conceded:
         # What all-gather was allowed for may be done by a cheaper path of other kinds.
-        places = sorted({f"{c.kind} at {c.where}" for c in used if c.kind != "all-reduce"})
+        places = sorted(
+            {f"{c.kind} at {c.where}" for c in work.collectives if c.kind != "all-reduce"}
+        )
         warnings.append(
             f"{method_name(method)} without {' and '.join(result.conceded)} has no plan for this "
             f"step; it has {'; '.join(places[:3])}{'; ...' if len(places) > 3 else ''}"
         )
+    seconds = step_time_s(graph, decision, mesh, parts=parts)
+    rows = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
+    stage = program_stage(
+        graph,
+        decision,
+        mesh,
+        work,
+        step_time_s=seconds,
+        peak_bytes=result.peak_bytes,
+        memory_bytes=options.memory_bytes,
+        cluster=cluster,
+    )
     return Plan(
-        step_time_s=step_time_s(graph, decision, mesh, parts=parts),
-        collectives=used,
-        stages=(
-            Stage(
-                mesh=mesh,
-                decision=decision,
-                arguments=arguments(graph, moves),
-                dense=dense_operators(graph, decision, mesh, moves),
-                peak_bytes=result.peak_bytes,
-                memory_bytes=options.memory_bytes or mesh.device.memory_bytes,
-                device_flop=device_flop(graph, decision, mesh),
-            ),
-        ),
+        step_time_s=seconds,
+        stages=(stage,),
+        decisions=(decision,),
+        collectives=work.collectives,
+        cluster=cluster and Cluster(name=cluster.name, groups=cluster.groups),
+        batch_size=rows.pop() if len(rows) == 1 else 0,
         num_microbatches=step.num_microbatches,
+        simulated_s=seconds,
+        tried=((step.num_microbatches, seconds),),
         method=method_name(method),
         objective=options.objective,
         # What was not solved has no bound: its gap of 0 would only compare it with itself.
@@ -138,10 +147,10 @@ def check_plan_fits(graph: Graph, plan: Plan, remedy: str) -> None:
     """
     (stage,) = plan.stages
     sizes = stage.mesh.sizes
-    inputs = dict(zip(graph.inputs, stage.decision.inputs, strict=True))
+    inputs = dict(zip(graph.inputs, plan.decision.inputs, strict=True))
     held = StageBytes(
         state=sum(local_bytes(graph.tensors[t], layout, sizes) for t, layout in inputs.items()),
-        resident=max(stage.peak_bytes, peak(graph, stage.decision, stage.mesh).num_bytes),
+        resident=max(stage.peak_bytes, peak(graph, plan.decision, stage.mesh).num_bytes),
     )
     mesh = MeshBytes(name="the plan", memory=stage.memory_bytes, stages={0: held})
     check_fits([mesh], remedy)

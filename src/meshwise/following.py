@@ -19,17 +19,16 @@ def followed_layouts(graph: Graph, plan: Plan) -> dict[int, tuple[Layout, ...]]:
     Raises:
         PlanError: nothing is found, or an argument could follow several that lie differently.
     """
-    (stage,) = plan.stages
-    others = list(zip(stage.arguments, plan.decision.inputs, strict=True))
+    others = plan.stages[0].arguments
     found: dict[int, tuple[Layout, ...]] = {}
     for position, ident in enumerate(graph.inputs):
         tensor = graph.tensors[ident]
         ranked: dict[int, dict[Layout, str]] = {}
-        for argument, layout in others:
+        for argument in others:
             if (argument.shape, argument.dtype) == (tensor.shape, tensor.dtype):
                 apart = distance(tensor.name, argument.name)
                 if apart is not None:
-                    ranked.setdefault(apart, {}).setdefault(layout, argument.name)
+                    ranked.setdefault(apart, {}).setdefault(argument.layout, argument.name)
         if not ranked:
             continue
         closest = ranked[min(ranked)]
@@ -41,7 +40,7 @@ def followed_layouts(graph: Graph, plan: Plan) -> dict[int, tuple[Layout, ...]]:
             )
         found[position] = tuple(closest)
     if not found:
-        names = [argument.name for argument, _ in others]
+        names = [argument.name for argument in others]
         mine = [graph.tensors[ident].name for ident in graph.inputs]
         raise PlanError(
             f"no argument of this step follows one of the other: {', '.join(mine[:4])} here, "

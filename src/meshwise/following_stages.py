@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -14,12 +14,15 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.following import distance
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.methods import IntraOp
 from meshwise.pins import nearest
+from meshwise.plan.fingerprint import joint_fingerprint
 from meshwise.plan.fits import local_bytes
-from meshwise.plan.forward_plan import ForwardPlan, ForwardStagePlan
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage
+from meshwise.plan.work import DecidedProgram, work_of, work_together
 from meshwise.planning import Forced, PlanRequest, plan_on
+from meshwise.schedules import inference
 from meshwise.trace.layers.equations import inlined, run_inlined
 from meshwise.trace.layers.followed import FollowedStages, Home
 from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages
@@ -32,7 +35,7 @@ def followed_stages(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     signature: StepSignature,
-    plan: PipelinePlan,
+    plan: Plan,
     request: PlanRequest,
 ) -> FollowedStages:
     """Cut a step where a pipeline's parameters live, and plan each stage on its mesh.
@@ -59,17 +62,6 @@ def followed_stages(
         closed = inlined(step.closed)
         cut = forward_stages(closed, [home and home.stage for home in homes], step.batch_dims)
         ways = [_planned(part, step, homes, plan, request) for part in cut.stages]
-    sent = _sent_bytes(cut)
-    stages = tuple(
-        ForwardStagePlan(
-            stage=part.stage,
-            first_device=plan.stages[part.stage].first_device,
-            plan=way[2],
-            sent_bytes=sent[n],
-            beside_bytes=_beside_bytes(part.stage, step, homes, plan),
-        )
-        for n, (part, way) in enumerate(zip(cut.stages, ways, strict=True))
-    )
     warnings = [
         f"{step.names[number]} is sent from stage {home.stage} to stage {stage} in each call"
         for number, stage in cut.sent
@@ -79,11 +71,91 @@ def followed_stages(
         ends=ends,
         cut=cut,
         homes=tuple(homes),
-        steps=tuple(way[0] for way in ways),
-        orders=tuple(way[1] for way in ways),
+        steps=tuple(way.step for way in ways),
+        orders=tuple(way.order for way in ways),
         meshes=tuple((stage.mesh, stage.first_device) for stage in plan.stages),
-        plan=ForwardPlan(stages=stages, warnings=tuple(warnings)),
+        plans=tuple(way.plan for way in ways),
+        plan=replace(
+            _forward_plan(cut, ways, step, homes, plan, request),
+            parameters=_parameters(signature, args),
+            warnings=tuple(warnings),
+        ),
     )
+
+
+def _forward_plan(
+    cut: ForwardStages,
+    ways: Sequence[_PlannedStage],
+    step: OpenStep,
+    homes: Sequence[Home | None],
+    plan: Plan,
+    request: PlanRequest,
+) -> Plan:
+    """Return the plan of all stages, one after the other, from the plan of each."""
+    sent = _sent_bytes(cut)
+    stages: list[Stage] = []
+    for number, (part, way) in enumerate(zip(cut.stages, ways, strict=True)):
+        (own,) = way.plan.stages
+        target = plan.stages[part.stage]
+        # Parameters of stages that compute nothing here lie beside the first stage of their mesh.
+        listed = {other.stage for other in cut.stages}
+        is_first = all(s.first_device != target.first_device for s in stages)
+        beside = _beside_bytes(part.stage, step, homes, plan, listed) if is_first else 0
+        layer = Layer(
+            layer=part.stage, equal_to=part.stage, arguments=own.arguments, decision=number
+        )
+        stages.append(
+            replace(
+                own,
+                layers=(layer,),
+                submesh=target.submesh,
+                first_device=target.first_device,
+                forward_s=own.once_s,
+                once_s=0.0,
+                resident_bytes=own.resident_bytes + beside,
+                memory_bytes=request.memory_bytes or target.memory_bytes,
+                send_bytes=sent[number],
+            )
+        )
+    seconds = sum(way.plan.step_time_s for way in ways)
+    works = [
+        work_of([DecidedProgram(graph=w.step.graph, decision=w.plan.decision)], w.plan.mesh)
+        for w in ways
+    ]
+    return Plan(
+        step_time_s=seconds,
+        stages=tuple(stages),
+        decisions=tuple(way.plan.decision for way in ways),
+        collectives=tuple(
+            replace(item, stage=number)
+            for number, work in enumerate(works)
+            for item in work.collectives
+        ),
+        cluster=plan.cluster,
+        schedule=inference.NAME,
+        simulated_s=seconds,
+        method="Follow()",
+        fingerprint=joint_fingerprint(way.plan.fingerprint for way in ways),
+        replicated=work_together(works).replicated.shares(),
+    )
+
+
+class _PlannedStage(NamedTuple):
+    """A stage as it was planned.
+
+    Attributes:
+        step: Its program.
+        order: Which input of the stage each operand of the program is.
+        plan: The plan of the program.
+    """
+
+    step: TracedStep
+    order: tuple[int, ...]
+    plan: Plan
+
+
+def _parameters(signature: StepSignature, args: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+    return signature.parameters or tuple((n, "") for n in range(len(args)))
 
 
 def _check(request: PlanRequest) -> None:
@@ -101,14 +173,15 @@ def _check(request: PlanRequest) -> None:
             )
 
 
-def _homes(step: OpenStep, plan: PipelinePlan) -> list[Home | None]:
+def _homes(step: OpenStep, plan: Plan) -> list[Home | None]:
     """Where each flat argument lives; None for those that follow none."""
     # By shape and the end of the path, which they must share.
     there: dict[object, list[Home]] = {}
     for number, stage in enumerate(plan.stages):
         for layer in stage.layers:
-            for name, shape, layout in layer.inputs:
-                there.setdefault(_end(name, shape), []).append(Home(number, layout, name))
+            for item in layer.arguments:
+                home = Home(number, item.layout, item.name)
+                there.setdefault(_end(item.name, item.shape), []).append(home)
     found: list[Home | None] = []
     for n, (mine, aval) in enumerate(zip(step.names, step.in_avals, strict=True)):
         ranked: dict[int, list[Home]] = {}
@@ -144,10 +217,10 @@ def _planned(
     part: ForwardStage,
     step: OpenStep,
     homes: Sequence[Home | None],
-    plan: PipelinePlan,
+    plan: Plan,
     request: PlanRequest,
-) -> tuple[TracedStep, tuple[int, ...], Any]:
-    """The program of a stage, the order of its operands, and its plan."""
+) -> _PlannedStage:
+    """Trace the program of a stage, and plan it."""
     names = [
         step.names[source.number] if source.kind == "argument" else f"value {source.number}"
         for source in part.inputs
@@ -180,17 +253,29 @@ def _planned(
         raise InfeasibleError(
             f"stage {part.stage} of the step that is followed: {error}; pass smaller batches"
         ) from error
-    return traced, order, made
+    return _PlannedStage(traced, order, made)
 
 
 def _beside_bytes(
-    number: int, step: OpenStep, homes: Sequence[Home | None], plan: PipelinePlan
+    number: int,
+    step: OpenStep,
+    homes: Sequence[Home | None],
+    plan: Plan,
+    counted: Collection[int] = (),
 ) -> int:
-    """Bytes that one device holds for the parameters of other stages on the same devices."""
+    """Return the bytes that one device holds for parameters of other stages on its mesh.
+
+    Args:
+        number: The stage.
+        step: The step.
+        homes: For each argument where it lives.
+        plan: The pipeline that is followed.
+        counted: Stages whose parameters are counted elsewhere.
+    """
     first_device = plan.stages[number].first_device
     found = 0
     for home, aval in zip(homes, step.in_avals, strict=True):
-        if home is None or home.stage == number:
+        if home is None or home.stage == number or home.stage in counted:
             continue
         other = plan.stages[home.stage]
         if other.first_device == first_device:

@@ -52,7 +52,7 @@ def zeros_of_spec(leaf: Any) -> Any:
     return leaf
 
 
-def born_on_stages(
+def born_sharded(
     fun: Callable[..., Any], args: tuple[Any, ...], wanted: Sequence[Any], tree: Any
 ) -> Any:
     """What a function makes, each leaf where it lives: no device holds more than its share.

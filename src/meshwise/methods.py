@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.plan import Plan
 
 Objective = Literal["time", "alpa"]
@@ -140,7 +139,7 @@ class Replay:
     memory than the plan needs.
     """
 
-    plan: Plan | PipelinePlan
+    plan: Plan
 
     def __post_init__(self) -> None:
         plan: Any = self.plan
@@ -149,14 +148,11 @@ class Replay:
                 f"Replay takes a Plan, got the string {plan!r:.60}; read the plan's JSON with "
                 "mw.Plan.from_json(text)"
             )
-        if not isinstance(plan, Plan | PipelinePlan):
+        if not isinstance(plan, Plan):
             raise PlanError(
                 f"Replay takes a Plan, got {_described(plan)}; pass what step.plan(...) or "
                 "mw.Plan.from_json(text) returned"
             )
-
-
-_AnyPlan = TypeVar("_AnyPlan")
 
 
 class PlannedStep(ABC):
@@ -165,17 +161,7 @@ class PlannedStep(ABC):
     @property
     @abstractmethod
     def plans(self) -> tuple[Plan, ...]:
-        """The plans of one mesh made so far, oldest first."""
-
-    @property
-    @abstractmethod
-    def pipeline_plans(self) -> tuple[PipelinePlan, ...]:
-        """The plans of pipelines made so far, oldest first."""
-
-    @property
-    @abstractmethod
-    def is_pipeline(self) -> bool:
-        """Whether it runs on several meshes."""
+        """The plans made so far, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,68 +172,40 @@ class Follow:
     dtype, or else a path that ends alike (`0/kernel` follows `0/params/kernel`).  The optimiser
     fills the rest, on the same mesh; pins win.
 
-    Where the other step is a pipeline, this one is cut into stages where its arguments live; it is
-    a forward pass, whose stages run one after the other on the whole batch.
+    Where the other step runs in stages, this one is cut where its arguments live; it is a forward
+    pass, whose stages run one after the other on the whole batch.
 
     Attributes:
         step: The other step, planned before this one, or its plan.
     """
 
-    step: PlannedStep | Plan | PipelinePlan
+    step: PlannedStep | Plan
 
     def __post_init__(self) -> None:
         step: Any = self.step
-        if not isinstance(step, (PlannedStep, Plan, PipelinePlan)):
+        if not isinstance(step, (PlannedStep, Plan)):
             raise PlanError(
                 f"Follow takes a step made by parallelize, or its plan, got {_described(step)}; "
                 "pass method=mw.Follow(train_step)"
             )
 
     def followed(self) -> Plan:
-        """The plan of one mesh that is followed.
+        """Return the plan that is followed.
 
         Raises:
             PlanError: the step has none yet.
         """
-        step = self.step
-        assert not isinstance(step, PipelinePlan)
-        plan = step if isinstance(step, Plan) else _latest(step.plans)
-        if len(plan.stages) != 1:
-            raise PlanError(f"Follow needs a plan on one mesh, this one has {len(plan.stages)}")
-        return plan
-
-    def followed_pipeline(self) -> PipelinePlan:
-        """The plan of a pipeline that is followed.
-
-        Raises:
-            PlanError: the step has none yet.
-        """
-        step = self.step
-        assert not isinstance(step, Plan)
-        return step if isinstance(step, PipelinePlan) else _latest(step.pipeline_plans)
-
-
-def _latest(plans: tuple[_AnyPlan, ...]) -> _AnyPlan:
-    if not plans:
-        raise PlanError(
-            "Follow(step): that step has no plan yet; call it, or step.plan(state, batch), before"
-        )
-    return plans[-1]
+        if isinstance(self.step, Plan):
+            return self.step
+        if not self.step.plans:
+            raise PlanError(
+                "Follow(step): that step has no plan yet; call it, or step.plan(state, batch), "
+                "before"
+            )
+        return self.step.plans[-1]
 
 
 Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | Replay | Follow
-
-
-def is_pipeline(method: Method) -> bool:
-    """Whether a method asks for a pipeline that can run."""
-    if isinstance(method, Replay):
-        return isinstance(method.plan, PipelinePlan)
-    if isinstance(method, Follow):
-        step = method.step
-        return isinstance(step, PipelinePlan) or (
-            isinstance(step, PlannedStep) and step.is_pipeline
-        )
-    return isinstance(method, Auto) and method.stages is not None
 
 
 def asks_for_stages(method: Method) -> str:
@@ -264,7 +222,7 @@ def check_method(method: Any) -> Method:
     if isinstance(method, Method):
         return method
     classes = {cls.__name__: cls for cls in get_args(Method)}
-    if isinstance(method, Plan | PipelinePlan):
+    if isinstance(method, Plan):
         raise PlanError("method is a Plan; to run it again pass method=mw.Replay(plan)")
     name = method.__name__ if isinstance(method, type) else str(method)
     meant = next((n for n in classes if n.lower() == _bare(name)), None)

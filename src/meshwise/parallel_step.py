@@ -21,33 +21,21 @@ from meshwise.arguments import (
 )
 from meshwise.bound_steps import kept_step
 from meshwise.errors import PlanError, StateLostError, TraceError
-from meshwise.following_stages import followed_stages
-from meshwise.init_state import born_on_stages, split_init_args, state_place, zeros_of_spec
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.init_state import born_sharded, split_init_args, state_place, zeros_of_spec
 from meshwise.jax_compat import is_tracer
-from meshwise.methods import Follow, PlannedStep, Replay, asks_for_stages, is_pipeline
-from meshwise.pipeline_planning import plan_pipeline
-from meshwise.pipeline_replay import replayed_pipeline
-from meshwise.pipeline_request import pipeline_request
-from meshwise.plan.fits import check_state_fits
-from meshwise.plan.forward_plan import ForwardPlan
+from meshwise.methods import PlannedStep
 from meshwise.plan.plan import Plan
-from meshwise.planned_layers import PlannedPipeline
-from meshwise.planning import PlanRequest, make_plan
+from meshwise.planning import PlanRequest
 from meshwise.pricing import Progress, priced
 from meshwise.simulate.timeline import Timeline
-from meshwise.trace.layers.followed import FollowedStages
-from meshwise.trace.step import TracedStep, abstract, state_bytes, trace_step
+from meshwise.step_planning import PlannedCall, PlannedProgram, StepCall, plan_call
+from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
 if TYPE_CHECKING:
-    from meshwise.runtime.executable import Executable
     from meshwise.runtime.fidelity import StageFidelity
-    from meshwise.runtime.forward import ForwardExecutable
-    from meshwise.runtime.pipeline.executable import PipelineExecutable
-
-    _Executable = Executable | PipelineExecutable | ForwardExecutable
+    from meshwise.runtime.step_executable import StepExecutable
 
 _NOT_FITTING = (TypeError, ValueError)
 
@@ -63,12 +51,10 @@ class ParallelStep(PlannedStep):
         self._request = request
         self._options = options
         self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
-        self._traced: dict[Any, TracedStep] = {}
-        self._plans: dict[Any, Plan] = {}
-        self._pipelines: dict[Any, PlannedPipeline | FollowedStages] = {}
-        self._executables: dict[Any, _Executable] = {}
-        self._recent: dict[Any, _Executable] = {}
-        self._last: _Executable | None = None
+        self._planned: dict[Any, PlannedCall] = {}
+        self._executables: dict[Any, StepExecutable] = {}
+        self._recent: dict[Any, StepExecutable] = {}
+        self._last: StepExecutable | None = None
         self._checkpoint: str | None = None
         self._timeline: Timeline | None = None
         self._of_classes: dict[type, ParallelStep] = {}
@@ -137,26 +123,20 @@ class ParallelStep(PlannedStep):
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans of one mesh made so far, oldest first."""
-        return tuple(self._plans.values())
+        """The plans made so far, oldest first."""
+        return tuple(planned.plan for planned in self._planned.values())
 
-    @property
-    def pipeline_plans(self) -> tuple[PipelinePlan, ...]:
-        """The plans of pipelines made so far, oldest first."""
-        plans = (found.plan for found in self._pipelines.values())
-        return tuple(plan for plan in plans if isinstance(plan, PipelinePlan))
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Return the plan for arguments of these shapes.
 
-    @property
-    def is_pipeline(self) -> bool:
-        """Whether it runs on several meshes."""
-        return is_pipeline(self._request.method)
+        Args:
+            *args: Arguments of the step; `ShapeDtypeStruct`s do, no device is used.
+            **kwargs: Keyword arguments of the step, likewise.
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan | ForwardPlan:
-        """The plan for arguments of these shapes; `ShapeDtypeStruct`s do, no device is used."""
-        binding, call = self._taken_apart(args, kwargs)
-        if self.is_pipeline:
-            return self._pipeline(binding, call).plan
-        return self._plan(binding, call)[1]
+        Raises:
+            TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
+        """
+        return self._plan(*self._taken_apart(args, kwargs)).plan
 
     def priced(
         self,
@@ -166,7 +146,7 @@ class ParallelStep(PlannedStep):
         progress: Progress | None = None,
         **kwargs: Any,
     ) -> Plan:
-        """The plan with what other choices would cost, each found by planning again.
+        """Return the plan with what other choices would cost, each found by planning again.
 
         Args:
             *args: As for `plan`.
@@ -177,22 +157,29 @@ class ParallelStep(PlannedStep):
             **kwargs: As for `plan`.
 
         Raises:
-            PlanError: the plan is replayed.
+            PlanError: the plan is replayed, or has stages.
         """
-        binding, call = self._taken_apart(args, kwargs)
-        if self.is_pipeline:
+        planned = self._plan(*self._taken_apart(args, kwargs))
+        if not isinstance(planned, PlannedProgram):
             raise PlanError("prices of other choices are known for plans of one mesh only")
-        traced, plan = self._plan(binding, call)
         return priced(
-            traced, plan, self._request, rivals=rivals, more_bytes=more_bytes, progress=progress
+            planned.traced,
+            planned.plan,
+            self._request,
+            rivals=rivals,
+            more_bytes=more_bytes,
+            progress=progress,
         )
 
     def explain(self, *args: Any, **options: Any) -> str:
-        """Text of `priced`, which takes the same arguments: the plan, its reasons, its prices.
+        """Return the text of `priced`, which takes the same arguments.
 
-        Of a pipeline it is the text of the plan; prices are known on one mesh only.
+        Of a plan with stages it is the text of the plan; prices are known on one mesh only.
         """
-        if self.is_pipeline and not {"rivals", "more_bytes", "progress"} & options.keys():
+        asked = {"rivals", "more_bytes", "progress"} & options.keys()
+        if not asked and not isinstance(
+            self._plan(*self._taken_apart(args, options)), PlannedProgram
+        ):
             return self.plan(*args, **options).explain()
         return self.priced(*args, **options).explain()
 
@@ -233,19 +220,22 @@ class ParallelStep(PlannedStep):
         stop = start + len(jax.tree.leaves(state))
         tree, wanted = jax.tree.structure(state), executable.in_shardings[start:stop]
         concrete = jax.tree.map(zeros_of_spec, fun_args)
-        if self.is_pipeline:
-            return born_on_stages(fun, concrete, wanted, tree)
-        return jax.jit(fun, out_shardings=jax.tree.unflatten(tree, wanted))(*concrete)
+        return born_sharded(fun, concrete, wanted, tree)
 
     def program_text(self, *args: Any, **kwargs: Any) -> str:
-        """The explicit program of one device as text, with its collectives."""
+        """Return the explicit program of one device as text, with its collectives.
+
+        Raises:
+            PlanError: the step runs as several programs.
+        """
         from meshwise.spmd.program import program_text
 
-        if self.is_pipeline:
+        planned = self._plan(*self._taken_apart(args, kwargs))
+        if not isinstance(planned, PlannedProgram):
             raise PlanError(
                 "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each"
             )
-        traced, plan = self._plan(*self._taken_apart(args, kwargs))
+        traced, plan = planned.traced, planned.plan
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
     def compiled_text(self, *args: Any, **kwargs: Any) -> dict[str, str]:
@@ -266,15 +256,17 @@ class ParallelStep(PlannedStep):
             What the step returns, and what each mesh did and when.
 
         Raises:
-            PlanError: the step runs on one mesh, as one program.
+            PlanError: the step is no pipeline with gradients.
         """
+        from meshwise.runtime.pipeline.executable import PipelineExecutable
+
         binding, call = self._taken_apart(args, kwargs)
-        if not self.is_pipeline:
+        executable = self._executable(binding, call)
+        if not isinstance(executable, PipelineExecutable):
             raise PlanError(
-                "a step on one mesh is one program, which has no timeline of meshes; time a call "
-                "and jax.block_until_ready of what it returns, or ask for stages"
+                "only a pipeline has a timeline of meshes; time a call and jax.block_until_ready "
+                "of what it returns, or ask for stages"
             )
-        executable: Any = self._executable(binding, call)
         with self._naming_the_checkpoint():
             results, timeline = executable.measured_run(jax.tree.leaves((call.args, call.kwargs)))
         self._last, self._timeline = executable, timeline
@@ -345,84 +337,42 @@ class ParallelStep(PlannedStep):
         avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
         return call.statics, binding.positions, tree, avals
 
-    def _plan(self, binding: Binding, call: Call) -> tuple[TracedStep, Plan]:
+    def _plan(self, binding: Binding, call: Call) -> PlannedCall:
         key = self._key(binding, call)
-        if key not in self._plans:
-            request = self._request
-            if not isinstance(request.method, (Replay, Follow)):
-                num_bytes = state_bytes(call.args, binding.signature)
-                check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
-
-            def trace(num_microbatches: int, num_devices: int) -> TracedStep:
-                return trace_step(
-                    binding.function(self._fun, call.statics),
-                    call.args,
-                    call.kwargs,
-                    binding.signature,
-                    num_microbatches=num_microbatches,
-                    statistics=self._request.statistics,
-                    num_devices=num_devices,
-                    rules=self._request.rules,
-                    stages=asks_for_stages(self._request.method),
-                )
-
-            self._traced[key], self._plans[key] = make_plan(trace, self._request)
-            for text in self._traced[key].warnings:
-                warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
-        return self._traced[key], self._plans[key]
-
-    def _pipeline(self, binding: Binding, call: Call) -> PlannedPipeline | FollowedStages:
-        key = self._key(binding, call)
-        if key not in self._pipelines:
-            step = binding.function(self._fun, call.statics)
-            given = (step, call.args, call.kwargs, binding.signature)
-            method = self._request.method
-            if isinstance(method, Replay):
-                assert isinstance(method.plan, PipelinePlan)
-                self._pipelines[key] = replayed_pipeline(
-                    *given, method.plan, self._request.statistics, self._request.memory_bytes
-                )
-            elif isinstance(method, Follow):
-                plan = method.followed_pipeline()
-                self._pipelines[key] = followed_stages(*given, plan, self._request)
-            else:
-                self._pipelines[key] = plan_pipeline(*given, pipeline_request(self._request))
-        return self._pipelines[key]
-
-    def _executable(self, binding: Binding, call: Call) -> _Executable:
-        from meshwise.runtime.executable import compile_step
-        from meshwise.runtime.forward import compile_forward
-        from meshwise.runtime.pipeline.executable import compile_pipeline
-
-        key = self._key(binding, call)
-        if key not in self._executables and self.is_pipeline:
-            found = self._pipeline(binding, call)
-            self._executables[key] = (
-                compile_forward(found)
-                if isinstance(found, FollowedStages)
-                else compile_pipeline(found.layers, found.plan, found.decisions)
+        if key not in self._planned:
+            given = StepCall(
+                fun=binding.function(self._fun, call.statics),
+                args=call.args,
+                kwargs=call.kwargs,
+                signature=binding.signature,
             )
+            planned = self._planned[key] = plan_call(given, self._request)
+            if isinstance(planned, PlannedProgram):
+                for text in planned.traced.warnings:
+                    warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
+        return self._planned[key]
+
+    def _executable(self, binding: Binding, call: Call) -> StepExecutable:
+        return self._compiled(self._key(binding, call), self._plan(binding, call))
+
+    def _compiled(self, key: Any, planned: PlannedCall) -> StepExecutable:
+        from meshwise.compilation import compile_planned
+
         if key not in self._executables:
-            traced, plan = self._plan(binding, call)
-            self._executables[key] = compile_step(traced, plan)
+            self._executables[key] = compile_planned(planned)
         return self._executables[key]
 
-    def _executable_for_state(self, state: Any) -> tuple[_Executable, int]:
+    def _executable_for_state(self, state: Any) -> tuple[StepExecutable, int]:
         """A step that takes such a state, and the position of the state's first leaf."""
-        from meshwise.runtime.executable import compile_step
-
         wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
-        for key in self._plans:
-            traced = self._traced[key]
-            numbered = jax.tree.unflatten(traced.in_tree, range(len(traced.in_avals)))
+        for key, planned in self._planned.items():
+            user = planned.user
+            numbered = jax.tree.unflatten(user.in_tree, range(len(user.in_avals)))
             for argument in numbered[0]:
                 places = jax.tree.leaves(argument)
-                avals = [traced.in_avals[i] for i in places]
-                if not places or [(a.shape, a.dtype) for a in avals] != wanted:
-                    continue
-                if key not in self._executables:
-                    self._executables[key] = compile_step(traced, self._plans[key])
-                return self._executables[key], places[0]
+                avals = [user.in_avals[i] for i in places]
+                if places and [(a.shape, a.dtype) for a in avals] == wanted:
+                    return self._compiled(key, planned), places[0]
         raise PlanError(
             "init needs to know the other arguments of the step to make a plan; pass their shapes "
             "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"

@@ -17,11 +17,12 @@ import numpy as np
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PinError
 from meshwise.inter.compose import BoolArray, Layer, RunCosts, compose
-from meshwise.inter.piece import PieceGraph, Remat
+from meshwise.inter.piece import PieceGraph
 from meshwise.inter.variant import LayerKey, Variant
 from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.pins import is_hit, named_operators, pinned, refuse_unmatched
+from meshwise.plan.stage import Remat
 from meshwise.trace.layers.layering import Layering
 
 

@@ -26,12 +26,12 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from meshwise.errors import PinError, PlanError
-from meshwise.inter.piece import REMATS
 from meshwise.inter.pipeline_schedule import CHOICES
 from meshwise.inter.pipeline_schedule import PipelineSchedule as Schedule
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.stage_pins import StagePin, without_ones
 from meshwise.pins import Pin, as_pin, spec_text
+from meshwise.plan.stage import REMATS
 
 _OF_PLAN = ("stages", "microbatches", "schedule")
 _OF_STAGE = ("submesh", "mesh", "remat")

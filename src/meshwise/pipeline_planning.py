@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshwise.cluster.spec import Cluster
@@ -13,7 +13,6 @@ from meshwise.collector import collection_paused
 from meshwise.errors import TraceError
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.operator_chain import OperatorChain
-from meshwise.inter.piece import REMATS, Remat
 from meshwise.inter.pipeline_schedule import (
     SEARCHED,
     PipelineSchedule,
@@ -23,6 +22,7 @@ from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import LayerTimes
 from meshwise.pipeline_pins import PipelinePin, read_pins
 from meshwise.plan.fits import check_state_fits
+from meshwise.plan.stage import REMATS, Remat
 from meshwise.planned_layers import PlannedPipeline, planned_layers
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
@@ -156,7 +156,10 @@ def plan_pipeline(
         options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()
         with _timed(layers, request, report) as times:
-            return planned_layers(layers, request.cluster, options, report, pins, times)
+            found = planned_layers(layers, request.cluster, options, report, pins, times)
+    method = f"Auto(stages={request.num_stages or 'auto'!r})"
+    parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
+    return replace(found, plan=replace(found.plan, method=method, parameters=parameters))
 
 
 @contextmanager

@@ -8,14 +8,16 @@ from typing import Any
 
 from meshwise.errors import PlanError
 from meshwise.inter.clustering import Ranges
+from meshwise.inter.finish import pipeline_fingerprint
 from meshwise.inter.guard import check_pipeline_fits
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import PieceGraph
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.pipeline_planning import layers_of
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fits import REPLAN
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Remat, Stage
 from meshwise.plan.verify import verify_decision
 from meshwise.planned_layers import PlannedPipeline
 from meshwise.trace.layers.layering import Layering
@@ -27,7 +29,7 @@ def replayed_pipeline(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     signature: StepSignature,
-    plan: PipelinePlan,
+    plan: Plan,
     statistics: Statistics = "exact",
     memory_bytes: int | None = None,
 ) -> PlannedPipeline:
@@ -78,10 +80,15 @@ def replayed_pipeline(
             known.add(key)
             _check(layers, plan, stage, layer, decision, is_new=is_new)
 
-    def piece(number: int, layer: LayerPlan) -> PieceGraph:
+    def piece(number: int, layer: Layer) -> PieceGraph:
         k = layer.layer
         return layers.graph(k, k, plan.num_microbatches, plan.stages[number].remat)
 
+    def graph_of(c: int, remat: Remat) -> PieceGraph:
+        return layers.graph(c, c, plan.num_microbatches, remat)
+
+    if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
+        raise PlanError("the plan is for another step or other shapes; plan again")
     if memory_bytes is not None:
         stages = tuple(replace(stage, memory_bytes=memory_bytes) for stage in plan.stages)
         plan = replace(plan, stages=stages)
@@ -92,9 +99,9 @@ def replayed_pipeline(
 
 def _check(
     layers: Layering,
-    plan: PipelinePlan,
-    stage: PipelineStage,
-    layer: LayerPlan,
+    plan: Plan,
+    stage: Stage,
+    layer: Layer,
     decision: GraphDecision,
     *,
     is_new: bool,
@@ -112,11 +119,11 @@ def _check(
     except PlanError as error:
         raise PlanError(f"layer {k}: {error}") from error
     names = layers.state_names(k)
-    state = tuple(
+    state = [
         (name, piece.graph.tensors[piece.graph.inputs[i]].shape, decision.inputs[i])
         for name, i in zip(names, piece.state, strict=True)
-    )
-    if state != layer.inputs:
+    ]
+    if state != [(item.name, item.shape, item.layout) for item in layer.arguments]:
         raise PlanError(
             f"layer {k}: the plan says other names, shapes or layouts of its state than the step "
             "and the decision; plan the step again"

@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.finish import NamedLayers, finished, stage_decisions
-from meshwise.inter.guard import device_memory_bytes
 from meshwise.inter.interleave import interleaved_pipelines
 from meshwise.inter.least_memory import least_memory, no_pipeline_fits
-from meshwise.inter.pipeline_memory import pipeline_memory
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import name_of, searched_together
 from meshwise.inter.remedies import least_memory_counts
 from meshwise.inter.replan import replanned
@@ -24,8 +21,12 @@ from meshwise.inter.variants import LayerTimes, VariantCosts
 from meshwise.pinned_search import pinned_search
 from meshwise.pipeline_pins import PipelinePin
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.device_memory import plan_memory
+from meshwise.plan.places import device_memory_bytes
+from meshwise.plan.plan import Plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import OpenStep
 from meshwise.units import bytes_text
 
 # Of the memory, left free for gradients of weights that wait: beyond it others are better.
@@ -46,9 +47,15 @@ class PlannedPipeline:
     """
 
     layers: Layering
-    plan: PipelinePlan
+    plan: Plan
     timeline: Timeline
     decisions: tuple[tuple[GraphDecision, ...], ...]
+
+    @property
+    def user(self) -> OpenStep:
+        """The user's step."""
+        assert self.layers.ends is not None
+        return self.layers.ends.original
 
 
 def plan_layers(
@@ -57,7 +64,7 @@ def plan_layers(
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     pins: Sequence[PipelinePin] = (),
-) -> tuple[PipelinePlan, Timeline]:
+) -> tuple[Plan, Timeline]:
     """The plan of `planned_layers`, and its simulated timeline."""
     found = planned_layers(layers, cluster, options, report, pins)
     return found.plan, found.timeline
@@ -162,7 +169,7 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
             raise
         enough, planned = found
         plan = _within(planned.plan, asked)
-        if pipeline_memory(plan).fits:
+        if plan_memory(plan).fits:
             return replace(planned, plan=plan)
         raise InfeasibleError(
             f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule "
@@ -171,7 +178,7 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
         ) from error
 
 
-def _within(plan: PipelinePlan, asked: _Asked) -> PipelinePlan:
+def _within(plan: Plan, asked: _Asked) -> Plan:
     """The plan with the memory that there is, whether it fits or not."""
     has = asked.options.memory_bytes
     stages = tuple(
@@ -295,6 +302,6 @@ def _interleaved(asked: _Asked) -> PlannedPipeline:
         made = _planned(asked, asked.layers, found, costs)
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
-        plan = replace(made.plan, step_time_s=seconds, bound_s=seconds)
+        plan = replace(made.plan, step_time_s=seconds, gap=0.0)
         planned.append(replace(made, plan=plan))
     return min(planned, key=lambda p: p.plan.simulated_s)

@@ -88,11 +88,11 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
         TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
     """
     if isinstance(request.method, Replay):
-        assert isinstance(request.method.plan, Plan)  # a pipeline is replayed elsewhere
         return _replay(trace, request.method.plan, request.memory_bytes)
     if isinstance(request.method, Follow):
-        mesh = request.method.followed().mesh
-        num_devices, attempt = mesh.num_devices, partial(_plan_after, trace, request, mesh)
+        followed = request.method.followed()
+        num_devices = followed.mesh.num_devices
+        attempt = partial(_plan_after, trace, request, followed)
     else:
         cluster = request.cluster()
         num_devices, attempt = cluster.num_devices, partial(_plan_for, trace, request, cluster)
@@ -112,13 +112,14 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
 
 
 def _plan_after(
-    trace: TraceFn, request: PlanRequest, mesh: LogicalMesh, num_microbatches: int
+    trace: TraceFn, request: PlanRequest, followed: Plan, num_microbatches: int
 ) -> tuple[TracedStep, Plan]:
     """Plan a step on the mesh of the step that it follows."""
+    mesh = followed.mesh
     step = trace(num_microbatches, mesh.num_devices)
     limit = request.memory_bytes
     memory = mesh.device.memory_bytes if limit is None else limit
-    return step, plan_on(step, request, mesh, memory)
+    return step, plan_on(step, request, mesh, memory, cluster=followed.cluster)
 
 
 def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | None:
@@ -163,8 +164,10 @@ def _best_plan(
     memory = cluster.device.memory_bytes if limit is None else limit
     method, meshes = request.method, _meshes(request.method, cluster)
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
-    plain = _candidates(step, request, meshes, memory)
-    padded = _candidates(with_padding(step, dims), request, meshes, memory) if dims else []
+    plain = _candidates(step, request, cluster, meshes, memory)
+    padded: list[_Candidate] = []
+    if dims:
+        padded = _candidates(with_padding(step, dims), request, cluster, meshes, memory)
     if not _is_free(method):
         return _best_of_each([*plain, *padded], len(plain), dims, request)
     search = Search()
@@ -255,11 +258,13 @@ class _Candidate:
         traced: The step as it was traced.
         step: The same with the graph that the pins make of it.
         place: The graph on the mesh, with what is asked.
+        cluster: Where the mesh lies; None if only the mesh is known.
     """
 
     traced: TracedStep
     step: TracedStep
     place: Place
+    cluster: Cluster | None
 
     def planned(self, request: PlanRequest) -> Plan:
         """The plan of the method.
@@ -297,6 +302,7 @@ class _Candidate:
             result,
             request.method,
             self.place.options,
+            cluster=self.cluster,
             has_pins=bool(request.pins),
             where=where,
         )
@@ -305,12 +311,16 @@ class _Candidate:
 
 
 def _candidates(
-    step: TracedStep, request: PlanRequest, meshes: Sequence[LogicalMesh], memory: int
+    step: TracedStep,
+    request: PlanRequest,
+    cluster: Cluster,
+    meshes: Sequence[LogicalMesh],
+    memory: int,
 ) -> list[_Candidate]:
     """A traced step on each of several meshes."""
     parts, evaluators = regions(step.graph), Evaluators()
     return [
-        _candidate(step, request, mesh, memory, parts=parts, evaluators=evaluators)
+        _candidate(step, request, mesh, memory, cluster=cluster, parts=parts, evaluators=evaluators)
         for mesh in meshes
     ]
 
@@ -321,6 +331,8 @@ def _candidate(
     mesh: LogicalMesh,
     memory: int,
     forced: Forced = NOTHING_FORCED,
+    *,
+    cluster: Cluster | None,
     parts: tuple[Region, ...] | None = None,
     evaluators: Evaluators | None = None,
 ) -> _Candidate:
@@ -332,6 +344,7 @@ def _candidate(
         mesh: The mesh.
         memory: Bytes of one device.
         forced: What is fixed beside the pins.
+        cluster: Where the mesh lies; None if only the mesh is known.
         parts: The regions of the step's graph if they are known.
         evaluators: That know what was computed for other meshes.
     """
@@ -357,7 +370,9 @@ def _candidate(
         parts=parts if parts and graph is step.graph else regions(graph),
         evaluators=evaluators or Evaluators(),
     )
-    return _Candidate(traced=step, step=dataclasses.replace(step, graph=graph), place=place)
+    return _Candidate(
+        traced=step, step=dataclasses.replace(step, graph=graph), place=place, cluster=cluster
+    )
 
 
 def plan_on(
@@ -366,6 +381,8 @@ def plan_on(
     mesh: LogicalMesh,
     memory: int,
     forced: Forced = NOTHING_FORCED,
+    *,
+    cluster: Cluster | None = None,
 ) -> Plan:
     """Plan a traced step on one mesh.
 
@@ -375,8 +392,9 @@ def plan_on(
         mesh: The mesh.
         memory: Bytes of one device.
         forced: What is fixed beside the pins; it wins over them.
+        cluster: Where the mesh lies, for the plan to say it.
 
     Raises:
         PinError, InfeasibleError, SolverError: there is no such plan.
     """
-    return _candidate(step, request, mesh, memory, forced).planned(request)
+    return _candidate(step, request, mesh, memory, forced, cluster=cluster).planned(request)

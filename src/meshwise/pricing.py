@@ -176,8 +176,8 @@ def _arguments(step: TracedStep, plan: Plan, request: PlanRequest) -> list[_Grou
     fixed = pinned(graph, request.pins, mesh).layouts
     members: dict[tuple[str, tuple[int, ...], str, Layout], list[int]] = {}
     (stage,) = plan.stages
-    for i, (argument, layout) in enumerate(zip(stage.arguments, plan.decision.inputs, strict=True)):
-        key = (pattern(argument.name), argument.shape, argument.dtype, layout)
+    for i, argument in enumerate(stage.arguments):
+        key = (pattern(argument.name), argument.shape, argument.dtype, argument.layout)
         members.setdefault(key, []).append(i)
     groups: list[_Group] = []
     for (name, _, _, chosen), positions in members.items():

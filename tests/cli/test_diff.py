@@ -17,8 +17,7 @@ from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.pipeline_plan import PipelinePlan
-from meshwise.report.plan_file import AnyPlan
+from meshwise.plan.plan import Plan
 from meshwise.units import GIB
 
 FOUR = pipeline(4, 16, "2x p3.16xlarge")
@@ -41,14 +40,14 @@ def by_data() -> mw.Plan:
     return one_mesh(mw.DataParallel())
 
 
-def run(tmp_path: Path, first: AnyPlan, second: AnyPlan, *options: str) -> Any:
+def run(tmp_path: Path, first: Plan, second: Plan, *options: str) -> Any:
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     for path, plan in zip(paths, (first, second), strict=True):
         path.write_text(plan.to_json())
     return CliRunner().invoke(main, ["diff", *map(str, paths), *options])
 
 
-def rows(tmp_path: Path, first: AnyPlan, second: AnyPlan) -> dict[str, dict[str, Any]]:
+def rows(tmp_path: Path, first: Plan, second: Plan) -> dict[str, dict[str, Any]]:
     """The rows of each section by name."""
     found = run(tmp_path, first, second, "--json")
     assert found.exit_code == 1
@@ -57,7 +56,7 @@ def rows(tmp_path: Path, first: AnyPlan, second: AnyPlan) -> dict[str, dict[str,
     return {s["title"]: {r["what"]: r for r in s["rows"]} for s in data["sections"]}
 
 
-def changed_stage(plan: PipelinePlan, number: int, **changes: Any) -> PipelinePlan:
+def changed_stage(plan: Plan, number: int, **changes: Any) -> Plan:
     stages = list(plan.stages)
     stages[number] = dataclasses.replace(stages[number], **changes)
     return dataclasses.replace(plan, stages=tuple(stages))
@@ -106,10 +105,10 @@ def test_other_numbers_of_stages(tmp_path: Path) -> None:
     stages = found["Stages"]
     assert (stages["0 layers"]["a"], stages["0 layers"]["b"]) == ("0-2", "0-1")
     assert (stages["7"]["a"], stages["7"]["b"][:12]) == (None, "layers 14-15")
-    layouts = found["Layouts by layer"]
+    layouts = found["Layouts"]
     up = layouts["0/params/block_*/mlp/up/kernel in 0-11"]
     assert up["count"] == 12
-    assert up["a"] == "64x256 P(-, (x, y)) x=2 y=2"
+    assert up["a"] == "float32[64,256] P(-, (x, y)) x=2 y=2"
     # Not split, so no other layout on another mesh.
     assert "0/params/block_*/norm/scale in 0-11" not in layouts
     text = run(tmp_path, FOUR, other).output
@@ -126,10 +125,10 @@ def test_the_same_name_of_another_cluster(tmp_path: Path) -> None:
 
 def test_plans_of_one_mesh(tmp_path: Path, planned: mw.Plan, by_data: mw.Plan) -> None:
     found = rows(tmp_path, planned, by_data)
-    assert found["Decided by"]["method"]["b"] == "DataParallel()"
-    assert found["A step"]["step time"]["a"] == planned.step_time_s
+    assert found["Planned"]["method"]["b"] == "DataParallel()"
+    assert found["A step"]["predicted"]["a"] == planned.step_time_s
     assert found["A step"]["peak memory"]["b"] == by_data.peak_bytes
-    layouts = found["Layouts of arguments"]
+    layouts = found["Layouts"]
     assert layouts["1"]["b"] == "float32[256,64] P(x, -) x=4"
     collectives = found["Collectives in a step (count, bytes, seconds)"]
     assert any(name.startswith("all-reduce over x of 4") for name in collectives)
@@ -143,15 +142,17 @@ def test_what_no_section_shows_is_named(tmp_path: Path, planned: mw.Plan) -> Non
     assert "warnings" in found["Also different, see `meshwise explain`"]
     (stage,) = planned.stages
     argument = dataclasses.replace(stage.arguments[0], communication=(("all-gather", 1.0),))
-    edited = dataclasses.replace(stage, arguments=(argument, *stage.arguments[1:]))
+    layer = dataclasses.replace(stage.layers[0], arguments=(argument, *stage.arguments[1:]))
+    edited = dataclasses.replace(stage, layers=(layer,))
     found = rows(tmp_path, planned, dataclasses.replace(planned, stages=(edited,)))
-    assert "stages[0].arguments" in found["Also different, see `meshwise explain`"]
+    assert "stages[0].layers" in found["Also different, see `meshwise explain`"]
 
 
 def test_trouble(tmp_path: Path, planned: mw.Plan) -> None:
-    found = run(tmp_path, planned, FOUR)
-    assert found.exit_code == 2
-    assert "one of the files is a plan of one mesh, the other a pipeline" in found.output
+    found = rows(tmp_path, planned, FOUR)
+    assert found["Planned"]["schedule"] == {
+        "what": "schedule", "count": 1, "a": "one-program", "b": "1f1b"
+    }  # fmt: skip
     found = CliRunner().invoke(main, ["diff", str(tmp_path / "a.json"), "missing.json"])
     assert found.exit_code == 2
     assert "missing.json: No such file or directory" in found.output

@@ -11,8 +11,8 @@ import jax
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
 from meshwise.plan.collectives import Collective
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.flop import Replicated
-from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.timeline import Event, Timeline
@@ -31,21 +31,20 @@ PLAN = Plan(
     stages=(
         Stage(
             mesh=LogicalMesh(axes=(AXIS,), device=DEVICE),
-            decision=GraphDecision(inputs=(), operators=(), outputs=()),
-            arguments=(),
-            dense=(),
-            peak_bytes=1000,
+            layers=(Layer(layer=0, equal_to=0, arguments=(), decision=0),),
+            submesh=(1, 1),
+            first_device=0,
+            once_s=0.5,
+            resident_bytes=0,
+            temporary_bytes=1000,
             memory_bytes=DEVICE.memory_bytes,
             device_flop=1e6,
         ),
     ),
+    decisions=(GraphDecision(inputs=(), operators=(), outputs=()),),
+    simulated_s=0.5,
     method="Pretended()",
-    objective="time",
-    gap=None,
-    space="",
     status="pretended",
-    fingerprint="",
-    replicated=Replicated(flop_share=0.0, bytes_share=0.0),
 )
 
 

@@ -21,8 +21,8 @@ from doubles.layered_steps import CLIPPED, Step, gpt_step, model, unet_step
 from doubles.planned_stages import StageShape
 from doubles.scaled_sgd import scaled_sgd
 from doubles.scanned_steps import scanned_gpt, second_dim
-from meshwise.inter.piece import REMATS
 from meshwise.models.mixed_precision import cast_floats, first_loss_scale, scale_loss
+from meshwise.plan.stage import REMATS
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule

@@ -8,8 +8,10 @@ from typing import Any
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.simulated_plan import simulate_plan
+from meshwise.plan.contents import Argument
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage
 from meshwise.units import GIB
 
 _BLOCK = (
@@ -21,15 +23,21 @@ _BLOCK = (
 _EDGE = ("embedding/table", (512, 64), Layout(((1,), ())))
 
 
-def layer(number: int, num_layers: int) -> LayerPlan:
+def layer(number: int, num_layers: int) -> Layer:
     """A block with Adam's state; the first and the last hold a table too."""
     is_edge = number in (0, num_layers - 1)
     tensors = (*_BLOCK, *((_EDGE,) if is_edge else ()))
-    return LayerPlan(
+    return Layer(
         layer=number,
         equal_to=number if is_edge else 1,
-        inputs=tuple(
-            (f"0/{head}/block_{number}/{name}", shape, layout)
+        arguments=tuple(
+            Argument(
+                name=f"0/{head}/block_{number}/{name}",
+                shape=shape,
+                dtype="float32",
+                itemsize=4,
+                layout=layout,
+            )
             for head in ("params", "opt/mu", "opt/nu")
             for name, shape, layout in tensors
         ),
@@ -42,7 +50,7 @@ def pipeline(
     cluster: str | Cluster = "1x p3.8xlarge",
     layers_a_stage: int = 3,
     **changes: Any,
-) -> PipelinePlan:
+) -> Plan:
     """Equal stages, the last one a little slower, each on as many devices as there are for it."""
     where = Cluster.virtual(cluster) if isinstance(cluster, str) else cluster
     each = where.num_devices // num_stages
@@ -51,9 +59,7 @@ def pipeline(
     mesh: LogicalMesh = where.mesh(shape)
     num_layers = num_stages * layers_a_stage
     stages = tuple(
-        PipelineStage(
-            first_layer=k * layers_a_stage,
-            last_layer=(k + 1) * layers_a_stage - 1,
+        Stage(
             submesh=(each // size, size),
             first_device=k * each,
             mesh=mesh,
@@ -75,7 +81,7 @@ def pipeline(
         )
         for k in range(num_stages)
     )
-    plan = PipelinePlan(
+    plan = Plan(
         cluster=where,
         batch_size=4 * num_microbatches,
         num_microbatches=num_microbatches,
@@ -83,7 +89,7 @@ def pipeline(
         hides_transfers=False,
         stages=stages,
         step_time_s=(num_microbatches + num_stages) * 0.03,
-        bound_s=num_microbatches * 0.03,
+        gap=num_stages / (num_microbatches + num_stages),
         space=f"{num_stages} stages of whole layers, hand-made",
         simulated_s=0.0,
         bubble_share=0.0,
@@ -92,6 +98,7 @@ def pipeline(
         step_flop=1e15,
         tied=("0/params/block_0/embedding/table",),
         model="hand-made",
+        method="Auto(stages='auto')",
     )
     timeline = simulate_plan(plan).timeline
     known = dataclasses.replace(
@@ -103,7 +110,7 @@ def pipeline(
     return dataclasses.replace(known, **changes)
 
 
-def with_memory(plan: PipelinePlan, *memory_bytes: int) -> PipelinePlan:
+def with_memory(plan: Plan, *memory_bytes: int) -> Plan:
     """The plan as a file says it whose stages have that much memory."""
     stages = tuple(
         dataclasses.replace(stage, memory_bytes=size)

@@ -13,8 +13,8 @@ from meshwise.cluster.spec import Cluster
 from meshwise.inter.compose import cheapest_states, compose, entries
 from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
 from meshwise.inter.layer_network import layer_network
-from meshwise.inter.piece import Remat
 from meshwise.intra.options import IntraOptions
+from meshwise.plan.stage import Remat
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.trace.layers.layering import Layering
 

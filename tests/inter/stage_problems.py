@@ -17,7 +17,7 @@ from meshwise.inter.pipeline_schedule import (
     ZERO_BUBBLE,
     interleaved,
 )
-from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem, memory_bytes
+from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
 from meshwise.inter.submeshes import HostKind, mixed_submeshes, uniform_submeshes
 
 SCHEDULES = (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, interleaved(2))
@@ -134,7 +134,7 @@ def _stages_that_end(problem, last, behind):
         shown = schedule.fill_s(costs.microbatch_s[at] + gather, weight)
         for start in _starts(problem, costs.submeshes[kind], behind):
             yield (
-                Stage(
+                StageSpan(
                     first_layer=first,
                     last_layer=last,
                     submesh=kind,

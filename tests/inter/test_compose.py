@@ -16,7 +16,7 @@ from meshwise.inter.layer_network import layer_network
 from meshwise.inter.lazy_table import LazyTable
 from meshwise.inter.search_space import SearchOptions, submeshes_of, variants_of
 from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import Stage, StageProblem
+from meshwise.inter.stage_problem import StageProblem, StageSpan
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
@@ -209,7 +209,7 @@ def whole(gpt: Layering) -> tuple[LazyTable, int]:
     table = table_of(gpt, told.append)
     exists = np.isfinite(table.costs().microbatch_s)
     stages = [
-        Stage(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
+        StageSpan(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
         for i, j, m, v in np.argwhere(exists).tolist()
     ]
     while table.plan(stages, 4, np.inf):

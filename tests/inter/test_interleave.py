@@ -19,7 +19,6 @@ from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.best_cuts import best_cuts
 from meshwise.inter.interleave import interleaved_pipelines
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.simulated_plan import Changes, simulate_plan
@@ -27,6 +26,7 @@ from meshwise.inter.variants import VariantCosts
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
+from meshwise.plan.plan import Plan
 from meshwise.report.simulation_text import simulation_text
 from meshwise.schedules.in_flight import held_on_mesh, in_flight
 from meshwise.schedules.registry import make_schedule
@@ -87,15 +87,15 @@ def step(**options: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def plan() -> PipelinePlan:
+def plan() -> Plan:
     with jax.enable_x64(True):
         parallel, args = step()
         found = parallel.plan(*args)
-    assert isinstance(found, PipelinePlan)
+    assert isinstance(found, Plan)
     return found
 
 
-def test_meshes_take_turns(plan: PipelinePlan) -> None:
+def test_meshes_take_turns(plan: Plan) -> None:
     assert plan.mesh_of_stage == (0, 1, 0, 1)
     assert plan.num_meshes == 2
     assert [stage.first_device for stage in plan.stages] == [0, 1, 0, 1]
@@ -105,7 +105,7 @@ def test_meshes_take_turns(plan: PipelinePlan) -> None:
     assert "0, 2" in text
 
 
-def test_what_is_predicted_is_what_is_simulated(plan: PipelinePlan) -> None:
+def test_what_is_predicted_is_what_is_simulated(plan: Plan) -> None:
     simulation = simulate_plan(plan)
     assert simulation.timeline.step_time_s == plan.simulated_s == plan.step_time_s
     assert simulation.timeline.peak_bytes == plan.mesh_peak_bytes
@@ -117,18 +117,18 @@ def test_what_is_predicted_is_what_is_simulated(plan: PipelinePlan) -> None:
     assert "mesh" in simulation_text(plan, simulation)
 
 
-def test_a_file_keeps_it_and_an_edited_one_is_refused(plan: PipelinePlan) -> None:
-    assert PipelinePlan.from_json(plan.to_json()) == plan
+def test_a_file_keeps_it_and_an_edited_one_is_refused(plan: Plan) -> None:
+    assert Plan.from_json(plan.to_json()) == plan
     moved = [*plan.stages[:2], plan.stages[3], replace(plan.stages[2], first_device=0)]
     stages = tuple(
         replace(old, first_device=new.first_device)
         for old, new in zip(plan.stages, moved, strict=True)
     )
     with pytest.raises(PlanError, match=r"stages\[2\].first_device.*mesh 1.* on mesh 0 of 2"):
-        PipelinePlan.from_json(replace(plan, stages=stages).to_json())
+        Plan.from_json(replace(plan, stages=stages).to_json())
     other = replace(plan, schedule="1f1b")
     with pytest.raises(PlanError, match="field 'schedule'"):
-        PipelinePlan.from_json(other.to_json())
+        Plan.from_json(other.to_json())
 
 
 def test_nothing_that_is_left_out_promises_more() -> None:
@@ -182,10 +182,10 @@ def test_too_little_memory_is_told() -> None:
 
 
 @pytest.mark.usefixtures("quick_steps", "x64")
-def test_its_file_trains_as_on_one_device(plan: PipelinePlan) -> None:
+def test_its_file_trains_as_on_one_device(plan: Plan) -> None:
     made, args = gpt_step(CLIPPED)
     expected = [host(x) for x in jax.tree.leaves(jax.jit(made)(*args))]
-    kept = PipelinePlan.from_json(plan.to_json())
+    kept = Plan.from_json(plan.to_json())
     replayed = mw.parallelize(made, method=mw.Replay(kept), num_microbatches=4)
     assert_equal([host(x) for x in jax.tree.leaves(replayed(*args))], expected)
     assert replayed.plan(*args) == plan

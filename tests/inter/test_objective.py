@@ -10,7 +10,7 @@ import pytest
 from meshwise.inter.objective import objective_s, step_time
 from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, interleaved
 from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem, as_alpa, memory_bytes
+from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan, as_alpa, memory_bytes
 from meshwise.inter.submeshes import uniform_submeshes
 
 # Times of a micro-batch of layers 0, 1, 2 on one device; nothing else is possible.
@@ -43,7 +43,7 @@ def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
 
 
 STAGES = tuple(
-    Stage(first_layer=i, last_layer=i, submesh=0, variant=0, first_device=i) for i in range(3)
+    StageSpan(first_layer=i, last_layer=i, submesh=0, variant=0, first_device=i) for i in range(3)
 )
 
 

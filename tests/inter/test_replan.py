@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from meshwise.inter.pipeline_json import pipeline_from_json, pipeline_to_json
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
@@ -14,7 +15,6 @@ from meshwise.inter.conditioned import planned
 from meshwise.inter.finish import finished, stage_decisions, stage_plan
 from meshwise.inter.joint_run import JointRun
 from meshwise.inter.objective import step_time
-from meshwise.inter.pipeline_json import pipeline_from_json, pipeline_to_json
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.replan import held_bytes, replanned
 from meshwise.inter.search import search

@@ -15,14 +15,14 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.compose import RunCosts
 from meshwise.inter.lazy_table import LazyTable
-from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B
 from meshwise.inter.search import search
 from meshwise.inter.search_space import submeshes_of, variants_of
 from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import Stage, StageProblem
+from meshwise.inter.stage_problem import StageProblem, StageSpan
 from meshwise.inter.variant import Variant
 from meshwise.intra.options import IntraOptions
+from meshwise.plan.stage import Remat
 from meshwise.units import GIB
 
 COUNTS = (8, 16, 32, 64)
@@ -99,7 +99,7 @@ def test_other_prices_are_looked_at_where_the_first_does_not_fit(
     while True:
         exists = np.argwhere(np.isfinite(table.costs().microbatch_s)).tolist()
         stages = [
-            Stage(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
+            StageSpan(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
             for i, j, m, v in exists
         ]
         if not table.plan(stages, 16, math.inf):
@@ -119,7 +119,7 @@ def test_plans_at_a_price_stay_when_more_is_planned_at_the_lowest() -> None:
     # Bounds of a run once took the place of its plan at another price: what did not fit was chosen.
     table, _, _ = table_and_problem(12 * GIB)
     at = (0, 2, 1, 1)
-    run = Stage(first_layer=0, last_layer=2, submesh=1, variant=1, first_device=0)
+    run = StageSpan(first_layer=0, last_layer=2, submesh=1, variant=1, first_device=0)
     assert table.plan([run], 16, 0.0)
     planned = {name: array[at] for name, array in table.costs().columns().items()}
     assert table.plan([replace(run, variant=0)], 16, 0.0)

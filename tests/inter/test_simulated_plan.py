@@ -10,10 +10,11 @@ import pytest
 from doubles.pipelines import pipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage, WeightGradients
 from meshwise.inter.pipeline_schedule import CHOICES, PipelineSchedule
 from meshwise.inter.simulated_plan import Changes, asked_delays, simulate_plan, simulate_stages
 from meshwise.inter.split_stage import at_peak
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Stage, WeightGradients
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.units import GIB
@@ -22,7 +23,7 @@ PLAN = pipeline(4, 8, "2x p3.8xlarge")
 
 
 def test_a_file_holds_all_that_a_simulation_needs() -> None:
-    read = PipelinePlan.from_json(PLAN.to_json())
+    read = Plan.from_json(PLAN.to_json())
     found = simulate_plan(read)
     assert found == simulate_plan(PLAN)
     assert found.timeline.step_time_s == PLAN.simulated_s
@@ -77,13 +78,13 @@ def test_another_cluster_has_other_links_and_memory() -> None:
 def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() -> None:
     delayed = CHOICES["eager-1f1b-delayed"]
 
-    def step_s(stages: Sequence[PipelineStage], k: int) -> float:
+    def step_s(stages: Sequence[Stage], k: int) -> float:
         delays = spread_delays(k, len(stages))
         return simulate_stages(
             stages, PLAN.cluster, "eager-1f1b", 8, hides_transfers=True, delays=delays
         ).step_time_s
 
-    def sending(num_bytes: int) -> list[PipelineStage]:
+    def sending(num_bytes: int) -> list[Stage]:
         return [dataclasses.replace(s, send_bytes=num_bytes) for s in PLAN.stages]
 
     assert asked_delays(CHOICES["eager-1f1b"], PLAN.stages, PLAN.cluster, 8) == ()

@@ -146,7 +146,7 @@ def _plan(problem: Problem, method: Any, num_microbatches: int = 1) -> Any:
 
 def test_a_plan_with_bodies_reads_back() -> None:
     plan = _plan(branches_and_loops_in_loops(), mw.IntraOp((2, 4)))
-    bodies = [len(op.bodies) for op in plan.stages[0].decision.operators if op.bodies]
+    bodies = [len(op.bodies) for op in plan.decision.operators if op.bodies]
     assert 2 in bodies
     assert mw.Plan.from_json(plan.to_json()) == plan
 
@@ -195,7 +195,7 @@ def test_state_stays_split_through_the_branches_of_an_optimizer(
         stage = plan.stages[0]
         layouts = [
             (layout, argument.name.startswith("0/0/"))
-            for argument, layout in zip(stage.arguments, stage.decision.inputs, strict=True)
+            for argument, layout in zip(stage.arguments, plan.decision.inputs, strict=True)
             if len(argument.shape) == 2 and argument.name.startswith("0/")
         ]
         of_params = [layout for layout, is_param in layouts if is_param]
@@ -203,7 +203,7 @@ def test_state_stays_split_through_the_branches_of_an_optimizer(
         assert len(of_optimizer) >= 4
         assert all(layout != replicated(2) for layout in of_optimizer)
         assert sum(layout != replicated(2) for layout in of_params) == split
-        branches = [op for op in stage.decision.operators if op.bodies]
+        branches = [op for op in plan.decision.operators if op.bodies]
         assert bool(branches) == has_branches
         # The update runs on the tiles: nothing whole enters or leaves a branch.
         for op in branches:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from graph_builders import Builder, mesh, perceptron, random_graph
-from meshwise.graph.layout import parse_layout
+from meshwise.graph.layout import Layout, parse_layout
 from meshwise.plan.contents import Argument, DenseOperator, arguments, dense_operators
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.flop import device_flop
@@ -23,9 +23,11 @@ def test_arguments_are_the_inputs_in_order():
     g = Builder(itemsize=2)
     g.input(4, 6, name="0/w")
     g.input(name="1/step")
-    assert arguments(g.graph([]), Communication()) == (
-        Argument(name="0/w", shape=(4, 6), dtype="bfloat16", itemsize=2),
-        Argument(name="1/step", shape=(), dtype="bfloat16", itemsize=2),
+    split, whole = parse_layout("S0 R"), Layout(())
+    decision = GraphDecision(inputs=(split, whole), operators=(), outputs=())
+    assert arguments(g.graph([]), decision, Communication()) == (
+        Argument(name="0/w", shape=(4, 6), dtype="bfloat16", itemsize=2, layout=split),
+        Argument(name="1/step", shape=(), dtype="bfloat16", itemsize=2, layout=whole),
     )
 
 

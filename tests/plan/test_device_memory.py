@@ -24,7 +24,7 @@ def test_a_byte_decides() -> None:
     over = check([GIB + 1], [GIB], [0])
     assert not over.fits
     assert over.sentence == (
-        "does not fit: stage 0 needs 1 GiB, a device has 1 GiB: 1 B too much. Plan again."
+        "does not fit: the plan needs 1 GiB, a device has 1 GiB: 1 B too much. Plan again."
     )
 
 

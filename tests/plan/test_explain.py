@@ -10,14 +10,14 @@ import pytest
 from graph_builders import Builder, perceptron, random_graph
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import parse_layout
-from meshwise.plan.collectives import collective_s, collectives
+from meshwise.plan.collectives import collective_s
 from meshwise.plan.columns import WIDTH, shortened, table
-from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.explain import explain, layout_spec
-from meshwise.plan.flop import Replicated, device_flop, replicated_work
-from meshwise.plan.plan import Plan, Stage
-from meshwise.plan.shares import communication
+from meshwise.plan.flop import Replicated
+from meshwise.plan.one_program import program_stage
+from meshwise.plan.plan import Plan
+from meshwise.plan.work import DecidedProgram, work_of
 from meshwise.units import bytes_text, flop_text, seconds_text
 from random_decision import random_decision
 
@@ -25,30 +25,37 @@ MESH = cpu_cluster(4).mesh((2, 2))
 
 
 def plan_of(graph, decision, **fields):
-    moves = communication(graph, decision, MESH)
-    stage = Stage(
-        mesh=MESH,
-        decision=decision,
-        arguments=arguments(graph, moves),
-        dense=dense_operators(graph, decision, MESH, moves),
-        peak_bytes=3 * 2**20,
-        memory_bytes=MESH.device.memory_bytes,
-        device_flop=device_flop(graph, decision, MESH),
-    )
+    work = work_of([DecidedProgram(graph=graph, decision=decision)], MESH)
+    stage = program_stage(graph, decision, MESH, work, step_time_s=1.25e-3, peak_bytes=3 * 2**20)
     values = {
         "step_time_s": 1.25e-3,
-        "collectives": collectives(graph, decision, MESH),
+        "simulated_s": 1.25e-3,
+        "collectives": work.collectives,
         "stages": (stage,),
+        "decisions": (decision,),
         "method": "IntraOp()",
         "objective": "time",
         "gap": 0.0123,
         "space": "every layer planned freely, on this mesh",
         "status": "time limit",
         "fingerprint": "0",
-        "replicated": replicated_work(graph, decision, MESH),
+        "replicated": work.replicated.shares(),
         "warnings": ("no rule for 'sort' at a.py:3",),
     }
     return Plan(**(values | fields))
+
+
+def staged(plan, stages):
+    """The plan with these stages, one after the other."""
+    placed = [
+        dataclasses.replace(
+            stage,
+            layers=(dataclasses.replace(stage.layers[0], layer=k, equal_to=k),),
+            first_device=4 * k,
+        )
+        for k, stage in enumerate(stages)
+    ]
+    return dataclasses.replace(plan, stages=tuple(placed), schedule="1f1b")
 
 
 def use(text, via=None):
@@ -106,18 +113,20 @@ def test_summary_tells_method_mesh_time_and_memory():
 def test_a_plan_that_does_not_fit_says_so_first():
     graph, decision = layers(1)
     plan = plan_of(graph, decision)
-    large = dataclasses.replace(plan.stages[0], peak_bytes=5 * 2**30)
+    large = dataclasses.replace(plan.stages[0], resident_bytes=0, temporary_bytes=5 * 2**30)
     text = explain(dataclasses.replace(plan, stages=(large,)))
     assert text.startswith(
         "does not fit: the plan needs 5 GiB, a device of 4 x virtual CPU has 4 GiB: 1 GiB too "
         "much\n"
-        "Plan again with this version of Meshwise.\n"
+        "Plan again with this version of Meshwise: earlier ones could return such plans.\n"
         "\n"
         "method        IntraOp()\n"
     )
-    both = explain(dataclasses.replace(plan, stages=(plan.stages[0], large)))
+    both = explain(staged(plan, (plan.stages[0], large)))
     assert both.startswith("does not fit: stage 1 needs 5 GiB, a device of 4 x virtual CPU has 4 ")
-    exact = dataclasses.replace(plan.stages[0], peak_bytes=plan.mesh.device.memory_bytes)
+    exact = dataclasses.replace(
+        plan.stages[0], resident_bytes=0, temporary_bytes=plan.mesh.device.memory_bytes
+    )
     assert explain(dataclasses.replace(plan, stages=(exact,))).startswith("method ")
 
 
@@ -251,14 +260,13 @@ def test_stages_are_told_apart():
     plan = plan_of(graph, decision)
     both = dataclasses.replace(
         plan,
-        stages=plan.stages * 2,
         collectives=(
             *plan.collectives,
             *(dataclasses.replace(c, stage=1) for c in plan.collectives),
         ),
     )
-    text = explain(both)
-    assert "stage 1: x=2 y=2" in text
+    text = explain(staged(both, plan.stages * 2))
+    assert "Dense products and convolutions, stage 1" in text
     rows = section(text, "Collectives in a step")
     assert [row.split("  ")[0] for row in rows[2:4]] == [
         "all-gather, stage 0",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -15,40 +16,34 @@ from meshwise.cluster.host import HostGroup
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
-from meshwise.plan.collectives import collectives
-from meshwise.plan.contents import arguments, dense_operators
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.fingerprint import fingerprint
-from meshwise.plan.flop import device_flop, replicated_work
-from meshwise.plan.plan import Plan, Stage
-from meshwise.plan.shares import communication
+from meshwise.plan.one_program import program_stage
+from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM
+from meshwise.plan.work import DecidedProgram, work_of
 from random_decision import random_decision
 
 MESH = cpu_cluster(4).mesh((2, 2))
+GOLDEN = Path(__file__).parents[1] / "golden" / "plans"
 
 
 def plan_of(graph, decision, on=MESH, **fields):
-    moves = communication(graph, decision, on)
-    stage = Stage(
-        mesh=on,
-        decision=decision,
-        arguments=arguments(graph, moves),
-        dense=dense_operators(graph, decision, on, moves),
-        peak_bytes=12345,
-        memory_bytes=on.device.memory_bytes,
-        device_flop=device_flop(graph, decision, on),
-    )
+    work = work_of([DecidedProgram(graph=graph, decision=decision)], on)
+    stage = program_stage(graph, decision, on, work, step_time_s=1.25e-3, peak_bytes=12345)
     values = {
         "step_time_s": 1.25e-3,
-        "collectives": collectives(graph, decision, on),
+        "simulated_s": 1.25e-3,
+        "collectives": work.collectives,
         "stages": (stage,),
+        "decisions": (decision,),
         "method": "IntraOp()",
         "objective": "time",
         "gap": 0.0,
         "space": "every layer planned freely",
         "status": "optimal",
         "fingerprint": fingerprint(graph),
-        "replicated": replicated_work(graph, decision, on),
+        "replicated": work.replicated.shares(),
         "warnings": ("no rule for 'sort' at a.py:3",),
     }
     return Plan(**(values | fields))
@@ -111,12 +106,26 @@ def test_bodies_groups_and_partial_sums_read_back():
     assert Plan.from_json(text) == plan
 
 
+def test_version_3_reads_as_the_plan_that_it_was():
+    """The file was written by the version of that format."""
+    text = (GOLDEN / "plan-version-3.json").read_text()
+    read, same = Plan.from_json(text), random_plan(3)
+    assert read.peak_bytes == same.peak_bytes == json.loads(text)["peak_bytes"]
+    assert read.cluster is None
+    assert read.schedule == ONE_PROGRAM
+    # What it did not say is what the rest follows from.
+    (stage,) = read.stages
+    told = dataclasses.replace(stage, resident_bytes=0, temporary_bytes=stage.peak_bytes)
+    assert dataclasses.replace(same, stages=(told,), tried=((1, same.step_time_s),)) == read
+    assert Plan.from_json(read.to_json()) == read
+
+
 def test_version_2_had_all_memory_of_a_device():
-    plan = random_plan(0)
-    data = json.loads(plan.to_json()) | {"version": 2}
+    text = (GOLDEN / "plan-version-3.json").read_text()
+    data = json.loads(text) | {"version": 2}
     for stage in data["stages"]:
         del stage["memory_bytes"]
-    assert Plan.from_json(json.dumps(data)) == plan
+    assert Plan.from_json(json.dumps(data)) == Plan.from_json(text)
 
 
 def test_text_is_for_readers():
@@ -125,7 +134,7 @@ def test_text_is_for_readers():
     data = json.loads(text)
     assert list(data) == sorted(data)
     assert data["format"] == "meshwise-plan"
-    assert data["version"] == 3
+    assert data["version"] == 4
     assert max(map(len, text.splitlines())) < 160
     # One operator a line.
     assert sum('"strategy"' in line for line in text.splitlines()) == len(
@@ -136,12 +145,21 @@ def test_text_is_for_readers():
 def test_worst_stage_is_reported():
     plan = random_plan(0)
     small = plan.stages[0]
-    large = dataclasses.replace(small, peak_bytes=99999, device_flop=1e12)
+    layer = dataclasses.replace(small.layers[0], layer=1)
+    large = dataclasses.replace(
+        small,
+        layers=(layer,),
+        first_device=4,
+        temporary_bytes=99999 - small.resident_bytes,
+        device_flop=1e12,
+    )
     both = dataclasses.replace(plan, stages=(small, large), schedule="1f1b", num_microbatches=4)
     assert (both.peak_bytes, both.device_flop) == (99999, 1e12)
-    assert both.mesh == small.mesh
-    assert both.decision == small.decision
     assert Plan.from_json(both.to_json()) == both
+    with pytest.raises(PlanError, match="the plan has 2 stages, each with its own mesh"):
+        _ = both.mesh
+    shared = dataclasses.replace(large, first_device=0)
+    assert dataclasses.replace(both, stages=(small, shared)).device_flop == 1e12 + small.device_flop
 
 
 def test_infinite_numbers_are_not_written():
@@ -165,14 +183,19 @@ def setter(*keys):
 
 
 DENSE = ("stages", 0, "dense", 0)
-OPERATOR = ("stages", 0, "decision", "operators", 0)
+OPERATOR = ("decisions", 0, "operators", 0)
+ARGUMENTS = ("stages", 0, "layers", 0, "arguments")
 
 
 @pytest.mark.parametrize(
     ("keys", "value", "text"),
     [
-        (("format",), "other", "not a plan: the field 'format' must be 'meshwise-plan'"),
-        (("version",), 1, "field 'version': this program reads version 2 and 3, got 1"),
+        (
+            ("format",),
+            "other",
+            "the field 'format' must be 'meshwise-plan' or",
+        ),
+        (("version",), 1, "field 'version': this program reads version 2, 3 and 4, got 1"),
         (("step_time_s",), "fast", "field 'step_time_s': expected a finite number, got 'fast'"),
         (("step_time_s",), True, "field 'step_time_s': expected a finite number, got True"),
         (("step_time_s",), math.nan, "field 'step_time_s': expected a finite number, got nan"),
@@ -182,10 +205,12 @@ OPERATOR = ("stages", 0, "decision", "operators", 0)
         (("warnings",), "careful", "field 'warnings': expected a list, got 'careful'"),
         (("warnings",), [3], r"field 'warnings\[0\]': expected a text, got 3"),
         (("stages",), [], "field 'stages': a plan needs at least one stage"),
-        (("stages", 0, "peak_bytes"), -1, r"field 'stages\[0\].peak_bytes': expected a whole"),
+        (("stages", 0, "once_s"), -1, r"field 'stages\[0\].once_s': expected a number, zero"),
+        (("stages", 0, "layers"), [], r"'stages\[0\].layers': a stage needs at least one layer"),
+        (("schedule",), "2f2b", "field 'schedule': no schedule is named '2f2b'; known are"),
         (("peak_bytes",), 7, "field 'peak_bytes': 7 is not that of the worst stage, 12345"),
         (("extra",), 1, "field 'extra' is unknown"),
-        ((*OPERATOR, "extra"), 1, r"field 'stages\[0\].decision.operators\[0\].extra' is unknown"),
+        ((*OPERATOR, "extra"), 1, r"field 'decisions\[0\].operators\[0\].extra' is unknown"),
         (
             (*OPERATOR, "strategy", 0),
             "x",
@@ -201,18 +226,20 @@ OPERATOR = ("stages", 0, "decision", "operators", 0)
         (("replicated", "largest"), [["a"]], r"replicated.largest\[0\]': expected a list of two"),
         (("space",), None, "field 'space': expected a text, got None"),
         (
-            ("stages", 0, "arguments", 0, "itemsize"),
-            0,
+            (*ARGUMENTS, 0, "itemsize"),
+            -1,
             r"arguments\[0\].itemsize': expected a whole",
         ),
         (
-            ("stages", 0, "arguments", 0, "shape"),
+            (*ARGUMENTS, 0, "shape"),
             [8],
-            r"inputs\[0\]': layout .* does not fit w0",
+            r"arguments\[0\].layout': layout .* does not fit w0",
         ),
-        (("stages", 0, "arguments"), [], r"arguments': 0 arguments, but 4 layouts in 'stages\[0\]"),
-        (("stages", 0, "decision", "inputs", 0), "R R sum:P0", r"an argument cannot be partial"),
-        (("stages", 0, "decision", "inputs", 0), "S2 R", r"layout S2 R does not fit w0 of shape"),
+        (ARGUMENTS, [], r"arguments': 0 arguments, but 4 layouts in 'decisions\[0\].inputs'"),
+        ((*ARGUMENTS, 0, "layout"), "R R sum:P0", r"an argument cannot be partial"),
+        ((*ARGUMENTS, 0, "layout"), "S2 R", r"layout S2 R does not fit w0 of shape"),
+        (("decisions", 0, "inputs", 0), "R R sum:P0", r"inputs\[0\]' is R R sum:P0"),
+        (("decisions",), [], r"layers\[0\].decision': there is no decision 0 among 0"),
         ((*DENSE, "count"), 0, r"dense\[0\].count': expected a whole number above zero"),
         ((*DENSE, "results", 0), "S7 R", r"dense\[0\].results\[0\]': layout S7 R names an axis"),
         (("collectives", 0, "axes"), ["q"], r"collectives\[0\].axes': 'q' is not an axis of the"),

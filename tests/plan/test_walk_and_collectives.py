@@ -257,11 +257,11 @@ def test_share_that_runs_replicated():
         ),
         outputs=(use("R R"), use("R R")),
     )
-    found = replicated_work(graph, decision, mesh(2))
+    found = replicated_work(graph, decision, mesh(2)).shares()
     assert (found.flop_share, found.bytes_share) == (0.5, 0.5)
     assert found.largest == (("exp at hand.py:2", 2 * M),)
     # On one device nothing is done twice.
-    alone = replicated_work(graph, decision, mesh(1))
+    alone = replicated_work(graph, decision, mesh(1)).shares()
     assert (alone.flop_share, alone.bytes_share, alone.largest) == (0.0, 0.0, ())
 
 
@@ -277,7 +277,7 @@ def test_a_sum_that_passes_is_not_replicated_work():
         outputs=(use("R"),),
     )
     verify_decision(graph, decision, mesh(2))
-    assert replicated_work(graph, decision, mesh(2)).flop_share == 0.0
+    assert replicated_work(graph, decision, mesh(2)).shares().flop_share == 0.0
 
 
 def test_random_decisions_split_some_work():

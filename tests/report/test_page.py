@@ -17,7 +17,7 @@ from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import Layout
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.html.sharding import common_name, folded
 from meshwise.units import GIB
@@ -68,12 +68,12 @@ def read(page: str) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def large() -> PipelinePlan:
+def large() -> Plan:
     return pipeline(16, 1024, "8x p3.16xlarge")
 
 
 @pytest.fixture(scope="module")
-def large_page(large: PipelinePlan) -> str:
+def large_page(large: Plan) -> str:
     return plan_page(large)
 
 
@@ -103,9 +103,7 @@ def test_a_page_fetches_nothing(large_page: str) -> None:
     assert not re.search(r"https?://", large_page)
 
 
-def test_a_large_pipeline_shows_an_overview_and_both_ends(
-    large: PipelinePlan, large_page: str
-) -> None:
+def test_a_large_pipeline_shows_an_overview_and_both_ends(large: Plan, large_page: str) -> None:
     assert len(large_page) < 2_000_000
     text = " ".join(read(large_page).text)
     assert "There are too many tasks to draw each" in text
@@ -125,9 +123,10 @@ def test_a_large_pipeline_shows_an_overview_and_both_ends(
 def test_names_stay_text() -> None:
     plan = pipeline(2, 4)
     layer = plan.stages[0].layers[0]
-    name, shape, layout = layer.inputs[0]
+    first, *others = layer.arguments
+    first = dataclasses.replace(first, name=EVIL + first.name)
     layers = (
-        dataclasses.replace(layer, inputs=((EVIL + name, shape, layout), *layer.inputs[1:])),
+        dataclasses.replace(layer, arguments=(first, *others)),
         *plan.stages[0].layers[1:],
     )
     mesh = plan.stages[0].mesh
@@ -151,7 +150,7 @@ def test_names_stay_text() -> None:
     assert page.encode("utf-8").count(b"&lt;/script&gt;") >= 6
 
 
-def without_time(plan: PipelinePlan) -> PipelinePlan:
+def without_time(plan: Plan) -> Plan:
     """Stages that take no time, and transfers that only wait for the link."""
     stages = tuple(
         dataclasses.replace(s, forward_s=0.0, backward_s=0.0, once_s=0.0, send_bytes=0)
@@ -229,7 +228,7 @@ def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
     assert run.exit_code == 0, run.output
     assert out.read_text() == page
-    large = dataclasses.replace(plan.stages[0], peak_bytes=5 * GIB)
+    large = dataclasses.replace(plan.stages[0], resident_bytes=0, temporary_bytes=5 * GIB)
     page = plan_page(dataclasses.replace(plan, stages=(large,)))
     read(page)
     assert '<main><p class="over" role="alert">Does not fit: the plan needs 5 GiB, ' in page

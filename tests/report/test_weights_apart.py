@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from doubles.pipelines import pipeline
-from meshwise.inter.pipeline_plan import PipelinePlan, WeightGradients
-from meshwise.report.pipeline_diff import pipeline_differences
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import WeightGradients
+from meshwise.report.plan_diff import plan_differences
 from meshwise.units import GIB
 
 PLAIN = pipeline(2, 8)
 
 
-def apart() -> PipelinePlan:
+def apart() -> Plan:
     late = WeightGradients(seconds=0.008, held_bytes=GIB // 4, waiting=2)
     stages = tuple(replace(stage, weights=late) for stage in PLAIN.stages)
     return replace(PLAIN, schedule="eager-1f1b", stages=stages, delays=(0, 2))
@@ -28,7 +29,7 @@ def test_the_text_says_what_waits() -> None:
 
 
 def test_differences_name_it() -> None:
-    found = {row.what for section in pipeline_differences(PLAIN, apart()) for row in section.rows}
+    found = {row.what for section in plan_differences(PLAIN, apart()) for row in section.rows}
     assert {
         "schedule",
         "delays of weights",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwise.baselines.simulated import Pipeline, simulate
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.piece import Remat
+from meshwise.plan.stage import Remat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

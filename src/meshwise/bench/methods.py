@@ -18,13 +18,13 @@ from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
 from meshwise.inter.finish import finished
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.replan import replanned
 from meshwise.inter.search import Found, search
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_problem import StageProblem
 from meshwise.inter.variants import VariantCosts
+from meshwise.plan.plan import Plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 
@@ -80,7 +80,7 @@ def _searched(work: Work, options: SearchOptions, report: Report) -> Answer:
     return dataclasses.replace(_answer(plan, timeline), by_way=ways)
 
 
-def _finished(work: Work, found: Found) -> tuple[PipelinePlan, Timeline]:
+def _finished(work: Work, found: Found) -> tuple[Plan, Timeline]:
     return finished(
         work.layers,
         work.cluster,
@@ -93,7 +93,7 @@ def _finished(work: Work, found: Found) -> tuple[PipelinePlan, Timeline]:
     )
 
 
-def _answer(plan: PipelinePlan, timeline: Timeline) -> Answer:
+def _answer(plan: Plan, timeline: Timeline) -> Answer:
     stages = tuple(
         StageRow(
             first_layer=s.first_layer,

@@ -13,19 +13,17 @@ from itertools import pairwise
 
 from meshwise.graph.layout import Layout
 from meshwise.inter.finish import stage_plan
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.search import Found
 from meshwise.inter.simulated import simulate_chunks
 from meshwise.inter.simulated_plan import chunk_of
-from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.inter.transfers import bytes_per_s
 from meshwise.inter.variants import VariantCosts
+from meshwise.plan.places import stage_hosts
+from meshwise.plan.plan import Plan
 from meshwise.resharding.between import WAYS, passing
 
 
-def seconds_by_way(
-    plan: PipelinePlan, found: Found, costs: VariantCosts
-) -> tuple[tuple[str, float], ...]:
+def seconds_by_way(plan: Plan, found: Found, costs: VariantCosts) -> tuple[tuple[str, float], ...]:
     """Simulated seconds of a step with each way of `resharding.between`.
 
     Args:
@@ -41,9 +39,7 @@ def seconds_by_way(
     return tuple((way, _seconds(way, plan, found, ends)) for way in WAYS)
 
 
-def _seconds(
-    way: str, plan: PipelinePlan, found: Found, ends: list[tuple[Layout, Layout]]
-) -> float:
+def _seconds(way: str, plan: Plan, found: Found, ends: list[tuple[Layout, Layout]]) -> float:
     chunks = [chunk_of(stage) for stage in plan.stages]
     there: list[float] = []
     back: list[float] = []

@@ -1,4 +1,4 @@
-"""`meshwise explain`: a plan file, of one mesh or of a pipeline, as text."""
+"""`meshwise explain`: a plan file as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import click
 from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.errors import MeshwiseError
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import plan_from_file
-from meshwise.report.plan_memory import memory_check
 
 # Every single operator: left out of `--json`, the file itself has it.
-_NOT_SHOWN = ("decision",)
+_NOT_SHOWN = ("decisions",)
 
 
 @click.command(epilog="Example: meshwise explain plan.json; `-` reads the standard input.")
@@ -28,7 +27,7 @@ _NOT_SHOWN = ("decision",)
     "--html",
     "html_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The plan as one HTML file with pictures; a pipeline is simulated.",
+    help="The plan as one HTML file with pictures and a simulated step.",
 )
 def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     """Say what a PLAN file means: layouts, collectives, seconds, prices of other choices.
@@ -45,28 +44,17 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        echo_text(read.explain(), memory_check(read).warning_lines())
+        echo_text(read.explain(), plan_memory(read).warning_lines())
         return
-    data = _pipeline_data(read) if isinstance(read, PipelinePlan) else _plan_data(read)
-    data |= memory_check(read).data()
+    data = _plan_data(read) | plan_memory(read).data()
     click.echo(json.dumps(data, sort_keys=True, indent=1))
 
 
 def _plan_data(plan: Plan) -> dict[str, Any]:
-    """The fields of the file, with the layout of each argument beside it."""
+    """The fields of the file without every single operator, and what follows from them."""
     data: dict[str, Any] = json.loads(plan.to_json())
-    for stage in data["stages"]:
-        layouts = stage["decision"]["inputs"]
-        for argument, layout in zip(stage["arguments"], layouts, strict=True):
-            argument["layout"] = layout
-        for name in _NOT_SHOWN:
-            del stage[name]
-    return data
-
-
-def _pipeline_data(plan: PipelinePlan) -> dict[str, Any]:
-    """The fields of the file, and what follows from them."""
-    data: dict[str, Any] = json.loads(plan.to_json())
+    for name in _NOT_SHOWN:
+        del data[name]
     for stage, fields in zip(plan.stages, data["stages"], strict=True):
         fields["peak_bytes"] = stage.peak_bytes
-    return data | {"gap": plan.gap, "peak_bytes": plan.peak_bytes}
+    return data

@@ -1,4 +1,4 @@
-"""`meshwise simulate`: a pipeline once more on the simulator, with something changed or not."""
+"""`meshwise simulate`: a plan once more on the simulator, with something changed or not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName
 from meshwise.errors import MeshwiseError
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.pipeline_schedule import CHOICES
 from meshwise.inter.simulated_plan import Changes, simulate_plan
 from meshwise.report.plan_file import plan_from_file
@@ -57,7 +56,7 @@ def simulate(
     trace_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate one step of the pipeline in the file PLAN, which `meshwise plan --out PLAN` wrote.
+    """Simulate one step of the plan in the file PLAN, which `meshwise plan --out PLAN` wrote.
 
     Times and bytes of stages are those of the file; how long transfers between stages take, who
     waits for whom and how much memory is in use over time comes out.
@@ -71,11 +70,6 @@ def simulate(
     )
     try:
         read = plan_from_file(plan)
-        if not isinstance(read, PipelinePlan):
-            raise click.ClickException(
-                f"{plan}: a plan of one mesh has no pipeline to simulate; `meshwise explain "
-                f"{plan}` says where its seconds go"
-            )
         found = simulate_plan(read, changes)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error

@@ -23,11 +23,10 @@ from rich.progress import (
 from rich.table import Table
 
 from meshwise.atomic_file import write_atomically
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM
 from meshwise.report.html.page import plan_page
-from meshwise.report.plan_file import AnyPlan
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
 from meshwise.train.corpus import Corpus
@@ -61,7 +60,7 @@ class TrainView:
         self._trace_file, self._html_file = trace_file, html_file
         self._is_measured = False
         self._unwritten: list[str] = []
-        self._plan: AnyPlan | None = None
+        self._plan: Plan | None = None
         self._options: TrainOptions | None = None
         self._progress = Progress(
             TextColumn("[bold]step"),
@@ -118,17 +117,15 @@ class TrainView:
             f"bytes a step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
 
-    def on_plan(self, plan: AnyPlan, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
         """Show the plan as tables."""
         self._is_planned = True
         self._plan = plan
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state))
-        if isinstance(plan, PipelinePlan):
-            self._console.print(pipeline_table(plan, plan_s))
-            return
-        self._console.print(plan_table(plan, plan_s))
+        is_one = plan.schedule == ONE_PROGRAM
+        self._console.print((plan_table if is_one else pipeline_table)(plan, plan_s))
         for warning in plan.warnings:
             self._console.print(f"[yellow]warning:[/] {warning}")
 
@@ -265,7 +262,7 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
     return table
 
 
-def pipeline_table(plan: PipelinePlan, plan_s: float) -> Table:
+def pipeline_table(plan: Plan, plan_s: float) -> Table:
     """What the plan of a pipeline promises for a step, stage by stage."""
     title = (
         f"plan, found in {plan_s:.1f} s: {len(plan.stages)} stages, {plan.num_microbatches} "

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from meshwise.inter.stage_problem import Stage
+from meshwise.inter.stage_problem import StageSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Found:
     load_s: float
     once_s: float
     total_s: float
-    stages: tuple[Stage, ...]
+    stages: tuple[StageSpan, ...]
 
 
 # (limit of load, limit of once, cost of fill above which nothing is wanted) -> the best, if any.

@@ -15,8 +15,8 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.compose import BoolArray, Layer
 from meshwise.inter.conditioned import Entry, EntryCosts, Place
 from meshwise.inter.layer_network import LayerBounds, LayerFace
-from meshwise.inter.piece import Remat
 from meshwise.inter.variant import LayerKey
+from meshwise.plan.stage import Remat
 
 Array = NDArray[np.float64]
 

@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.conditioned import Entry
-from meshwise.inter.guard import check_pipeline_fits, device_memory_bytes
+from meshwise.inter.guard import check_pipeline_fits
+from meshwise.inter.layer_work import layer_work, state_arguments
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.inter.placement import place_stages
 from meshwise.inter.search import Found
 from meshwise.inter.simulated_plan import asked_delays, simulate_stages
 from meshwise.inter.split_stage import SplitLayer, at_peak, with_weights_apart
-from meshwise.inter.stage_problem import Stage
+from meshwise.inter.stage_dp import StagePlan
+from meshwise.inter.stage_problem import StageSpan
 from meshwise.inter.variants import LayerSource, RunPlan, VariantCosts
+from meshwise.plan.contents import Argument
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fingerprint import fingerprint, joint_fingerprint
 from meshwise.plan.fits import REPORT
+from meshwise.plan.places import device_memory_bytes
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Remat, Stage
+from meshwise.plan.work import Work, work_together
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.timeline import Timeline
 
-# Seconds of the forward and backward pass by the `id` of a plan of a layer.
-_Passes: TypeAlias = dict[int, tuple[float, float]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerFacts:
+    """What a plan says of a planned layer; equal layers that share one entry share these.
+
+    Attributes:
+        decision: Number of its decision in the plan.
+        forward_s: Forward pass of one micro-batch.
+        backward_s: Backward pass of one micro-batch.
+        state: Its parameters and optimizer state, without names.
+        work: What it does in a step.
+    """
+
+    decision: int
+    forward_s: float
+    backward_s: float
+    state: tuple[Argument, ...]
+    work: Work
 
 
-class _Decisions:
-    """The decisions of a plan, each different one once."""
+class _KnownLayers:
+    """Facts of planned layers by the identity of their entry, and their decisions, each once."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[GraphDecision, int] = {}
-        # Equal layers share one plan, which lives as long as the search; it is looked up once.
-        self._known: dict[int, int] = {}
+    def __init__(self, *, splits_backward: bool) -> None:
+        self.decisions: dict[GraphDecision, int] = {}
+        self.splits_backward = splits_backward
+        # With each fact its key, so that no other object has the key's identity.
+        self._facts: dict[int, tuple[Entry, _LayerFacts]] = {}
 
-    def number(self, plan: Entry) -> int:
-        """The number of a layer's decision."""
-        if id(plan) not in self._known:
-            found = self.numbers.setdefault(plan.decision, len(self.numbers))
-            self._known[id(plan)] = found
-        return self._known[id(plan)]
+    def facts(self, piece: PieceGraph, plan: Entry, mesh: LogicalMesh) -> _LayerFacts:
+        """Return the facts of a layer."""
+        if id(plan) not in self._facts:
+            decision = plan.decision
+            ahead, back = pass_seconds(piece, decision, mesh, plan.loop_s)
+            found = _LayerFacts(
+                decision=self.decisions.setdefault(decision, len(self.decisions)),
+                forward_s=ahead,
+                backward_s=back,
+                state=state_arguments(piece, decision, mesh),
+                work=layer_work(piece, decision, mesh, splits_backward=self.splits_backward),
+            )
+            self._facts[id(plan)] = plan, found
+        return self._facts[id(plan)][1]
 
 
 class NamedLayers(LayerSource, Protocol):
@@ -65,7 +98,7 @@ def finished(
     memory_bytes: int | None = None,
     tied: Sequence[str] = (),
     cuts: Sequence[tuple[int, int]] = (),
-) -> tuple[PipelinePlan, Timeline]:
+) -> tuple[Plan, Timeline]:
     """The plan and its simulated timeline.
 
     Args:
@@ -98,12 +131,10 @@ def finished(
         num_microbatches=count,
         num_meshes=num_meshes,
     )
-    passes: _Passes = {}
-    decisions = _Decisions()
-    stages = tuple(
-        _stage(source, found, costs, stage, index, place, passes, decisions, table)
-        for index, (stage, place) in enumerate(zip(chosen, first, strict=True))
-    )
+    splits_backward = table.splits_backward or schedule.delays_weights
+    known = _KnownLayers(splits_backward=splits_backward)
+    made = [_stage(source, found, costs, index, place, known) for index, place in enumerate(first)]
+    stages = tuple(stage for stage, _ in made)
     if num_meshes < len(stages):
         stages = _on_shared_meshes(stages, table)
     delays = asked_delays(schedule, stages, cluster, count)
@@ -119,7 +150,12 @@ def finished(
         hides_transfers=schedule.hides_transfers,
         delays=delays,
     )
-    plan = PipelinePlan(
+
+    def piece(number: int, layer: Layer) -> PieceGraph:
+        stage = chosen[number]
+        return costs.piece(layer.layer, found.variants[stage.submesh][stage.variant], count)
+
+    plan = Plan(
         # As its file gives it: without what a user's own kind of cluster can do besides.
         cluster=Cluster(name=cluster.name, groups=cluster.groups),
         batch_size=batch_size,
@@ -128,7 +164,7 @@ def finished(
         hides_transfers=schedule.hides_transfers,
         stages=stages,
         step_time_s=found.plan.total_s,
-        bound_s=found.plan.bound_s,
+        gap=_gap(found.plan),
         space=found.plan.space,
         simulated_s=timeline.step_time_s,
         bubble_share=timeline.bubble_share,
@@ -137,15 +173,18 @@ def finished(
         step_flop=step_flop,
         tied=tuple(tied),
         cuts=tuple(cuts),
-        decisions=tuple(decisions.numbers),
+        decisions=tuple(known.decisions),
         delays=delays,
+        collectives=tuple(
+            replace(item, stage=number)
+            for number, (_, work) in enumerate(made)
+            for item in work.collectives
+        ),
+        replicated=work_together([work for _, work in made]).replicated.shares(),
+        fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
     )
 
-    def piece(number: int, layer: LayerPlan) -> PieceGraph:
-        stage = chosen[number]
-        return costs.piece(layer.layer, found.variants[stage.submesh][stage.variant], count)
-
-    def memory(stage: PipelineStage) -> int:
+    def memory(stage: Stage) -> int:
         return memory_bytes or device_memory_bytes(stage, cluster)
 
     check_pipeline_fits(plan, piece, memory, REPORT)
@@ -160,7 +199,7 @@ def stage_decisions(found: Found, costs: VariantCosts) -> tuple[tuple[GraphDecis
     )
 
 
-def stage_plan(found: Found, costs: VariantCosts, stage: Stage) -> RunPlan:
+def stage_plan(found: Found, costs: VariantCosts, stage: StageSpan) -> RunPlan:
     """The plans of the layers of a stage."""
     if stage in found.replanned:
         return found.replanned[stage]
@@ -169,9 +208,7 @@ def stage_plan(found: Found, costs: VariantCosts, stage: Stage) -> RunPlan:
     return costs.run_plan(variant, count, stage.first_layer, stage.last_layer)
 
 
-def _on_shared_meshes(
-    stages: Sequence[PipelineStage], table: Schedule
-) -> tuple[PipelineStage, ...]:
+def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, ...]:
     """With the micro-batches that each holds when its mesh holds most."""
     sizes = [float(stage.microbatch_bytes) for stage in stages]
     held: dict[int, int] = {}
@@ -180,75 +217,88 @@ def _on_shared_meshes(
     return tuple(replace(stage, in_flight=held[k]) for k, stage in enumerate(stages))
 
 
+def _gap(plan: StagePlan) -> float:
+    """Return (step time - bound) / step time."""
+    return max(0.0, 1 - plan.bound_s / plan.total_s) if plan.total_s else 0.0
+
+
+def pipeline_fingerprint(
+    stages: Sequence[Stage], graph_of: Callable[[int, Remat], PieceGraph]
+) -> str:
+    """Return the fingerprint of a plan for a pipeline.
+
+    Args:
+        stages: Its stages.
+        graph_of: Gives the graph that was planned of a layer that others are equal to.
+    """
+    known: dict[tuple[int, Remat], str] = {}
+    found: list[str] = []
+    for stage in stages:
+        for layer in stage.layers:
+            key = (layer.equal_to, stage.remat)
+            if key not in known:
+                known[key] = fingerprint(graph_of(*key).graph)
+            found.append(known[key])
+    return joint_fingerprint(found)
+
+
 def _stage(
     source: NamedLayers,
     found: Found,
     costs: VariantCosts,
-    stage: Stage,
     index: int,
     first_device: int,
-    passes: _Passes,
-    decisions: _Decisions,
-    table: Schedule,
-) -> PipelineStage:
-    problem, kind = found.problem, found.kinds[stage.submesh]
-    submesh = problem.costs.submeshes[stage.submesh]
-    variant = found.variants[stage.submesh][stage.variant]
-    count = problem.num_microbatches
-    plan_of_run = stage_plan(found, costs, stage)
-    plans = plan_of_run.entries
-    numbers = range(stage.first_layer, stage.last_layer + 1)
+    known: _KnownLayers,
+) -> tuple[Stage, Work]:
+    """Return a stage, and what it does in a step."""
+    problem, span = found.problem, found.plan.stages[index]
+    variant = found.variants[span.submesh][span.variant]
+    count, num_stages = problem.num_microbatches, len(found.plan.stages)
+    run = stage_plan(found, costs, span)
+    numbers = range(span.first_layer, span.last_layer + 1)
     pieces = [costs.piece(k, variant, count) for k in numbers]
-    forward_s = backward_s = 0.0
-    for piece, plan in zip(pieces, plans, strict=True):
-        # Equal layers with equal states share one plan.
-        if id(plan) not in passes:
-            passes[id(plan)] = pass_seconds(piece, plan.decision, variant.mesh, plan.loop_s)
-        ahead, back = passes[id(plan)]
-        forward_s, backward_s = forward_s + ahead, backward_s + back
-    in_flight = problem.schedule.in_flight(
-        len(found.plan.stages) - index, len(found.plan.stages), count
-    )
-    is_last = index == len(found.plan.stages) - 1
-    whole = PipelineStage(
-        first_layer=stage.first_layer,
-        last_layer=stage.last_layer,
-        submesh=kind.shape,
+    facts = [
+        known.facts(piece, plan, variant.mesh)
+        for piece, plan in zip(pieces, run.entries, strict=True)
+    ]
+    work = work_together([layer.work for layer in facts])
+    is_last = index == num_stages - 1
+    submesh = problem.costs.submeshes[span.submesh]
+    whole = Stage(
+        layers=tuple(
+            Layer(
+                layer=k,
+                equal_to=source.classes[k],
+                arguments=tuple(
+                    replace(argument, name=name)
+                    for name, argument in zip(source.state_names(k), layer.state, strict=True)
+                ),
+                decision=layer.decision,
+            )
+            for k, layer in zip(numbers, facts, strict=True)
+        ),
+        submesh=found.kinds[span.submesh].shape,
         first_device=first_device,
         mesh=variant.mesh,
         remat=variant.remat,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        forward_gather_s=plan_of_run.arriving_s,
-        backward_gather_s=plan_of_run.returning_s,
-        once_s=sum(p.once_s for p in plans),
-        resident_bytes=sum(p.memory.resident_bytes for p in plans),
-        microbatch_bytes=sum(p.memory.microbatch_bytes for p in plans),
-        temporary_bytes=max(p.memory.temporary_bytes for p in plans),
-        in_flight=round(in_flight),
+        forward_s=sum(layer.forward_s for layer in facts),
+        backward_s=sum(layer.backward_s for layer in facts),
+        forward_gather_s=run.arriving_s,
+        backward_gather_s=run.returning_s,
+        once_s=sum(p.once_s for p in run.entries),
+        resident_bytes=sum(p.memory.resident_bytes for p in run.entries),
+        microbatch_bytes=sum(p.memory.microbatch_bytes for p in run.entries),
+        temporary_bytes=max(p.memory.temporary_bytes for p in run.entries),
+        in_flight=round(problem.schedule.in_flight(num_stages - index, num_stages, count)),
         memory_bytes=int(submesh.memory_bytes + submesh.reserved_bytes),
-        send_bytes=0 if is_last else source.crossing_bytes(stage.last_layer) // count,
-        layers=tuple(
-            LayerPlan(
-                layer=k,
-                equal_to=source.classes[k],
-                inputs=tuple(
-                    (
-                        name,
-                        piece.graph.tensors[piece.graph.inputs[i]].shape,
-                        plan.decision.inputs[i],
-                    )
-                    for name, i in zip(source.state_names(k), piece.state, strict=True)
-                ),
-                decision=decisions.number(plan),
-            )
-            for k, piece, plan in zip(numbers, pieces, plans, strict=True)
-        ),
+        send_bytes=0 if is_last else source.crossing_bytes(span.last_layer) // count,
+        device_flop=work.device_flop,
+        dense=work.dense,
     )
-    if not (table.splits_backward or problem.schedule.delays_weights):
-        return whole
+    if not known.splits_backward:
+        return whole, work
     layers = [
-        SplitLayer(piece=piece, decision=plan.decision, backward_s=passes[id(plan)][1])
-        for piece, plan in zip(pieces, plans, strict=True)
+        SplitLayer(piece=piece, decision=plan.decision, backward_s=layer.backward_s)
+        for piece, plan, layer in zip(pieces, run.entries, facts, strict=True)
     ]
-    return with_weights_apart(whole, layers)
+    return with_weights_apart(whole, layers), work

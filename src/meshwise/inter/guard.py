@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from meshwise.cluster.spec import Cluster
 from meshwise.inter.footprint import Footprint, footprint
 from meshwise.inter.piece import PieceGraph
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
-from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage
 
 # The graph that was planned of a layer, by the number of its stage.
-PieceOf = Callable[[int, LayerPlan], PieceGraph]
+PieceOf = Callable[[int, Layer], PieceGraph]
 
 
 def check_pipeline_fits(
-    plan: PipelinePlan, pieces: PieceOf, memory: Callable[[PipelineStage], int], remedy: str
+    plan: Plan, pieces: PieceOf, memory: Callable[[Stage], int], remedy: str
 ) -> None:
     """Check that every stage of a pipeline fits into the devices of its mesh.
 
@@ -50,18 +49,11 @@ def check_pipeline_fits(
     )
 
 
-def device_memory_bytes(stage: PipelineStage, cluster: Cluster) -> int:
-    """Bytes of the smallest device that a stage of a cluster has."""
-    place = stage_hosts(stage, cluster)
-    assert place is not None  # the stage was placed in this cluster
-    return min(cluster.host_at(h).device.memory_bytes for h in place.hosts)
-
-
-def _stage_bytes(plan: PipelinePlan, pieces: PieceOf, splits_backward: bool) -> list[StageBytes]:
+def _stage_bytes(plan: Plan, pieces: PieceOf, splits_backward: bool) -> list[StageBytes]:
     # Equal layers with one decision on equal meshes hold the same.
     known: dict[object, tuple[Footprint, int]] = {}
 
-    def layers(number: int, stage: PipelineStage) -> Iterator[tuple[Footprint, int]]:
+    def layers(number: int, stage: Stage) -> Iterator[tuple[Footprint, int]]:
         for layer in stage.layers:
             key = (layer.equal_to, layer.decision, stage.mesh, stage.remat)
             if key not in known:

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import numpy as np
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.stage_problem import FloatArray, Stage, StageProblem, memory_bytes
+from meshwise.inter.stage_problem import FloatArray, StageProblem, StageSpan, memory_bytes
 from meshwise.units import bytes_text
 
-Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[Stage]]
+Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[StageSpan]]
 
 _ADVICE = "more devices, smaller micro-batches, rematerialisation or sharded optimizer state help"
 # The least sufficient memory is found to a part in 2^7.

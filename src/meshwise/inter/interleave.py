@@ -34,7 +34,7 @@ from meshwise.inter.run_bounds import RunBounds
 from meshwise.inter.search import Found
 from meshwise.inter.search_space import SearchOptions, guessed_s, variants_of
 from meshwise.inter.stage_dp import StagePlan
-from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
+from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import bytes_per_s
 from meshwise.inter.variant import Variant
@@ -353,7 +353,7 @@ def _found(
         memory_bytes=_memory_bytes(kind, options),
     )
     stages = tuple(
-        Stage(
+        StageSpan(
             first_layer=first,
             last_layer=last,
             submesh=0,

@@ -19,13 +19,13 @@ import numpy as np
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.compose import RunCosts
 from meshwise.inter.distant import OtherEnded
-from meshwise.inter.piece import Remat
 from meshwise.inter.second_process import Ask, SecondProcess
-from meshwise.inter.stage_problem import BoolArray, FloatArray, Stage, StageCosts
+from meshwise.inter.stage_problem import BoolArray, FloatArray, StageCosts, StageSpan
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import VariantCosts
 from meshwise.inter.worthwhile import worthwhile
+from meshwise.plan.stage import Remat
 
 _MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
 # By so much a bound at another price is above a plan, which is preferred where it fits.
@@ -163,7 +163,7 @@ class LazyTable:
             self._copied = StageCosts(submeshes=self._submeshes, **arrays)
         return self._copied
 
-    def begin(self, stages: Sequence[Stage]) -> None:
+    def begin(self, stages: Sequence[StageSpan]) -> None:
         """Have the other process begin what `plan` would ask it for.
 
         Raises:
@@ -178,7 +178,7 @@ class LazyTable:
             for m, v in () if better else todo:
                 self._costs.begin_layers(self._variants[m][v], self._count)
 
-    def _unplanned(self, stages: Sequence[Stage]) -> list[tuple[int, int]]:
+    def _unplanned(self, stages: Sequence[StageSpan]) -> list[tuple[int, int]]:
         """Submeshes and variants of stages that are not planned."""
         ways = self._variants
         return sorted(
@@ -201,7 +201,7 @@ class LazyTable:
             if self._is_rough[m, v]
         ]
 
-    def plan(self, stages: Sequence[Stage], num_devices: int, at_most_s: float) -> bool:
+    def plan(self, stages: Sequence[StageSpan], num_devices: int, at_most_s: float) -> bool:
         """Know more of what these stages use; whether there was more to know.
 
         Bounds of fewer micro-batches become those of B, and bounds become plans.
@@ -227,7 +227,7 @@ class LazyTable:
                 self._plan(m, v, worth[:, :, m])
         return bool(todo)
 
-    def correct(self, stages: Sequence[Stage]) -> bool:
+    def correct(self, stages: Sequence[StageSpan]) -> bool:
         """Replace what the table says of these stages by what their plans hold, where it differs.
 
         Between plans of equal cost another may be taken when a run is put together again.  What is

@@ -27,7 +27,7 @@ from meshwise.inter.stage_kernels import (
     stages_of_bound,
 )
 from meshwise.inter.stage_options import FloatArray, StageOptions, devices_of
-from meshwise.inter.stage_problem import Stage, StageProblem
+from meshwise.inter.stage_problem import StageProblem, StageSpan
 
 # How far above the lower bound solutions are looked for, one step after the other: the nearer, the
 # fewer states are visited.
@@ -125,7 +125,7 @@ def _with_best_toll(options: StageOptions, devices: Devices, free: _Bound, cutof
 
 def _found(problem: StageProblem, options: StageOptions, way: list[tuple[int, int]]) -> Found:
     stages = tuple(
-        Stage(
+        StageSpan(
             first_layer=int(options.where[o, 0]),
             last_layer=int(options.where[o, 1]),
             submesh=int(options.where[o, 2]),

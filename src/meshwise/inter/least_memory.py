@@ -23,7 +23,7 @@ from meshwise.inter.search_space import (
     variants_of,
 )
 from meshwise.inter.stage_pins import masked
-from meshwise.inter.stage_problem import Stage, StageProblem, memory_bytes
+from meshwise.inter.stage_problem import StageProblem, StageSpan, memory_bytes
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import VariantCosts
 from meshwise.units import bytes_text
@@ -48,7 +48,7 @@ class LeastMemory:
 
     num_bytes: int
     problem: StageProblem
-    stages: tuple[Stage, ...]
+    stages: tuple[StageSpan, ...]
     variants: Sequence[Sequence[Variant]]
 
     @property
@@ -163,9 +163,11 @@ def _least_at(
             return least
 
 
-def _least_stages(problem: StageProblem, num_stages: int | None, limit: float) -> tuple[Stage, ...]:
+def _least_stages(
+    problem: StageProblem, num_stages: int | None, limit: float
+) -> tuple[StageSpan, ...]:
     """Stages whose fullest device holds about the least within a limit; none if none fit."""
-    best: tuple[Stage, ...] = ()
+    best: tuple[StageSpan, ...] = ()
     low, high = 0.0, limit
     while not best or high > low * (1 + _NEAR):
         middle = high if not best else (low + high) / 2

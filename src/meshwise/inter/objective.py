@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.inter.stage_problem import Stage, StageProblem
+from meshwise.inter.stage_problem import StageProblem, StageSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class StepTime:
         return self.fill_s + self.transfer_s + self.steady_s + self.once_s
 
 
-def step_time(problem: StageProblem, stages: Sequence[Stage]) -> StepTime:
+def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
     """The parts of T for given stages; memory and devices are not looked at."""
     costs = problem.costs
     fill, transfer, once = 0.0, 0.0, 0.0
@@ -91,12 +91,12 @@ def step_time(problem: StageProblem, stages: Sequence[Stage]) -> StepTime:
     )
 
 
-def objective_s(problem: StageProblem, stages: Sequence[Stage]) -> float:
+def objective_s(problem: StageProblem, stages: Sequence[StageSpan]) -> float:
     """T for given stages."""
     return step_time(problem, stages).total_s
 
 
-def _transfer_s(problem: StageProblem, stages: Sequence[Stage], index: int) -> float:
+def _transfer_s(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:
     """Over the boundary after a stage; none is before the first and after the last."""
     if problem.transfer_s is None or index < 0 or index == len(stages) - 1:
         return 0.0

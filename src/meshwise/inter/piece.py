@@ -8,15 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from meshwise.graph.graph import Graph
 from meshwise.inter.kept import Kept
-
-# What the backward pass of a piece computes again: nothing, all but dense products of weights, or
-# all but what enters the piece.
-Remat = Literal["none", "selective", "full"]
-REMATS: tuple[Remat, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

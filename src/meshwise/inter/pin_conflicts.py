@@ -24,7 +24,7 @@ from meshwise.inter.search_space import (
 )
 from meshwise.inter.stage_dp import feasible_stages
 from meshwise.inter.stage_pins import masked
-from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
+from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import VariantCosts
@@ -52,7 +52,7 @@ def smallest_conflict(
     return tuple(kept)
 
 
-def some_stages(problem: StageProblem, num_stages: int | None) -> tuple[Stage, ...]:
+def some_stages(problem: StageProblem, num_stages: int | None) -> tuple[StageSpan, ...]:
     """Some stages, in either direction of the cluster; none if there are none."""
     found = feasible_stages(problem, num_stages)
     if not found and any(m.starts is not None for m in problem.costs.submeshes):

@@ -25,7 +25,7 @@ from meshwise.inter.joint_run import JointRun
 from meshwise.inter.layer_network import LayerNetwork
 from meshwise.inter.objective import step_time
 from meshwise.inter.search import Found
-from meshwise.inter.stage_problem import Stage, StageCosts, StageProblem
+from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import RunPlan, VariantCosts
 from meshwise.intra.problem import objective, row_weight
@@ -51,7 +51,7 @@ class _Tight:
         gain_s: Seconds of a step that it may save at most.
     """
 
-    stage: Stage
+    stage: StageSpan
     variant: Variant
     in_flight: float
     memory_bytes: float
@@ -161,7 +161,7 @@ def _worth_of(num_layers: int) -> float:
 
 
 def _least_s(
-    way: Variant, costs: VariantCosts, count: int, stage: Stage, in_flight: float, room: float
+    way: Variant, costs: VariantCosts, count: int, stage: StageSpan, in_flight: float, room: float
 ) -> float:
     """Seconds of a step that a run takes at least, by what it costs at a price; 0 if unknown.
 
@@ -196,7 +196,7 @@ def _possible_s(found: Found, todo: Sequence[_Tight]) -> float:
     return step_time(changed, found.plan.stages).total_s
 
 
-def _place(stage: Stage) -> tuple[int, int, int, int]:
+def _place(stage: StageSpan) -> tuple[int, int, int, int]:
     return stage.first_layer, stage.last_layer, stage.submesh, stage.variant
 
 
@@ -280,7 +280,7 @@ def held_bytes(plan: RunPlan, in_flight: float) -> float:
     return always + max(m.temporary_bytes for m in memory)
 
 
-def _with_plan(found: Found, stage: Stage, plan: RunPlan) -> Found:
+def _with_plan(found: Found, stage: StageSpan, plan: RunPlan) -> Found:
     """What was found, with another plan of one of its stages."""
     problem = _with_costs(found.problem, stage, plan)
     time = step_time(problem, found.plan.stages)
@@ -292,7 +292,7 @@ def _with_plan(found: Found, stage: Stage, plan: RunPlan) -> Found:
     )
 
 
-def _with_costs(problem: StageProblem, stage: Stage, plan: RunPlan) -> StageProblem:
+def _with_costs(problem: StageProblem, stage: StageSpan, plan: RunPlan) -> StageProblem:
     memory = [e.memory for e in plan.entries]
     values = {
         "microbatch_s": sum(e.loop_s for e in plan.entries) / problem.num_microbatches,

@@ -35,7 +35,7 @@ from meshwise.inter.search_space import (
 from meshwise.inter.second_process import SecondProcess
 from meshwise.inter.stage_dp import StagePlan
 from meshwise.inter.stage_pins import masked
-from meshwise.inter.stage_problem import FloatArray, Stage, StageProblem
+from meshwise.inter.stage_problem import FloatArray, StageProblem, StageSpan
 from meshwise.inter.submeshes import Submesh
 from meshwise.inter.transfers import transfer_s
 from meshwise.inter.variant import Variant
@@ -74,7 +74,7 @@ class Found:
     kinds: tuple[SubmeshKind, ...]
     variants: tuple[tuple[Variant, ...], ...]
     tried: dict[int, float]
-    replanned: dict[Stage, RunPlan] = field(default_factory=dict[Stage, RunPlan])
+    replanned: dict[StageSpan, RunPlan] = field(default_factory=dict[StageSpan, RunPlan])
     whole: Found | None = None
 
 
@@ -210,7 +210,7 @@ class _Search:
         if self.rule is not None or self.options.pins or self.options.num_stages not in (None, 1):
             return None
         schedule = self.options.schedules[0]
-        promising: list[tuple[float, int, _Known, Stage]] = []
+        promising: list[tuple[float, int, _Known, StageSpan]] = []
         for known in self.known:
             costs = known.table.costs()
             in_flight = schedule.in_flight(1, 1, known.count)
@@ -226,7 +226,7 @@ class _Search:
                         costs, m, (versions[0], versions[-1]), known.count, in_flight
                     )
                     if total_s < _NEAR * best.plan.total_s:
-                        stage = Stage(
+                        stage = StageSpan(
                             first_layer=0,
                             last_layer=costs.num_layers - 1,
                             submesh=m,

@@ -11,7 +11,6 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.piece import Remat
 from meshwise.inter.pipeline_schedule import SEARCHED, PipelineSchedule
 from meshwise.inter.stage_pins import StagePin, without_ones
 from meshwise.inter.stage_problem import FloatArray, StageCosts, StageProblem
@@ -19,6 +18,7 @@ from meshwise.inter.submeshes import Submesh
 from meshwise.inter.variant import Variant
 from meshwise.inter.variants import logical_views
 from meshwise.intra.options import IntraOptions
+from meshwise.plan.stage import Remat
 
 # Prices of the whole memory of a device, in steps: what a plan may cost more to hold less.
 PRICES = (1e-3, 0.3)

@@ -17,9 +17,10 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.collector import collection_paused
 from meshwise.graph.graph import Graph
 from meshwise.inter.distant import GraphKey, OtherEnded, Request
-from meshwise.inter.piece import PieceGraph, Remat
+from meshwise.inter.piece import PieceGraph
 from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
+from meshwise.plan.stage import Remat
 
 _SCRIPT = "from meshwise.inter.second_process import serve; serve()"
 # To start a process takes as long as about so many bounds of small layers.

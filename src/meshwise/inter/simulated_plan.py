@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_consistent import check_places
-from meshwise.inter.pipeline_memory import mesh_memory_bytes
-from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.pipeline_schedule import PipelineSchedule
 from meshwise.inter.simulated import Chunk, simulate_chunks
 from meshwise.inter.split_stage import fits
-from meshwise.inter.stage_hosts import StageHosts, stage_hosts
-from meshwise.plan.device_memory import too_large
+from meshwise.plan.device_memory import mesh_memory_bytes, too_large
+from meshwise.plan.places import check_places, device_memory_bytes, placed
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
+from meshwise.plan.stage import Stage
+from meshwise.schedules import gpipe
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.timeline import Timeline
@@ -58,13 +58,13 @@ class Simulation:
     cluster: Cluster
     schedule: str
     num_microbatches: int
-    stages: tuple[PipelineStage, ...]
+    stages: tuple[Stage, ...]
     mesh_of_stage: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     timeline: Timeline
     notes: tuple[str, ...]
 
-    def stages_of(self, mesh: int) -> tuple[PipelineStage, ...]:
+    def stages_of(self, mesh: int) -> tuple[Stage, ...]:
         """The stages of a mesh."""
         pairs = zip(self.mesh_of_stage, self.stages, strict=True)
         return tuple(stage for m, stage in pairs if m == mesh)
@@ -80,16 +80,27 @@ class Simulation:
         return too_large(self.timeline.peak_bytes, self.memory_bytes)
 
 
-def simulate_plan(plan: PipelinePlan, changes: Changes | None = None) -> Simulation:
-    """One step of a plan.
+def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulation:
+    """Simulate one step of a plan.
+
+    Args:
+        plan: The plan.
+        changes: What is otherwise than in the plan.
 
     Raises:
-        PlanError: the cluster has no place for the stages, or the schedule or the number of
-            micro-batches does not fit.
+        PlanError: the cluster has no place for the stages, the schedule or the number of
+            micro-batches does not fit, or the plan does not say its cluster.
     """
     changes = changes or Changes()
     cluster = changes.cluster or plan.cluster
-    check_places(plan, cluster)
+    if cluster is None:
+        raise PlanError(
+            "the plan does not say its cluster, as files of earlier versions for one mesh; give a "
+            "cluster, or plan again"
+        )
+    check_places(plan.stages, cluster)
+    if plan.schedule == ONE_PROGRAM:
+        return _one_program(plan, cluster, changes)
     schedule, hides, delays = plan.schedule, plan.hides_transfers, plan.delays
     count = changes.num_microbatches or plan.num_microbatches
     if plan.batch_size % count:
@@ -120,8 +131,28 @@ def simulate_plan(plan: PipelinePlan, changes: Changes | None = None) -> Simulat
     )
 
 
+def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simulation:
+    """Simulate a step that is one program: one task, of the time that was predicted."""
+    if changes.schedule is not None or changes.num_microbatches is not None:
+        raise PlanError(
+            "the step runs as one program on one mesh, micro-batches in a loop inside; plan again "
+            "for another number of them, or for a schedule with stages"
+        )
+    timeline = simulate_stages(plan.stages, cluster, gpipe.NAME, 1, hides_transfers=False)
+    return Simulation(
+        cluster=cluster,
+        schedule=plan.schedule,
+        num_microbatches=plan.num_microbatches,
+        stages=plan.stages,
+        mesh_of_stage=plan.mesh_of_stage,
+        memory_bytes=_memory_bytes(plan, changes.cluster),
+        timeline=timeline,
+        notes=tuple(_notes(plan, cluster, plan.num_microbatches)),
+    )
+
+
 def simulate_stages(
-    stages: Sequence[PipelineStage],
+    stages: Sequence[Stage],
     cluster: Cluster,
     schedule: str,
     num_microbatches: int,
@@ -142,7 +173,7 @@ def simulate_stages(
     Raises:
         PlanError: the schedule does not allow these sizes.
     """
-    places = [_place(stage, cluster) for stage in one_a_mesh(stages)]
+    places = [placed(stage, cluster) for stage in one_a_mesh(stages)]
     return simulate_chunks(
         cluster,
         schedule,
@@ -155,16 +186,16 @@ def simulate_stages(
     )
 
 
-def one_a_mesh(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+def one_a_mesh(stages: Sequence[Stage]) -> list[Stage]:
     """The first stage of each mesh."""
-    found: dict[int, PipelineStage] = {}
+    found: dict[int, Stage] = {}
     for stage in stages:
         found.setdefault(stage.first_device, stage)
     return list(found.values())
 
 
 def asked_delays(
-    schedule: PipelineSchedule, stages: Sequence[PipelineStage], cluster: Cluster, count: int
+    schedule: PipelineSchedule, stages: Sequence[Stage], cluster: Cluster, count: int
 ) -> tuple[int, ...]:
     """By how many half steps each stage delays its gradients of weights: as little as suffices.
 
@@ -183,7 +214,7 @@ def asked_delays(
     if not schedule.delays_weights:
         return ()
 
-    def step_s(k: int, stages: Sequence[PipelineStage]) -> float:
+    def step_s(k: int, stages: Sequence[Stage]) -> float:
         return simulate_stages(
             stages,
             cluster,
@@ -207,7 +238,7 @@ def asked_delays(
     return tuple(spread_delays(best, len(stages)))
 
 
-def chunk_of(stage: PipelineStage) -> Chunk:
+def chunk_of(stage: Stage) -> Chunk:
     """A stage as the simulator takes it."""
     return Chunk(
         forward_s=stage.forward_s,
@@ -223,13 +254,7 @@ def chunk_of(stage: PipelineStage) -> Chunk:
     )
 
 
-def _place(stage: PipelineStage, cluster: Cluster) -> StageHosts:
-    place = stage_hosts(stage, cluster)
-    assert place is not None  # the plan was made for it, or `check_places` has seen it
-    return place
-
-
-def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
+def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
     """The stage with other micro-batches; what is not of rows alone is never taken smaller."""
     ratio, late = planned / count, stage.weights
     return replace(
@@ -248,17 +273,14 @@ def _cut_into(stage: PipelineStage, planned: int, count: int) -> PipelineStage:
     )
 
 
-def _memory_bytes(plan: PipelinePlan, other: Cluster | None) -> tuple[int, ...]:
+def _memory_bytes(plan: PlanRecord, other: Cluster | None) -> tuple[int, ...]:
     """What a device of each mesh has: the least of its hosts on another cluster."""
     if other is None:
         return mesh_memory_bytes(plan)
-    return tuple(
-        min(other.host_at(h).device.memory_bytes for h in _place(stage, other).hosts)
-        for stage in one_a_mesh(plan.stages)
-    )
+    return tuple(device_memory_bytes(stage, other) for stage in one_a_mesh(plan.stages))
 
 
-def _notes(plan: PipelinePlan, cluster: Cluster, num_microbatches: int) -> list[str]:
+def _notes(plan: PlanRecord, cluster: Cluster, num_microbatches: int) -> list[str]:
     notes: list[str] = []
     if num_microbatches != plan.num_microbatches:
         notes.append(
@@ -268,7 +290,10 @@ def _notes(plan: PipelinePlan, cluster: Cluster, num_microbatches: int) -> list[
         )
     moved: dict[tuple[str, str], list[str]] = {}
     for number, stage in enumerate(plan.stages):
-        before, now = _devices(stage, plan.cluster), _devices(stage, cluster)
+        now = _devices(stage, cluster)
+        before = stage.mesh.device.name
+        if plan.cluster is not None:
+            before = _devices(stage, plan.cluster)
         if before != now:
             moved.setdefault((before, now), []).append(str(number))
     for (before, now), numbers in moved.items():
@@ -279,6 +304,6 @@ def _notes(plan: PipelinePlan, cluster: Cluster, num_microbatches: int) -> list[
     return notes
 
 
-def _devices(stage: PipelineStage, cluster: Cluster) -> str:
-    names = {cluster.host_at(h).device.name for h in _place(stage, cluster).hosts}
+def _devices(stage: Stage, cluster: Cluster) -> str:
+    names = {cluster.host_at(h).device.name for h in placed(stage, cluster).hosts}
     return " and ".join(sorted(names))

@@ -9,8 +9,8 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.footprint import footprint
 from meshwise.inter.passes import weight_seconds
 from meshwise.inter.piece import PieceGraph
-from meshwise.inter.pipeline_plan import PipelineStage, WeightGradients
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.stage import Stage, WeightGradients
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.schedule import Schedule
 from meshwise.units import bytes_text
@@ -44,7 +44,7 @@ class SplitLayer:
     backward_s: float
 
 
-def with_weights_apart(stage: PipelineStage, layers: Sequence[SplitLayer]) -> PipelineStage:
+def with_weights_apart(stage: Stage, layers: Sequence[SplitLayer]) -> Stage:
     """The stage with its gradients of weights apart, none of which waits yet."""
     seconds = 0.0
     late_bytes = temporary_bytes = 0
@@ -63,7 +63,7 @@ def with_weights_apart(stage: PipelineStage, layers: Sequence[SplitLayer]) -> Pi
     return replace(stage, temporary_bytes=temporary_bytes, weights=weights)
 
 
-def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineStage:
+def at_peak(stage: Stage, schedule: Schedule, number: int) -> Stage:
     """The stage with the micro-batches that it holds when it holds most.
 
     Args:
@@ -89,7 +89,7 @@ def at_peak(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineSt
     return found
 
 
-def fits(stages: Sequence[PipelineStage], schedule: Schedule) -> bool:
+def fits(stages: Sequence[Stage], schedule: Schedule) -> bool:
     """Whether what waits for gradients of weights fits, as far as it is known.
 
     Args:
@@ -103,7 +103,7 @@ def fits(stages: Sequence[PipelineStage], schedule: Schedule) -> bool:
     )
 
 
-def _holding(stage: PipelineStage, schedule: Schedule, number: int) -> PipelineStage:
+def _holding(stage: Stage, schedule: Schedule, number: int) -> Stage:
     """The stage with what it holds when it holds most."""
     late = stage.weights
     assert late is not None

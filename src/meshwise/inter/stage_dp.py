@@ -30,7 +30,7 @@ from meshwise.inter.infeasible import infeasible
 from meshwise.inter.least_fill import least_fill
 from meshwise.inter.objective import StepTime, step_time
 from meshwise.inter.stage_options import stage_options
-from meshwise.inter.stage_problem import Stage, StageProblem, as_alpa
+from meshwise.inter.stage_problem import StageProblem, StageSpan, as_alpa
 
 Mode: TypeAlias = Literal["alpa", "time"]
 Order: TypeAlias = Literal["boxes", "ascending"]
@@ -52,7 +52,7 @@ class StagePlan:
         space: What was searched, in words.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageSpan, ...]
     time: StepTime
     bound_s: float
     num_limits_tried: int
@@ -141,7 +141,7 @@ def _build(
     )
 
 
-def feasible_stages(problem: StageProblem, num_stages: int | None = None) -> tuple[Stage, ...]:
+def feasible_stages(problem: StageProblem, num_stages: int | None = None) -> tuple[StageSpan, ...]:
     """Stages of least fill, whatever their bottleneck; none if no stages fit."""
     for count in _stage_counts(problem, num_stages):
         options = stage_options(problem, count)

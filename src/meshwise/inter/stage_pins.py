@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.inter.piece import Remat
 from meshwise.inter.stage_problem import BoolArray, StageCosts
 from meshwise.inter.variant import Variant
+from meshwise.plan.stage import Remat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

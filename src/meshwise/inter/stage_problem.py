@@ -129,7 +129,7 @@ class StageProblem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageSpan:
     """A run of layers on a submesh.
 
     Attributes:
@@ -159,7 +159,7 @@ def as_alpa(problem: StageProblem) -> StageProblem:
     return replace(problem, costs=costs, schedule=ALPA, transfer_s=None, use_all_devices=True)
 
 
-def memory_bytes(problem: StageProblem, stages: Sequence[Stage], index: int) -> float:
+def memory_bytes(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:
     """Bytes that one stage needs on each of its devices."""
     costs, stage = problem.costs, stages[index]
     at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.piece import Remat
+from meshwise.plan.stage import Remat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,13 +30,14 @@ from meshwise.inter.compose import (
 from meshwise.inter.conditioned import ConditionedLayer, Entry, MemoryPrice
 from meshwise.inter.distant import AskBounds, AskFaces, DistantLayer, Other, OtherEnded
 from meshwise.inter.layer_network import LayerBounds, LayerNetwork, layer_bounds, layer_network
-from meshwise.inter.piece import PieceGraph, Remat
+from meshwise.inter.piece import PieceGraph
 from meshwise.inter.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.variant import LayerKey, Variant
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.regions import Region, regions
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.stage import Remat
 
 T = TypeVar("T")
 

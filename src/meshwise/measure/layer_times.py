@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ClusterError
-from meshwise.inter.piece import Remat
 from meshwise.measure.program import Measurable, measurable
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.stage import Remat
 from meshwise.runtime.pipeline.build import programs_alone
 from meshwise.trace.layers.layering import Layering
 

@@ -6,19 +6,140 @@ from collections.abc import Sequence
 
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout, is_valid, used_axes
-from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.places import check_places
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
+from meshwise.plan.stage import Layer, Stage
+from meshwise.schedules import inference
 
 
-def check_consistent(plan: Plan) -> None:
-    """Check what can be checked without the graph; `plan.verify` checks the rest with it.
+def check_consistent(plan: PlanRecord) -> None:
+    """Check what can be checked without the step; `plan.verify` checks the rest with it.
 
     Raises:
         PlanError: naming the field that contradicts another.
     """
-    if not plan.stages:
-        raise PlanError("field 'stages': a plan needs at least one stage")
+    _check_schedule(plan)
+    next_layer = 0
     for number, stage in enumerate(plan.stages):
-        _check_stage(stage, f"stages[{number}]")
+        where = f"stages[{number}]"
+        if plan.schedule != inference.NAME:
+            _check_layers(stage, where, next_layer)
+        next_layer = stage.last_layer + 1
+        for place, layer in enumerate(stage.layers):
+            _check_arguments(layer, stage, f"{where}.layers[{place}]")
+        for place, operator in enumerate(stage.dense):
+            for field, layouts in (("operands", operator.operands), ("results", operator.results)):
+                _check_axes(layouts, len(stage.mesh.sizes), f"{where}.dense[{place}].{field}")
+    _check_cuts(plan)
+    _check_decisions(plan)
+    _check_collectives(plan)
+    if plan.cluster is not None:
+        check_places(plan.stages, plan.cluster)
+
+
+def _check_schedule(plan: PlanRecord) -> None:
+    if plan.schedule == ONE_PROGRAM and (len(plan.stages), len(plan.stages[0].layers)) != (1, 1):
+        raise PlanError(
+            f"field 'schedule': {ONE_PROGRAM} is one stage of one layer, the plan has "
+            f"{len(plan.stages)} stages, the first of {len(plan.stages[0].layers)} layers"
+        )
+    if plan.batch_size % plan.num_microbatches:
+        raise PlanError(
+            f"field 'num_microbatches': {plan.num_microbatches} does not divide the batch of "
+            f"{plan.batch_size}"
+        )
+    if plan.schedule == inference.NAME:
+        return
+    try:
+        table = plan.table()
+    except PlanError as error:
+        raise PlanError(f"field 'schedule': {error}") from error
+    for number, (m, own) in enumerate(zip(table.mesh_of_stage, plan.mesh_of_stage, strict=True)):
+        if m != own:
+            raise PlanError(
+                f"field 'stages[{number}].first_device': the stage lies on mesh {own}, schedule "
+                f"{plan.schedule} runs it on mesh {m} of {plan.num_meshes}"
+            )
+
+
+def _check_layers(stage: Stage, where: str, first_layer: int) -> None:
+    found = [layer.layer for layer in stage.layers]
+    if found != list(range(first_layer, first_layer + len(found))):
+        raise PlanError(
+            f"field '{where}.layers': the numbers of the layers must go on from {first_layer}, "
+            f"got {str(found)[:60]}; every layer is in one stage, in order"
+        )
+    for number, layer in enumerate(stage.layers):
+        if layer.equal_to > layer.layer:
+            raise PlanError(
+                f"field '{where}.layers[{number}].equal_to': {layer.equal_to} comes after layer "
+                f"{layer.layer}; it must be the first of the equal layers"
+            )
+
+
+def _check_arguments(layer: Layer, stage: Stage, where: str) -> None:
+    for number, argument in enumerate(layer.arguments):
+        field, layout = f"{where}.arguments[{number}].layout", argument.layout
+        if not is_valid(layout, argument.shape, stage.mesh.sizes):
+            raise PlanError(
+                f"field '{field}': layout {layout} does not fit {argument.name or 'the argument'} "
+                f"of shape {list(argument.shape)} on a mesh of {list(stage.mesh.sizes)}"
+            )
+        if layout.partial:
+            raise PlanError(f"field '{field}': an argument cannot be partial, got {layout}")
+
+
+def _check_axes(layouts: Sequence[Layout], num_axes: int, where: str) -> None:
+    for number, layout in enumerate(layouts):
+        if any(axis >= num_axes for axis in used_axes(layout)):
+            raise PlanError(
+                f"field '{where}[{number}]': layout {layout} names an axis that a mesh of "
+                f"{num_axes} axes does not have"
+            )
+
+
+def _check_cuts(plan: PlanRecord) -> None:
+    num_layers = plan.stages[-1].last_layer + 1
+    if plan.cuts and len(plan.cuts) != num_layers:
+        raise PlanError(f"field 'cuts': {len(plan.cuts)} for {num_layers} layers")
+    following = 0
+    for number, (first, last) in enumerate(plan.cuts):
+        if first != following or last < first:
+            raise PlanError(
+                f"field 'cuts[{number}]': operators {first} to {last}, but the next one is "
+                f"{following}; every operator is in one layer, in order"
+            )
+        following = last + 1
+
+
+def _check_decisions(plan: PlanRecord) -> None:
+    for number, stage in enumerate(plan.stages):
+        for place, layer in enumerate(stage.layers):
+            if layer.decision is not None and layer.decision >= len(plan.decisions):
+                raise PlanError(
+                    f"field 'stages[{number}].layers[{place}].decision': there is no decision "
+                    f"{layer.decision} among {len(plan.decisions)}"
+                )
+    if plan.schedule != ONE_PROGRAM:
+        return
+    (layer,) = plan.stages[0].layers
+    if layer.decision is None:
+        raise PlanError("field 'stages[0].layers[0].decision': the step needs a decision")
+    inputs = plan.decisions[layer.decision].inputs
+    if len(layer.arguments) != len(inputs):
+        raise PlanError(
+            f"field 'stages[0].layers[0].arguments': {len(layer.arguments)} arguments, but "
+            f"{len(inputs)} layouts in 'decisions[{layer.decision}].inputs'"
+        )
+    for place, (argument, layout) in enumerate(zip(layer.arguments, inputs, strict=True)):
+        if argument.layout != layout:
+            raise PlanError(
+                f"field 'stages[0].layers[0].arguments[{place}].layout': {argument.layout}, but "
+                f"'decisions[{layer.decision}].inputs[{place}]' is {layout}"
+            )
+
+
+def _check_collectives(plan: PlanRecord) -> None:
     for number, item in enumerate(plan.collectives):
         where = f"collectives[{number}]"
         if item.stage >= len(plan.stages):
@@ -31,36 +152,3 @@ def check_consistent(plan: Plan) -> None:
                 raise PlanError(
                     f"field '{where}.axes': {name!r} is not an axis of the mesh, {list(names)}"
                 )
-
-
-def _check_stage(stage: Stage, where: str) -> None:
-    inputs, sizes = stage.decision.inputs, stage.mesh.sizes
-    if len(stage.arguments) != len(inputs):
-        raise PlanError(
-            f"field '{where}.arguments': {len(stage.arguments)} arguments, but "
-            f"{len(inputs)} layouts in '{where}.decision.inputs'"
-        )
-    for number, (argument, layout) in enumerate(zip(stage.arguments, inputs, strict=True)):
-        if not is_valid(layout, argument.shape, sizes):
-            raise PlanError(
-                f"field '{where}.decision.inputs[{number}]': layout {layout} does not fit "
-                f"{argument.name or 'the argument'} of shape {list(argument.shape)} on a mesh of "
-                f"{list(sizes)}"
-            )
-        if layout.partial:
-            raise PlanError(
-                f"field '{where}.decision.inputs[{number}]': an argument cannot be partial, "
-                f"got {layout}"
-            )
-    for number, operator in enumerate(stage.dense):
-        for field, layouts in (("operands", operator.operands), ("results", operator.results)):
-            _check_axes(layouts, len(sizes), f"{where}.dense[{number}].{field}")
-
-
-def _check_axes(layouts: Sequence[Layout], num_axes: int, where: str) -> None:
-    for number, layout in enumerate(layouts):
-        if any(axis >= num_axes for axis in used_axes(layout)):
-            raise PlanError(
-                f"field '{where}[{number}]': layout {layout} names an axis that a mesh of "
-                f"{num_axes} axes does not have"
-            )

@@ -18,13 +18,14 @@ from meshwise.plan.walk import place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One flat argument of a stage; its layout stands in `decision.inputs`.
+    """One flat argument of the step, as it lies on the mesh of a stage.
 
     Attributes:
         name: Path of the argument, as `0/params/kernel`; may be empty.
         shape: Of the whole tensor.
         dtype: NumPy-style name.
         itemsize: Bytes of one element.
+        layout: How it is split over the mesh.
         communication: Pairs (kind of collective, seconds a step) of its changes of layout.
     """
 
@@ -32,6 +33,7 @@ class Argument:
     shape: tuple[int, ...]
     dtype: str
     itemsize: int
+    layout: Layout
     communication: tuple[tuple[str, float], ...] = ()
 
 
@@ -79,8 +81,14 @@ class Site:
     times: int
 
 
-def arguments(graph: Graph, moves: Communication) -> tuple[Argument, ...]:
-    """The inputs of a graph, in order."""
+def arguments(graph: Graph, decision: GraphDecision, moves: Communication) -> tuple[Argument, ...]:
+    """Return the inputs of a graph as they lie, in order.
+
+    Args:
+        graph: The graph.
+        decision: Its decision.
+        moves: Seconds of their changes of layout.
+    """
     tensors = [graph.tensors[ident] for ident in graph.inputs]
     return tuple(
         Argument(
@@ -88,9 +96,10 @@ def arguments(graph: Graph, moves: Communication) -> tuple[Argument, ...]:
             shape=t.shape,
             dtype=t.dtype,
             itemsize=t.itemsize,
+            layout=layout,
             communication=_sorted(moves.arguments.get(position, {})),
         )
-        for position, t in enumerate(tensors)
+        for position, (t, layout) in enumerate(zip(tensors, decision.inputs, strict=True))
     )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwise.cluster.spec import Cluster
 from meshwise.plan.columns import WIDTH, shortened
-from meshwise.plan.plan import Plan
+from meshwise.plan.record import PlanRecord
 from meshwise.units import bytes_text
 
 # The sentence names that many meshes that are too large, those with the most excess first.
@@ -21,7 +22,7 @@ _MOST_NAMED = 4
 _TOGETHER = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b)|(?<=\bstage) (?=\d)|(?<=\bmesh) (?=\d)")
 # Names of clusters are the user's, and may be long.
 _LONGEST_HOLDER = 40
-_PLAN_AGAIN_ON_ONE_MESH = "Plan again with this version of Meshwise."
+PLAN_AGAIN = "Plan again with this version of Meshwise: earlier ones could return such plans."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def too_large(peak_bytes: Sequence[int], memory_bytes: Sequence[int]) -> tuple[i
 def mesh_memories(
     mesh_of_stage: Sequence[int], peak_bytes: Sequence[int], memory_bytes: Sequence[int]
 ) -> tuple[DeviceMemory, ...]:
-    """Return the memory of each mesh of a pipeline, with the names of its stages.
+    """Return the memory of each mesh of a plan, with the names of its stages.
 
     Args:
         mesh_of_stage: For each stage its mesh.
@@ -159,23 +160,42 @@ def mesh_memories(
         stages = tuple(k for k, m in enumerate(mesh_of_stage) if m == mesh)
         numbers = ", ".join(map(str, stages))
         name = f"mesh {mesh} (stages {numbers})" if is_shared else f"stage {numbers}"
-        found.append(DeviceMemory(name=name, stages=stages, peak_bytes=peak, memory_bytes=memory))
+        found.append(
+            DeviceMemory(
+                name="the plan" if len(mesh_of_stage) == 1 else name,
+                stages=stages,
+                peak_bytes=peak,
+                memory_bytes=memory,
+            )
+        )
     return tuple(found)
 
 
-def plan_memory(plan: Plan) -> MemoryCheck:
-    """Compare the peaks of a plan of one mesh with what its devices have."""
-    meshes = tuple(
-        DeviceMemory(
-            name=f"stage {number}" if len(plan.stages) > 1 else "the plan",
-            stages=(number,),
-            peak_bytes=stage.peak_bytes,
-            memory_bytes=stage.memory_bytes,
-        )
-        for number, stage in enumerate(plan.stages)
-    )
+def mesh_memory_bytes(plan: PlanRecord) -> tuple[int, ...]:
+    """Return for each mesh what a device has: the least of what its stages say."""
+    least: dict[int, int] = {}
+    for mesh, stage in zip(plan.mesh_of_stage, plan.stages, strict=True):
+        least[mesh] = min(least.get(mesh, stage.memory_bytes), stage.memory_bytes)
+    return tuple(least[mesh] for mesh in sorted(least))
+
+
+def memory_holder(plan: PlanRecord, cluster: Cluster | None) -> str:
+    """Return what has the memory of a mesh, as a noun: where hosts differ, its smallest device.
+
+    Args:
+        plan: The plan.
+        cluster: Where it runs; None if that is not known.
+    """
+    if cluster is None:
+        mesh = plan.stages[0].mesh
+        return f"a device of {mesh.num_devices} x {mesh.device.name}"
+    return "its smallest device" if cluster.is_mixed else f"a device of {cluster.name}"
+
+
+def plan_memory(plan: PlanRecord) -> MemoryCheck:
+    """Compare the predicted peak of each mesh with what its devices have."""
     return MemoryCheck(
-        meshes=meshes,
-        holder=f"a device of {plan.mesh.num_devices} x {plan.mesh.device.name}",
-        remedy=_PLAN_AGAIN_ON_ONE_MESH,
+        meshes=mesh_memories(plan.mesh_of_stage, plan.mesh_peak_bytes, mesh_memory_bytes(plan)),
+        holder=memory_holder(plan, plan.cluster),
+        remedy=PLAN_AGAIN,
     )

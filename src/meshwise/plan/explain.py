@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, local_shape
@@ -10,16 +11,20 @@ from meshwise.plan.collectives import collective_s
 from meshwise.plan.columns import (
     WIDTH,
     layout_spec,
-    shortened,
     table,
     with_more,
     with_space_below,
 )
 from meshwise.plan.contents import Argument, pattern
-from meshwise.plan.device_memory import plan_memory
+from meshwise.plan.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.plan.explain_costs import costs, memory, rivals
-from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
+from meshwise.plan.stage import Stage
+from meshwise.plan.stage_text import layer_lines, stage_lines
 from meshwise.units import bytes_text, flop_text, seconds_text
+
+# Of the column of names in the summary.
+_NAME_WIDTH = 14
 
 
 def mesh_text(mesh: LogicalMesh) -> str:
@@ -28,15 +33,19 @@ def mesh_text(mesh: LogicalMesh) -> str:
     return f"{axes}, {mesh.num_devices} x {mesh.device.name}"
 
 
-def explain(plan: Plan) -> str:
-    """The plan as text, from nothing but the plan; one that does not fit says so first."""
+def explain(plan: PlanRecord) -> str:
+    """Return the plan as text, from nothing but the plan; one that does not fit says so first."""
     lines = with_space_below(plan_memory(plan).warning_lines()) + _summary(plan)
+    if plan.schedule == ONE_PROGRAM:
+        lines += _section("Arguments", _arguments(plan.stages[0]))
+    else:
+        lines += stage_lines(plan) + layer_lines(plan)
     for number, stage in enumerate(plan.stages):
         title = f", stage {number}" if len(plan.stages) > 1 else ""
-        lines += _section(f"Arguments{title}", _arguments(stage))
         lines += _section(f"Dense products and convolutions{title}", _dense(stage))
     lines += _section("Collectives in a step", _collectives(plan))
-    lines += _section("Seconds of a step", costs(plan))
+    together = ", all stages together" if len(plan.stages) > 1 else ""
+    lines += _section(f"Seconds of a step{together}", costs(plan))
     if plan.rivals:
         lines += _section("What forcing another choice costs, by planning again", rivals(plan))
     if plan.memory_price is not None:
@@ -51,7 +60,7 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _padded(plan: Plan) -> list[str]:
+def _padded(plan: PlanRecord) -> list[str]:
     """Dims that are longer inside, and what that saves."""
     rows = [
         (", ".join(dim.where) or "no argument", str(dim.size), str(dim.padded_size))
@@ -69,35 +78,58 @@ def _section(title: str, lines: list[str]) -> list[str]:
     return ["", title, *(lines or ["none"])]
 
 
-def _summary(plan: Plan) -> list[str]:
-    stages = [
-        f"stage {i}: {mesh_text(stage.mesh)}" if len(plan.stages) > 1 else mesh_text(stage.mesh)
-        for i, stage in enumerate(plan.stages)
-    ]
-    worst = max(plan.stages, key=lambda stage: stage.peak_bytes)
-    memory = f"{bytes_text(worst.peak_bytes)} of {bytes_text(worst.memory_bytes)}"
+def _summary(plan: PlanRecord) -> list[str]:
+    peak, limit = max(zip(plan.mesh_peak_bytes, mesh_memory_bytes(plan), strict=True))
+    memory = f"{bytes_text(peak)} of {bytes_text(limit)}"
+    is_one = plan.schedule == ONE_PROGRAM
+    mesh = [("mesh", mesh_text(plan.mesh))] if is_one else []
+    schedule = "" if is_one else f" {plan.schedule}"
     rows = [
-        ("method", plan.method),
-        ("objective", plan.objective),
-        *_solver(plan),
-        *(("mesh", text) for text in stages),
+        *([("model", plan.model)] if plan.model else []),
+        *([("method", plan.method), ("objective", plan.objective)] if plan.method else []),
+        *_search(plan),
+        *([("cluster", plan.cluster.name)] if plan.cluster is not None else []),
+        *mesh,
         ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
+        *_simulated(plan),
         ("memory", f"{memory} on the worst device (predicted)"),
         ("dense work", f"{flop_text(plan.device_flop)} on the worst device"),
-        ("micro-batches", f"{plan.num_microbatches} {plan.schedule}".rstrip()),
+        ("micro-batches", f"{plan.num_microbatches}{schedule}{_batch(plan)}"),
         (
             "replicated",
             f"{plan.replicated.flop_share:.2%} of FLOP and {plan.replicated.bytes_share:.2%} of "
             "bytes run whole on every device",
         ),
     ]
-    return [shortened(f"{name:<14}{text}", WIDTH) for name, text in rows]
+    return [line for name, text in rows for line in _row(name, text)]
 
 
-def _solver(plan: Plan) -> list[tuple[str, str]]:
+def _row(name: str, text: str) -> list[str]:
+    """Return a row of the summary; a text that is too long goes on below."""
+    space = " " * _NAME_WIDTH
+    lines = textwrap.wrap(text, WIDTH - _NAME_WIDTH) or [""]
+    return [f"{name:<{_NAME_WIDTH}}{lines[0]}".rstrip(), *(space + line for line in lines[1:])]
+
+
+def _batch(plan: PlanRecord) -> str:
+    return f", batch of {plan.batch_size}" if plan.batch_size else ""
+
+
+def _simulated(plan: PlanRecord) -> list[tuple[str, str]]:
+    if plan.schedule == ONE_PROGRAM:
+        return []
+    text = (
+        f"{seconds_text(plan.simulated_s)}; bubble {plan.bubble_share:.1%}; waiting for transfers "
+        f"at most {seconds_text(plan.exposed_s)}"
+    )
+    return [("simulated", text)]
+
+
+def _search(plan: PlanRecord) -> list[tuple[str, str]]:
+    status = f"{plan.status}, " if plan.status else ""
     if plan.gap is None:
-        return [("solver", f"{plan.status}, no bound known")]
-    gap = f"{plan.status}, within {plan.gap:.2%} of the best in its space"
+        return [("solver", f"{status}no bound known")]
+    gap = f"{status}within {plan.gap:.2%} of the best in its space"
     return [("solver", gap), ("space", plan.space)]
 
 
@@ -108,10 +140,8 @@ def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:
 def _arguments(stage: Stage) -> list[str]:
     """Inputs with their layouts; those that differ only in a number of their name share a row."""
     groups: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
-    for position, (tensor, layout) in enumerate(
-        zip(stage.arguments, stage.decision.inputs, strict=True)
-    ):
-        name = tensor.name or f"input {position}"
+    for position, tensor in enumerate(stage.arguments):
+        name, layout = tensor.name or f"input {position}", tensor.layout
         shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
         key = (pattern(name), shape, layout_spec(layout, stage.mesh.names))
         groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
@@ -151,7 +181,7 @@ def _dense(stage: Stage) -> list[str]:
     return table(header, with_more(rows), "lrlr")
 
 
-def _collectives(plan: Plan) -> list[str]:
+def _collectives(plan: PlanRecord) -> list[str]:
     """Sums by kind and axes, dearest first."""
     sums: dict[tuple[int, str, tuple[str, ...], int], tuple[int, int, float]] = {}
     for item in plan.collectives:

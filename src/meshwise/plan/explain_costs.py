@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from meshwise.plan.collectives import collective_s
 from meshwise.plan.columns import layout_spec, table, with_more
 from meshwise.plan.contents import pattern
-from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.rivals import Rival, Way
+from meshwise.schedules import inference
 from meshwise.units import bytes_text, seconds_text
 
 # A row: what, seconds of computation, seconds of memory traffic, seconds by kind of collective.
 Row = tuple[str, float, float, dict[str, float]]
 
 
-def costs(plan: Plan) -> list[str]:
+def costs(plan: PlanRecord) -> list[str]:
     """Seconds of dense operators and of arguments, dearest first; all else in the last row."""
     rows = [
         (item.where, item.compute_s, item.memory_s, dict(item.communication))
@@ -30,12 +31,22 @@ def costs(plan: Plan) -> list[str]:
         total[item.kind] = total.get(item.kind, 0.0) + item.count * each_s
     left = {k: t - sum(row[3].get(k, 0.0) for row in rows) for k, t in total.items()}
     left = {k: max(t, 0.0) for k, t in left.items()}
-    rest_s = plan.step_time_s - sum(map(_seconds, rows)) - sum(left.values())
+    rest_s = _busy_s(plan) - sum(map(_seconds, rows)) - sum(left.values())
     kinds = sorted(total)
     cells = with_more([_cells(row, kinds) for row in rows])
     other = ("all else", "", seconds_text(max(rest_s, 0.0)))
     cells.append((*other, *(seconds_text(left[k]) if left[k] else "" for k in kinds)))
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
+
+
+def _busy_s(plan: PlanRecord) -> float:
+    """Return the seconds of a step in which stages work, those of all stages together."""
+    is_whole = plan.schedule in (ONE_PROGRAM, inference.NAME)
+    count = 1 if is_whole else plan.num_microbatches
+    return sum(
+        count * (stage.forward_s + stage.backward_s + stage.gather_s) + stage.once_s
+        for stage in plan.stages
+    )
 
 
 def _seconds(row: Row) -> float:
@@ -49,7 +60,7 @@ def _cells(row: Row, kinds: Sequence[str]) -> tuple[str, ...]:
     return (what, *(seconds_text(t) if t else "" for t in times))
 
 
-def _argument_rows(plan: Plan) -> list[Row]:
+def _argument_rows(plan: PlanRecord) -> list[Row]:
     groups: dict[str, dict[str, float]] = {}
     for stage in plan.stages:
         for position, argument in enumerate(stage.arguments):
@@ -59,9 +70,9 @@ def _argument_rows(plan: Plan) -> list[Row]:
     return [(name, 0.0, 0.0, moves) for name, moves in groups.items() if moves]
 
 
-def rivals(plan: Plan) -> list[str]:
+def rivals(plan: PlanRecord) -> list[str]:
     """Rivals with the true price of forcing them."""
-    names = plan.mesh.names
+    names = plan.stages[0].mesh.names
     rows = [
         (
             rival.what,
@@ -86,7 +97,7 @@ def _way_text(way: Way, names: Sequence[str]) -> str:
     return " ".join(layout_spec(layout, names) for layout in way.operands) + " -> " + results
 
 
-def _price_text(plan: Plan, rival: Rival) -> str:
+def _price_text(plan: PlanRecord, rival: Rival) -> str:
     if rival.step_time_s is None:
         return ""
     proved = rival.status == plan.status == "optimal"
@@ -97,7 +108,7 @@ def _signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
 
 
-def memory(plan: Plan) -> list[str]:
+def memory(plan: PlanRecord) -> list[str]:
     """What more memory would save."""
     price = plan.memory_price
     assert price is not None

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from meshwise.graph.graph import Graph
 from meshwise.graph.structure import Structure
 
 
 def fingerprint(graph: Graph) -> str:
-    """Hexadecimal digest of the computation; names and source lines do not enter."""
+    """Return a hexadecimal digest of the computation; names and source lines do not enter."""
+    return _digest(_lines(graph))
+
+
+def joint_fingerprint(parts: Iterable[str]) -> str:
+    """Return the digest of a computation in parts, from the fingerprints of the parts in order."""
+    return _digest(parts)
+
+
+def _digest(lines: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for line in _lines(graph):
+    for line in lines:
         digest.update(line.encode())
     return digest.hexdigest()[:32]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -50,11 +51,65 @@ class Replicated:
     largest: tuple[tuple[str, int], ...] = ()
 
 
+NOTHING_REPLICATED = Replicated(flop_share=0.0, bytes_share=0.0)
 NUM_LARGEST = 5
 
 
-def replicated_work(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Replicated:
-    """Which share of the work runs replicated.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatedWork:
+    """Sums of which `Replicated` gives the shares, for one or several programs.
+
+    Attributes:
+        whole_flop: FLOP of operators that run replicated.
+        all_flop: FLOP of all operators.
+        whole_bytes: Bytes that operators which run replicated read and write.
+        all_bytes: Bytes that all operators read and write.
+        by_place: Pairs (place, bytes) of the operators that run replicated.
+    """
+
+    whole_flop: float
+    all_flop: float
+    whole_bytes: int
+    all_bytes: int
+    by_place: tuple[tuple[str, int], ...]
+
+    def times(self, count: int) -> ReplicatedWork:
+        """Return the sums of `count` runs."""
+        return ReplicatedWork(
+            whole_flop=self.whole_flop * count,
+            all_flop=self.all_flop * count,
+            whole_bytes=self.whole_bytes * count,
+            all_bytes=self.all_bytes * count,
+            by_place=tuple((where, size * count) for where, size in self.by_place),
+        )
+
+    @staticmethod
+    def together(parts: Sequence[ReplicatedWork]) -> ReplicatedWork:
+        """Return the sums of several programs."""
+        places: dict[str, int] = {}
+        for part in parts:
+            for where, size in part.by_place:
+                places[where] = places.get(where, 0) + size
+        return ReplicatedWork(
+            whole_flop=math.fsum(part.whole_flop for part in parts),
+            all_flop=math.fsum(part.all_flop for part in parts),
+            whole_bytes=sum(part.whole_bytes for part in parts),
+            all_bytes=sum(part.all_bytes for part in parts),
+            by_place=tuple(places.items()),
+        )
+
+    def shares(self) -> Replicated:
+        """Return which shares of the work run replicated, and the largest operators that do."""
+        largest = sorted(self.by_place, key=lambda item: (-item[1], item[0]))
+        return Replicated(
+            flop_share=self.whole_flop / max(self.all_flop, 1.0),
+            bytes_share=self.whole_bytes / max(self.all_bytes, 1),
+            largest=tuple(largest[:NUM_LARGEST]),
+        )
+
+
+def replicated_work(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> ReplicatedWork:
+    """Return how much of the work runs replicated.
 
     An operator runs replicated if its strategy neither splits a loop nor lets a partial sum pass
     along any axis.  Operators with bodies count by these, generated results not at all.
@@ -76,9 +131,10 @@ def replicated_work(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) ->
         if whole:
             where = place(operator)
             by_place[where] = by_place.get(where, 0) + visit.times * touched
-    largest = sorted(by_place.items(), key=lambda item: (-item[1], item[0]))
-    return Replicated(
-        flop_share=flop[True] / max(flop[True] + flop[False], 1.0),
-        bytes_share=num_bytes[True] / max(num_bytes[True] + num_bytes[False], 1),
-        largest=tuple(largest[:NUM_LARGEST]),
+    return ReplicatedWork(
+        whole_flop=flop[True],
+        all_flop=flop[True] + flop[False],
+        whole_bytes=num_bytes[True],
+        all_bytes=num_bytes[True] + num_bytes[False],
+        by_place=tuple(by_place.items()),
     )

@@ -1,56 +1,64 @@
 """The JSON form of a plan: versioned, sorted, one operator a line, equal bytes for equal plans.
 
-Layouts are written as `graph.layout` prints them, decisions as `json_decision` does.
+Layouts are written as `graph.layout` prints them, decisions as `json_decision` does, once each;
+layers name them by number.  The cluster stands in it with all its numbers, as `cluster.read`
+documents them, so that a file is simulated without the planner and without the catalog.  What a
+number of micro-batches would take is null where nothing fits.
 """
 
 from __future__ import annotations
 
-from typing import cast
+import math
+from typing import Any
 
-from meshwise.errors import PlanError
+from meshwise.cluster.read import cluster_fields
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.write import cluster_table
+from meshwise.errors import ClusterError, PlanError
 from meshwise.graph.layout import layout_text
 from meshwise.plan import json_read as read
 from meshwise.plan.collectives import Collective
-from meshwise.plan.consistent import check_consistent
 from meshwise.plan.contents import Argument, DenseOperator
 from meshwise.plan.flop import Replicated
 from meshwise.plan.json_decision import decision_json, read_decision
 from meshwise.plan.json_mesh import mesh_json, read_layout, read_mesh
+from meshwise.plan.json_older import OLDER_PIPELINES, OLDER_PLANS, PIPELINE_FORMAT
 from meshwise.plan.json_read import Json, Reader
 from meshwise.plan.json_write import fields, json_text
 from meshwise.plan.padding import PaddedDim, Padding
-from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.record import PlanRecord
 from meshwise.plan.rivals import MemoryPrice, Rival, Way
+from meshwise.plan.stage import REMATS, Layer, Stage, WeightGradients
 
 FORMAT = "meshwise-plan"
-VERSION = 3
+VERSION = 4
+# They follow from the stages, and are written for readers only.
+_SUMS = ("peak_bytes", "device_flop")
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
-def plan_to_json(plan: Plan) -> str:
-    """JSON text of a plan.
+def plan_to_json(plan: PlanRecord) -> str:
+    """Return the JSON text of a plan.
 
     Raises:
         PlanError: a number is infinite or not a number.
     """
-    data: Json = {
+    data: Json = fields(plan) | {
         "format": FORMAT,
         "version": VERSION,
-        "step_time_s": float(plan.step_time_s),
         "peak_bytes": plan.peak_bytes,
         "device_flop": float(plan.device_flop),
-        "collectives": [fields(item) for item in plan.collectives],
+        "cluster": None if plan.cluster is None else cluster_table(plan.cluster),
         "stages": [_stage_json(stage) for stage in plan.stages],
-        "num_microbatches": plan.num_microbatches,
-        "schedule": plan.schedule,
-        "method": plan.method,
-        "objective": plan.objective,
+        "decisions": [decision_json(decision) for decision in plan.decisions],
+        "collectives": [fields(item) for item in plan.collectives],
+        "tried": [[b, float(s) if math.isfinite(s) else None] for b, s in plan.tried],
+        "tied": list(plan.tied),
+        "delays": list(plan.delays),
+        "cuts": [list(cut) for cut in plan.cuts],
         "gap": None if plan.gap is None else float(plan.gap),
-        "space": plan.space,
-        "status": plan.status,
-        "fingerprint": plan.fingerprint,
         "replicated": fields(plan.replicated),
         "parameters": [list(parameter) for parameter in plan.parameters],
         "rivals": [_rival_json(rival) for rival in plan.rivals],
@@ -62,15 +70,18 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def _stage_json(stage: Stage) -> Json:
-    return {
+    return fields(stage) | {
+        "submesh": list(stage.submesh),
         "mesh": mesh_json(stage.mesh),
-        "decision": decision_json(stage.decision),
-        "arguments": [fields(argument) for argument in stage.arguments],
+        "layers": [_layer_json(layer) for layer in stage.layers],
         "dense": [_dense_json(operator) for operator in stage.dense],
-        "peak_bytes": stage.peak_bytes,
-        "memory_bytes": stage.memory_bytes,
-        "device_flop": float(stage.device_flop),
+        "weights": None if stage.weights is None else fields(stage.weights),
     }
+
+
+def _layer_json(layer: Layer) -> Json:
+    found = [fields(item) | {"layout": layout_text(item.layout)} for item in layer.arguments]
+    return fields(layer) | {"arguments": found}
 
 
 def _dense_json(operator: DenseOperator) -> Json:
@@ -95,25 +106,37 @@ def _way_json(way: Way) -> Json:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def plan_from_json(text: str) -> Plan:
-    """The plan that a text describes.
+def fields_from_json(text: str) -> dict[str, Any]:
+    """Return the fields of the plan that a text describes, also one of an earlier version.
 
     Raises:
         PlanError: naming the field that is missing, unknown or wrong.
     """
-    record = read.document(text, FORMAT, VERSION, {2: _of_version_2})
-    # Both follow from the stages; they are written for readers only.
-    told = {key: record.pop(key, None) for key in ("peak_bytes", "device_flop")}
-    plan = read.record(
-        record,
-        "",
-        Plan,
+    document = read.document(
+        text, VERSION, {FORMAT: OLDER_PLANS, PIPELINE_FORMAT: OLDER_PIPELINES}, FORMAT
+    )
+    told = {key: document.pop(key) for key in _SUMS if key in document}
+    found = read.fields(
+        document,
         {
             "step_time_s": read.positive,
-            "collectives": read.list_of(_collective),
             "stages": read.list_of(_stage),
+            "decisions": read.list_of(read_decision),
+            "collectives": read.list_of(_collective),
+            "cluster": read.or_none(_cluster),
+            "model": read.text,
+            "batch_size": read.size,
             "num_microbatches": read.count,
             "schedule": read.text,
+            "hides_transfers": read.flag,
+            "delays": read.list_of(read.size),
+            "simulated_s": read.positive,
+            "bubble_share": read.number,
+            "exposed_s": read.positive,
+            "tried": read.list_of(read.pair_of(read.count, _seconds)),
+            "step_flop": read.positive,
+            "tied": read.list_of(read.text),
+            "cuts": read.list_of(read.pair_of(read.size, read.size)),
             "method": read.text,
             "objective": read.text,
             "gap": read.positive_or_none,
@@ -128,33 +151,118 @@ def plan_from_json(text: str) -> Plan:
             "padding": _padding,
         },
     )
-    check_consistent(plan)
+    if not found["stages"]:
+        raise PlanError("field 'stages': a plan needs at least one stage")
+    plan = PlanRecord(**found)
     for key, value in told.items():
         if value != getattr(plan, key):
             raise PlanError(
                 f"field {key!r}: {value!r} is not that of the worst stage, {getattr(plan, key)!r}"
             )
-    return plan
+    return found
 
 
-def _of_version_2(data: dict[str, Json]) -> dict[str, Json]:
-    """The fields of version 2, which did not say how much memory was asked for: all of a device."""
-    stages = data.get("stages")
-    if not isinstance(stages, list):
-        return data  # the error is that of the reader
-    return data | {"stages": [_stage_of_version_2(s) for s in cast(list[Json], stages)]}
+def _cluster(value: Json, where: str) -> Cluster:
+    try:
+        name, groups = cluster_fields(value, f"field {where!r}")
+    except ClusterError as error:
+        raise PlanError(str(error)) from error
+    return Cluster(name=name, groups=groups)
 
 
-def _stage_of_version_2(stage: Json) -> Json:
-    match stage:
-        case {"mesh": {"device": {"memory_bytes": memory_bytes}}}:
-            return stage | {"memory_bytes": memory_bytes}
-        case _:
-            return stage
+def _seconds(value: Json, where: str) -> float:
+    return math.inf if value is None else read.positive(value, where)
+
+
+def _stage(value: Json, where: str) -> Stage:
+    known: dict[str, Reader] = {
+        "layers": read.list_of(_layer),
+        "submesh": read.pair_of(read.count, read.count),
+        "first_device": read.size,
+        "mesh": read_mesh,
+        "remat": read.one_of(REMATS),
+        "forward_s": read.positive,
+        "backward_s": read.positive,
+        "forward_gather_s": read.positive,
+        "backward_gather_s": read.positive,
+        "once_s": read.positive,
+        "resident_bytes": read.size,
+        "microbatch_bytes": read.size,
+        "temporary_bytes": read.size,
+        "in_flight": read.size,
+        "memory_bytes": read.size,
+        "send_bytes": read.size,
+        "device_flop": read.positive,
+        "dense": read.list_of(_dense),
+        "weights": read.or_none(_weights),
+    }
+    stage = read.record(value, where, Stage, known)
+    if not stage.layers:
+        raise PlanError(f"field '{where}.layers': a stage needs at least one layer")
+    return stage
+
+
+def _weights(value: Json, where: str) -> WeightGradients:
+    known: dict[str, Reader] = {
+        "seconds": read.positive,
+        "held_bytes": read.size,
+        "waiting": read.size,
+    }
+    return read.record(value, where, WeightGradients, known)
+
+
+def _layer(value: Json, where: str) -> Layer:
+    known: dict[str, Reader] = {
+        "layer": read.size,
+        "equal_to": read.size,
+        "arguments": read.list_of(_argument),
+        "decision": read.or_none(read.size),
+    }
+    return read.record(value, where, Layer, known)
 
 
 def _by_kind(value: Json, where: str) -> tuple[tuple[str, float], ...]:
     return read.list_of(read.pair_of(read.text, read.positive))(value, where)
+
+
+def _argument(value: Json, where: str) -> Argument:
+    known: dict[str, Reader] = {
+        "name": read.text,
+        "shape": read.list_of(read.size),
+        "dtype": read.text,
+        # 0 in files that did not say it.
+        "itemsize": read.size,
+        "layout": read_layout,
+        "communication": _by_kind,
+    }
+    return read.record(value, where, Argument, known)
+
+
+def _dense(value: Json, where: str) -> DenseOperator:
+    known: dict[str, Reader] = {
+        "where": read.text,
+        "operands": read.list_of(read_layout),
+        "results": read.list_of(read_layout),
+        "count": read.count,
+        "device_flop": read.number,
+        "compute_s": read.positive,
+        "memory_s": read.positive,
+        "communication": _by_kind,
+    }
+    return read.record(value, where, DenseOperator, known)
+
+
+def _collective(value: Json, where: str) -> Collective:
+    known: dict[str, Reader] = {
+        "kind": read.text,
+        "axes": read.list_of(read.text),
+        "group_size": read.count,
+        "num_bytes": read.size,
+        "count": read.count,
+        "stage": read.size,
+        "where": read.text,
+    }
+    return read.record(value, where, Collective, known)
 
 
 def _way(value: Json, where: str) -> Way:
@@ -182,57 +290,6 @@ def _memory_price(value: Json, where: str) -> MemoryPrice:
         "status": read.text,
     }
     return read.record(value, where, MemoryPrice, known)
-
-
-def _argument(value: Json, where: str) -> Argument:
-    known: dict[str, Reader] = {
-        "name": read.text,
-        "shape": read.list_of(read.size),
-        "dtype": read.text,
-        "itemsize": read.count,
-        "communication": _by_kind,
-    }
-    return read.record(value, where, Argument, known)
-
-
-def _dense(value: Json, where: str) -> DenseOperator:
-    known: dict[str, Reader] = {
-        "where": read.text,
-        "operands": read.list_of(read_layout),
-        "results": read.list_of(read_layout),
-        "count": read.count,
-        "device_flop": read.number,
-        "compute_s": read.positive,
-        "memory_s": read.positive,
-        "communication": _by_kind,
-    }
-    return read.record(value, where, DenseOperator, known)
-
-
-def _stage(value: Json, where: str) -> Stage:
-    known: dict[str, Reader] = {
-        "mesh": read_mesh,
-        "decision": read_decision,
-        "arguments": read.list_of(_argument),
-        "dense": read.list_of(_dense),
-        "peak_bytes": read.size,
-        "memory_bytes": read.size,
-        "device_flop": read.number,
-    }
-    return read.record(value, where, Stage, known)
-
-
-def _collective(value: Json, where: str) -> Collective:
-    known: dict[str, Reader] = {
-        "kind": read.text,
-        "axes": read.list_of(read.text),
-        "group_size": read.count,
-        "num_bytes": read.size,
-        "count": read.count,
-        "stage": read.size,
-        "where": read.text,
-    }
-    return read.record(value, where, Collective, known)
 
 
 def _replicated(value: Json, where: str) -> Replicated:

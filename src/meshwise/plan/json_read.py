@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from meshwise.errors import PlanError
@@ -44,45 +43,68 @@ def parsed(text: str) -> dict[str, Json]:
 
 
 def document(
-    text: str, name: str, version: int, older: Mapping[int, Upgrade] = MappingProxyType({})
+    text: str, version: int, older: Mapping[str, Mapping[int, Upgrade]], name: str
 ) -> dict[str, Json]:
-    """The fields of a document, its `format` and `version` checked and left out.
+    """Return the fields of a document, its `format` and `version` checked and left out.
 
     Args:
-        text: Of the document.
-        name: Of the format.
-        version: Of the format, as it is written.
-        older: For each older version that is read too, what it makes the fields of `version` of.
+        text: The document.
+        version: The present version of the format `name`.
+        older: For each format that is read, its older versions with what makes the present fields
+            of theirs.
+        name: The format of the present version.
 
     Raises:
-        PlanError: it is none, or one of another format or version.
+        PlanError: the text is no document, or one of another format or version.
     """
     data = parsed(text)
-    if data.get("format") != name:
-        raise PlanError(f"not a plan: the field 'format' must be {name!r}")
+    given_name = data.get("format")
+    if not isinstance(given_name, str) or given_name not in older:
+        names = " or ".join(map(repr, older))
+        raise PlanError(
+            f"not a plan: the field 'format' must be {names}, got {given_name!r:.60}; "
+            "`meshwise plan --out FILE` and `plan.to_json()` write plans"
+        )
     given = data.get("version")
-    known = [*sorted(older), version]
+    upgrades = older[given_name]
+    known = [*sorted(upgrades), *([version] if given_name == name else [])]
     if given not in known or isinstance(given, bool):
         *most, last = map(str, known)
         listed = f"{', '.join(most)} and {last}" if most else last
         raise PlanError(f"field 'version': this program reads version {listed}, got {given!r}")
     rest = {key: value for key, value in data.items() if key not in ("format", "version")}
-    return rest if given == version else older[given](rest)
+    return upgrades[given](rest) if given in upgrades else rest
 
 
-def record(data: Json, where: str, kind: Callable[..., Value], fields: Mapping[str, Reader]):
-    """A record from a JSON object that has exactly the given fields."""
+def fields(data: Json, known: Mapping[str, Reader], where: str = "") -> dict[str, Any]:
+    """Return the values of a JSON object that has exactly the given fields.
+
+    Args:
+        data: The object.
+        known: Its fields, with what reads each.
+        where: Name of the field that holds it; empty for the document.
+
+    Raises:
+        PlanError: it is no object, or a field is unknown, missing or wrong.
+    """
     if not isinstance(data, dict):
         raise wrong(where, "an object", data)
     data = cast(dict[str, Json], data)
     prefix = f"{where}." if where else ""
     for key in data:
-        if key not in fields:
+        if key not in known:
             raise PlanError(f"field {prefix + key!r} is unknown")
-    for key in fields:
+    for key in known:
         if key not in data:
             raise PlanError(f"field {prefix + key!r} is missing")
-    return kind(**{key: read(data[key], prefix + key) for key, read in fields.items()})
+    return {key: read(data[key], prefix + key) for key, read in known.items()}
+
+
+def record(
+    data: Json, where: str, kind: Callable[..., Value], known: Mapping[str, Reader]
+) -> Value:
+    """Return a record from a JSON object that has exactly the given fields."""
+    return kind(**fields(data, known, where))
 
 
 def list_of(read: Callable[[Json, str], Value]) -> Callable[[Json, str], tuple[Value, ...]]:

@@ -1,37 +1,45 @@
-"""What differs between two plans of one mesh."""
+"""What differs between two plans."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 from meshwise.plan.collectives import collective_s
 from meshwise.plan.columns import layout_spec
 from meshwise.plan.contents import pattern
 from meshwise.plan.explain import mesh_text
-from meshwise.plan.plan import Plan, Stage
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.report.difference import Difference, Section, changed, sections
 from meshwise.units import bytes_text, seconds_text
 
+Layouts: TypeAlias = dict[str, str]
+
+
 # Fields of the file that a section shows; all others are only named.
 _SHOWN = {
-    "step_time_s", "peak_bytes", "device_flop", "collectives", "num_microbatches", "schedule",
-    "method", "objective", "gap", "space", "status", "fingerprint", "stages",
+    "step_time_s", "simulated_s", "exposed_s", "bubble_share", "peak_bytes", "device_flop",
+    "step_flop", "collectives", "batch_size", "num_microbatches", "schedule", "hides_transfers",
+    "delays", "tried", "tied", "model", "cluster", "method", "objective", "gap", "space", "status",
+    "fingerprint", "stages",
 }  # fmt: skip
-_SHOWN_OF_STAGE = {"arguments", "dense", "peak_bytes", "device_flop"}
 
 
 def plan_differences(first: Plan, second: Plan) -> tuple[Section, ...]:
-    """Sections of what differs; none if the plans are equal."""
-    stages = _paired_stages(first, second)
+    """Return sections of what differs; none if the plans are equal."""
     if first == second:
         return ()
+    pairs = list(itertools.zip_longest(first.stages, second.stages))
     found = sections(
-        ("Decided by", _deciders(first, second)),
+        ("Planned", _requests(first, second)),
         ("A step", _totals(first, second)),
-        ("Layouts of arguments", [row for a, b in stages for row in _arguments(a, b)]),
-        ("Dense products and convolutions", [row for a, b in stages for row in _dense(a, b)]),
+        ("Step time by number of micro-batches", _tried(first, second)),
+        ("Stages", _stages(first, second)),
+        ("Layouts", _layouts(first, second)),
+        ("Dense products and convolutions", [row for a, b in pairs for row in _dense(a, b)]),
         ("Collectives in a step (count, bytes, seconds)", _collectives(first, second)),
         ("Also different, see `meshwise explain`", _others(first, second)),
     )
@@ -40,66 +48,210 @@ def plan_differences(first: Plan, second: Plan) -> tuple[Section, ...]:
     )
 
 
-def _deciders(first: Plan, second: Plan) -> list[Difference]:
-    return changed(
+def _requests(first: Plan, second: Plan) -> list[Difference]:
+    rows = changed(
         [
+            ("model", first.model, second.model),
             ("method", first.method, second.method),
             ("objective", first.objective, second.objective),
-            ("mesh", _meshes(first), _meshes(second)),
+            ("cluster", _cluster(first), _cluster(second)),
+            ("batch", first.batch_size, second.batch_size),
             ("micro-batches", first.num_microbatches, second.num_microbatches),
             ("schedule", first.schedule, second.schedule),
+            ("transfers", _transfers(first), _transfers(second)),
+            ("delays of weights", _delays(first), _delays(second)),
+            ("stages", len(first.stages), len(second.stages)),
+            ("shared by layers", ", ".join(first.tied), ", ".join(second.tied)),
             ("status", first.status, second.status),
             ("space", first.space, second.space),
             ("step (fingerprint)", first.fingerprint, second.fingerprint),
         ]
     )
+    if first.cluster != second.cluster and _cluster(first) == _cluster(second):
+        text = "other hosts, links or memory"
+        rows.append(Difference(what="cluster", first=_cluster(first), second=text))
+    return rows
 
 
-def _meshes(plan: Plan) -> str:
-    return "; ".join(mesh_text(stage.mesh) for stage in plan.stages)
+def _cluster(plan: Plan) -> str:
+    return "not said" if plan.cluster is None else plan.cluster.name
+
+
+def _transfers(plan: Plan) -> str:
+    return "beside computation" if plan.hides_transfers else "stages wait"
+
+
+def _delays(plan: Plan) -> str:
+    return " ".join(map(str, plan.delays)) or "as the schedule"
 
 
 def _totals(first: Plan, second: Plan) -> list[Difference]:
     return [
-        *changed([("step time", first.step_time_s, second.step_time_s)], "s"),
+        *changed(
+            [
+                ("predicted", first.step_time_s, second.step_time_s),
+                ("simulated", first.simulated_s, second.simulated_s),
+                ("waiting for transfers", first.exposed_s, second.exposed_s),
+            ],
+            "s",
+        ),
+        *changed(
+            [
+                ("bubble", first.bubble_share, second.bubble_share),
+                ("gap", first.gap, second.gap),
+            ],
+            "share",
+        ),
         *changed([("peak memory", first.peak_bytes, second.peak_bytes)], "bytes"),
-        *changed([("dense work", first.device_flop, second.device_flop)], "FLOP"),
-        *changed([("gap", first.gap, second.gap)], "share"),
+        *changed(
+            [
+                ("forward work", first.step_flop, second.step_flop),
+                ("dense work", first.device_flop, second.device_flop),
+            ],
+            "FLOP",
+        ),
     ]
 
 
-def _paired_stages(first: Plan, second: Plan) -> list[tuple[Stage | None, Stage | None]]:
-    return list(itertools.zip_longest(first.stages, second.stages))
+def _tried(first: Plan, second: Plan) -> list[Difference]:
+    one, two = dict(first.tried), dict(second.tried)
+    return changed(
+        [
+            (str(count), _tried_text(one.get(count)), _tried_text(two.get(count)))
+            for count in sorted({**one, **two})
+        ]
+    )
 
 
-def _arguments(first: Stage | None, second: Stage | None) -> list[Difference]:
-    """Layouts by argument; those that differ only in a number of their name share a row."""
-    one, two = _layouts(first), _layouts(second)
-    counts: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for name in [*one, *(name for name in two if name not in one)]:
-        key = (pattern(name), one.get(name), two.get(name))
-        counts.setdefault(key, []).append(name)
-    return [
-        Difference(what=names[0] if len(names) == 1 else what, first=a, second=b, count=len(names))
-        for (what, a, b), names in counts.items()
-        if a != b
-    ]
+def _tried_text(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return seconds_text(seconds) if seconds < float("inf") else "nothing faster"
 
 
-def _layouts(stage: Stage | None) -> dict[str, str]:
-    """`float32[8,4] P(x, -)` by name; where the mesh has other sizes, a layout is another."""
+def _stages(first: Plan, second: Plan) -> list[Difference]:
+    rows: list[Difference] = []
+    for k, (a, b) in enumerate(itertools.zip_longest(first.stages, second.stages)):
+        if a is None or b is None:
+            rows.append(Difference(what=f"{k}", first=_stage_text(a), second=_stage_text(b)))
+        else:
+            rows += _stage(k, a, b)
+    return rows
+
+
+def _stage_text(stage: Stage | None) -> str | None:
     if stage is None:
-        return {}
-    found: dict[str, str] = {}
-    for position, (tensor, layout) in enumerate(
-        zip(stage.arguments, stage.decision.inputs, strict=True)
-    ):
-        shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
-        sizes = [a for axes in layout.dims for a in axes]
-        split = " ".join(f"{stage.mesh.names[a]}={stage.mesh.sizes[a]}" for a in sizes)
-        spec = f"{shape} {layout_spec(layout, stage.mesh.names)} {split}".rstrip()
-        found[tensor.name or f"input {position}"] = spec
+        return None
+    where = f"devices {_devices(stage)}, {mesh_text(stage.mesh)}"
+    return f"layers {_layers(stage)}, {where}, remat {stage.remat}"
+
+
+def _late(stage: Stage) -> WeightGradients:
+    return stage.weights or WeightGradients(seconds=0.0, held_bytes=0, waiting=0)
+
+
+def _stage(number: int, a: Stage, b: Stage) -> list[Difference]:
+    rows = [
+        *changed(
+            [
+                ("layers", _layers(a), _layers(b)),
+                ("submesh", f"{a.submesh}", f"{b.submesh}"),
+                ("devices", _devices(a), _devices(b)),
+                ("mesh", mesh_text(a.mesh), mesh_text(b.mesh)),
+                ("remat", a.remat, b.remat),
+                ("in flight", a.in_flight, b.in_flight),
+                ("in flight until weights", _late(a).waiting, _late(b).waiting),
+            ]
+        ),
+        *changed(
+            [
+                ("forward", a.forward_s, b.forward_s),
+                ("backward", a.backward_s, b.backward_s),
+                ("gathers", a.gather_s, b.gather_s),
+                ("weights apart", _late(a).seconds, _late(b).seconds),
+                ("once", a.once_s, b.once_s),
+            ],
+            "s",
+        ),
+        *changed(
+            [
+                ("resident", a.resident_bytes, b.resident_bytes),
+                ("of a micro-batch", a.microbatch_bytes, b.microbatch_bytes),
+                ("of one until weights", _late(a).held_bytes, _late(b).held_bytes),
+                ("temporary", a.temporary_bytes, b.temporary_bytes),
+                ("peak", a.peak_bytes, b.peak_bytes),
+                ("of a device", a.memory_bytes, b.memory_bytes),
+                ("sends", a.send_bytes, b.send_bytes),
+            ],
+            "bytes",
+        ),
+    ]
+    return [dataclasses.replace(row, what=f"{number} {row.what}") for row in rows]
+
+
+def _layers(stage: Stage) -> str:
+    return _range(stage.first_layer, stage.last_layer)
+
+
+def _devices(stage: Stage) -> str:
+    return _range(stage.first_device, stage.first_device + stage.num_devices - 1)
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _layouts(first: Plan, second: Plan) -> list[Difference]:
+    """Arguments of layers; those that differ only in numbers, of layers too, share a row."""
+    one, two = _by_layer(first), _by_layer(second)
+    has_layers = max(len(one), len(two)) > 1
+    groups: dict[tuple[str, str | None, str | None], list[tuple[int, str]]] = {}
+    for number in sorted({**one, **two}):
+        a, b = one.get(number, {}), two.get(number, {})
+        for name in [*a, *(name for name in b if name not in a)]:
+            if a.get(name) != b.get(name):
+                key = (pattern(name), a.get(name), b.get(name))
+                groups.setdefault(key, []).append((number, name))
+    return [
+        Difference(
+            what=f"{what} in {_ranges([number for number, _ in found])}"
+            if has_layers
+            else found[0][1]
+            if len(found) == 1
+            else what,
+            first=a,
+            second=b,
+            count=len(found),
+        )
+        for (what, a, b), found in groups.items()
+    ]
+
+
+def _by_layer(plan: Plan) -> dict[int, Layouts]:
+    return {layer.layer: _specs(layer, stage) for stage in plan.stages for layer in stage.layers}
+
+
+def _specs(layer: Layer, stage: Stage) -> Layouts:
+    """A layout with the sizes of the axes that it uses; other sizes are another layout."""
+    found: Layouts = {}
+    for position, item in enumerate(layer.arguments):
+        axes = [a for axes in item.layout.dims for a in axes]
+        sizes = " ".join(f"{stage.mesh.names[a]}={stage.mesh.sizes[a]}" for a in axes)
+        spec = f"{layout_spec(item.layout, stage.mesh.names)} {sizes}".rstrip()
+        shape = f"{item.dtype}[{','.join(map(str, item.shape))}]"
+        found[item.name or f"input {position}"] = f"{shape} {spec}"
     return found
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-11, 14`."""
+    parts: list[str] = []
+    for _, run in itertools.groupby(
+        enumerate(dict.fromkeys(numbers)), lambda item: item[1] - item[0]
+    ):
+        found = [number for _, number in run]
+        parts.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
+    return ", ".join(parts)
 
 
 def _dense(first: Stage | None, second: Stage | None) -> list[Difference]:
@@ -149,11 +301,10 @@ def _others(first: Plan, second: Plan) -> list[Difference]:
     names = [name for name in one if name not in _SHOWN and one[name] != two[name]]
     if one["collectives"] != two["collectives"] and not _collectives(first, second):
         names.append("source lines of collectives")
+    has_layouts = bool(_layouts(first, second))
     for k, (a, b) in enumerate(zip(one["stages"], two["stages"], strict=False)):
-        names += [f"stages[{k}].{f}" for f in a if f not in _SHOWN_OF_STAGE and a[f] != b[f]]
-        names += [
-            f"stages[{k}].{f}"
-            for f in ("arguments", "dense")
-            if a[f] != b[f] and f"stages[{k}].decision" not in names
-        ]
+        if a["dense"] != b["dense"]:
+            names.append(f"stages[{k}].dense")
+        if a["layers"] != b["layers"] and not has_layouts:
+            names.append(f"stages[{k}].layers")
     return [Difference(what=name, first="", second="differs") for name in names]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.inter.simulated_plan import Simulation, one_a_mesh
 from meshwise.plan.columns import WIDTH, table, with_space_below
+from meshwise.plan.plan import Plan
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.units import bytes_text, flop_text, seconds_text
 
@@ -16,14 +16,14 @@ from meshwise.units import bytes_text, flop_text, seconds_text
 _STEP_PER_FORWARD = 3
 
 
-def device_flop_per_s(plan: PipelinePlan, simulation: Simulation) -> float:
+def device_flop_per_s(plan: Plan, simulation: Simulation) -> float:
     """Useful FLOP a second of each device of the stages, from the forward pass of the model."""
     devices = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     seconds = simulation.timeline.step_time_s
     return _STEP_PER_FORWARD * plan.step_flop / seconds / devices if seconds else 0.0
 
 
-def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
+def simulation_text(plan: Plan, simulation: Simulation) -> str:
     """What a simulation found, as text; one that does not fit says so first."""
     timeline, what = simulation.timeline, simulation.of_timeline
     seconds = timeline.step_time_s
@@ -39,8 +39,7 @@ def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
         f"predicted, {seconds_text(plan.simulated_s)} simulated",
         f"bubble {timeline.bubble_share:.1%}; waiting for transfers at most "
         f"{seconds_text(max(timeline.exposed_s))}",
-        f"stages work {busy:.1%} of the time; useful work "
-        f"{flop_text(device_flop_per_s(plan, simulation))}/s a device",
+        f"stages work {busy:.1%} of the time" + _useful(plan, simulation),
         "",
         *table(
             (
@@ -61,6 +60,12 @@ def simulation_text(plan: PipelinePlan, simulation: Simulation) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _useful(plan: Plan, simulation: Simulation) -> str:
+    if not plan.step_flop:
+        return ""
+    return f"; useful work {flop_text(device_flop_per_s(plan, simulation))}/s a device"
+
+
 def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
     timeline = simulation.timeline
     busy_s, peak = timeline.busy_s[number], timeline.peak_bytes[number]
@@ -76,7 +81,7 @@ def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
     )
 
 
-def simulation_data(plan: PipelinePlan, simulation: Simulation) -> dict[str, Any]:
+def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Any]:
     """What a simulation found, as numbers."""
     timeline = simulation.timeline
     seconds = timeline.step_time_s

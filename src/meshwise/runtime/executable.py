@@ -119,7 +119,8 @@ class Executable:
         return results
 
     def _names(self, positions: Sequence[int]) -> list[str]:
-        arguments = self.plan.stages[0].arguments
+        (layer,) = self.plan.stages[0].layers
+        arguments = layer.arguments
         return [arguments[position].name for position in positions]
 
 

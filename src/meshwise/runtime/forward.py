@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from meshwise.errors import PlanError
-from meshwise.plan.forward_plan import ForwardPlan
+from meshwise.plan.plan import Plan
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
 from meshwise.runtime.executable import Executable, compile_step
@@ -43,7 +42,7 @@ class ForwardExecutable:
         compile_s: Seconds that lowering and compilation took.
     """
 
-    plan: ForwardPlan
+    plan: Plan
     cut: ForwardStages
     stages: tuple[Executable, ...]
     orders: tuple[tuple[int, ...], ...]
@@ -94,17 +93,6 @@ class ForwardExecutable:
         arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found]
         return with_weak_types(self.ends.results(arrays), original.weak_results)
 
-    def measured_run(self, leaves: Sequence[Any]) -> Any:
-        """Refused.
-
-        Raises:
-            PlanError: only pipelines of training steps have a timeline.
-        """
-        raise PlanError(
-            "a step that follows a pipeline has no timeline; time a call and jax.block_until_ready "
-            "of what it returns"
-        )
-
     def compiled_text(self) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
         return {
@@ -118,7 +106,7 @@ class ForwardExecutable:
 
     def traffic(self) -> dict[str, float]:
         """Bytes that pass from stage to stage in a call, each tensor counted once a stage."""
-        return {"bytes_between_meshes": float(sum(s.sent_bytes for s in self.plan.stages))}
+        return {"bytes_between_meshes": float(sum(s.send_bytes for s in self.plan.stages))}
 
     def fidelity(self) -> tuple[StageFidelity, ...]:
         """For each stage what was predicted, and what was compiled."""
@@ -142,8 +130,8 @@ def compile_forward(found: FollowedStages) -> ForwardExecutable:
         for mesh, first in found.meshes
     ]
     stages = tuple(
-        compile_step(step, way.plan, tuple(concrete[way.stage].devices.flat))
-        for step, way in zip(found.steps, found.plan.stages, strict=True)
+        compile_step(step, alone, tuple(concrete[part.stage].devices.flat))
+        for step, alone, part in zip(found.steps, found.plans, found.cut.stages, strict=True)
     )
     shardings = [
         home

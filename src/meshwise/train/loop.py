@@ -19,7 +19,7 @@ import jax
 from meshwise.atomic_file import write_atomically
 from meshwise.errors import StateLostError
 from meshwise.models.gpt_sizes import num_parameters
-from meshwise.report.plan_file import AnyPlan
+from meshwise.plan.plan import Plan
 from meshwise.runtime.donation import lost_before
 from meshwise.simulate.timeline import Timeline
 from meshwise.train.checkpoint import Checkpoints
@@ -47,7 +47,7 @@ class Listener(Protocol):
         """The text is read; planning begins."""
         ...
 
-    def on_plan(self, plan: AnyPlan, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
         """The plan is found and the state lies as it says."""
         ...
 

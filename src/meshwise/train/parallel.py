@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import jax
 
-from meshwise.report.plan_file import AnyPlan
+from meshwise.plan.plan import Plan
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.simulate.timeline import Timeline
 from meshwise.train.step import Batch, TrainState
@@ -26,7 +26,7 @@ class ParallelTrainStep(Protocol):
         """Run one step."""
         ...
 
-    def plan(self, state: Any, batch: Any, /) -> AnyPlan:
+    def plan(self, state: Any, batch: Any, /) -> Plan:
         """The plan for these shapes."""
         ...
 

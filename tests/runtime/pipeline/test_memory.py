@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from doubles.stage_memory import stage_memories
-from meshwise.inter.piece import Remat
+from meshwise.plan.stage import Remat
 
 Shapes = tuple[tuple[int, int], ...]
 TWO: Shapes = ((2, 2), (1, 2))

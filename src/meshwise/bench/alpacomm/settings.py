@@ -29,9 +29,9 @@ from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search import search
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.simulated_plan import chunk_of
-from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.inter.variants import VariantCosts
 from meshwise.models.named import model_config
+from meshwise.plan.places import stage_hosts
 from meshwise.trace.layers.layering import Layering
 
 HOST = "p3.8xlarge"

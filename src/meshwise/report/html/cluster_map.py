@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.inter.pipeline_plan import PipelinePlan
+from meshwise.cluster.spec import Cluster
 from meshwise.inter.simulated_plan import one_a_mesh
-from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.plan.device_memory import MemoryCheck
+from meshwise.plan.places import placed
+from meshwise.plan.plan import Plan
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
 
 _SIZE, _GAP, _PAD, _HEAD = 26, 4, 9, 22
@@ -35,10 +36,11 @@ class _Hosts:
         return f"hosts {self.first}-{self.last}, each"
 
 
-def cluster_map(plan: PipelinePlan, check: MemoryCheck) -> str:
+def cluster_map(plan: Plan, check: MemoryCheck) -> str:
     """The section of the page; devices of stages that do not fit are red."""
     cluster = plan.cluster
-    hosts = _hosts(plan)
+    assert cluster is not None  # the page has no map without one
+    hosts = _hosts(plan, cluster)
     rows = [_HEAD + _rows(h) * (_SIZE + _GAP) + 2 * _PAD for h in hosts]
     each = max(_width(h) for h in hosts) + _SPACE
     a_row = max(1, (WIDTH + _SPACE) // each)
@@ -67,12 +69,10 @@ def cluster_map(plan: PipelinePlan, check: MemoryCheck) -> str:
     )
 
 
-def _hosts(plan: PipelinePlan) -> list[_Hosts]:
-    cluster = plan.cluster
+def _hosts(plan: Plan, cluster: Cluster) -> list[_Hosts]:
     owner: dict[tuple[int, int], int] = {}
     for number, stage in enumerate(plan.stages):
-        place = stage_hosts(stage, cluster)
-        assert place is not None  # the plan is for this cluster
+        place = placed(stage, cluster)
         for host in place.hosts:
             for device in range(place.first_device, place.first_device + place.num_devices):
                 owner.setdefault((host, device), number)
@@ -107,14 +107,14 @@ def _host(
     x: float,
     y: float,
     height: float,
-    plan: PipelinePlan,
+    plan: Plan,
     too_large: Sequence[int],
 ) -> Sequence[str]:
     parts = [
         rect(x + 0.5, y + 0.5, _width(host), height - 1, "box", host.name, 6),
         label(x + _PAD, y + _PAD + 10, host.text),
     ]
-    if plan.cluster.is_mixed:
+    if plan.cluster is not None and plan.cluster.is_mixed:
         short = host.name if len(host.name) <= 18 else host.name[:17] + "…"
         parts.append(label(x + _width(host) - _PAD, y + _PAD + 10, short, "m e"))
     for device, stage in enumerate(host.stages):

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, num_parts
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
 from meshwise.plan.contents import pattern
+from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM
+from meshwise.plan.stage import Layer, Stage
 from meshwise.report.html.markup import (
     WIDTH,
     escaped,
@@ -72,9 +74,15 @@ class Kind:
     places: tuple[tuple[int, int], ...]
 
 
-def sharding_section(plan: PipelinePlan) -> str:
+def sharding_section(plan: Plan) -> str:
     """The section of the page."""
     kinds = _kinds(plan)
+    if plan.schedule == ONE_PROGRAM:
+        (kind,) = kinds
+        return (
+            f"<h2>Layout of each argument</h2><p>{EXPLAINED}</p>"
+            f'<section class="card">{axes_legend(kind.mesh)}{_tensors(kind)}</section>'
+        )
     cards = '<div class="cards">' + "".join(_card(kind) for kind in kinds) + "</div>"
     return (
         "<h2>Layout of each layer</h2>"
@@ -83,17 +91,17 @@ def sharding_section(plan: PipelinePlan) -> str:
     )
 
 
-def _tied(plan: PipelinePlan) -> str:
+def _tied(plan: Plan) -> str:
     if not plan.tied:
         return ""
     return f"<p>Parameters that several layers read: {escaped(', '.join(plan.tied))}.</p>"
 
 
-def _kinds(plan: PipelinePlan) -> list[Kind]:
-    groups: dict[object, list[tuple[int, PipelineStage, LayerPlan]]] = {}
+def _kinds(plan: Plan) -> list[Kind]:
+    groups: dict[object, list[tuple[int, Stage, Layer]]] = {}
     for number, stage in enumerate(plan.stages):
         for layer in stage.layers:
-            inputs = tuple((pattern(name), shape, w) for name, shape, w in layer.inputs)
+            inputs = tuple((pattern(x.name), x.shape, x.layout) for x in layer.arguments)
             key = (stage.mesh.sizes, stage.mesh.names, inputs)
             groups.setdefault(key, []).append((number, stage, layer))
     return [
@@ -107,12 +115,26 @@ def _kinds(plan: PipelinePlan) -> list[Kind]:
     ]
 
 
-def _inputs(layers: Sequence[LayerPlan]) -> list[tuple[str, tuple[int, ...], Layout]]:
+def _inputs(layers: Sequence[Layer]) -> list[tuple[str, tuple[int, ...], Layout]]:
     """The inputs of layers that differ at most in the numbers of their names."""
-    names = zip(*([name for name, _, _ in layer.inputs] for layer in layers), strict=True)
+    if len(layers) == 1:
+        return _together(layers[0])
+    names = zip(*([x.name for x in layer.arguments] for layer in layers), strict=True)
     return [
-        (common_name(same), shape, w)
-        for same, (_, shape, w) in zip(names, layers[0].inputs, strict=True)
+        (common_name(same), x.shape, x.layout)
+        for same, x in zip(names, layers[0].arguments, strict=True)
+    ]
+
+
+def _together(layer: Layer) -> list[tuple[str, tuple[int, ...], Layout]]:
+    """Arguments of one layer; those that differ only in a number of their name are one."""
+    groups: dict[tuple[str, tuple[int, ...], Layout], list[str]] = {}
+    for k, x in enumerate(layer.arguments):
+        name = x.name or f"input {k}"
+        groups.setdefault((pattern(name), x.shape, x.layout), []).append(name)
+    return [
+        (common_name(names) + (f" ({len(names)})" if len(names) > 1 else ""), shape, layout)
+        for (_, shape, layout), names in groups.items()
     ]
 
 
@@ -163,7 +185,7 @@ def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Tenso
 # -- layers in a row ------------------------------------------------------------------------------
 
 
-def _strip(plan: PipelinePlan, kinds: Sequence[Kind]) -> str:
+def _strip(plan: Plan, kinds: Sequence[Kind]) -> str:
     """Every layer in order, in the colour of its stage, with the letter of its kind."""
     letter = {layer: kind.letters for kind in kinds for _, layer in kind.places}
     total = plan.stages[-1].last_layer + 1
@@ -210,11 +232,14 @@ def _card(kind: Kind) -> str:
     count = len(kind.places)
     what = "1 layer" if count == 1 else f"{count} layers"
     title = f'<span class="badge kind">{kind.letters}</span> {what}'
-    tensors = tensor_table(kind.tensors, kind.mesh) if kind.tensors else "<p>No state.</p>"
     return (
         f'<section class="card"><h3>{title}</h3><p>{escaped(_places(kind))}</p>'
-        f"{axes_legend(kind.mesh)}{tensors}</section>"
+        f"{axes_legend(kind.mesh)}{_tensors(kind)}</section>"
     )
+
+
+def _tensors(kind: Kind) -> str:
+    return tensor_table(kind.tensors, kind.mesh) if kind.tensors else "<p>No state.</p>"
 
 
 def axes_legend(mesh: LogicalMesh) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.inter.pipeline_memory import pipeline_memory
-from meshwise.inter.pipeline_plan import PipelinePlan, PipelineStage
 from meshwise.inter.simulated_plan import Simulation
-from meshwise.inter.stage_hosts import stage_hosts
+from meshwise.plan.device_memory import plan_memory
+from meshwise.plan.places import placed
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Stage
 from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.units import bytes_text, seconds_text
 
@@ -18,9 +19,9 @@ _HEADER = (
 )  # fmt: skip
 
 
-def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
+def stage_table(plan: Plan, simulation: Simulation) -> str:
     """The section of the page."""
-    predicted = pipeline_memory(plan).too_large
+    predicted = plan_memory(plan).too_large
     rows = [_row(plan, simulation, k, predicted) for k in range(len(plan.stages))]
     return (
         "<h2>Stages</h2><p>Forward, backward and gathers (putting together what other "
@@ -33,7 +34,7 @@ def stage_table(plan: PipelinePlan, simulation: Simulation) -> str:
 
 
 def _row(
-    plan: PipelinePlan, simulation: Simulation, number: int, too_large: Sequence[int]
+    plan: Plan, simulation: Simulation, number: int, too_large: Sequence[int]
 ) -> tuple[str, ...]:
     """One stage; `too_large` are the meshes that do not fit by the prediction."""
     stage, timeline, mesh = plan.stages[number], simulation.timeline, plan.mesh_of_stage[number]
@@ -68,9 +69,9 @@ def _marked(num_bytes: int, is_too_large: bool) -> str:
     return f'<span class="over">{text}</span>' if is_too_large else text
 
 
-def _hosts(stage: PipelineStage, plan: PipelinePlan) -> str:
-    place = stage_hosts(stage, plan.cluster)
-    assert place is not None  # the plan is for this cluster
+def _hosts(stage: Stage, plan: Plan) -> str:
+    assert plan.cluster is not None  # the plan was simulated there
+    place = placed(stage, plan.cluster)
     return _range(place.hosts.start, place.hosts.stop - 1)
 
 
@@ -78,7 +79,7 @@ def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def tried_table(plan: PipelinePlan) -> str:
+def tried_table(plan: Plan) -> str:
     """Step time by number of micro-batches; nothing where only one was tried."""
     if len(plan.tried) < 2:
         return ""

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
-from meshwise.inter.piece import Remat
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.stage import Remat
 from meshwise.program.names import LayerSpec, Name
 from meshwise.runtime.pipeline.compiled import (
     CompilationCache,

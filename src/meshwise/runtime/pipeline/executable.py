@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.plan import Plan
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
@@ -61,7 +61,7 @@ class PipelineExecutable:
     out_tree: Any
     in_avals: tuple[Any, ...]
     names: tuple[str, ...]
-    plan: PipelinePlan
+    plan: Plan
     pipeline: Pipeline
     ends: StackedEnds
     in_shardings: tuple[NamedSharding | None, ...]
@@ -174,7 +174,7 @@ class PipelineExecutable:
 
 def compile_pipeline(
     layers: Layering,
-    plan: PipelinePlan,
+    plan: Plan,
     decisions: Sequence[Sequence[GraphDecision]],
 ) -> PipelineExecutable:
     """Lower and compile a planned pipeline on the devices of this process.
@@ -191,6 +191,7 @@ def compile_pipeline(
             of the plan's cluster has.
     """
     assert layers.ends is not None
+    assert plan.cluster is not None  # a pipeline has been placed
     devices = devices_for(plan.cluster.num_devices)
     start = time.perf_counter()
     choices = [
@@ -233,7 +234,7 @@ def compile_pipeline(
 def has_room_for_stacks(
     pipeline: Pipeline,
     ends: StackedEnds,
-    plan: PipelinePlan,
+    plan: Plan,
     sizes: Sequence[Mapping[int, int]],
 ) -> bool:
     """Whether stacks of the state fit beside their layers until the state is taken over.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwise.inter.pipeline_plan import PipelinePlan, mesh_peaks
 from meshwise.inter.split_backward import split_backward
 from meshwise.plan.collectives import Collective, collectives
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import mesh_peaks
 from meshwise.program.instructions import Run
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.build import CompiledLayer
@@ -15,7 +16,7 @@ from meshwise.runtime.pipeline.memory import measured_footprint
 from meshwise.runtime.pipeline.pipeline import Pipeline
 
 
-def stage_fidelities(pipeline: Pipeline, plan: PipelinePlan) -> tuple[StageFidelity, ...]:
+def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...]:
     """For each stage what was predicted, and what was compiled.
 
     Args:
@@ -72,7 +73,7 @@ def planned_collectives(
     )
 
 
-def stage_peaks(pipeline: Pipeline, plan: PipelinePlan) -> list[int]:
+def stage_peaks(pipeline: Pipeline, plan: Plan) -> list[int]:
     """Memory of one device of each stage's mesh, as XLA reports it for the programs."""
     held: list[int] = []
     temporary: list[int] = []

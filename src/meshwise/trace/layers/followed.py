@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
-from meshwise.plan.forward_plan import ForwardPlan
+from meshwise.plan.plan import Plan
 from meshwise.trace.layers.forward_stages import ForwardStages
 from meshwise.trace.layers.unstack import Unstacked
-from meshwise.trace.step import TracedStep
+from meshwise.trace.step import OpenStep, TracedStep
 
 
 class Home(NamedTuple):
@@ -38,7 +38,8 @@ class FollowedStages:
         steps: For each stage of `cut` its program; operands in the order of their names.
         orders: For each of these which input of its stage each operand is.
         meshes: For each stage of the pipeline its logical mesh and first device.
-        plan: For each stage of `cut` a plan.
+        plans: For each stage of `cut` the plan of its program.
+        plan: Its stages are those of `cut`.
     """
 
     ends: Unstacked
@@ -47,4 +48,10 @@ class FollowedStages:
     steps: tuple[TracedStep, ...]
     orders: tuple[tuple[int, ...], ...]
     meshes: tuple[tuple[LogicalMesh, int], ...]
-    plan: ForwardPlan
+    plans: tuple[Plan, ...]
+    plan: Plan
+
+    @property
+    def user(self) -> OpenStep:
+        """The user's step."""
+        return self.ends.original

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from meshwise.inter.piece import Remat
+from meshwise.plan.stage import Remat
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes

@@ -1,32 +1,18 @@
-"""A pipeline as a plain text of at most 100 columns."""
+"""The stages of a plan as tables of at most 100 columns."""
 
 from __future__ import annotations
 
-import textwrap
-
-from meshwise.inter.pipeline_memory import pipeline_memory
-from meshwise.inter.pipeline_plan import LayerPlan, PipelinePlan, PipelineStage
-from meshwise.plan.columns import WIDTH, layout_spec, shortened, table, with_space_below
+from meshwise.plan.columns import layout_spec, shortened, table
+from meshwise.plan.record import PlanRecord
+from meshwise.plan.stage import Layer, Stage
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44
 
 
-def pipeline_text(plan: PipelinePlan) -> str:
-    """The plan as text, from nothing but the plan; one that does not fit says so first."""
+def stage_lines(plan: PlanRecord) -> list[str]:
+    """Return the tables of the stages and of the numbers of micro-batches that were tried."""
     lines = [
-        *with_space_below(pipeline_memory(plan).warning_lines()),
-        *textwrap.wrap(f"pipeline for {plan.model}" if plan.model else "", WIDTH),
-        *textwrap.wrap(
-            f"{len(plan.stages)} stages on {plan.cluster.name}, batch {plan.batch_size} in "
-            f"{plan.num_microbatches} micro-batches, schedule {plan.schedule}",
-            WIDTH,
-        ),
-        f"step {seconds_text(plan.step_time_s)} predicted, {seconds_text(plan.simulated_s)} "
-        f"simulated; bubble {plan.bubble_share:.1%}; waiting for transfers at most "
-        f"{seconds_text(plan.exposed_s)}",
-        f"peak memory {bytes_text(plan.peak_bytes)} a device",
-        *textwrap.wrap(f"at most {plan.gap:.2%} above the best of: {plan.space}", WIDTH),
         "",
         *table(
             ("stage", "layers", "devices", "mesh", "remat", "forward", "backward", "gathers",
@@ -37,15 +23,24 @@ def pipeline_text(plan: PipelinePlan) -> str:
     ]  # fmt: skip
     lines += _shared_meshes(plan)
     lines += _weights_apart(plan)
-    lines += ["", "step time by number of micro-batches (best found)"]
-    rows = [
-        (str(b), seconds_text(s) if s < float("inf") else "nothing faster") for b, s in plan.tried
-    ]
-    lines += table(("micro-batches", "step"), rows, "rr")
+    if plan.tried:
+        rows = [
+            (str(b), seconds_text(s) if s < float("inf") else "nothing faster")
+            for b, s in plan.tried
+        ]
+        lines += ["", "step time by number of micro-batches (best found)"]
+        lines += table(("micro-batches", "step"), rows, "rr")
+    return lines
+
+
+def layer_lines(plan: PlanRecord) -> list[str]:
+    """Return the layouts of the state of each kind of layer, and what several layers read."""
+    lines: list[str] = []
     shown: set[object] = set()
     for k, stage in enumerate(plan.stages):
         for layer in stage.layers:
-            kind = (layer.equal_to, stage.mesh.sizes, tuple(w for _, _, w in layer.inputs))
+            layouts = tuple(argument.layout for argument in layer.arguments)
+            kind = (layer.equal_to, stage.mesh.sizes, layouts)
             if kind not in shown:
                 shown.add(kind)
                 rows = _layouts(layer, stage)
@@ -53,10 +48,10 @@ def pipeline_text(plan: PipelinePlan) -> str:
                     lines += ["", f"layer {layer.layer} in stage {k}, mesh {_sizes(stage)}", *rows]
     if plan.tied:
         lines += ["", "parameters that several layers read: " + ", ".join(plan.tied)]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _row(number: int, stage: PipelineStage) -> tuple[str, ...]:
+def _row(number: int, stage: Stage) -> tuple[str, ...]:
     hosts, devices = stage.submesh
     last = stage.first_device + hosts * devices - 1
     return (
@@ -74,7 +69,7 @@ def _row(number: int, stage: PipelineStage) -> tuple[str, ...]:
     )
 
 
-def _shared_meshes(plan: PipelinePlan) -> list[str]:
+def _shared_meshes(plan: PlanRecord) -> list[str]:
     """Where meshes have several stages, which, and what these need together."""
     if plan.num_meshes == len(plan.stages):
         return []
@@ -89,7 +84,7 @@ def _shared_meshes(plan: PipelinePlan) -> list[str]:
     return ["", "stages that share a mesh", *table(("mesh", "stages", "peak"), rows, "rlr")]
 
 
-def _weights_apart(plan: PipelinePlan) -> list[str]:
+def _weights_apart(plan: PlanRecord) -> list[str]:
     """Where the backward pass is split, what runs later and what waits for it."""
     rows = [
         (
@@ -108,18 +103,18 @@ def _weights_apart(plan: PipelinePlan) -> list[str]:
     return ["", "gradients of weights apart", *table(names, rows, "rrrrr")]
 
 
-def _sizes(stage: PipelineStage) -> str:
+def _sizes(stage: Stage) -> str:
     return "x".join(map(str, stage.mesh.sizes))
 
 
-def _layouts(layer: LayerPlan, stage: PipelineStage) -> list[str]:
+def _layouts(layer: Layer, stage: Stage) -> list[str]:
     rows = [
         (
-            shortened(name, _LONGEST_NAME),
-            "x".join(map(str, shape)),
-            layout_spec(w, stage.mesh.names),
+            shortened(argument.name, _LONGEST_NAME),
+            "x".join(map(str, argument.shape)),
+            layout_spec(argument.layout, stage.mesh.names),
         )
-        for name, shape, w in layer.inputs
-        if len(shape) > 1
+        for argument in layer.arguments
+        if len(argument.shape) > 1
     ]
     return table(("state", "shape", "layout"), rows, "lll") if rows else []

@@ -1,0 +1,56 @@
+"""The stage of a step that runs as one program on one mesh."""
+
+from __future__ import annotations
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
+from meshwise.graph.graph import Graph
+from meshwise.plan.contents import arguments
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fits import local_bytes
+from meshwise.plan.shares import communication
+from meshwise.plan.stage import Layer, Stage
+from meshwise.plan.work import Work
+
+
+def program_stage(
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    work: Work,
+    *,
+    step_time_s: float,
+    peak_bytes: int,
+    memory_bytes: int | None = None,
+    cluster: Cluster | None = None,
+) -> Stage:
+    """Return the only stage of a plan whose step is one program.
+
+    Args:
+        graph: The step.
+        decision: Its decision; it is number 0 of the plan.
+        mesh: Where it runs.
+        work: What it does.
+        step_time_s: Seconds of a step.
+        peak_bytes: Peak memory of one device.
+        memory_bytes: What the plan may use of a device; None: all that it has.
+        cluster: Where the mesh lies; None if only the mesh is known.
+    """
+    found = arguments(graph, decision, communication(graph, decision, mesh))
+    inputs = zip(graph.inputs, decision.inputs, strict=True)
+    state = sum(local_bytes(graph.tensors[t], layout, mesh.sizes) for t, layout in inputs)
+    resident = min(state, peak_bytes)
+    devices = mesh.num_devices
+    a_host = devices if cluster is None else min(devices, cluster.devices_per_host)
+    return Stage(
+        layers=(Layer(layer=0, equal_to=0, arguments=found, decision=0),),
+        submesh=(devices // a_host, a_host),
+        first_device=0,
+        mesh=mesh,
+        once_s=step_time_s,
+        resident_bytes=resident,
+        temporary_bytes=peak_bytes - resident,
+        memory_bytes=mesh.device.memory_bytes if memory_bytes is None else memory_bytes,
+        device_flop=work.device_flop,
+        dense=work.dense,
+    )

@@ -1,0 +1,95 @@
+"""Where in a cluster the devices of stages are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import PlanError
+from meshwise.plan.stage import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageHosts:
+    """The devices of one stage.
+
+    Attributes:
+        hosts: Their hosts.
+        first_device: The first of them in each host.
+        num_devices: How many in each host.
+    """
+
+    hosts: range
+    first_device: int
+    num_devices: int
+
+
+def stage_hosts(stage: Stage, cluster: Cluster) -> StageHosts | None:
+    """Return the devices of a stage; None if the cluster does not have them."""
+    num_hosts, num_devices = stage.submesh
+    left, host = stage.first_device, 0
+    for group in cluster.groups:
+        size = group.host.num_devices
+        skipped = min(left // size, group.count)
+        host, left = host + skipped, left - skipped * size
+        if skipped < group.count:
+            break
+    hosts = range(host, host + num_hosts)
+    if hosts.stop > cluster.num_hosts:
+        return None
+    if any(cluster.host_at(h).num_devices < left + num_devices for h in hosts):
+        return None
+    return StageHosts(hosts=hosts, first_device=left, num_devices=num_devices)
+
+
+def placed(stage: Stage, cluster: Cluster) -> StageHosts:
+    """Return the devices of a stage that `check_places` has found in the cluster."""
+    place = stage_hosts(stage, cluster)
+    assert place is not None
+    return place
+
+
+def device_memory_bytes(stage: Stage, cluster: Cluster) -> int:
+    """Return the bytes of the smallest device that a stage of a cluster has."""
+    return min(cluster.host_at(h).device.memory_bytes for h in placed(stage, cluster).hosts)
+
+
+def check_places(stages: Sequence[Stage], cluster: Cluster) -> None:
+    """Check that a cluster has the devices of every stage, and none of them twice.
+
+    Raises:
+        PlanError: naming the stage that has no place.
+    """
+    owner: dict[tuple[int, int], int] = {}
+    for number, stage in enumerate(stages):
+        hosts, devices = stage.submesh
+        if stage.mesh.num_devices != stage.num_devices:
+            raise PlanError(
+                f"field 'stages[{number}].mesh': {stage.mesh.num_devices} devices, but 'submesh' "
+                f"has {hosts} x {devices}"
+            )
+        first = stage_hosts(stage, cluster)
+        if first is None:
+            raise PlanError(
+                f"field 'stages[{number}]': {devices} devices of each of {hosts} hosts from device "
+                f"{stage.first_device} on are not in cluster {cluster.name!r} of "
+                f"{cluster.num_hosts} hosts and {cluster.num_devices} devices; plan for that "
+                "cluster"
+            )
+        for host in first.hosts:
+            for device in range(first.first_device, first.first_device + devices):
+                other = owner.setdefault((host, device), number)
+                if other != number and not _share_a_mesh(stages[other], stage):
+                    raise PlanError(
+                        f"field 'stages[{number}].first_device': device {device} of host {host} "
+                        f"belongs to stage {other} too"
+                    )
+
+
+def _share_a_mesh(one: Stage, other: Stage) -> bool:
+    return (one.first_device, one.submesh, one.mesh) == (
+        other.first_device,
+        other.submesh,
+        other.mesh,
+    )

@@ -1,0 +1,67 @@
+"""What runs a step, whatever its plan: on one mesh, as a pipeline, or on followed stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from meshwise.plan.plan import Plan
+from meshwise.runtime.fidelity import StageFidelity
+
+
+class StepExecutable(Protocol):
+    """A compiled step: flat arrays in and out."""
+
+    @property
+    def plan(self) -> Plan:
+        """Its plan."""
+        ...
+
+    @property
+    def out_tree(self) -> Any:
+        """Tree of the results."""
+        ...
+
+    @property
+    def in_shardings(self) -> Sequence[Any]:
+        """Where each flat argument lives between steps; None for one that may be anywhere."""
+        ...
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that lowering and compilation took."""
+        ...
+
+    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return arguments where the step wants them when it begins.
+
+        Raises:
+            StateLostError: an argument was donated to an earlier call.
+        """
+        ...
+
+    def run(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run a step.
+
+        Raises:
+            StateLostError: an argument was donated to an earlier call, or the step failed after it
+                had taken over donated state.
+            TypeError: arguments have other shapes or dtypes; nothing was done with them.
+        """
+        ...
+
+    def compiled_text(self) -> dict[str, str]:
+        """Return the optimised HLO of each program, by name."""
+        ...
+
+    def measured_peak_bytes(self) -> int:
+        """Return the memory of the worst device as XLA reports it, in bytes."""
+        ...
+
+    def traffic(self) -> dict[str, float]:
+        """Return what passes between meshes in a step, by name with its unit."""
+        ...
+
+    def fidelity(self) -> tuple[StageFidelity, ...]:
+        """Return for each stage what was predicted, and what was compiled."""
+        ...
