@@ -10,6 +10,7 @@ from meshwise.errors import PlanError
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.finish import pipeline_fingerprint
 from meshwise.inter.guard import check_pipeline_fits
+from meshwise.inter.layer_work import with_work
 from meshwise.inter.operator_chain import OperatorChain
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.simulated_plan import simulate_plan
@@ -89,6 +90,9 @@ def replayed_pipeline(
 
     if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")
+    if not plan.fingerprint:
+        # Files of earlier versions did not say what programs do.
+        plan = with_work(plan, piece)
     if memory_bytes is not None:
         stages = tuple(replace(stage, memory_bytes=memory_bytes) for stage in plan.stages)
         plan = replace(plan, stages=stages)

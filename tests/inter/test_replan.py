@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from meshwise.inter.pipeline_json import pipeline_from_json, pipeline_to_json
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
@@ -23,6 +22,7 @@ from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
+from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.planned_layers import plan_layers
 from meshwise.trace.step import StepSignature
@@ -80,7 +80,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     )
     assert max(timeline.peak_bytes) <= MEMORY_BYTES
     assert written.step_time_s == better.plan.total_s
-    assert pipeline_from_json(pipeline_to_json(written)) == written
+    assert Plan.from_json(written.to_json()) == written
 
 
 @pytest.mark.slow

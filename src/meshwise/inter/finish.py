@@ -10,7 +10,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.conditioned import Entry
 from meshwise.inter.guard import check_pipeline_fits
-from meshwise.inter.layer_work import layer_work, state_arguments
+from meshwise.inter.layer_work import state_arguments, with_work
 from meshwise.inter.passes import pass_seconds
 from meshwise.inter.piece import PieceGraph
 from meshwise.inter.placement import place_stages
@@ -27,7 +27,6 @@ from meshwise.plan.fits import REPORT
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Remat, Stage
-from meshwise.plan.work import Work, work_together
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.registry import make_schedule
@@ -44,22 +43,19 @@ class _LayerFacts:
         forward_s: Forward pass of one micro-batch.
         backward_s: Backward pass of one micro-batch.
         state: Its parameters and optimizer state, without names.
-        work: What it does in a step.
     """
 
     decision: int
     forward_s: float
     backward_s: float
     state: tuple[Argument, ...]
-    work: Work
 
 
 class _KnownLayers:
     """Facts of planned layers by the identity of their entry, and their decisions, each once."""
 
-    def __init__(self, *, splits_backward: bool) -> None:
+    def __init__(self) -> None:
         self.decisions: dict[GraphDecision, int] = {}
-        self.splits_backward = splits_backward
         # With each fact its key, so that no other object has the key's identity.
         self._facts: dict[int, tuple[Entry, _LayerFacts]] = {}
 
@@ -72,8 +68,7 @@ class _KnownLayers:
                 decision=self.decisions.setdefault(decision, len(self.decisions)),
                 forward_s=ahead,
                 backward_s=back,
-                state=state_arguments(piece, decision, mesh),
-                work=layer_work(piece, decision, mesh, splits_backward=self.splits_backward),
+                state=state_arguments(piece, decision),
             )
             self._facts[id(plan)] = plan, found
         return self._facts[id(plan)][1]
@@ -132,9 +127,11 @@ def finished(
         num_meshes=num_meshes,
     )
     splits_backward = table.splits_backward or schedule.delays_weights
-    known = _KnownLayers(splits_backward=splits_backward)
-    made = [_stage(source, found, costs, index, place, known) for index, place in enumerate(first)]
-    stages = tuple(stage for stage, _ in made)
+    known = _KnownLayers()
+    stages = tuple(
+        _stage(source, found, costs, index, place, known, splits_backward=splits_backward)
+        for index, place in enumerate(first)
+    )
     if num_meshes < len(stages):
         stages = _on_shared_meshes(stages, table)
     delays = asked_delays(schedule, stages, cluster, count)
@@ -155,7 +152,7 @@ def finished(
         stage = chosen[number]
         return costs.piece(layer.layer, found.variants[stage.submesh][stage.variant], count)
 
-    plan = Plan(
+    bare = Plan(
         # As its file gives it: without what a user's own kind of cluster can do besides.
         cluster=Cluster(name=cluster.name, groups=cluster.groups),
         batch_size=batch_size,
@@ -175,14 +172,10 @@ def finished(
         cuts=tuple(cuts),
         decisions=tuple(known.decisions),
         delays=delays,
-        collectives=tuple(
-            replace(item, stage=number)
-            for number, (_, work) in enumerate(made)
-            for item in work.collectives
-        ),
-        replicated=work_together([work for _, work in made]).replicated.shares(),
         fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
     )
+
+    plan = with_work(bare, piece)
 
     def memory(stage: Stage) -> int:
         return memory_bytes or device_memory_bytes(stage, cluster)
@@ -249,8 +242,10 @@ def _stage(
     index: int,
     first_device: int,
     known: _KnownLayers,
-) -> tuple[Stage, Work]:
-    """Return a stage, and what it does in a step."""
+    *,
+    splits_backward: bool,
+) -> Stage:
+    """Return a stage, without what it does in a step."""
     problem, span = found.problem, found.plan.stages[index]
     variant = found.variants[span.submesh][span.variant]
     count, num_stages = problem.num_microbatches, len(found.plan.stages)
@@ -261,7 +256,6 @@ def _stage(
         known.facts(piece, plan, variant.mesh)
         for piece, plan in zip(pieces, run.entries, strict=True)
     ]
-    work = work_together([layer.work for layer in facts])
     is_last = index == num_stages - 1
     submesh = problem.costs.submeshes[span.submesh]
     whole = Stage(
@@ -292,13 +286,11 @@ def _stage(
         in_flight=round(problem.schedule.in_flight(num_stages - index, num_stages, count)),
         memory_bytes=int(submesh.memory_bytes + submesh.reserved_bytes),
         send_bytes=0 if is_last else source.crossing_bytes(span.last_layer) // count,
-        device_flop=work.device_flop,
-        dense=work.dense,
     )
-    if not known.splits_backward:
-        return whole, work
+    if not splits_backward:
+        return whole
     layers = [
         SplitLayer(piece=piece, decision=plan.decision, backward_s=layer.backward_s)
         for piece, plan, layer in zip(pieces, run.entries, facts, strict=True)
     ]
-    return with_weights_apart(whole, layers), work
+    return with_weights_apart(whole, layers)

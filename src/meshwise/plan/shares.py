@@ -60,6 +60,9 @@ class Communication:
     others: ByKind = field(default_factory=dict[str, float])
 
 
+NO_COMMUNICATION = Communication()
+
+
 def scopes(graph: Graph, decision: GraphDecision) -> Iterator[Scope]:
     """The graph and all bodies inside, outer ones first."""
     arguments = {ident: position for position, ident in enumerate(graph.inputs)}

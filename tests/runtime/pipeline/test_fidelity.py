@@ -10,27 +10,37 @@ import pytest
 
 from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import planned_stages
+from meshwise.inter.layer_work import layer_work
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of
 from meshwise.runtime.fidelity import bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.build import compiled_layers
-from meshwise.runtime.pipeline.fidelity import planned_collectives
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
-def test_collectives_of_all_programs_are_those_of_the_plan() -> None:
+@pytest.mark.parametrize("splits_backward", [False, True])
+def test_collectives_of_all_programs_are_those_of_the_plan(splits_backward: bool) -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
     made = model_step(model_config("gpt-mini"), 8, optimizer)
     state = jax.eval_shape(made.create, jax.random.key(0))
     layers, _ = layers_of(made.step, (state, made.batch), {}, SIGNATURE, 4)
     choices = planned_stages(layers, 2, [(0, 1, (2, 2), "none"), (2, 3, (2, 2), "full")])
     kinds: Counter[str] = Counter()
-    for layer in compiled_layers(layers, choices, 2):
-        records = planned_collectives(layer, layers.update.num_phases)
-        for expected, compiled in zip(records, layer.programs, strict=True):
-            found = compiled_bytes_of(compiled.run.as_text(), layer.logical.sizes)
-            assert found == bytes_of(expected), compiled.name
-            kinds.update(found)
+    for layer in compiled_layers(layers, choices, 2, splits_backward=splits_backward):
+        loops = {layer.forward, layer.backward, layer.weights}
+        found: Counter[str] = Counter()
+        for program in layer.programs:
+            times = 2 if program in loops else 1
+            found += compiled_bytes_of(program.run.as_text(), layer.logical.sizes, times)
+        planned = layer.planned
+        work = layer_work(
+            planned.made.graph,
+            planned.decision,
+            layer.logical,
+            splits_backward=splits_backward,
+        )
+        assert found == bytes_of(work.collectives), layer.layer
+        kinds.update(found)
     assert set(kinds) == {"all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter"}

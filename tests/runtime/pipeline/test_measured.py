@@ -82,5 +82,5 @@ def test_one_mesh_has_no_timeline_of_meshes() -> None:
         method=mw.DataParallel(),
         cluster=mw.Cluster.virtual("p3.8xlarge"),
     )
-    with pytest.raises(PlanError, match="one mesh is one program, which has no timeline of meshes"):
+    with pytest.raises(PlanError, match="only a pipeline has a timeline of meshes"):
         step.measured(np.ones(3, np.float32), np.ones((4, 3), np.float32))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwise.inter.split_backward import split_backward
-from meshwise.plan.collectives import Collective, collectives
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import mesh_peaks
 from meshwise.program.instructions import Run
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
-from meshwise.runtime.pipeline.build import CompiledLayer
-from meshwise.runtime.pipeline.groups import update_groups
 from meshwise.runtime.pipeline.memory import measured_footprint
 from meshwise.runtime.pipeline.pipeline import Pipeline
 
@@ -29,15 +25,15 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
         for instruction in mesh.instructions
         if isinstance(instruction, Run)
     )
-    planned: list[Counter[str]] = [Counter() for _ in plan.stages]
+    planned = [
+        bytes_of(item for item in plan.collectives if item.stage == number)
+        for number in range(len(plan.stages))
+    ]
     compiled: list[Counter[str]] = [Counter() for _ in plan.stages]
     number = 0
     for layer in pipeline.compiled:
-        records = planned_collectives(layer, pipeline.layers.update.num_phases)
-        for program, expected in zip(layer.programs, records, strict=True):
-            times = runs[number]
-            planned[layer.stage].update(bytes_of(expected, times))
-            found = compiled_bytes_of(program.run.as_text(), layer.logical.sizes, times)
+        for program in layer.programs:
+            found = compiled_bytes_of(program.run.as_text(), layer.logical.sizes, runs[number])
             compiled[layer.stage].update(found)
             number += 1
     peaks = stage_peaks(pipeline, plan)
@@ -49,27 +45,6 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
             compiled_bytes=dict(sorted(theirs.items())),
         )
         for m, peak, mine, theirs in zip(plan.mesh_of_stage, peaks, planned, compiled, strict=True)
-    )
-
-
-def planned_collectives(
-    layer: CompiledLayer, num_phases: int
-) -> tuple[tuple[Collective, ...], ...]:
-    """For each program of a layer what one run of it should send within its mesh.
-
-    Args:
-        layer: The layer.
-        num_phases: How often the update joins values of layers.
-    """
-    programs = layer.planned.programs
-    after = programs.after(update_groups(layer.planned, num_phases))
-    back = [programs.backward]
-    if layer.weights is not None:
-        split = split_backward(programs)
-        back = [split.gradient, split.weights]
-    phases = [programs.before, programs.forward, *back, *after]
-    return tuple(
-        collectives(phase.part.graph, phase.part.decision, layer.logical) for phase in phases
     )
 
 
