@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import optax
 
 import meshwise as mw
-from meshwise.methods import Method
 from meshwise.models.gpt import Gpt, GptConfig
 from meshwise.models.losses import masked_mean_cross_entropy, mean_cross_entropy
+from meshwise.request.methods import Method
 
 NUM_DEVICES = 8
 HELD_OUT_SEEDS = tuple(range(9200, 9210))

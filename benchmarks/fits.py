@@ -159,11 +159,12 @@ def _too_long(*_: object) -> None:
 def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
     import jax
 
-    from meshwise.inter.pipeline_schedule import SEARCHED, named
     from meshwise.models.named import model_config
     from meshwise.models.steps import model_step
-    from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
     from meshwise.plan.device_memory import plan_memory
+    from meshwise.planner.pipeline import plan_pipeline
+    from meshwise.request.pipeline_request import PipelineRequest
+    from meshwise.schedules.pipeline_schedule import SEARCHED, named
     from meshwise.trace.step import StepSignature
 
     cluster = mw.Cluster.virtual(setting.cluster)

@@ -10,11 +10,12 @@ import jax
 import optax
 
 from benchmarks.workload import token_batch
-from meshwise.init_state import born_sharded
-from meshwise.local_cluster import local_cluster
+from meshwise.api.init_state import born_sharded
+from meshwise.api.local_cluster import local_cluster
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.runtime.pipeline.executable import compile_pipeline
 from meshwise.trace.step import StepSignature
 

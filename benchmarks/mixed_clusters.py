@@ -24,20 +24,20 @@ import numpy as np
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import Submesh as Place
-from meshwise.inter.finish import NamedLayers, finished
-from meshwise.inter.objective import step_time
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.placement import place_stages
-from meshwise.inter.search import Found, search
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.stage_dp import StagePlan
-from meshwise.inter.stage_problem import StageCosts, StageProblem
-from meshwise.inter.submeshes import Submesh
-from meshwise.inter.transfers import transfer_s
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.finishing import NamedLayers, finished
+from meshwise.inter.search.search import Found, search
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.stages.objective import step_time
+from meshwise.inter.stages.placement import place_stages
+from meshwise.inter.stages.stage_construction import StagePlan
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.transfers import transfer_s
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
 CLUSTERS = Path(__file__).parents[1] / "examples" / "clusters"

@@ -10,7 +10,12 @@ import pytest
 import meshwise as mw
 from doubles.layered_steps import assert_equal, host, unet_step
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.pipeline_schedule import (
+from meshwise.models.named import model_config
+from meshwise.models.steps import model_step
+from meshwise.plan.plan import Plan
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.pipeline_schedule import (
     ALL,
     CHOICES,
     EAGER,
@@ -20,10 +25,6 @@ from meshwise.inter.pipeline_schedule import (
     named,
     searched_together,
 )
-from meshwise.models.named import model_config
-from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
-from meshwise.plan.plan import Plan
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")

@@ -11,10 +11,11 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import PlanError
-from meshwise.finished_plan import check_plan_fits
 from meshwise.plan.fits import REPORT
 from meshwise.plan.plan import Plan
-from meshwise.planning import PlanRequest, make_plan
+from meshwise.planner.mesh_plan import check_plan_fits
+from meshwise.planner.one_mesh import make_plan
+from meshwise.request.plan_request import PlanRequest
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwise.init_state import born_sharded
+from meshwise.api.init_state import born_sharded
 
 
 def test_state_with_holes_is_born_on_its_stages() -> None:

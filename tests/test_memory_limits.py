@@ -9,12 +9,13 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
-from meshwise.inter.pipeline_schedule import named
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
 from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.plan import Plan
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.pipeline_schedule import named
 from meshwise.trace.step import StepSignature
 from meshwise.units import GIB, MIB
 

@@ -16,8 +16,8 @@ import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import PinError
 from meshwise.graph.layout import parse_layout, used_axes
-from meshwise.pins import matches
 from meshwise.plan.walk import visits
+from meshwise.request.pins import matches
 
 CLUSTER = cpu_cluster(4)
 GRID = mw.IntraOp(mesh_shape=(2, 2))

@@ -18,15 +18,16 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PinError, PlanError
-from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.pipeline_schedule import GPIPE
-from meshwise.inter.variant import Variant
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.layer_cost.state_costs import MemoryPrice
 from meshwise.intra.options import IntraOptions
-from meshwise.pinned_layers import PinnedCosts, PinnedSource
-from meshwise.pins import Pin
-from meshwise.pipeline_pins import layout_value, read_pins, split_pin
-from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
 from meshwise.plan.plan import Plan
+from meshwise.planner.pinned_layers import PinnedCosts, PinnedSource
+from meshwise.planner.pipeline import layers_of, plan_pipeline
+from meshwise.request.pins import Pin
+from meshwise.request.pipeline_pins import layout_value, read_pins, split_pin
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.pipeline_schedule import GPIPE
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 

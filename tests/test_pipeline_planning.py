@@ -16,21 +16,17 @@ import meshwise as mw
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
-from meshwise.inter.pipeline_schedule import EAGER, ONE_F_ONE_B
-from meshwise.inter.simulated_plan import simulate_plan
 from meshwise.models.gpt_sizes import forward_flop, gpt_config, training_flop
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
 from meshwise.models.wide_resnet_sizes import wide_resnet_config
-from meshwise.pipeline_planning import (
-    PipelineRequest,
-    layers_of,
-    plan_pipeline,
-    search_options,
-)
 from meshwise.plan.plan import Plan
-from meshwise.planned_layers import plan_layers
+from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
+from meshwise.planner.schedule_choice import plan_layers
 from meshwise.report.html.page import plan_page
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.pipeline_schedule import EAGER, ONE_F_ONE_B
+from meshwise.simulate.plan import simulate_plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import StepSignature
 

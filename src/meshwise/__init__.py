@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwise import errors as errors
-    from meshwise.api import ParallelStep as ParallelStep
-    from meshwise.api import parallelize as parallelize
-    from meshwise.local_cluster import Cluster as Cluster
-    from meshwise.methods import Auto as Auto
-    from meshwise.methods import DataParallel as DataParallel
-    from meshwise.methods import Follow as Follow
-    from meshwise.methods import Heuristic as Heuristic
-    from meshwise.methods import IntraOp as IntraOp
-    from meshwise.methods import Megatron as Megatron
-    from meshwise.methods import Replay as Replay
-    from meshwise.methods import Zero2 as Zero2
-    from meshwise.methods import Zero3 as Zero3
-    from meshwise.pins import Pin as Pin
+    from meshwise.api.local_cluster import Cluster as Cluster
+    from meshwise.api.parallelize import ParallelStep as ParallelStep
+    from meshwise.api.parallelize import parallelize as parallelize
     from meshwise.plan.plan import Plan as Plan
+    from meshwise.request.methods import Auto as Auto
+    from meshwise.request.methods import DataParallel as DataParallel
+    from meshwise.request.methods import Follow as Follow
+    from meshwise.request.methods import Heuristic as Heuristic
+    from meshwise.request.methods import IntraOp as IntraOp
+    from meshwise.request.methods import Megatron as Megatron
+    from meshwise.request.methods import Replay as Replay
+    from meshwise.request.methods import Zero2 as Zero2
+    from meshwise.request.methods import Zero3 as Zero3
+    from meshwise.request.pins import Pin as Pin
     from meshwise.rules.kernel import sharded_kernel as sharded_kernel
     from meshwise.rules.kernel_loops import KernelLoops as KernelLoops
     from meshwise.spmd.specs import partition_specs as partition_specs
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
 # Where the names above are; a test compares the two lists.
 _NAMES = {
-    "meshwise.api": "ParallelStep parallelize",
-    "meshwise.local_cluster": "Cluster",
-    "meshwise.methods": "Auto DataParallel Follow Heuristic IntraOp Megatron Replay Zero2 Zero3",
-    "meshwise.pins": "Pin",
+    "meshwise.api.parallelize": "ParallelStep parallelize",
+    "meshwise.api.local_cluster": "Cluster",
+    "meshwise.request.methods": (
+        "Auto DataParallel Follow Heuristic IntraOp Megatron Replay Zero2 Zero3"
+    ),
+    "meshwise.request.pins": "Pin",
     "meshwise.plan.plan": "Plan",
     "meshwise.rules.kernel": "sharded_kernel",
     "meshwise.rules.kernel_loops": "KernelLoops",

@@ -7,7 +7,7 @@ import pytest
 from layered import gpt_layers, moe_layers, perceptron_layers
 
 from meshwise.baselines.block_layers import Body, block_ranges, body_of
-from meshwise.inter.operator_chain import OperatorChain
+from meshwise.inter.clustering.operator_chain import OperatorChain
 
 
 def chain(flop, value_bytes):

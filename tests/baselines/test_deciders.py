@@ -15,7 +15,7 @@ from meshwise.baselines.deciders import DECIDERS
 from meshwise.baselines.megatron import megatron_lm
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.ablations import equal_layer
-from meshwise.inter.search import search
+from meshwise.inter.search.search import search
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 GIB = 2**30

@@ -11,9 +11,9 @@ import meshwise as mw
 from meshwise.baselines.fixed_stages import fixed_stages
 from meshwise.baselines.result import Candidate, Refused, best_of, least_s
 from meshwise.baselines.simulated import Pipeline, simulate
-from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
-from meshwise.inter.variant import Variant
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 QUARTER = next(k for k in HOST.submesh_kinds() if k.shape == (1, 2))

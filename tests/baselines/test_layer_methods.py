@@ -14,9 +14,9 @@ from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.baselines.roles import OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import PlanError
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
-from meshwise.inter.submeshes import uniform_submeshes
-from meshwise.inter.variant import Variant
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.stages.submeshes import uniform_submeshes
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.collectives import collectives
 from meshwise.plan.verify import verify_decision

@@ -20,7 +20,7 @@ from meshwise.bench.alpacomm.settings import SETTINGS, planned_stages
 from meshwise.bench.alpacomm.stages import PlannedStages, Stage, in_two_dims
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import parse_layout
-from meshwise.inter.simulated import Chunk
+from meshwise.simulate.chunks import Chunk
 
 NIC = Cluster.virtual("2x p3.8xlarge").host_at(0).nics_bytes_per_s
 LATENCY = Cluster.virtual("2x p3.8xlarge").host_at(0).nic.latency_s

@@ -10,9 +10,9 @@ import jax
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.compose import cheapest_states, compose, entries
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
-from meshwise.inter.layer_network import layer_network
+from meshwise.inter.layer_cost.layer_network import layer_network
+from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat
 from meshwise.runtime.pipeline.build import StageChoice

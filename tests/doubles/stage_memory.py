@@ -11,12 +11,12 @@ import optax
 
 from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import StageShape, planned_stages
-from meshwise.inter.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.footprint import Footprint, footprint
 from meshwise.models.mixed_precision import with_master_copy
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
 from meshwise.plan.stage import Remat
+from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.pipeline.build import compiled_layers
 from meshwise.runtime.pipeline.memory import measured_footprint
 from meshwise.schedules.in_flight import held_at_peak

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwise.inter.objective import objective_s
-from meshwise.inter.pipeline_schedule import (
+from meshwise.inter.stages.objective import objective_s
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
+from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
+from meshwise.schedules.pipeline_schedule import (
     EAGER,
     GPIPE,
     ONE_F_ONE_B,
     ZERO_BUBBLE,
     interleaved,
 )
-from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
-from meshwise.inter.submeshes import HostKind, mixed_submeshes, uniform_submeshes
 
 SCHEDULES = (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, interleaved(2))
 

@@ -18,7 +18,7 @@ from meshwise.inter.ablations import (
     with_cuts,
 )
 from meshwise.inter.cut_rules import equal_count
-from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stages.stage_construction import build_stages
 
 SEEDS = range(200, 230)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from meshwise.inter.again import again_s, repeated
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
-from meshwise.inter.layer_network import layer_bounds, layer_network
+from meshwise.inter.layer_cost.layer_network import layer_bounds, layer_network
+from meshwise.inter.layer_cost.recomputation import again_s, repeated
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.anywhere import build_placed
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search_space import submeshes_of
-from meshwise.inter.simulated import Chunk, simulate_chunks
-from meshwise.inter.stage_problem import StageCosts, StageProblem
-from meshwise.inter.transfers import transfer_s
+from meshwise.inter.search.search_space import submeshes_of
+from meshwise.inter.stages.placed_construction import build_placed
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stages.transfers import transfer_s
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.simulate.chunks import Chunk, simulate_chunks
 
 CLUSTER = Cluster.virtual("2x p3.16xlarge")
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from meshwise.inter.compose import cheapest_states, compose, entries
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice
-from meshwise.inter.layer_network import layer_network
-from meshwise.inter.lazy_table import LazyTable
-from meshwise.inter.search_space import SearchOptions, submeshes_of, variants_of
-from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import StageProblem, StageSpan
-from meshwise.inter.variant import Variant
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.layer_network import layer_network
+from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.search.lazy_table import LazyTable
+from meshwise.inter.search.search_space import SearchOptions, submeshes_of, variants_of
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.ties import tied_problem
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 

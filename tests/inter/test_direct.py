@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import meshwise as mw
-from meshwise.inter.compose import cheapest_states, compose, entries
-from meshwise.inter.conditioned import ConditionedLayer, MemoryPrice, planned
-from meshwise.inter.joint_run import JointRun
-from meshwise.inter.layer_network import LayerNetwork, layer_network
+from meshwise.inter.layer_cost.joint_run import JointRun
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
+from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice, planned
 from meshwise.intra.limits import priced_problem
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.problem import objective, row_weight
@@ -24,7 +24,7 @@ from meshwise.intra.solve import solve
 from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")

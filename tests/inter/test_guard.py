@@ -9,11 +9,11 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import PlanError
-from meshwise.inter.compose import RunCosts
-from meshwise.inter.finish import finished
-from meshwise.inter.search import search
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.run_costs import RunCosts
+from meshwise.inter.search.finishing import finished
+from meshwise.inter.search.search import search
+from meshwise.inter.search.search_space import SearchOptions
 from test_pipeline_pins import layering
 
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")

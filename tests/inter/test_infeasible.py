@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.infeasible import least_sum
-from meshwise.inter.pipeline_schedule import GPIPE
-from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import StageCosts, StageProblem
-from meshwise.inter.submeshes import HostKind, mixed_submeshes, uniform_submeshes
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stages.stage_refusal import least_sum
+from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
+from meshwise.schedules.pipeline_schedule import GPIPE
 
 GIB = 2.0**30
 

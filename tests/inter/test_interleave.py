@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 import meshwise as mw
 from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.best_cuts import best_cuts
-from meshwise.inter.interleave import interleaved_pipelines
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.simulated_plan import Changes, simulate_plan
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.best_cuts import best_cuts
+from meshwise.inter.search.interleaving import interleaved_pipelines
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
 from meshwise.plan.plan import Plan
+from meshwise.planner.pipeline import layers_of
 from meshwise.report.simulation_text import simulation_text
 from meshwise.schedules.in_flight import held_on_mesh, in_flight
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
 from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.trace.step import StepSignature
 
 NAME = "interleaved-1f1b"

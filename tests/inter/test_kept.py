@@ -9,7 +9,7 @@ import pytest
 
 from graph_builders import Builder
 from meshwise.graph.graph import Graph
-from meshwise.inter.kept import ancestors, kept_between
+from meshwise.pieces.residuals import ancestors, kept_between
 
 
 def random_case(seed: int) -> tuple[Graph, frozenset[int], frozenset[int], frozenset[int]]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from stage_problems import random_problem
 
-from meshwise.inter.least_fill import least_fill
-from meshwise.inter.stage_options import stage_options
-from meshwise.inter.stage_problem import as_alpa
+from meshwise.inter.stages.least_fill import least_fill
+from meshwise.inter.stages.stage_options import stage_options
+from meshwise.inter.stages.stage_problem import as_alpa
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])

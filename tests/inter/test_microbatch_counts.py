@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.inter.microbatch_counts import Group, bounds_of, groups
-from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups
+from meshwise.inter.search.search_space import SearchOptions
 
 
 def test_groups_go_from_a_middle_value_upwards_and_then_down() -> None:

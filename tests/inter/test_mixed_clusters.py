@@ -16,16 +16,16 @@ from stage_problems import brute_force, random_problem
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
-from meshwise.inter.compose import RunCosts
-from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.directions import build_either_way, mirrored
-from meshwise.inter.run_bounds import RunBounds
-from meshwise.inter.search import search
-from meshwise.inter.search_space import SearchOptions, submeshes_of
-from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.transfers import bytes_per_s
-from meshwise.inter.variant import Variant
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.run_bounds import RunBounds
+from meshwise.inter.layer_cost.run_costs import RunCosts
+from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.search.search import search
+from meshwise.inter.search.search_space import SearchOptions, submeshes_of
+from meshwise.inter.stages.directions import build_either_way, mirrored
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.intra.options import IntraOptions
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "clusters").glob("*.toml"))

@@ -7,11 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwise.inter.objective import objective_s, step_time
-from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, interleaved
-from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import StageCosts, StageProblem, StageSpan, as_alpa, memory_bytes
-from meshwise.inter.submeshes import uniform_submeshes
+from meshwise.inter.stages.objective import objective_s, step_time
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_problem import (
+    StageCosts,
+    StageProblem,
+    StageSpan,
+    as_alpa,
+    memory_bytes,
+)
+from meshwise.inter.stages.submeshes import uniform_submeshes
+from meshwise.schedules.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, interleaved
 
 # Times of a micro-batch of layers 0, 1, 2 on one device; nothing else is possible.
 TIMES = (2.0, 5.0, 3.0)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.candidate_cuts import candidate_cuts
-from meshwise.inter.clustering import choose_num_layers, cluster_operators
-from meshwise.inter.operator_chain import OperatorChain, crossing_bytes, received_bytes
+from meshwise.inter.clustering.candidate_cuts import candidate_cuts
+from meshwise.inter.clustering.operator_chain import OperatorChain, crossing_bytes, received_bytes
+from meshwise.inter.clustering.operator_clustering import choose_num_layers, cluster_operators
 
 
 def chain_of(flop, values, is_heavy=None):

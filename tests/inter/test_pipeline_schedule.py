@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwise.inter.pipeline_schedule import (
+from meshwise.schedules.pipeline_schedule import (
     ALPA,
     EAGER,
     GPIPE,

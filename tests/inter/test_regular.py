@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.inter.operator_chain import OperatorChain
-from meshwise.inter.regular import clustered, has_bypass, regular_layers
+from meshwise.inter.clustering.layer_count import clustered, has_bypass, regular_layers
+from meshwise.inter.clustering.operator_chain import OperatorChain
 
 
 def chain_of(blocks):

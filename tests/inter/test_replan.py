@@ -10,21 +10,21 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
-from meshwise.inter.conditioned import planned
-from meshwise.inter.finish import finished, stage_decisions, stage_plan
-from meshwise.inter.joint_run import JointRun
-from meshwise.inter.objective import step_time
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.replan import held_bytes, replanned
-from meshwise.inter.search import search
-from meshwise.inter.search_space import PRICES, SearchOptions
+from meshwise.inter.layer_cost.joint_run import JointRun
+from meshwise.inter.layer_cost.state_costs import planned
+from meshwise.inter.search.finishing import finished, stage_decisions, stage_plan
+from meshwise.inter.search.replanning import held_bytes, replanned
+from meshwise.inter.search.search import search
+from meshwise.inter.search.search_space import PRICES, SearchOptions
+from meshwise.inter.stages.objective import step_time
 from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
-from meshwise.planned_layers import plan_layers
+from meshwise.planner.pipeline import layers_of
+from meshwise.planner.schedule_choice import plan_layers
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")

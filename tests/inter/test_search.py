@@ -13,16 +13,16 @@ import meshwise as mw
 from inter.test_mixed_clusters import OPTIONS, Blocks, Formulas
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.inter.compose import RunCosts
-from meshwise.inter.lazy_table import LazyTable
-from meshwise.inter.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B
-from meshwise.inter.search import search
-from meshwise.inter.search_space import submeshes_of, variants_of
-from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import StageProblem, StageSpan
-from meshwise.inter.variant import Variant
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.layer_cost.run_costs import RunCosts
+from meshwise.inter.search.lazy_table import LazyTable
+from meshwise.inter.search.search import search
+from meshwise.inter.search.search_space import submeshes_of, variants_of
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat
+from meshwise.schedules.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B
 from meshwise.units import GIB
 
 COUNTS = (8, 16, 32, 64)

@@ -11,11 +11,11 @@ import pytest
 import meshwise as mw
 from inter.test_compose import layers_of_model
 from meshwise.errors import TraceError
-from meshwise.inter import second_process
-from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.second_process import Ask, SecondProcess
-from meshwise.inter.variant import LayerKey, Variant
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table import layer_process
+from meshwise.inter.cost_table.layer_process import Ask, SecondProcess
+from meshwise.inter.cost_table.variant import LayerKey, Variant
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.state_costs import MemoryPrice
 from meshwise.intra.options import IntraOptions
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
@@ -38,7 +38,7 @@ def layers() -> Any:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_process, "_WORTH", 2)
+    monkeypatch.setattr(layer_process, "_WORTH", 2)
 
 
 def _same(a: Any, b: Any) -> bool:

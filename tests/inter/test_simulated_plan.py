@@ -10,13 +10,15 @@ import pytest
 from doubles.pipelines import pipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.inter.pipeline_schedule import CHOICES, PipelineSchedule
-from meshwise.inter.simulated_plan import Changes, asked_delays, simulate_plan, simulate_stages
-from meshwise.inter.split_stage import at_peak
+from meshwise.inter.search.split_stage import at_peak
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage, WeightGradients
 from meshwise.schedules.delay import spread_delays, with_delays
+from meshwise.schedules.pipeline_schedule import CHOICES, PipelineSchedule
 from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.plan import Changes, simulate_plan
+from meshwise.simulate.stage_run import simulate_stages
+from meshwise.simulate.weight_delays import asked_delays
 from meshwise.units import GIB
 
 PLAN = pipeline(4, 8, "2x p3.8xlarge")

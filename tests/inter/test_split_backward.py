@@ -10,12 +10,12 @@ import pytest
 
 from doubles.layered_steps import CLIPPED, layering, unet_step
 from doubles.planned_stages import StageShape, planned_stages
-from meshwise.inter.footprint import footprint
-from meshwise.inter.piece_roles import PieceRoles
-from meshwise.inter.programs import PhaseProgram, piece_programs
-from meshwise.inter.split_backward import split_backward
+from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
+from meshwise.pieces.programs import PhaseProgram, piece_programs
+from meshwise.pieces.roles import PieceRoles
+from meshwise.pieces.split_backward import split_backward
 from meshwise.plan.collectives import collectives
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.trace.layers.layering import Layering

@@ -9,10 +9,10 @@ import pytest
 from stage_problems import brute_force, check_stages, random_problem
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.objective import objective_s
-from meshwise.inter.stage_dp import build_stages, build_stages_below
-from meshwise.inter.stage_options import most_to_end, stage_options
-from meshwise.inter.stage_problem import as_alpa
+from meshwise.inter.stages.objective import objective_s
+from meshwise.inter.stages.stage_construction import build_stages, build_stages_below
+from meshwise.inter.stages.stage_options import most_to_end, stage_options
+from meshwise.inter.stages.stage_problem import as_alpa
 
 NUM_PROBLEMS = 300
 CHUNK = 50

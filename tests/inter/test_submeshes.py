@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from meshwise.errors import ClusterError
-from meshwise.inter.placement import place_stages
-from meshwise.inter.submeshes import HostKind, mixed_submeshes, uniform_submeshes
+from meshwise.inter.stages.placement import place_stages
+from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
 
 
 def shapes(num_hosts, devices_per_host, **options):

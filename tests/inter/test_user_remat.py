@@ -8,7 +8,7 @@ import optax
 from doubles.layered_steps import SIGNATURE
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 
 
 def kept_bytes(*, remat: bool) -> list[int]:

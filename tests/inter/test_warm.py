@@ -5,8 +5,8 @@ from __future__ import annotations
 from stage_problems import random_problem
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter import stage_kernels
-from meshwise.inter.stage_dp import build_stages
+from meshwise.inter.stages import stage_kernels
+from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.warm import compile_kernels
 
 KERNELS = (

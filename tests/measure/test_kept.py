@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.measure.kept import KeptTimes, kept_folder
-from meshwise.measure.program import Exported, Measurable
+from meshwise.calibrate.measured_layers import KeptTimes, kept_folder
+from meshwise.calibrate.timed_program import Exported, Measurable
 
 
 def program(key: str) -> Measurable:

@@ -12,13 +12,14 @@ import pytest
 
 import meshwise as mw
 from doubles.layered_steps import SIGNATURE, Step
+from meshwise.calibrate.layer_times import Measure
+from meshwise.calibrate.timed_program import Exported, Measurable
+from meshwise.calibrate.workers import Workers
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError, PlanError, ProgramError
-from meshwise.measure.layer_times import Measure
-from meshwise.measure.program import Exported, Measurable
-from meshwise.measure.workers import Workers
-from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
-from meshwise.planned_layers import PlannedPipeline
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.request.pipeline_request import PipelineRequest
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

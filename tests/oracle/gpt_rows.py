@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 import meshwise as mw
-from meshwise.methods import Method
+from meshwise.request.methods import Method
 from oracle.compare import assert_same_x64
 from oracle.covering import pairwise
 from oracle.gpt_problems import Case, gpt_problem

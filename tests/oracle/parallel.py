@@ -10,8 +10,8 @@ import jax
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.methods import Method
 from meshwise.plan.verify import verify_decision
+from meshwise.request.methods import Method
 from meshwise.runtime.compile import compile_decided
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import StepSignature, TracedStep, trace_step

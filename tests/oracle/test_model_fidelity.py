@@ -10,8 +10,8 @@ from benchmarks.fidelity import Comparison, compare_step
 from benchmarks.model_configs import CONFIGS
 
 import meshwise as mw
-from meshwise.methods import Method
 from meshwise.models.steps import model_step
+from meshwise.request.methods import Method
 from oracle.parallel import CLUSTER
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
 

@@ -9,7 +9,7 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import TraceError
-from meshwise.methods import Method
+from meshwise.request.methods import Method
 from oracle.compare import assert_same_x64
 from oracle.model_problems import INSEPARABLE, MODELS, model_problem
 from oracle.parallel import parallel_step, run_method

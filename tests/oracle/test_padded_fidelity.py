@@ -12,11 +12,11 @@ from benchmarks.fidelity import compare, compiled_collective_bytes, planned_coll
 from benchmarks.fidelity_cases import Case, GptCase
 
 import meshwise as mw
-from meshwise import planning
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.plan.collectives import collectives
+from meshwise.planner import one_mesh
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
@@ -73,7 +73,7 @@ def check_collectives(step: TracedStep, decision: Any, logical: Any, text: str) 
 def test_plan_of_a_padded_gpt_is_what_is_compiled(
     num_microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    candidates, pad = planning._candidates, planning.with_padding
+    candidates, pad = one_mesh._candidates, one_mesh.with_padding
     padded: list[TracedStep] = []
 
     def kept(step: TracedStep, dims: Any) -> TracedStep:
@@ -83,8 +83,8 @@ def test_plan_of_a_padded_gpt_is_what_is_compiled(
     def padded_only(step: TracedStep, *more: Any) -> Any:
         return candidates(step, *more) if step in padded else []
 
-    monkeypatch.setattr(planning, "with_padding", kept)
-    monkeypatch.setattr(planning, "_candidates", padded_only)
+    monkeypatch.setattr(one_mesh, "with_padding", kept)
+    monkeypatch.setattr(one_mesh, "_candidates", padded_only)
     config = GptConfig(vocab_size=1021, seq_len=64, hidden=64, num_layers=1, num_heads=8)
     model = GptCase(config=config, batch=16, masked=False)
     found = compare(

@@ -6,11 +6,11 @@ import dataclasses
 
 from doubles.pipelines import pipeline, with_memory
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.simulated_plan import Changes, simulate_plan
 from meshwise.plan.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.plan.plan import Plan
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
+from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.units import GIB
 
 # Its stages need 5.25 and 4.75 GiB a device.

@@ -19,17 +19,13 @@ from hypothesis import strategies as st
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.pipeline_schedule import CHOICES
-from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import (
-    PipelineRequest,
-    layers_of,
-    plan_pipeline,
-    search_options,
-)
-from meshwise.planned_layers import PlannedPipeline, planned_layers
+from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
+from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.pipeline_schedule import CHOICES
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwise.inter.clustering import Ranges
-from meshwise.inter.operator_chain import OperatorChain, crossing_bytes
+from meshwise.inter.clustering.operator_chain import OperatorChain, crossing_bytes
+from meshwise.inter.clustering.operator_clustering import Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from meshwise.baselines import megatron, one_stage, pipelines
 from meshwise.baselines.result import BaselineResult
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import LayerSource
+from meshwise.inter.cost_table.variant_costs import LayerSource
+from meshwise.inter.search.search_space import SearchOptions
 
 Decider = Callable[[LayerSource, Cluster, SearchOptions, Callable[[str], object]], BaselineResult]
 

@@ -13,13 +13,13 @@ from meshwise.baselines.simulated import Pipeline
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import with_cuts
-from meshwise.inter.clustering import Ranges
-from meshwise.inter.pipeline_schedule import PipelineSchedule
-from meshwise.inter.simulated import Chunk
-from meshwise.inter.stage_problem import StageCosts, StageProblem
-from meshwise.inter.submeshes import Submesh
-from meshwise.inter.transfers import bytes_per_s
-from meshwise.inter.variant import Variant
+from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.transfers import bytes_per_s
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.simulate.chunks import Chunk
 
 # For each chunk its cost; None if a variant has no plan for it.
 ChunkCosts = Sequence[Chunk | None]

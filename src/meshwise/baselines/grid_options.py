@@ -9,11 +9,11 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import TraceError
-from meshwise.inter.conditioned import MemoryPrice
-from meshwise.inter.microbatch_counts import microbatch_counts
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variant import Variant
-from meshwise.inter.variants import LayerSource
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import LayerSource
+from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.search.microbatch_counts import microbatch_counts
+from meshwise.inter.search.search_space import SearchOptions
 
 _IN_FLIGHT = 4.0
 

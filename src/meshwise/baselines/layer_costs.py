@@ -9,20 +9,20 @@ import numpy as np
 
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.errors import InfeasibleError
-from meshwise.inter.again import again_s
-from meshwise.inter.compose import cheapest_states, compose, gathers
-from meshwise.inter.conditioned import ConditionedLayer, Entry
-from meshwise.inter.layer_network import LayerNetwork
-from meshwise.inter.passes import pass_seconds
-from meshwise.inter.piece import PieceGraph
-from meshwise.inter.simulated import Chunk
-from meshwise.inter.stage_problem import StageCosts
-from meshwise.inter.submeshes import Submesh
-from meshwise.inter.variant import Variant
-from meshwise.inter.variants import LayerSource
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import LayerSource
+from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.passes import pass_seconds
+from meshwise.inter.layer_cost.recomputation import again_s
+from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, gathers
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
+from meshwise.inter.stages.stage_problem import StageCosts
+from meshwise.inter.stages.submeshes import Submesh
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
+from meshwise.pieces.piece import PieceGraph
+from meshwise.simulate.chunks import Chunk
 
 # What puts a batch together where an operator needs all of it.
 _CONCEDED = frozenset(("all-gather",))

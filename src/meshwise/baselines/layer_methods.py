@@ -24,10 +24,10 @@ from meshwise.baselines.roles import InputInfo, input_info
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
 from meshwise.graph.graph import Graph
-from meshwise.inter.boundary import primary
-from meshwise.inter.layer_network import LayerNetwork, layer_network
-from meshwise.inter.piece import Crossing, PieceGraph
+from meshwise.inter.layer_cost.boundary import primary
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
 from meshwise.intra.options import ALPA, IntraOptions, Restriction
+from meshwise.pieces.piece import Crossing, PieceGraph
 
 INTRA_OP, ALPA_INTRA_OP = "IntraOp", "AlpaIntraOp"
 

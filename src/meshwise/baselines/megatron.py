@@ -18,9 +18,9 @@ from meshwise.baselines.megatron_grid import (
 from meshwise.baselines.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B, interleaved
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import LayerSource
+from meshwise.inter.cost_table.variant_costs import LayerSource
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
 
 
 def megatron_lm(

@@ -16,7 +16,7 @@ from meshwise.baselines.block_layers import Body
 from meshwise.baselines.result import Refused
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.inter.clustering import Ranges
+from meshwise.inter.clustering.operator_clustering import Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,16 +15,16 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
-from meshwise.inter.again import again_s
-from meshwise.inter.footprint import footprint
-from meshwise.inter.passes import pass_seconds
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.simulated import Chunk
-from meshwise.inter.variant import Variant
-from meshwise.inter.variants import LayerSource, logical_views
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import LayerSource, logical_views
+from meshwise.inter.layer_cost.footprint import footprint
+from meshwise.inter.layer_cost.passes import pass_seconds
+from meshwise.inter.layer_cost.recomputation import again_s
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.simulate.chunks import Chunk
 
 Report = Callable[[str], object]
 

@@ -12,14 +12,14 @@ from meshwise.baselines.simulated import Pipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.ablations import inter_op_only as one_device_a_stage
-from meshwise.inter.objective import step_time
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search_space import SearchOptions, submeshes_of
-from meshwise.inter.simulated import Chunk
-from meshwise.inter.stage_dp import StagePlan, build_stages
-from meshwise.inter.stage_problem import StageProblem
-from meshwise.inter.transfers import transfer_s
-from meshwise.inter.variants import LayerSource, logical_views
+from meshwise.inter.cost_table.variant_costs import LayerSource, logical_views
+from meshwise.inter.search.search_space import SearchOptions, submeshes_of
+from meshwise.inter.stages.objective import step_time
+from meshwise.inter.stages.stage_construction import StagePlan, build_stages
+from meshwise.inter.stages.stage_problem import StageProblem
+from meshwise.inter.stages.transfers import transfer_s
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.simulate.chunks import Chunk
 
 Report = Callable[[str], object]
 

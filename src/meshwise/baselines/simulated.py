@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.inter.pipeline_schedule import PipelineSchedule
-from meshwise.inter.placement import place_stages
-from meshwise.inter.simulated import Chunk, simulate_chunks
+from meshwise.inter.stages.placement import place_stages
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.simulate.chunks import Chunk, simulate_chunks
 from meshwise.simulate.timeline import Timeline
 
 

@@ -19,7 +19,7 @@ from meshwise.bench.rates import first_devices, with_rate
 from meshwise.bench.steps import HALF, layers_of_model
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
-from meshwise.inter.search_space import SearchOptions
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering

@@ -17,13 +17,13 @@ from meshwise.bench.ways import seconds_by_way
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.ablations import equal_layer, equal_operator
-from meshwise.inter.finish import finished
-from meshwise.inter.replan import replanned
-from meshwise.inter.search import Found, search
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.stage_dp import StagePlan
-from meshwise.inter.stage_problem import StageProblem
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.finishing import finished
+from meshwise.inter.search.replanning import replanned
+from meshwise.inter.search.search import Found, search
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.stages.stage_construction import StagePlan
+from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.plan.plan import Plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering

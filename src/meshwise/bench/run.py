@@ -14,9 +14,9 @@ from meshwise.bench.store import Store, code_digest, key_of
 from meshwise.bench.work import paper_flop
 from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
 
 Report = Callable[[str], object]
 

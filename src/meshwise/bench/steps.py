@@ -11,7 +11,7 @@ from meshwise.models.mixed_precision import with_master_copy
 from meshwise.models.moe import MoeConfig
 from meshwise.models.steps import Config, model_step
 from meshwise.models.wide_resnet import WideResNetConfig
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 

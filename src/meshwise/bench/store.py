@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _DECIDING = (
     "cluster graph resharding schedules simulate intra inter baselines rules trace models"
 ).split()
-_DECIDING_FILES = ("pipeline_planning.py", "bench/steps.py", "bench/methods.py", "bench/work.py")
+_DECIDING_FILES = ("planner/pipeline.py", "bench/steps.py", "bench/methods.py", "bench/work.py")
 
 
 @cache

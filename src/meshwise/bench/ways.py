@@ -12,15 +12,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 from meshwise.graph.layout import Layout
-from meshwise.inter.finish import stage_plan
-from meshwise.inter.search import Found
-from meshwise.inter.simulated import simulate_chunks
-from meshwise.inter.simulated_plan import chunk_of
-from meshwise.inter.transfers import bytes_per_s
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.finishing import stage_plan
+from meshwise.inter.search.search import Found
+from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.plan.places import stage_hosts
 from meshwise.plan.plan import Plan
 from meshwise.resharding.between import WAYS, passing
+from meshwise.simulate.chunks import simulate_chunks
+from meshwise.simulate.stage_run import chunk_of
 
 
 def seconds_by_way(plan: Plan, found: Found, costs: VariantCosts) -> tuple[tuple[str, float], ...]:

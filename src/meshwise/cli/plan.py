@@ -16,13 +16,14 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
 from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
-from meshwise.inter.pipeline_schedule import ALL, CHOICES, SEARCHED, named
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_pins import read_pins, split_pin
-from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
 from meshwise.plan.stage import REMATS
+from meshwise.planner.pipeline import plan_pipeline
 from meshwise.report.html.page import plan_page
+from meshwise.request.pipeline_pins import read_pins, split_pin
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.pipeline_schedule import ALL, CHOICES, SEARCHED, named
 from meshwise.simulate.trace import chrome_trace
 from meshwise.trace.step import StepSignature
 

@@ -12,11 +12,11 @@ from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName
 from meshwise.errors import MeshwiseError
-from meshwise.inter.pipeline_schedule import CHOICES
-from meshwise.inter.simulated_plan import Changes, simulate_plan
 from meshwise.report.plan_file import plan_from_file
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
+from meshwise.schedules.pipeline_schedule import CHOICES
+from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.simulate.trace import chrome_trace
 
 EXAMPLES = """

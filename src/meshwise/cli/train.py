@@ -17,8 +17,8 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
-from meshwise.methods import PipelineScheduleName
 from meshwise.models.gpt_sizes import SIZE_NAMES
+from meshwise.request.methods import PipelineScheduleName
 from meshwise.train.build import step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions

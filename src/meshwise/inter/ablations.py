@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.clustering import Ranges
+from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cut_rules import equal_count, equal_operators_in_layers, least_variance
-from meshwise.inter.stage_dp import EPSILON_S, Mode, StagePlan, build_stages
-from meshwise.inter.stage_problem import BoolArray, StageProblem
+from meshwise.inter.stages.stage_construction import EPSILON_S, Mode, StagePlan, build_stages
+from meshwise.inter.stages.stage_problem import BoolArray, StageProblem
 
 
 def with_cuts(

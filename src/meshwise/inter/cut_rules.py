@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwise.inter.clustering import Ranges
+from meshwise.inter.clustering.operator_clustering import Ranges
 
 
 def equal_count(num_items: int, num_runs: int) -> Ranges:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.stage_problem import StageCosts, StageProblem
-from meshwise.inter.submeshes import uniform_submeshes
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stages.submeshes import uniform_submeshes
 
 
 def compile_kernels() -> None:

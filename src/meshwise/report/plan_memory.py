@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from meshwise.inter.simulated_plan import Simulation
 from meshwise.plan.device_memory import (
     PLAN_AGAIN,
     MemoryCheck,
@@ -11,6 +10,7 @@ from meshwise.plan.device_memory import (
     plan_memory,
 )
 from meshwise.plan.plan import Plan
+from meshwise.simulate.plan import Simulation
 
 _PLAN_WITH_CHANGES = (
     "The stages are those of the plan: plan with this cluster, schedule and number of "

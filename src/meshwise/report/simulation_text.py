@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from meshwise.inter.simulated_plan import Simulation, one_a_mesh
 from meshwise.plan.columns import WIDTH, table, with_space_below
 from meshwise.plan.plan import Plan
 from meshwise.report.plan_memory import simulated_memory
+from meshwise.simulate.plan import Simulation
+from meshwise.simulate.stage_run import one_a_mesh
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # A step computes its forward pass once and about twice as much backward; what is computed again

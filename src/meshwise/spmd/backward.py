@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from meshwise.graph.layout import Layout
-from meshwise.inter.programs import PhaseProgram
-from meshwise.inter.split_backward import split_backward
+from meshwise.pieces.programs import PhaseProgram
+from meshwise.pieces.split_backward import split_backward
 from meshwise.program.names import Name
 from meshwise.spmd.layer import DeviceProgram, LayerLowering, coming_cotangents
 

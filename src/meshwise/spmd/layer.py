@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.inter.piece_roles import PieceRoles, Value
-from meshwise.inter.programs import PhaseProgram, PiecePrograms, piece_programs
+from meshwise.pieces.programs import PhaseProgram, PiecePrograms, piece_programs
+from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.plan.decision import GraphDecision
 from meshwise.program.names import Name
 from meshwise.spmd.part import moved as moved_tile

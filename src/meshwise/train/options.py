@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwise.cluster.spec import Cluster
-from meshwise.methods import PipelineScheduleName
 from meshwise.models.gpt import GptConfig
 from meshwise.models.gpt_sizes import BYTES, gpt_config
+from meshwise.request.methods import PipelineScheduleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

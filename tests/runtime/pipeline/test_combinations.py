@@ -23,7 +23,7 @@ from doubles.pipeline_cases import (
     small_case,
 )
 from doubles.planned_stages import planned_stages
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds

@@ -10,10 +10,10 @@ import pytest
 
 from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import planned_stages
-from meshwise.inter.layer_work import layer_work
+from meshwise.inter.search.layer_work import layer_work
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.fidelity import bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.build import compiled_layers
 

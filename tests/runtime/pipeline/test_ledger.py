@@ -13,10 +13,10 @@ from doubles.layered_steps import SIGNATURE, layering, unet_step
 from doubles.planned_stages import planned_stages
 from doubles.stage_memory import stage_shapes
 from meshwise.errors import ProgramError
-from meshwise.inter.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.footprint import Footprint, footprint
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.pipeline_planning import layers_of
+from meshwise.planner.pipeline import layers_of
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.runtime.pipeline.buffers import buffer_bytes

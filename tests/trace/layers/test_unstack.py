@@ -18,9 +18,10 @@ from doubles.layered_steps import CLIPPED, SIGNATURE, Step, assert_equal, gpt_st
 from doubles.scanned_steps import LAMB, Args, remat_scan, scanned_gpt, second_dim
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import TraceError
-from meshwise.inter.piece import PieceGraph
 from meshwise.jax_compat import jaxpr_as_fun
-from meshwise.pipeline_planning import PipelineRequest, layers_of, plan_pipeline
+from meshwise.pieces.piece import PieceGraph
+from meshwise.planner.pipeline import layers_of, plan_pipeline
+from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.trace.layers.unstack import Leaf, unstacked
 from meshwise.trace.step import open_step
 

@@ -11,8 +11,6 @@ from meshwise.bench.alpacomm.stages import PlannedStages, Stage
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
-from meshwise.inter.flows import host_links
-from meshwise.inter.simulated import stage_cost
 from meshwise.resharding.between import GATHERED, SEND_RECV, SIGNAL, gather_s
 from meshwise.resharding.cross_mesh import cross_mesh_plan
 from meshwise.resharding.host_tasks import HostedMesh, host_tasks
@@ -22,6 +20,8 @@ from meshwise.schedules.clocks import TaskCosts
 from meshwise.schedules.delay import delay_weights
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.actions import Flow
+from meshwise.simulate.chunks import stage_cost
+from meshwise.simulate.flows import host_links
 from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import Boundary, Crossing, StageCost
 from meshwise.simulate.timeline import Timeline

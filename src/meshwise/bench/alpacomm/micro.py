@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from meshwise.bench.alpacomm.cases import NIC_BYTES_PER_S, Case, random_case
 from meshwise.bench.alpacomm.simulated import simulated
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.flows import host_links
 from meshwise.resharding.between import GATHERED
 from meshwise.resharding.cross_mesh import (
     ALGORITHMS,
@@ -21,6 +20,7 @@ from meshwise.resharding.cross_mesh import (
 )
 from meshwise.resharding.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
 from meshwise.simulate.actions import HostLinks
+from meshwise.simulate.flows import host_links
 
 HOST = "p3.8xlarge"
 NUM_RANDOM = 200

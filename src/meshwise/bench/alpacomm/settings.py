@@ -24,14 +24,14 @@ from meshwise.cluster.spec import Cluster
 from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
-from meshwise.inter.finish import finished, stage_plan
-from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
-from meshwise.inter.search import search
-from meshwise.inter.search_space import SearchOptions
-from meshwise.inter.simulated_plan import chunk_of
-from meshwise.inter.variants import VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.finishing import finished, stage_plan
+from meshwise.inter.search.search import search
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.named import model_config
 from meshwise.plan.places import stage_hosts
+from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.simulate.stage_run import chunk_of
 from meshwise.trace.layers.layering import Layering
 
 HOST = "p3.8xlarge"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise.graph.layout import Layout, layout_text, parse_layout
-from meshwise.inter.simulated import Chunk
+from meshwise.simulate.chunks import Chunk
 
 FORMAT = 1
 

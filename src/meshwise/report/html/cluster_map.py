@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.spec import Cluster
-from meshwise.inter.simulated_plan import one_a_mesh
 from meshwise.plan.device_memory import MemoryCheck
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
+from meshwise.simulate.stage_run import one_a_mesh
 
 _SIZE, _GAP, _PAD, _HEAD = 26, 4, 9, 22
 _DEVICES_A_ROW = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.inter.simulated_plan import Simulation
 from meshwise.plan.device_memory import MemoryCheck
 from meshwise.report.html.markup import escaped, label, line, num, picture, rect, stage_class, ticks
 from meshwise.simulate.engine import MemoryStep
+from meshwise.simulate.plan import Simulation
 from meshwise.units import GIB, bytes_text, seconds_text
 
 _WIDTH, _HEIGHT = 380, 150

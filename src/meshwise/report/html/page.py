@@ -6,7 +6,6 @@ import importlib.resources
 import string
 from collections.abc import Sequence
 
-from meshwise.inter.simulated_plan import Simulation, one_a_mesh, simulate_plan
 from meshwise.plan.device_memory import MemoryCheck, mesh_memory_bytes, plan_memory
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
@@ -19,6 +18,8 @@ from meshwise.report.html.stages import stage_table, tried_table
 from meshwise.report.html.timeline import timeline_section
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import device_flop_per_s
+from meshwise.simulate.plan import Simulation, simulate_plan
+from meshwise.simulate.stage_run import one_a_mesh
 from meshwise.simulate.timeline import Timeline
 from meshwise.units import bytes_text, flop_text, seconds_text
 

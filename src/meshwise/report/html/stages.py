@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.inter.simulated_plan import Simulation
 from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
 from meshwise.report.html.markup import escaped, html_table, stage_class
+from meshwise.simulate.plan import Simulation
 from meshwise.units import bytes_text, seconds_text
 
 _HEADER = (

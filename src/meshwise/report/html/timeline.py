@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.inter.simulated_plan import Simulation
 from meshwise.report.html.gantt import AXIS, KINDS, LEFT, PLOT, axis, gantt, row_label
 from meshwise.report.html.markup import WIDTH, escaped, legend, num, picture, rect
+from meshwise.simulate.plan import Simulation
 from meshwise.simulate.timeline import Event, Timeline
 from meshwise.units import seconds_text
 

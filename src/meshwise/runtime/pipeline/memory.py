@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshwise.inter.footprint import Footprint
+from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.program.names import Name
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram

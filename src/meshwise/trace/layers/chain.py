@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
-from meshwise.inter.operator_chain import OperatorChain
+from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.jax_compat import Literal, source_line
 from meshwise.rules.primitive import Equation
 from meshwise.rules.table import RULES

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import jaxprs_in_params
 
 from meshwise.errors import TraceError
-from meshwise.inter.piece import PieceGraph
+from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
 from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece

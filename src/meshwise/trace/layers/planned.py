@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshwise.graph.graph import Graph
-from meshwise.inter.phases import divided_body
-from meshwise.inter.piece import Crossing, PieceGraph
+from meshwise.pieces.phases import divided_body
+from meshwise.pieces.piece import Crossing, PieceGraph
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece

@@ -1,0 +1,410 @@
+"""What `parallelize` is told about the arguments of a step, checked and bound to a call.
+
+Numbers of arguments are those of the user's call, static arguments counted, and may be negative
+as in `jax.jit`; a keyword argument that has a position has its number too.  Behind this file the
+static arguments are gone and numbers count what is left.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from meshwise.errors import PinError, TraceError
+from meshwise.request.pins import as_pin
+from meshwise.trace.call import call
+from meshwise.trace.step import Statistics, StepSignature
+
+DEFAULT_BATCH_ARGNUMS = (1,)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentOptions:
+    """What a user says of the arguments, of the right types but not yet held against a call.
+
+    Attributes:
+        name: Of the step, for messages.
+        parameters: Positional parameters of the step; None if Python cannot tell.
+        batch_argnums: As given.
+        batch_dims: As given.
+        static_argnums: As given.
+        donate_argnums: As given.
+    """
+
+    name: str
+    parameters: tuple[inspect.Parameter, ...] | None
+    batch_argnums: tuple[int, ...]
+    batch_dims: Any
+    static_argnums: tuple[int, ...]
+    donate_argnums: tuple[int, ...] | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A positional argument of a call: its number, its name if known, and how it is passed."""
+
+    position: int
+    name: str | None
+    by_keyword: bool = False
+
+    @property
+    def label(self) -> str:
+        """As `argument 1 (batch)`."""
+        return f"argument {self.position}" + (f" ({self.name})" if self.name else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The arguments of one call: static ones with their types, the others.
+
+    Attributes:
+        statics: Number, type and value: `1`, `1.0` and `True` are equal but trace differently.
+        args: The other positional arguments, in order.
+        kwargs: Arguments that have no position.
+    """
+
+    statics: tuple[tuple[int, type, Any], ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """How every call with the same number of arguments and the same keywords is taken apart.
+
+    Attributes:
+        step_name: For messages.
+        slots: The positional arguments, static ones too.
+        positions: Their numbers, whichever way they are passed.
+        static: Numbers of the static ones.
+        signature: What is known of the others, counted without the static ones.
+    """
+
+    step_name: str
+    slots: tuple[Slot, ...]
+    positions: tuple[int, ...]
+    static: frozenset[int]
+    signature: StepSignature
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Take the arguments of a call apart.
+
+        Raises:
+            TraceError: a static argument cannot be hashed.
+        """
+        if not self.static and not kwargs:
+            return Call(statics=(), args=args, kwargs=kwargs)
+        rest = dict(kwargs)
+        statics: list[tuple[int, type, Any]] = []
+        others: list[Any] = []
+        for slot in self.slots:
+            value = rest.pop(slot.name) if slot.by_keyword and slot.name else args[slot.position]
+            if slot.position in self.static:
+                _check_hashable(self.step_name, slot, value)
+                statics.append((slot.position, type(value), value))
+            else:
+                others.append(value)
+        return Call(statics=tuple(statics), args=tuple(others), kwargs=rest)
+
+    def function(
+        self, fun: Callable[..., Any], statics: tuple[tuple[int, type, Any], ...]
+    ) -> Callable[..., Any]:
+        """The step as a function of what `split` leaves, with the step's name and parameters."""
+        positions = self.positions
+        if not statics and positions == tuple(range(len(positions))):
+            return fun
+        dynamic = [slot for slot in self.slots if slot.position not in self.static]
+        values = {position: value for position, _, value in statics}
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            given = values | {s.position: a for s, a in zip(dynamic, args, strict=True)}
+            positional: list[Any] = []
+            for slot in self.slots:
+                if slot.position == len(positional):
+                    positional.append(given[slot.position])
+                else:  # behind a default that the caller left out
+                    assert slot.name is not None
+                    kwargs[slot.name] = given[slot.position]
+            return call(fun, positional, kwargs)
+
+        step.__dict__["__wrapped__"] = _without_partials(fun)
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        step.__dict__["__signature__"] = inspect.Signature(
+            [
+                *(inspect.Parameter(s.name or f"argument_{s.position}", kind) for s in dynamic),
+                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+            ]
+        )
+        return step
+
+
+def argument_options(
+    fun: Callable[..., Any],
+    *,
+    batch_argnums: int | Sequence[int],
+    batch_dims: Any,
+    static_argnums: int | Sequence[int],
+    donate_argnums: int | Sequence[int] | Literal["auto"],
+) -> ArgumentOptions:
+    """Check what can be checked before a call; see `parallelize` for the arguments.
+
+    Raises:
+        TraceError: an argument has the wrong type.
+    """
+    try:
+        parameters = tuple(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        positional = None
+    else:
+        positional = tuple(p for p in parameters if p.kind in _POSITIONAL)
+    donate = donate_argnums
+    return ArgumentOptions(
+        name=step_name(fun),
+        parameters=positional,
+        batch_argnums=_numbers("batch_argnums", batch_argnums),
+        batch_dims=batch_dims,
+        static_argnums=_numbers("static_argnums", static_argnums),
+        donate_argnums=(
+            "auto"
+            if isinstance(donate, str) and donate == "auto"
+            else _numbers("donate_argnums", donate, ", or 'auto'")
+        ),
+    )
+
+
+def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> Binding:
+    """Hold the options against a call.
+
+    Args:
+        options: What the user says.
+        num_args: Arguments passed by position.
+        keywords: Names of those passed by keyword.
+
+    Raises:
+        TraceError: a number names no argument, or contradicts another option.
+    """
+    slots = _slots(options, num_args, keywords)
+    batch = _resolved("batch_argnums", options.batch_argnums, options, slots)
+    static = _resolved("static_argnums", options.static_argnums, options, slots)
+    present = {slot.position: slot for slot in slots}
+    named = {slot.name for slot in slots}
+    unplaced = [k for k in keywords if k not in named]
+    for number in batch:
+        if batch.count(number) > 1:
+            raise TraceError(
+                f"batch_argnums={options.batch_argnums} names argument {number} of {options.name} "
+                "twice; name each batch argument once"
+            )
+        if number in static:
+            raise TraceError(
+                f"argument {number} of {options.name} is in batch_argnums={options.batch_argnums} "
+                f"and in static_argnums={options.static_argnums}, but batch data is not a "
+                "compile-time constant; take it out of one of them"
+            )
+        if number not in present and unplaced and not _has_position(options, number):
+            raise TraceError(
+                f"batch_argnums names argument {number} of {options.name}, which the call does "
+                f"not pass by position; {', '.join(unplaced)} came by keyword and "
+                f"{'has' if len(unplaced) == 1 else 'have'} no position, so no batch dim: pass "
+                "the batch by position, or say batch_argnums=() if there is no batch data"
+            )
+    donate = options.donate_argnums
+    if not isinstance(donate, str):
+        donate = tuple(dict.fromkeys(_resolved("donate_argnums", donate, options, slots)))
+        for number in donate:
+            if number in static:
+                raise TraceError(
+                    f"argument {number} of {options.name} is in donate_argnums="
+                    f"{options.donate_argnums} and in static_argnums={options.static_argnums}, "
+                    "but a compile-time constant has no buffer to donate; take it out of one of "
+                    "them"
+                )
+    dynamic = [slot.position for slot in slots if slot.position not in static]
+    dims = _dims_of_each(options, len(batch))
+    pairs = [(dynamic.index(n), d) for n, d in zip(batch, dims, strict=True) if n in present]
+    return Binding(
+        step_name=options.name,
+        slots=slots,
+        positions=tuple(slot.position for slot in slots),
+        static=frozenset(static),
+        signature=StepSignature(
+            batch_argnums=tuple(number for number, _ in pairs),
+            batch_dims=tuple(dims for _, dims in pairs),
+            donate_argnums=(
+                donate
+                if isinstance(donate, str)
+                else tuple(dynamic.index(n) for n in donate if n in present)
+            ),
+            labels=tuple(present[n].label for n in dynamic),
+            parameters=tuple((n, present[n].name or "") for n in dynamic),
+        ),
+    )
+
+
+def step_name(fun: Callable[..., Any]) -> str:
+    """Name of a step for messages."""
+    base = _without_partials(fun)
+    return getattr(base, "__name__", type(base).__name__)
+
+
+def _without_partials(fun: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(fun, partial):
+        fun = fun.func
+    return fun
+
+
+def _slots(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> tuple[Slot, ...]:
+    parameters = options.parameters or ()
+    names = [p.name for p in parameters]
+    slots = [Slot(position=n, name=names[n] if n < len(names) else None) for n in range(num_args)]
+    slots += [
+        Slot(position=n, name=p.name, by_keyword=True)
+        for n, p in enumerate(parameters)
+        if n >= num_args and p.kind == p.POSITIONAL_OR_KEYWORD and p.name in keywords
+    ]
+    return tuple(slots)
+
+
+def _resolved(
+    option: str, numbers: tuple[int, ...], options: ArgumentOptions, slots: tuple[Slot, ...]
+) -> tuple[int, ...]:
+    """Numbers counted from the front; a negative one counts from the end of the call."""
+    passed = 1 + slots[-1].position if slots else 0
+    takes = max(passed, len(options.parameters or ()))
+    found: list[int] = []
+    for number in numbers:
+        resolved = number + passed if number < 0 else number
+        if 0 <= resolved < takes:
+            found.append(resolved)
+        elif not (option == "batch_argnums" and numbers == DEFAULT_BATCH_ARGNUMS):
+            count = f"{takes} positional argument{'' if takes == 1 else 's'}"
+            does = "takes" if takes > passed else "got"
+            raise TraceError(
+                f"{option}={numbers if len(numbers) > 1 else number} names argument {number}, but "
+                f"{options.name} {does} {count}; "
+                + (f"use numbers from 0 to {takes - 1}" if takes else f"use {option}=()")
+            )
+        else:
+            found.append(resolved)
+    return tuple(found)
+
+
+def _has_position(options: ArgumentOptions, number: int) -> bool:
+    return options.parameters is not None and number < len(options.parameters)
+
+
+def _dims_of_each(options: ArgumentOptions, count: int) -> tuple[Any, ...]:
+    dims = options.batch_dims
+    if not isinstance(dims, (list, tuple)):
+        return (dims,) * count
+    if len(dims) != count:
+        raise TraceError(
+            f"batch_dims={dims!r} has {len(dims)} entries for the {count} arguments of "
+            f"batch_argnums={options.batch_argnums}; give one for each, or one number for all"
+        )
+    return tuple(dims)
+
+
+def _numbers(option: str, value: Any, or_else: str = "") -> tuple[int, ...]:
+    """An int or a sequence of ints as a tuple."""
+    entries: Any = value if isinstance(value, (list, tuple, range)) else (value,)
+    try:
+        if any(isinstance(entry, bool) for entry in entries):
+            raise TypeError
+        return tuple(operator.index(entry) for entry in entries)
+    except TypeError:
+        raise TraceError(
+            f"{option} must be the number of an argument or a tuple of such numbers{or_else}, got "
+            f"{value!r}"
+        ) from None
+
+
+def _check_hashable(name: str, slot: Slot, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TraceError(
+            f"static {slot.label} of {name} is a {type(value).__name__}, which cannot be hashed "
+            f"({value!r:.80}); pass something hashable, as a tuple or a frozen dataclass, or take "
+            "it out of static_argnums"
+        ) from error
+
+
+def check_num_microbatches(value: Any) -> int | Literal["auto"]:
+    """The number of micro-batches as an int, or "auto".
+
+    Raises:
+        TraceError: it is neither.
+    """
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    count = _index_or_zero(value)
+    if count < 1:
+        raise TraceError(
+            f"num_microbatches must be a whole number of at least 1, or 'auto', got {value!r}"
+        )
+    return count
+
+
+def _index_or_zero(value: Any) -> int:
+    try:
+        return 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return 0
+
+
+def check_folder(folder: Any) -> Path:
+    """The path of a folder, which is made if need be: what is kept there comes after planning.
+
+    Raises:
+        TraceError: it is no path, a file, or cannot be written to.
+    """
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        raise TraceError(f"dump_ilp must be the path of a folder, got {folder!r}")
+    path = Path(os.fsdecode(folder))
+    if path.exists() and not path.is_dir():
+        raise TraceError(f"dump_ilp must be a folder, and {str(path)!r} is a file")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise TraceError(
+            f"dump_ilp: {str(path)!r} cannot be written to: {error.strerror or error}"
+        ) from error
+    return path
+
+
+def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:
+    """Check the other options of `parallelize`.
+
+    Raises:
+        TraceError: the statistics or the memory are not what they can be.
+        PinError: the pins are not a mapping of patterns to `PartitionSpec`s or `Pin`s.
+    """
+    if statistics not in get_args(Statistics):
+        raise TraceError(f"microbatch_statistics must be 'exact' or 'local', got {statistics!r}")
+    if pins is not None and not (
+        isinstance(pins, Mapping) and all(isinstance(pattern, str) for pattern in pins)
+    ):
+        raise PinError(
+            f"pins must map patterns of argument paths to PartitionSpecs, as "
+            f"{{'0/params/**/kernel': P('x', None)}}, got {pins!r:.80}"
+        )
+    for pattern, pin in (pins or {}).items():
+        as_pin(pattern, pin)
+    is_number = isinstance(memory_bytes, (int, float)) and not isinstance(memory_bytes, bool)
+    if memory_bytes is not None and not (is_number and 0 < memory_bytes < math.inf):
+        raise TraceError(
+            "memory_bytes must be a positive number, the bytes that one device may use, as "
+            f"16 * 2**30, got {memory_bytes!r}"
+        )

@@ -1,0 +1,79 @@
+"""What `step.init` takes: what makes the state, then the other arguments of the step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshwise.api.arguments import Binding
+
+
+def split_init_args(
+    fun: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of `fun`, and the rest; a `fun` that takes all of them shares the last ones."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return args, ()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    takes_any = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    if not takes_any and len(args) > len(positional):
+        return args[: len(positional)], args[len(positional) :]
+    if len(args) > required and not takes_any:
+        return args[:required], args[required:]
+    return args, args[1:]
+
+
+class StatePlace(NamedTuple):
+    """Which argument of a step is its state: its number, and its order among those not static."""
+
+    number: int
+    order: int
+
+
+def state_place(binding: Binding) -> StatePlace:
+    """The first argument that is neither static nor batch data, or else the first."""
+    dynamic = [slot.position for slot in binding.slots if slot.position not in binding.static]
+    batch = binding.signature.batch_argnums
+    order = next((k for k in range(len(dynamic)) if k not in batch), 0)
+    return StatePlace(dynamic[order] if dynamic else 0, order)
+
+
+def zeros_of_spec(leaf: Any) -> Any:
+    """Zeros in place of a shape; arrays stay."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    return leaf
+
+
+def born_sharded(
+    fun: Callable[..., Any], args: tuple[Any, ...], wanted: Sequence[Any], tree: Any
+) -> Any:
+    """What a function makes, each leaf where it lives: no device holds more than its share.
+
+    Args:
+        fun: Makes the state.
+        args: Its arguments.
+        wanted: Sharding of each leaf; None for one that may lie anywhere.
+        tree: Of what it makes.
+    """
+    groups: dict[Any, list[int]] = {}
+    for n, sharding in enumerate(wanted):
+        groups.setdefault(None if sharding is None else sharding.mesh, []).append(n)
+    found: list[Any] = [None] * len(wanted)
+    for mesh, places in groups.items():
+
+        def some(*args: Any, places: list[int] = places) -> list[Any]:
+            leaves = jax.tree.leaves(fun(*args))
+            return [leaves[n] for n in places]
+
+        asked = None if mesh is None else [wanted[n] for n in places]
+        for n, leaf in zip(places, jax.jit(some, out_shardings=asked)(*args), strict=True):
+            found[n] = leaf
+    return jax.tree.unflatten(tree, found)

@@ -1,0 +1,379 @@
+"""A step that plans, compiles and runs itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from meshwise.api.arguments import (
+    ArgumentOptions,
+    Binding,
+    Call,
+    argument_options,
+    bind,
+    step_name,
+)
+from meshwise.api.bound_steps import kept_step
+from meshwise.api.init_state import born_sharded, split_init_args, state_place, zeros_of_spec
+from meshwise.errors import PlanError, StateLostError, TraceError
+from meshwise.jax_compat import is_tracer
+from meshwise.plan.plan import Plan
+from meshwise.planner.prices import Progress, priced
+from meshwise.planner.step import PlannedCall, PlannedProgram, StepCall, plan_call
+from meshwise.request.methods import PlannedStep
+from meshwise.request.plan_request import PlanRequest
+from meshwise.simulate.timeline import Timeline
+from meshwise.trace.step import abstract
+from meshwise.trace.weak_types import weak_types
+
+# A plan is made before any lowering: what lowers and runs is imported where it is needed.
+if TYPE_CHECKING:
+    from meshwise.runtime.fidelity import StageFidelity
+    from meshwise.runtime.step_executable import StepExecutable
+
+_NOT_FITTING = (TypeError, ValueError)
+
+
+class ParallelStep(PlannedStep):
+    """A training step that plans, compiles and runs itself; made by `parallelize`."""
+
+    def __init__(
+        self, fun: Callable[..., Any], request: PlanRequest, options: ArgumentOptions
+    ) -> None:
+        """Args: the step, what is asked of the plan, what is said of the arguments."""
+        self._fun = fun
+        self._request = request
+        self._options = options
+        self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
+        self._planned: dict[Any, PlannedCall] = {}
+        self._executables: dict[Any, StepExecutable] = {}
+        self._recent: dict[Any, StepExecutable] = {}
+        self._last: StepExecutable | None = None
+        self._checkpoint: str | None = None
+        self._timeline: Timeline | None = None
+        self._of_classes: dict[type, ParallelStep] = {}
+        update_wrapper(self, fun)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> ParallelStep:
+        """As a method: a step of the object, which is a constant of the step, not an argument.
+
+        Numbers of arguments count without `self`.  Each object has a step of its own, which it
+        keeps as long as it lives.
+
+        Raises:
+            TraceError: the object has no place to keep its step.
+        """
+        if instance is None:
+            return self
+        if isinstance(instance, type):
+            kept = self._of_classes
+            return kept.setdefault(instance, kept.get(instance) or self._bound_to(instance))
+        name = self._options.name
+        return kept_step(instance, name, id(self), lambda: self._bound_to(instance))
+
+    def _bound_to(self, instance: Any) -> ParallelStep:
+        fun = MethodType(self._fun, instance)
+        options = self._options
+        return ParallelStep(
+            fun,
+            self._request,
+            argument_options(
+                fun,
+                batch_argnums=options.batch_argnums,
+                batch_dims=options.batch_dims,
+                static_argnums=options.static_argnums,
+                donate_argnums=options.donate_argnums,
+            ),
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
+        binding, call = self._taken_apart(args, kwargs)
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        shape = (tree, binding.positions, call.statics, weak_types(leaves))
+        with self._naming_the_checkpoint():
+            return self._run(binding, call, shape, leaves)
+
+    def _run(self, binding: Binding, call: Call, shape: Any, leaves: list[Any]) -> Any:
+        recent = self._recent.get(shape)
+        if recent is not None:
+            try:
+                out = recent.run(leaves)
+            except _NOT_FITTING:
+                pass  # other shapes, or arrays that lie elsewhere
+            else:
+                self._last = recent
+                return jax.tree.unflatten(recent.out_tree, out)
+        if any(map(is_tracer, leaves)):
+            raise TraceError(
+                f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
+                "jax.grad, jax.vmap and jax.lax.scan cannot go through it; call it with arrays, "
+                "and put what is around it into the step itself"
+            )
+        fitting = self._executable(binding, call)
+        self._recent[shape] = self._last = fitting
+        out = fitting.run(fitting.place(leaves))
+        return jax.tree.unflatten(fitting.out_tree, out)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, oldest first."""
+        return tuple(planned.plan for planned in self._planned.values())
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Return the plan for arguments of these shapes.
+
+        Args:
+            *args: Arguments of the step; `ShapeDtypeStruct`s do, no device is used.
+            **kwargs: Keyword arguments of the step, likewise.
+
+        Raises:
+            TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
+        """
+        return self._plan(*self._taken_apart(args, kwargs)).plan
+
+    def priced(
+        self,
+        *args: Any,
+        rivals: int = 5,
+        more_bytes: int | None = 2**30,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> Plan:
+        """Return the plan with what other choices would cost, each found by planning again.
+
+        Args:
+            *args: As for `plan`.
+            rivals: For how many arguments and dense operators, the dearest first, in turn.
+            more_bytes: By how much more memory per device is asked too; None for not at all.
+            progress: Called before each re-solve with how many are done, how many there are, and
+                what comes now.
+            **kwargs: As for `plan`.
+
+        Raises:
+            PlanError: the plan is replayed, or has stages.
+        """
+        planned = self._plan(*self._taken_apart(args, kwargs))
+        if not isinstance(planned, PlannedProgram):
+            raise PlanError("prices of other choices are known for plans of one mesh only")
+        return priced(
+            planned.traced,
+            planned.plan,
+            self._request,
+            rivals=rivals,
+            more_bytes=more_bytes,
+            progress=progress,
+        )
+
+    def explain(self, *args: Any, **options: Any) -> str:
+        """Return the text of `priced`, which takes the same arguments.
+
+        Of a plan with stages it is the text of the plan; prices are known on one mesh only.
+        """
+        asked = {"rivals", "more_bytes", "progress"} & options.keys()
+        if not asked and not isinstance(
+            self._plan(*self._taken_apart(args, options)), PlannedProgram
+        ):
+            return self.plan(*args, **options).explain()
+        return self.priced(*args, **options).explain()
+
+    def init(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Create the state where the plan wants it: no device ever holds all of it.
+
+        The state is the first argument of the step that is neither static nor batch data.
+
+        Args:
+            fun: Makes the state.
+            *args: Arguments of `fun`, then the other arguments of the step in their order (shapes
+                do), as in `step.init(create_state, key, batch)`.  The latter may be left out if
+                the step has a plan for such a state already.
+            **kwargs: Arguments of the step that are passed by keyword.
+
+        Raises:
+            TraceError: an argument of `fun` is not an array.
+            PlanError: there is no plan for such a state and no arguments to make one.
+        """
+        if not callable(fun):
+            raise TraceError(
+                f"init takes the function that makes the state, got {fun!r:.60}; call it as "
+                "step.init(create_state, key, batch)"
+            )
+        fun_args, others = split_init_args(fun, args)
+        for position, argument in enumerate(fun_args):
+            label = f"argument {position} of {step_name(fun)}"
+            jax.tree.map(partial(abstract, where=label), argument)
+        state = jax.eval_shape(fun, *fun_args)
+        if others or kwargs:
+            place = state_place(bind(self._options, len(others) + 1, tuple(kwargs)))
+            given = (*others[: place.number], state, *others[place.number :])
+            binding, call = self._taken_apart(given, kwargs)
+            executable = self._executable(binding, call)
+            start = len(jax.tree.leaves(call.args[: place.order]))
+        else:
+            executable, start = self._executable_for_state(state)
+        stop = start + len(jax.tree.leaves(state))
+        tree, wanted = jax.tree.structure(state), executable.in_shardings[start:stop]
+        concrete = jax.tree.map(zeros_of_spec, fun_args)
+        return born_sharded(fun, concrete, wanted, tree)
+
+    def program_text(self, *args: Any, **kwargs: Any) -> str:
+        """Return the explicit program of one device as text, with its collectives.
+
+        Raises:
+            PlanError: the step runs as several programs.
+        """
+        from meshwise.spmd.program import program_text
+
+        planned = self._plan(*self._taken_apart(args, kwargs))
+        if not isinstance(planned, PlannedProgram):
+            raise PlanError(
+                "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each"
+            )
+        traced, plan = planned.traced, planned.plan
+        return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
+
+    def compiled_text(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """Optimised HLO of each program, by name."""
+        return self._executable(*self._taken_apart(args, kwargs)).compiled_text()
+
+    def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
+        """Memory of one device as XLA reports it for the compiled step, in bytes."""
+        return self._executable(*self._taken_apart(args, kwargs)).measured_peak_bytes()
+
+    def measured(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
+        """Run one step of a pipeline with a clock beside it.
+
+        Every mesh waits for each of its instructions, so the step is slower than a plain call,
+        which only dispatches them; its results are the same.
+
+        Returns:
+            What the step returns, and what each mesh did and when.
+
+        Raises:
+            PlanError: the step is no pipeline with gradients.
+        """
+        from meshwise.runtime.pipeline.executable import PipelineExecutable
+
+        binding, call = self._taken_apart(args, kwargs)
+        executable = self._executable(binding, call)
+        if not isinstance(executable, PipelineExecutable):
+            raise PlanError(
+                "only a pipeline has a timeline of meshes; time a call and jax.block_until_ready "
+                "of what it returns, or ask for stages"
+            )
+        with self._naming_the_checkpoint():
+            results, timeline = executable.measured_run(jax.tree.leaves((call.args, call.kwargs)))
+        self._last, self._timeline = executable, timeline
+        return jax.tree.unflatten(executable.out_tree, results), timeline
+
+    @contextmanager
+    def _naming_the_checkpoint(self) -> Iterator[None]:
+        try:
+            yield
+        except StateLostError as error:
+            if self._checkpoint is None:
+                raise
+            raise StateLostError(f"{error}; the last one is {self._checkpoint}") from error
+
+    def saved(self, checkpoint: object) -> None:
+        """Say where the state was last saved, for the error that tells that it is lost.
+
+        Args:
+            checkpoint: A path, or what else names it.
+        """
+        self._checkpoint = str(checkpoint)
+
+    def fidelity(self, *args: Any, **kwargs: Any) -> tuple[StageFidelity, ...]:
+        """For each stage memory and collectives as predicted, and as compiled."""
+        return self._executable(*self._taken_apart(args, kwargs)).fidelity()
+
+    def stats(self) -> dict[str, Any]:
+        """What is known of the last step's programs: seconds, bytes.
+
+        A pipeline adds `bytes_between_meshes` of a step, and of its last *measured* step
+        `measured_step_s`, `bubble_share`, and for each mesh `busy_s` and `exposed_s`, the seconds
+        in which it waits for a transfer that runs.  Plain calls are not timed: they return before
+        the devices are done.
+
+        Raises:
+            PlanError: no step has run.
+        """
+        if self._last is None:
+            raise PlanError("no step has run yet; call the step first")
+        found: dict[str, Any] = {
+            "predicted_step_time_s": self._last.plan.step_time_s,
+            "predicted_peak_bytes": float(self._last.plan.peak_bytes),
+            "measured_peak_bytes": float(self._last.measured_peak_bytes()),
+            "compile_s": self._last.compile_s,
+            **self._last.traffic(),
+        }
+        if self._timeline is not None:
+            found["measured_step_s"] = self._timeline.step_time_s
+            for name in ("bubble_share", "busy_s", "exposed_s"):
+                found[name] = getattr(self._timeline, name)
+        return found
+
+    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Binding, Call]:
+        given = (len(args), tuple(kwargs))
+        binding = self._bindings.get(given)
+        if binding is None:
+            binding = self._bindings[given] = bind(self._options, *given)
+        return binding, binding.split(args, kwargs)
+
+    def _key(self, binding: Binding, call: Call) -> Any:
+        def named(path: Any, leaf: Any) -> Any:
+            part, argument, *rest = path
+            label = binding.signature.label(argument.idx) if part.idx == 0 else argument.key
+            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)))
+
+        given = (call.args, call.kwargs)
+        leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
+        avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
+        return call.statics, binding.positions, tree, avals
+
+    def _plan(self, binding: Binding, call: Call) -> PlannedCall:
+        key = self._key(binding, call)
+        if key not in self._planned:
+            given = StepCall(
+                fun=binding.function(self._fun, call.statics),
+                args=call.args,
+                kwargs=call.kwargs,
+                signature=binding.signature,
+            )
+            planned = self._planned[key] = plan_call(given, self._request)
+            if isinstance(planned, PlannedProgram):
+                for text in planned.traced.warnings:
+                    warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
+        return self._planned[key]
+
+    def _executable(self, binding: Binding, call: Call) -> StepExecutable:
+        return self._compiled(self._key(binding, call), self._plan(binding, call))
+
+    def _compiled(self, key: Any, planned: PlannedCall) -> StepExecutable:
+        from meshwise.api.compilation import compile_planned
+
+        if key not in self._executables:
+            self._executables[key] = compile_planned(planned)
+        return self._executables[key]
+
+    def _executable_for_state(self, state: Any) -> tuple[StepExecutable, int]:
+        """A step that takes such a state, and the position of the state's first leaf."""
+        wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+        for key, planned in self._planned.items():
+            user = planned.user
+            numbered = jax.tree.unflatten(user.in_tree, range(len(user.in_avals)))
+            for argument in numbered[0]:
+                places = jax.tree.leaves(argument)
+                avals = [user.in_avals[i] for i in places]
+                if places and [(a.shape, a.dtype) for a in avals] == wanted:
+                    return self._compiled(key, planned), places[0]
+        raise PlanError(
+            "init needs to know the other arguments of the step to make a plan; pass their shapes "
+            "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
+        )

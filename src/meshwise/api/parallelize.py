@@ -1,0 +1,140 @@
+"""`parallelize`: a training step written for one device, planned and run on many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike
+from typing import Any, Literal
+
+from meshwise.api.arguments import (
+    DEFAULT_BATCH_ARGNUMS,
+    argument_options,
+    check_folder,
+    check_num_microbatches,
+    check_options,
+    step_name,
+)
+from meshwise.api.local_cluster import check_cluster, local_cluster
+from meshwise.api.parallel_step import ParallelStep
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import TraceError
+from meshwise.request.methods import Auto, Method, check_method
+from meshwise.request.plan_request import PlanRequest
+from meshwise.request.replay import check_beside_replay
+from meshwise.rules.kernel import ForeignRule, check_rules
+from meshwise.trace.step import Statistics
+
+
+def parallelize(
+    fun: Callable[..., Any] | None = None,
+    *,
+    method: Method | None = None,
+    cluster: Cluster | None = None,
+    num_microbatches: int | Literal["auto"] = 1,
+    batch_argnums: int | Sequence[int] = DEFAULT_BATCH_ARGNUMS,
+    batch_dims: Any = 0,
+    microbatch_statistics: Statistics = "exact",
+    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | Literal["auto"] = "auto",
+    pins: Mapping[str, Any] | None = None,
+    memory_bytes: int | None = None,
+    rules: Mapping[str, ForeignRule] | None = None,
+    dump_ilp: str | PathLike[str] | None = None,
+) -> Any:
+    """Parallelise a training step; decorator or call.
+
+    Args:
+        fun: The step: any function of pytrees of arrays, as `step(state, batch)`.
+        method: How the plan is found; `Auto()` by default.
+        cluster: What to plan for; `Cluster.local()`, the devices of this process, by default.
+        num_microbatches: In how many parts the batch runs, one after the other; "auto" takes the
+            fewest that fit into memory.
+        batch_argnums: Positional arguments that are batch data.
+        batch_dims: Their batch dim: a number, or a pytree prefix (None: not batch data).
+        microbatch_statistics: "exact": the result is that of the full batch, and what does not
+            separate is an error; "local": statistics of each micro-batch, results averaged.
+        static_argnums: Positional arguments that are compile-time constants.
+        donate_argnums: Arguments whose buffers may be reused; "auto": state that the step
+            returns with the same tree, shapes and dtypes.  One that is named but not returned
+            is a warning, as in `jax.jit`, and stands in the plan's warnings.
+        pins: What is fixed; the optimiser fills the rest.  A pattern to a `PartitionSpec` of mesh
+            axis names, or to a `Pin`: `{"0/params/**/embedding": P("y", None),
+            "activation:mlp_hidden": P("x", P.UNCONSTRAINED), "0/**": mw.Pin(forbid="z")}`.  A
+            pattern is the path of an argument, which begins with its number or keyword (`*`
+            within a component, `**` for any number of components), or `activation:` and a name
+            given by `jax.ad_checkpoint.checkpoint_name`, in loops too.  In a spec None is a dim
+            that is not split and `P.UNCONSTRAINED` one that is left to the optimiser;
+            `Pin(forbid=...)` names axes that may not split the tensor.  All pins that match a
+            tensor hold.  The mesh is pinned by the method, as `IntraOp(mesh_shape=(2, 4))`.
+        memory_bytes: What one device may use; the cluster's by default.
+        rules: Loops of primitives that Meshwise does not know, by name: a `KernelLoops`, or a
+            function of the parameters and operands of an equation that gives one, or None.  For
+            code of your own `sharded_kernel` says the same where the code is.
+        dump_ilp: A folder that gets every ILP of the planner, as files for `meshwise solve`.
+
+    Numbers of arguments count as in `jax.jit`: static arguments too, negative ones from the end
+    of the call, and arguments that have a position but are passed by keyword.  Those of a method
+    count without `self`, which is a constant of the step.
+
+    Returns:
+        A `ParallelStep`, called like `fun`.
+
+    Raises:
+        TraceError, PlanError, ClusterError: an option is not what it can be, or contradicts the
+            plan that is replayed.
+        InfeasibleError: the plan that is replayed needs more than `memory_bytes`.
+        TraceError, PinError, InfeasibleError, ClusterError: when the first call or `plan` finds
+            that the step, the pins, the memory or the devices do not allow what is asked.
+    """
+    if fun is None:
+        return partial(
+            parallelize,
+            method=method,
+            cluster=cluster,
+            num_microbatches=num_microbatches,
+            batch_argnums=batch_argnums,
+            batch_dims=batch_dims,
+            microbatch_statistics=microbatch_statistics,
+            static_argnums=static_argnums,
+            donate_argnums=donate_argnums,
+            pins=pins,
+            memory_bytes=memory_bytes,
+            rules=rules,
+            dump_ilp=dump_ilp,
+        )
+    _check_fun(fun)
+    num_microbatches = check_num_microbatches(num_microbatches)
+    check_options(microbatch_statistics, pins, memory_bytes)
+    checked = None if cluster is None else check_cluster(cluster)
+    request = PlanRequest(
+        method=Auto() if method is None else check_method(method),
+        cluster=local_cluster if checked is None else lambda: checked,
+        num_microbatches=num_microbatches,
+        statistics=microbatch_statistics,
+        pins=dict(pins or {}),
+        memory_bytes=memory_bytes,
+        rules=check_rules(rules),
+        dump_ilp=None if dump_ilp is None else check_folder(dump_ilp),
+    )
+    check_beside_replay(request)
+    options = argument_options(
+        fun,
+        batch_argnums=batch_argnums,
+        batch_dims=batch_dims,
+        static_argnums=static_argnums,
+        donate_argnums=donate_argnums,
+    )
+    return ParallelStep(fun, request, options)
+
+
+def _check_fun(fun: Any) -> None:
+    if isinstance(fun, ParallelStep):
+        raise TraceError(
+            f"{step_name(fun)} is made by parallelize already; parallelize the function itself"
+        )
+    if not callable(fun) or isinstance(fun, type):
+        raise TraceError(
+            f"parallelize takes the step, a function, got {fun!r:.80}; options go by keyword, as "
+            "parallelize(step, method=mw.Zero3(), cluster=...)"
+        )

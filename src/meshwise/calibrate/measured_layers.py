@@ -1,0 +1,79 @@
+"""Measured times that are kept for the next time, one file for each program."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from meshwise.atomic_file import write_atomically
+from meshwise.calibrate.layer_times import Measure
+from meshwise.calibrate.timed_program import Measurable
+from meshwise.calibrate.workers import Workers
+
+
+@contextmanager
+def measuring() -> Iterator[Measure]:
+    """Measures programs on the devices of this process; what is known is not measured again."""
+    with Workers() as workers:
+        yield KeptTimes(workers, kept_folder())
+
+
+def kept_folder() -> Path:
+    """Where times are kept; it may not exist yet."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return home / "meshwise" / "measured"
+
+
+class KeptTimes:
+    """Measures what is not known yet."""
+
+    def __init__(self, measure: Measure, folder: Path) -> None:
+        """Begin.
+
+        Args:
+            measure: Measures programs.
+            folder: Where times are kept; where it cannot be written, nothing is.
+        """
+        self._measure, self._folder = measure, folder
+        self._known: dict[str, float] = {}
+
+    def __call__(self, programs: Sequence[Measurable]) -> list[float]:
+        """Seconds of programs; of equal ones once."""
+        missing: dict[str, Measurable] = {}
+        for program in programs:
+            if program.key not in self._known and (found := self._read(program.key)) is not None:
+                self._known[program.key] = found
+            if program.key not in self._known:
+                missing[program.key] = program
+        if missing:
+            for program, seconds in zip(
+                missing.values(), self._measure(list(missing.values())), strict=True
+            ):
+                self._known[program.key] = seconds
+                self._write(program, seconds)
+        return [self._known[program.key] for program in programs]
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _read(self, key: str) -> float | None:
+        """The time that is kept; None if there is none, or the file is none of ours."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            seconds = float(json.loads(self._path(key).read_text(encoding="utf-8"))["seconds"])
+            return seconds if math.isfinite(seconds) and seconds > 0 else None
+        return None
+
+    def _write(self, program: Measurable, seconds: float) -> None:
+        said = {
+            "seconds": seconds,
+            "program": program.name,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path(program.key), json.dumps(said) + "\n")

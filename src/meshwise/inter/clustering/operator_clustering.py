@@ -1,0 +1,263 @@
+"""Operator clustering: K operators in a row become L layers.
+
+Variables: boundaries 0 = b_0 < b_1 < ... < b_L = K among the candidate cuts; layer r holds the
+operators b_{r-1} to b_r - 1.
+
+Objective, in this order:
+
+1. least max_r C(b_{r-1}, b_r), the bytes that a layer receives from earlier operators
+   (`received_bytes`, `_least_bottleneck`);
+2. least variance of the layers' FLOP (`_least_variance`); their sum is fixed, so this is the least
+   sum of squares.
+
+Subject to FLOP of a layer <= (1 + delta) FLOP_total / L (`_within_limit`).
+
+The answer is optimal over the candidate cuts: all cuts of a chain of up to `max_cuts` + 1
+operators, and else those of `candidate_cuts`.
+
+Source: Alpa eq. 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshwise.errors import InfeasibleError
+from meshwise.inter.clustering.candidate_cuts import MAX_CUTS, candidate_cuts
+from meshwise.inter.clustering.operator_chain import (
+    BoolArray,
+    FloatArray,
+    OperatorChain,
+    received_bytes,
+)
+
+IntArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+AnyArray: TypeAlias = np.ndarray[Any, Any]
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+# Alpa's scripts use 0.1 (3-D helper) and 0.5 (default).
+DELTA = 0.5
+# Sums of FLOP in another order differ by far less.
+_ROUNDING = 1e-9
+_UNREACHED = np.iinfo(np.int64).max
+# A layer of an automatic number of layers has this many heavy operators on average at least.
+# Source: Alpa's repository, `LAYER_HEAVY_OP_LOWER_BOUND`.
+_HEAVY_PER_LAYER = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Operators clustered into layers.
+
+    Attributes:
+        ranges: First and last operator of each layer.
+        worst_received_bytes: The most that one layer receives from earlier ones.
+        flop: FLOP of each layer.
+        all_cuts_tried: Whether every boundary was a candidate, so that no clustering is better.
+    """
+
+    ranges: Ranges
+    worst_received_bytes: int
+    flop: tuple[float, ...]
+    all_cuts_tried: bool
+
+
+def cluster_operators(
+    chain: OperatorChain,
+    num_layers: int | None = None,
+    delta: float = DELTA,
+    *,
+    max_cuts: int = MAX_CUTS,
+) -> Layers:
+    """The best layers of a chain.
+
+    Args:
+        chain: The operators.
+        num_layers: L; if None, `choose_num_layers` with its defaults chooses it.
+        delta: How much more FLOP than the average a layer may have, as a share.
+        max_cuts: How many boundaries to try at most.
+
+    Raises:
+        InfeasibleError: no such layers; the text says why.
+    """
+    table = CutTable.of(chain, max_cuts)
+    if num_layers is None:
+        num_layers = _choose(table, delta, 2, _most_layers(chain), 0.0)
+    return cluster_table(table, num_layers, delta)
+
+
+def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Layers:
+    """The best layers that end at candidate boundaries; else as `cluster_operators`."""
+    worst = _least_bottleneck(table, num_layers, delta)
+    if worst is None:
+        raise InfeasibleError(_why_not(table, num_layers, delta))
+    places = _least_variance(table, num_layers, delta, worst)
+    bounds = [int(table.boundaries[p]) for p in places]
+    done = table.flop_before
+    return Layers(
+        ranges=tuple((a, b - 1) for a, b in pairwise(bounds)),
+        worst_received_bytes=worst,
+        flop=tuple(float(done[b] - done[a]) for a, b in pairwise(places)),
+        all_cuts_tried=len(table.boundaries) == table.chain.num_operators + 1,
+    )
+
+
+def choose_num_layers(
+    chain: OperatorChain,
+    delta: float = DELTA,
+    *,
+    smallest: int = 2,
+    largest: int | None = None,
+    tolerance: float = 0.0,
+    max_cuts: int = MAX_CUTS,
+) -> int:
+    """The largest number of layers that costs no more traffic than the smallest number does.
+
+    More layers give the stage construction more places to cut, and are worth having as long as no
+    layer receives more than in the coarsest clustering.
+
+    Args:
+        chain: The operators.
+        delta: As in `cluster_operators`.
+        smallest: The number of layers that the others are compared with; the next feasible one if
+            it is not.
+        largest: No more layers than this; a third of the heavy operators by default.
+        tolerance: How much more traffic is allowed, as a share.
+        max_cuts: How many boundaries to try at most.
+
+    Source: Alpa's repository, `layer_num="auto"`, there by bisection; here every number is tried.
+    """
+    largest = _most_layers(chain) if largest is None else largest
+    return _choose(CutTable.of(chain, max_cuts), delta, smallest, largest, tolerance)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutTable:
+    """A chain, candidate boundaries, bytes received between each two, and FLOP before each."""
+
+    chain: OperatorChain
+    boundaries: np.ndarray[tuple[int], np.dtype[np.int64]]
+    received: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    flop_before: FloatArray
+
+    @classmethod
+    def of(cls, chain: OperatorChain, max_cuts: int = MAX_CUTS) -> CutTable:
+        """The boundaries of a chain, as many as are to be tried at most."""
+        inner = candidate_cuts(chain, max_cuts)
+        boundaries = np.concatenate(([0], inner, [chain.num_operators])).astype(np.int64)
+        flop_before = np.concatenate(([0.0], np.cumsum(chain.flop, dtype=np.float64)))
+        return cls(chain, boundaries, received_bytes(chain, boundaries), flop_before[boundaries])
+
+    @property
+    def flop(self) -> FloatArray:
+        """FLOP between each two boundaries."""
+        return self.flop_before[None, :] - self.flop_before[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spans:
+    """Pairs of boundaries that may bound a layer, by the second and then the first."""
+
+    first: IntArray
+    last: IntArray
+    # Where the pairs of one second boundary begin, and which it is.
+    begin: IntArray
+    ends: IntArray
+    num_boundaries: int
+
+    @classmethod
+    def of(cls, allowed: BoolArray) -> _Spans:
+        last, first = np.nonzero(allowed.T)
+        ends, begin = np.unique(last, return_index=True)
+        return cls(first, last, begin, ends, len(allowed))
+
+    def least(self, values: AnyArray, nothing: float) -> AnyArray:
+        """For each second boundary the least value of its pairs."""
+        out: AnyArray = np.full(self.num_boundaries, nothing, values.dtype)
+        if len(values):
+            out[self.ends] = np.minimum.reduceat(values, self.begin)
+        return out
+
+
+def _within_limit(table: CutTable, num_layers: int, delta: float) -> BoolArray:
+    """Which pairs of boundaries may bound a layer."""
+    limit = (1 + delta) * table.flop_before[-1] / num_layers
+    size = len(table.boundaries)
+    return np.triu(np.ones((size, size), np.bool_), 1) & (table.flop <= limit * (1 + _ROUNDING))
+
+
+def _least_bottleneck(table: CutTable, num_layers: int, delta: float) -> int | None:
+    """G(K, L): the least worst received bytes; None if no layers obey the limit."""
+    spans = _Spans.of(_within_limit(table, num_layers, delta))
+    received = table.received[spans.first, spans.last]
+    least = np.full(len(table.boundaries), _UNREACHED)
+    least[0] = 0
+    for _ in range(num_layers):
+        least = spans.least(np.maximum(least[spans.first], received), _UNREACHED)
+    return None if least[-1] == _UNREACHED else int(least[-1])
+
+
+def _least_variance(table: CutTable, num_layers: int, delta: float, worst: int) -> list[int]:
+    """Places of the boundaries of the most even layers that receive at most `worst` bytes."""
+    allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
+    mean = max(float(table.flop_before[-1]), 1.0) / num_layers
+    spans = _Spans.of(allowed)
+    square = ((table.flop / mean) ** 2)[spans.first, spans.last]
+    least = np.full(len(table.boundaries), np.inf)
+    least[0] = 0.0
+    totals: list[FloatArray] = []
+    for _ in range(num_layers):
+        totals.append(least[spans.first] + square)
+        least = spans.least(totals[-1], np.inf)
+    places = [len(table.boundaries) - 1]
+    for total in reversed(totals):
+        begin, end = np.searchsorted(spans.last, (places[-1], places[-1] + 1))
+        places.append(int(spans.first[begin + total[begin:end].argmin()]))
+    return places[::-1]
+
+
+def _choose(table: CutTable, delta: float, smallest: int, largest: int, tolerance: float) -> int:
+    first, worst = smallest, _least_bottleneck(table, smallest, delta)
+    while worst is None and first < largest:
+        first += 1
+        worst = _least_bottleneck(table, first, delta)
+    if worst is None:
+        # Nothing is even enough: one layer always is.
+        return 1
+    for number in range(largest, first, -1):
+        if _is_possible(table, number, delta, worst * (1 + tolerance)):
+            return number
+    return first
+
+
+def _is_possible(table: CutTable, num_layers: int, delta: float, worst: float) -> bool:
+    allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
+    reached = np.zeros(len(table.boundaries), np.bool_)
+    reached[0] = True
+    for _ in range(num_layers):
+        reached: BoolArray = np.any(allowed[reached], axis=0)
+    return bool(reached[-1])
+
+
+def _most_layers(chain: OperatorChain) -> int:
+    return max(2, int(np.count_nonzero(chain.is_heavy)) // _HEAVY_PER_LAYER)
+
+
+def _why_not(table: CutTable, num_layers: int, delta: float) -> str:
+    limit = (1 + delta) * float(table.flop_before[-1]) / num_layers
+    text = f"no {num_layers} layers with at most {limit:.4g} FLOP each (delta {delta:g}): "
+    if num_layers >= len(table.boundaries) or num_layers < 1:
+        return text + f"there are {len(table.boundaries) - 1} pieces to choose from"
+    piece = int(np.argmax(np.diff(table.flop_before)))
+    first, last = int(table.boundaries[piece]), int(table.boundaries[piece + 1]) - 1
+    flop = float(table.chain.flop[first : last + 1].sum())
+    if flop > limit:
+        return text + (
+            f"operators {first} to {last}, which no candidate cut divides, have {flop:.4g}; "
+            "take fewer layers or a larger delta"
+        )
+    return text + "no choice of cuts is that even; take fewer layers or a larger delta"

@@ -1,0 +1,430 @@
+"""Costs of all runs of layers under a variant, and bounds of what they cost under any.
+
+A variant is a way to plan a run on a submesh: a logical mesh, what the backward pass computes
+again, and a price of memory.  Layers of one class on one logical mesh are planned once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.errors import InfeasibleError
+from meshwise.graph.graph import Graph
+from meshwise.graph.layout import Layout
+from meshwise.inter.cost_table.remote_layers import (
+    AskBounds,
+    AskFaces,
+    DistantLayer,
+    Other,
+    OtherEnded,
+)
+from meshwise.inter.cost_table.variant import LayerKey, Variant
+from meshwise.inter.layer_cost.layer_network import (
+    LayerBounds,
+    LayerNetwork,
+    layer_bounds,
+    layer_network,
+)
+from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
+from meshwise.inter.layer_cost.run_costs import (
+    BoolArray,
+    Layer,
+    RunCosts,
+    cheapest_states,
+    compose,
+    entries,
+    gathers,
+)
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, MemoryPrice
+from meshwise.intra.evaluators import Evaluators
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.regions import Region, regions
+from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.stage import Remat
+
+T = TypeVar("T")
+
+
+class LayerSource(Protocol):
+    """Where the graphs of layers come from.
+
+    Attributes:
+        classes: For each layer the first one that is equal to it.
+    """
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """For each layer the first one that is equal to it."""
+        ...
+
+    def graph(
+        self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
+    ) -> PieceGraph:
+        """The graph to plan of the layers `first` to `last`."""
+        ...
+
+    def crossing_bytes(self, layer: int) -> int:
+        """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
+        ...
+
+
+class RunPlan(NamedTuple):
+    """The plans of the layers of a run.
+
+    Attributes:
+        entries: Of each layer.
+        enters: Layout of the activation at the cut before it.
+        leaves: At the cut after it.
+        arriving_s: Seconds to gather one micro-batch's activation from the stage before.
+        returning_s: The same of the cotangent from the next stage.
+    """
+
+    entries: tuple[Entry, ...]
+    enters: Layout
+    leaves: Layout
+    arriving_s: float
+    returning_s: float
+
+
+_MAX_AXES = 2
+
+
+def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
+    """The logical meshes of a submesh that are worth a try.
+
+    Across hosts the second axis is a host, or half of one.  One axis has nearly the plans of two,
+    but tokens go to experts and back in one all-to-all.
+    """
+    pairs = [m for m in kind.logical_meshes(_MAX_AXES) if len(m.axes) == _MAX_AXES]
+    if kind.num_hosts > 1:
+        widths = (kind.devices_per_host, kind.devices_per_host // 2)
+        pairs = [m for m in pairs if m.sizes[1] in widths] or pairs
+    return (*pairs, kind.mesh((kind.num_devices,)))
+
+
+class LayerTimes(Protocol):
+    """What tells how long a planned layer takes, in place of the model."""
+
+    def __call__(
+        self,
+        layer: int,
+        mesh: LogicalMesh,
+        remat: Remat,
+        num_microbatches: int,
+        decision: GraphDecision,
+    ) -> tuple[float, float]:
+        """Seconds of all micro-batches of a step, and of what runs once a step."""
+        ...
+
+
+class _Begun(NamedTuple):
+    """Classes of layers of which another process was asked something, and the way to wait."""
+
+    classes: tuple[int, ...]
+    end: Callable[[], Any]
+
+
+_NOTHING = _Begun((), list)
+
+
+class VariantCosts:
+    """Plans layers, and remembers what was planned.
+
+    Attributes:
+        source: The layers.
+        options: How they are planned.
+        times: Tells how long plans take; None: the model does.
+        is_shareable: Whether another process may plan by source and options alone.
+        other: The process that has some of the layers; None if there is none.
+    """
+
+    is_shareable = True
+
+    def __init__(
+        self, source: LayerSource, options: IntraOptions, times: LayerTimes | None = None
+    ) -> None:
+        self.source = source
+        self.options = options
+        self.times = times
+        self._evaluators = Evaluators()
+        # The graph is kept, so that its id stays taken.
+        self._regions: dict[int, tuple[Graph, tuple[Region, ...]]] = {}
+        self._single: dict[DeviceSpec, LogicalMesh] = {}
+        self._graphs: dict[object, PieceGraph] = {}
+        self._networks: dict[object, LayerNetwork | None] = {}
+        self._layers: dict[LayerKey, Layer | None] = {}
+        self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
+        self._bounds: dict[object, RunBounds | None] = {}
+        self._plans: dict[object, RunPlan] = {}
+        # What the other process was asked and nobody has waited for.
+        self._begun: dict[object, _Begun] = {}
+        self.other: Other | None = None
+
+    def part(self) -> None:
+        """Do without the other process from now on; its layers are planned here if need be."""
+        self.other = None
+        self._begun.clear()
+        self._layers = {
+            key: layer
+            for key, layer in self._layers.items()
+            if layer is None or not layer.is_distant
+        }
+
+    def _shared(self, work: Callable[[], T]) -> T:
+        """Do something with the other process, without it where that ends."""
+        try:
+            return work()
+        except OtherEnded:
+            self.part()
+            return work()
+
+    def restricted(self, piece: PieceGraph, mesh: LogicalMesh) -> tuple[PieceGraph, IntraOptions]:
+        """A layer and how it is planned on a mesh; overridden where layouts are pinned.
+
+        Raises:
+            InfeasibleError: the pins do not fit the mesh.
+        """
+        del mesh
+        return piece, self.options
+
+    def layers(self, variant: Variant, num_microbatches: int) -> list[Layer] | None:
+        """Every layer under a variant; None if one has no plan."""
+        classes = self.source.classes
+        keys = {c: LayerKey(c, variant, num_microbatches) for c in dict.fromkeys(classes)}
+        self.begin_layers(variant, num_microbatches)
+        begun = self._begun.pop((variant, num_microbatches), _NOTHING)
+        for key in keys.values():
+            if key.layer not in begun.classes and key not in self._layers:
+                self.layer(key)
+        if begun.classes and self.other is not None:
+            for c, face in zip(begun.classes, begun.end(), strict=True):
+                self._layers[keys[c]] = face and DistantLayer(self.other, keys[c], face)
+        found = [self._layers[keys[c]] for c in classes]
+        some = [layer for layer in found if layer is not None]
+        return some if len(some) == len(found) else None
+
+    def begin_layers(self, variant: Variant, num_microbatches: int) -> None:
+        """Have the other process begin its layers under a variant, if they are not known.
+
+        Raises:
+            OtherEnded: the other process has ended.
+        """
+        way = (variant, num_microbatches)
+        # Times are measured here.
+        if self.other is None or self.times is not None or way in self._begun:
+            return
+        keys = [LayerKey(c, *way) for c in self._theirs()]
+        if new := [key for key in keys if key not in self._layers]:
+            end = self.other.ask(AskFaces(new))
+            self._begun[way] = _Begun(tuple(key.layer for key in new), end)
+
+    def _theirs(self) -> list[int]:
+        """The classes of layers that the other process has."""
+        other = self.other
+        classes = dict.fromkeys(self.source.classes)
+        return [c for c in classes if other is not None and other.has(c)]
+
+    def layer(self, key: LayerKey) -> Layer | None:
+        """One layer under a variant; None if it has no plan."""
+        if key not in self._layers:
+            c, variant, num_microbatches = key
+            network = self._network(c, variant.mesh, variant.remat, num_microbatches)
+            way = (c, variant.mesh, variant.remat, num_microbatches)
+            # Without a price only memory is asked for (`alone`).
+            is_timed = self.times is not None and variant.price != MemoryPrice()
+            self._layers[key] = network and ConditionedLayer(
+                network,
+                variant.price,
+                exact=False,
+                time_limit_s=self.options.time_limit_s,
+                seed=self.options.seed,
+                times=partial(self.times, *way) if self.times and is_timed else None,
+            )
+        return self._layers[key]
+
+    def networks(
+        self, variant: Variant, num_microbatches: int, first: int, last: int
+    ) -> list[LayerNetwork] | None:
+        """All decisions about the layers of a run; None if one has no plan."""
+        found: list[LayerNetwork] = []
+        for c in self.source.classes[first : last + 1]:
+            network = self._network(c, variant.mesh, variant.remat, num_microbatches)
+            if network is None:
+                return None
+            found.append(network)
+        return found
+
+    def _network(
+        self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
+    ) -> LayerNetwork | None:
+        key = (c, mesh, remat, num_microbatches)
+        if key not in self._networks:
+            graph = self.graph(c, remat, num_microbatches)
+            try:
+                graph, options = self.restricted(graph, mesh)
+                parts = self._parts(graph.graph)
+                self._networks[key] = layer_network(graph, mesh, options, parts, self._evaluators)
+            except InfeasibleError:
+                self._networks[key] = None
+        return self._networks[key]
+
+    def _parts(self, graph: Graph) -> tuple[Region, ...]:
+        if id(graph) not in self._regions:
+            self._regions[id(graph)] = (graph, regions(graph))
+        return self._regions[id(graph)][1]
+
+    def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
+        """The graph to plan of a class of layers."""
+        key = (c, remat, num_microbatches)
+        if key not in self._graphs:
+            self._graphs[key] = self.source.graph(c, c, num_microbatches, remat)
+        return self._graphs[key]
+
+    def trace(self, remat: Remat, num_microbatches: int) -> None:
+        """Know the graphs of all layers.
+
+        Raises:
+            TraceError: the step does not separate into so many micro-batches.
+        """
+        for c in set(self.source.classes):
+            self.graph(c, remat, num_microbatches)
+
+    def has_runs(
+        self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
+    ) -> bool:
+        """Whether the costs of the runs that are wanted, of all by default, are known."""
+        known = self._costs.get((variant, num_microbatches))
+        return known is not None and bool((known[0] >= self._wanted(wanted)).all())
+
+    def runs(
+        self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
+    ) -> RunCosts | None:
+        """Costs of runs of layers under a variant; None if it has none.
+
+        Args:
+            variant: How the layers are planned.
+            num_microbatches: B.
+            wanted: The runs that matter, (first layer, last layer); None for all.  What the others
+                cost is infinite if it is not known.
+        """
+        key = (variant, num_microbatches)
+        if not self.has_runs(variant, num_microbatches, wanted):
+            asked = self._wanted(wanted)
+            if key in self._costs:
+                asked = asked | self._costs[key][0]
+            self._costs[key] = (
+                asked,
+                self._shared(lambda: self._composed(variant, num_microbatches, asked)),
+            )
+        return self._costs[key][1]
+
+    def _wanted(self, wanted: BoolArray | None) -> BoolArray:
+        count = len(self.source.classes)
+        return np.ones((count, count), np.bool_) if wanted is None else wanted
+
+    def run_plan(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunPlan:
+        """The plans of the layers of a run that has costs."""
+        key = (variant, num_microbatches, first, last)
+        if key not in self._plans:
+            self._plans[key] = self._shared(lambda: self._run_plan(*key))
+        return self._plans[key]
+
+    def _run_plan(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunPlan:
+        layers = self.layers(variant, num_microbatches)
+        assert layers is not None
+        # Where another process had the layers they are new.
+        compose(layers, self._only(first, last))
+        states = cheapest_states(layers, first, last)
+        arriving_s, returning_s = gathers(layers, first, last, states)
+        return RunPlan(
+            entries=tuple(entries(layers, first, states)),
+            enters=layers[first].face.entering[states[0]],
+            leaves=layers[last].face.leaving[states[-1]],
+            arriving_s=arriving_s,
+            returning_s=returning_s,
+        )
+
+    def held(
+        self, variant: Variant, num_microbatches: int, first: int, last: int
+    ) -> tuple[float, float, float]:
+        """Bytes that the plans of a run hold on a device.
+
+        Returns:
+            Bytes held all the time, for each micro-batch in flight, and on top at the peak.
+        """
+        memory = [e.memory for e in self.run_plan(variant, num_microbatches, first, last).entries]
+        return (
+            sum(m.resident_bytes for m in memory),
+            sum(m.microbatch_bytes for m in memory),
+            max(m.temporary_bytes for m in memory),
+        )
+
+    def _only(self, first: int, last: int) -> BoolArray:
+        wanted = np.zeros((len(self.source.classes),) * 2, np.bool_)
+        wanted[first, last] = True
+        return wanted
+
+    def piece(self, layer: int, variant: Variant, num_microbatches: int) -> PieceGraph:
+        """What is planned of a layer."""
+        graph = self.graph(self.source.classes[layer], variant.remat, num_microbatches)
+        return self.restricted(graph, variant.mesh)[0]
+
+    def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
+        layers = self.layers(variant, count)
+        return None if layers is None else compose(layers, wanted)
+
+    def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
+        """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
+        key = (mesh, remat, num_microbatches)
+        if key not in self._bounds:
+            self._bounds[key] = self._shared(lambda: self._bounds_of(*key))
+        return self._bounds[key]
+
+    def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
+        """Whether they are known."""
+        return (mesh, remat, num_microbatches) in self._bounds
+
+    def begin_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> None:
+        """Have the other process begin to bound its layers, if bounds are not known.
+
+        Raises:
+            OtherEnded: the other process has ended.
+        """
+        key = (mesh, remat, num_microbatches)
+        if self.other is None or key in self._begun or key in self._bounds:
+            return
+        if theirs := tuple(self._theirs()):
+            self._begun[key] = _Begun(theirs, self.other.ask(AskBounds(theirs, *key)))
+
+    def _bounds_of(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
+        key = (mesh, remat, count)
+        self.begin_bounds(*key)
+        begun = self._begun.pop(key, _NOTHING)
+        classes = dict.fromkeys(self.source.classes)
+        known = {c: self.layer_bounds(c, *key) for c in classes if c not in begun.classes}
+        known.update(zip(begun.classes, begun.end(), strict=True))
+        return bounds_of_runs([known[c] for c in self.source.classes])
+
+    def layer_bounds(
+        self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
+    ) -> LayerBounds | None:
+        """What no plan of a class of layers is below; None if it has none."""
+        network = self._network(c, mesh, remat, num_microbatches)
+        return None if network is None else layer_bounds(network)
+
+    def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
+        """Costs of all runs on one device of a mesh, however much memory they take."""
+        # Nothing is sent there: all links are the same.
+        one = self._single.setdefault(
+            mesh.device, replace(mesh, axes=(replace(mesh.axes[0], size=1),))
+        )
+        way = Variant(mesh=one, remat=remat, price=MemoryPrice())
+        return self.runs(way, num_microbatches)

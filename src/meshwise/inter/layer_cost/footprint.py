@@ -1,0 +1,148 @@
+"""What one device holds for a run of layers in a pipeline.
+
+    resident     parameters, optimizer state, gradients that add up: held all the time
+    microbatch   what the backward pass of a micro-batch needs of its forward pass: held for every
+                 micro-batch in flight
+    weights      where the backward pass is split: what the gradients of weights of a micro-batch
+                 need, held from the end of the gradients of its activations
+    temporary    what else is live while one of its programs runs
+
+Source: Alpa eq. 5, with what is held once apart from what is held for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.intra.memory import peak
+from meshwise.intra.shapes import local_bytes
+from meshwise.pieces.piece import PieceGraph
+from meshwise.pieces.programs import PiecePrograms, piece_programs
+from meshwise.pieces.roles import PieceRoles, Value
+from meshwise.pieces.split_backward import split_backward
+from meshwise.plan.decision import GraphDecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of one device.
+
+    Attributes:
+        resident_bytes: Held all the time.
+        microbatch_bytes: Held for each micro-batch in flight.
+        temporary_bytes: On top at the peak.
+        weight_bytes: Held for each micro-batch whose gradients of weights are still to come; 0
+            where the backward pass is one program.
+    """
+
+    resident_bytes: int
+    microbatch_bytes: int
+    temporary_bytes: int
+    weight_bytes: int = 0
+
+    def peak_bytes(self, in_flight: int, waiting: int = 0) -> int:
+        """At the peak.
+
+        Args:
+            in_flight: Micro-batches in flight then.
+            waiting: Micro-batches that wait for their gradients of weights then.
+        """
+        held = in_flight * self.microbatch_bytes + waiting * self.weight_bytes
+        return self.resident_bytes + held + self.temporary_bytes
+
+
+def crossing_inputs(piece: PieceGraph) -> frozenset[int]:
+    """Positions of the inputs that come over a cut."""
+    return frozenset(c.value for c in piece.entering) | {c.cotangent for c in piece.leaving}
+
+
+def passing_results(piece: PieceGraph) -> frozenset[int]:
+    """Tensors among the results that go over a cut."""
+    outputs = piece.graph.outputs
+    leaving = {outputs[c.value] for c in piece.leaving}
+    return frozenset(leaving | {outputs[c.cotangent] for c in piece.entering if c.cotangent >= 0})
+
+
+def footprint(
+    piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh, *, splits_backward: bool = False
+) -> Footprint:
+    """What a device holds under a plan of the piece's graph.
+
+    Args:
+        piece: The piece.
+        decision: Its plan.
+        mesh: Where it runs.
+        splits_backward: Whether gradients of weights are a program of their own.
+    """
+    roles = PieceRoles(piece, decision, mesh)
+    programs = piece_programs(roles)
+    split = split_backward(programs) if splits_backward else None
+
+    def num_bytes(value: Value) -> int:
+        return _num_bytes(roles, programs, value)
+
+    crossing = crossing_inputs(piece)
+    always = [
+        Value("input", i, layout)
+        for i, layout in enumerate(decision.inputs)
+        if i not in crossing and i not in piece.batch_dims
+    ]
+    resident = sum(map(num_bytes, {*always, *programs.before.outputs}))
+    kept = {*programs.kept, *(v for v in programs.backward.inputs if v.role == "rows")}
+    held = sum(map(num_bytes, kept))
+    counted = {*always, *programs.before.outputs, *kept}
+    temporary = 0
+    late = set(() if split is None else split.held)
+    backward = [(programs.backward, counted)]
+    if split is not None:
+        backward = [(split.gradient, counted), (split.weights, counted | late)]
+    others = (programs.before, programs.forward, *programs.after([programs.final]))
+    for program, known in (*((program, counted) for program in others), *backward):
+        there = {*program.inputs, *program.outputs} & known
+        extra = peak(program.part.graph, program.part.decision, mesh).num_bytes
+        temporary = max(temporary, extra - sum(map(num_bytes, there)))
+    return Footprint(
+        resident_bytes=resident,
+        microbatch_bytes=held,
+        temporary_bytes=max(temporary, 0),
+        weight_bytes=sum(map(num_bytes, late)),
+    )
+
+
+def _num_bytes(roles: PieceRoles, programs: PiecePrograms, value: Value) -> int:
+    """Bytes of a value that is held, on one device; 0 for others."""
+    graph, piece = roles.piece.graph, roles.piece
+    match value.role:
+        case "input" | "rows":
+            tensor = graph.tensors[graph.inputs[value.number]]
+        case "whole" | "sum":
+            tensor = graph.tensors[roles.loop.inputs[value.number]]
+        case "border":
+            tensor = graph.tensors[value.number]
+        case "entering":
+            tensor = graph.tensors[graph.inputs[piece.entering[value.number].value]]
+        case "cotangent":
+            tensor = graph.tensors[graph.inputs[piece.leaving[value.number].cotangent]]
+        case "kept":
+            tensor = roles.body.tensors[value.number]
+        case "delayed":
+            tensor = programs.backward.part.graph.tensors[value.number]
+        case _:
+            return 0
+    return local_bytes(tensor, value.layout, roles.mesh.sizes)
+
+
+def constants_of_loop(piece: PieceGraph) -> list[int]:
+    """Positions of the loop's operands that it reads in every micro-batch, cut ones excepted."""
+    loop, inputs = piece.graph.operators[piece.loop], piece.graph.inputs
+    assert loop.structure is not None
+    crossing = {inputs[i] for i in crossing_inputs(piece)}
+    return [
+        k
+        for k, t in enumerate(loop.inputs)
+        if loop.structure.carried_result(k) is None
+        and k not in loop.structure.stacked_operands
+        and t not in crossing
+        and not piece.graph.tensors[t].generated
+    ]

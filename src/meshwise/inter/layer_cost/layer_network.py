@@ -1,0 +1,199 @@
+"""All decisions about one layer on one mesh, what they cost, and what no plan is below.
+
+Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.layout import Layout
+from meshwise.inter.layer_cost.arrival import gathers_s
+from meshwise.inter.layer_cost.boundary import Boundary, with_boundaries
+from meshwise.inter.layer_cost.choice_bytes import (
+    HeldBytes,
+    held_bytes,
+    repeated_bytes,
+    resident_bytes,
+)
+from meshwise.inter.layer_cost.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.layer_reduction import ReducedLayer
+from meshwise.intra.evaluators import Evaluators
+from meshwise.intra.expand import expand
+from meshwise.intra.network import Network, build_network
+from meshwise.intra.options import ALPA, IntraOptions
+from meshwise.intra.problem import Problem
+from meshwise.intra.regions import Region
+from meshwise.intra.ties import Ties, tied_problem
+from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.decision import GraphDecision
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFace:
+    """What the neighbours of a layer see of it.
+
+    Attributes:
+        num_microbatches: B.
+        entering: Layouts of the activation before it, by state.
+        leaving: Layouts of the activation behind it, by state.
+        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
+            together that another stage sends.
+        returning_s: The same of a cotangent, for each state that leaves.
+    """
+
+    num_microbatches: int
+    entering: tuple[Layout, ...]
+    leaving: tuple[Layout, ...]
+    arriving_s: Array
+    returning_s: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNetwork:
+    """All decisions about one layer on one mesh, and what they cost and hold.
+
+    Without slots, for what is derived when it is first asked for.
+
+    Attributes:
+        piece: The layer.
+        mesh: Where it runs.
+        network: Its decisions; states of cuts are single choices.
+        ties: Nodes that decide together.
+        entering: Its side of the cut before it.
+        leaving: Its side of the cut after it.
+        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
+            together that another stage sends.
+        returning_s: The same of a cotangent, for each state that leaves.
+        again_s: Seconds of one micro-batch by choice of each class of nodes, for work that the
+            backward pass repeats.
+        problem: Seconds of a step.
+    """
+
+    piece: PieceGraph
+    mesh: LogicalMesh
+    network: Network
+    ties: Ties
+    entering: Boundary
+    leaving: Boundary
+    arriving_s: Array
+    returning_s: Array
+    again_s: tuple[Array, ...]
+    problem: Problem
+    _plans: dict[tuple[int, ...], tuple[GraphDecision, Footprint]] = field(
+        default_factory=dict[tuple[int, ...], tuple[GraphDecision, Footprint]],
+        init=False,
+        repr=False,
+        compare=False,
+    )
+
+    def plan(self, choice: tuple[int, ...]) -> tuple[GraphDecision, Footprint]:
+        """The plan of a choice for each class of nodes, and what it holds; made once."""
+        if choice not in self._plans:
+            decision = expand(self.network, self.ties.spread(choice))
+            self._plans[choice] = decision, footprint(self.piece, decision, self.mesh)
+        return self._plans[choice]
+
+    @cached_property
+    def face(self) -> LayerFace:
+        """What neighbours see of it."""
+        return LayerFace(
+            num_microbatches=self.piece.num_microbatches,
+            entering=self.entering.layouts,
+            leaving=self.leaving.layouts,
+            arriving_s=self.arriving_s,
+            returning_s=self.returning_s,
+        )
+
+    @cached_property
+    def held(self) -> HeldBytes:
+        """Bytes by choice: dear, and only prices of memory ask for it."""
+        return held_bytes(self.piece, self.network, self.ties)
+
+
+def layer_network(
+    piece: PieceGraph,
+    mesh: LogicalMesh,
+    options: IntraOptions,
+    parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
+) -> LayerNetwork:
+    """The decisions about one layer on one mesh.
+
+    Args:
+        piece: The layer.
+        mesh: The mesh.
+        options: Of planning.
+        parts: The regions of the layer's graph if they are known.
+        evaluators: That know what was computed for other layers.
+
+    Raises:
+        InfeasibleError: an operator has no strategy on the mesh.
+    """
+    network, ties, entering, leaving = with_boundaries(
+        piece, build_network(piece.graph, mesh, options, parts, evaluators)
+    )
+    rate = math.inf if options.objective == ALPA else mesh.device.memory_bytes_per_s
+    again_s = tuple(num_bytes / rate for num_bytes in repeated_bytes(piece, network, ties))
+    return LayerNetwork(
+        piece=piece,
+        mesh=mesh,
+        network=network,
+        ties=ties,
+        entering=entering,
+        leaving=leaving,
+        arriving_s=gathers_s(entering, piece.entering, mesh),
+        returning_s=gathers_s(leaving, piece.leaving, mesh),
+        again_s=again_s,
+        problem=_repeating(tied_problem(network, ties), again_s, piece.num_microbatches),
+    )
+
+
+def _repeating(problem: Problem, again_s: tuple[Array, ...], num_microbatches: int) -> Problem:
+    """A problem with the time of repeated work."""
+    pairs = zip(problem.costs, again_s, strict=True)
+    return replace(problem, costs=tuple(cost + num_microbatches * s for cost, s in pairs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBounds:
+    """What no plan of a layer is below.
+
+    Attributes:
+        loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
+        arriving_s: Of all micro-batches, as `LayerNetwork` has it for one; by state that enters.
+        returning_s: The same by state that leaves.
+        resident_bytes: Held all the time by one device.
+    """
+
+    loop_s: Array
+    arriving_s: Array
+    returning_s: Array
+    resident_bytes: float
+
+
+def layer_bounds(layer: LayerNetwork) -> LayerBounds:
+    """Bounds of time by messages, of bytes by what each decision holds at least."""
+    count = layer.piece.num_microbatches
+    problem = tied_problem(layer.network, layer.ties, only_loops=True)
+    problem = _repeating(problem, layer.again_s, count)
+
+    def least(amounts: Sequence[Array]) -> float:
+        pairs = zip(amounts, problem.costs, strict=True)
+        return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
+
+    return LayerBounds(
+        loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
+        arriving_s=count * layer.arriving_s,
+        returning_s=count * layer.returning_s,
+        resident_bytes=least(resident_bytes(layer.piece, layer.network, layer.ties)),
+    )

@@ -1,0 +1,87 @@
+"""What it takes that the backward pass repeats element-wise work instead of keeping its results.
+
+In the planned graph every operator runs once, and its time holds what it reads and writes.  As two
+programs, what is repeated (`Kept.again`) runs in both.  It is taken as fused, with itself and with
+light operators that read it: it reads what is kept once more, and writes once more what dense
+products of both passes read.
+
+    seconds = bytes / memory bandwidth
+
+Arithmetic of element-wise work is far below that and left out; weights and rows of the batch, small
+beside activations in what is repeated, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.intra.shapes import is_view, local_bytes
+from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.walk import homes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """Tensors of the loop's body that move once more for each micro-batch; ascending.
+
+    Attributes:
+        read: Kept values that are read to repeat work.
+        written: Values that both passes write for dense products.
+    """
+
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """All of them."""
+        return self.read + self.written
+
+
+def repeated(piece: PieceGraph) -> Repeated:
+    """What moves once more because the backward pass repeats work."""
+    body = piece.graph.operators[piece.loop].bodies[0]
+    again = set(piece.border.again)
+    maker = {t: i for i in again for t in body.operators[i].outputs}
+
+    def written_as(t: int) -> int:
+        """A view is read through what it is a view of."""
+        while t in maker and is_view(body.operators[maker[t]]):
+            inputs = body.operators[maker[t]].inputs
+            if not inputs:
+                break
+            t = inputs[0]
+        return t
+
+    ahead = {written_as(t) for i in piece.forward for t in _read_by(body, i)}
+    rest = set(range(len(body.operators))) - set(piece.forward)
+    back = {written_as(t) for i in rest for t in _read_by(body, i)}
+    kept = set(piece.border.tensors)
+    read = {
+        written_as(t)
+        for i in again
+        if not is_view(body.operators[i])
+        for t in body.operators[i].inputs
+    }
+    return Repeated(
+        read=tuple(sorted(read & kept)),
+        written=tuple(sorted(t for t in ahead & back if t in maker)),
+    )
+
+
+def _read_by(body: Graph, i: int) -> tuple[int, ...]:
+    """What an operator reads from memory, if it does not fuse with what makes it."""
+    operator = body.operators[i]
+    return operator.inputs if operator.heavy or operator.bodies else ()
+
+
+def again_s(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> float:
+    """Seconds of one micro-batch on one device."""
+    loop, inner = piece.graph.operators[piece.loop], decision.operators[piece.loop]
+    body, lies = loop.bodies[0], homes(loop.bodies[0], inner.bodies[0])
+    tensors = [t for t in repeated(piece).tensors if not body.tensors[t].generated]
+    num_bytes = sum(local_bytes(body.tensors[t], lies[t], mesh.sizes) for t in tensors)
+    return num_bytes / mesh.device.memory_bytes_per_s

@@ -1,0 +1,274 @@
+"""What one layer costs on one mesh, given the states of its two cuts.
+
+A state is the layout of the activation at a cut and of its cotangent.  The cost of a layer is a
+matrix over (state that enters, state that leaves), but few entries matter: a bound on every entry
+comes from one run of message passing, and entries are solved exactly when a cheapest chain of
+layers needs them.
+
+Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.inter.layer_cost.footprint import Footprint
+from meshwise.inter.layer_cost.layer_network import LayerFace, LayerNetwork
+from meshwise.inter.layer_cost.layer_reduction import ReducedLayer
+from meshwise.intra.network import BLOCK, Network
+from meshwise.intra.problem import PairCost, Problem, objective
+from meshwise.intra.solve import solve
+from meshwise.plan.decision import GraphDecision
+
+Array = NDArray[np.float64]
+# A state that enters and one that leaves.
+Place: TypeAlias = tuple[int, int]
+
+# A choice this close to the bound is a best one, up to the rounding of costs to whole units.
+_TIGHT = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryCosts:
+    """What one layer on one mesh with given states costs.
+
+    Attributes:
+        cost_s: Objective: seconds of a step, memory at its price included.
+        loop_s: Seconds of all micro-batches of a step.
+        once_s: Seconds of what runs once a step.
+        memory: What one device holds.
+    """
+
+    cost_s: float
+    loop_s: float
+    once_s: float
+    memory: Footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(EntryCosts):
+    """One layer on one mesh with given states, planned.
+
+    Attributes:
+        decision: The plan of the layer's graph.
+    """
+
+    decision: GraphDecision
+
+    @property
+    def costs(self) -> EntryCosts:
+        """What it costs alone."""
+        return EntryCosts(
+            cost_s=self.cost_s, loop_s=self.loop_s, once_s=self.once_s, memory=self.memory
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrice:
+    """What a byte costs while a layer is planned: plans that hold less become cheaper.
+
+    Attributes:
+        seconds_per_byte: Of one device, for a step.
+        in_flight: Micro-batches whose activations count.
+    """
+
+    seconds_per_byte: float = 0.0
+    in_flight: float = 1.0
+
+
+class ConditionedLayer:
+    """One layer on one mesh at one price of memory.
+
+    Attributes:
+        bound_s: About what a plan costs at least, (states that enter, states that leave); what the
+            plan costs where `is_exact`.
+        proved_s: No plan costs less.
+        is_exact: Which entries were solved.
+    """
+
+    def __init__(
+        self,
+        layer: LayerNetwork,
+        price: MemoryPrice,
+        *,
+        exact: bool = True,
+        time_limit_s: float = 60.0,
+        seed: int = 0,
+        times: Callable[[GraphDecision], tuple[float, float]] | None = None,
+    ) -> None:
+        """Bound all entries.
+
+        Args:
+            layer: The layer on its mesh.
+            price: Of memory.
+            exact: Whether entries are proved; if not, reductions and bounds must do, and a few
+                entries may be dearer than they could be.
+            time_limit_s: For each entry.
+            seed: Of the solver.
+            times: Seconds of a plan, of all micro-batches and of what runs once a step; None: as
+                they are modelled.  Plans are chosen by the model in any case.
+        """
+        self.layer = layer
+        self.times = times
+        self.problem = _priced(layer, price)
+        self.seed, self.time_limit_s, self.exact = seed, time_limit_s, exact
+        nodes = (layer.entering.node, layer.leaving.node)
+        self._reduced = ReducedLayer(self.problem, nodes)
+        self.bound_s = self._reduced.bounds()
+        self.proved_s = self.bound_s.copy()
+        self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
+        self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
+        self._choices: dict[Place, tuple[int, ...]] = {}
+        self._entries: dict[Place, Entry] = {}
+
+    @property
+    def is_distant(self) -> bool:
+        """Whether another process has it."""
+        return False
+
+    @property
+    def face(self) -> LayerFace:
+        """What neighbours see of it."""
+        return self.layer.face
+
+    def sharpened(self, places: Sequence[Place]) -> Callable[[], object]:
+        """`sharpen` for some pairs of states, once it is asked for."""
+
+        def work() -> None:
+            for enters, leaves in places:
+                self.sharpen(enters, leaves)
+
+        return work
+
+    def costs(self, places: Sequence[Place]) -> Callable[[], Sequence[EntryCosts | None]]:
+        """What the plans for some pairs of states cost, once it is asked for."""
+        return self.entries(places)
+
+    def entries(self, places: Sequence[Place]) -> Callable[[], Sequence[Entry | None]]:
+        """The plans for some pairs of states, once it is asked for."""
+        return lambda: [self.entry(enters, leaves) for enters, leaves in places]
+
+    def sharpen(self, enters: int, leaves: int) -> None:
+        """Raise the bound of two states; where that is no plan's cost, plan the layer for them."""
+        if self._is_raised[enters, leaves]:
+            self._settle(enters, leaves)
+            return
+        self._is_raised[enters, leaves] = True
+        raised, choice = self._reduced.bound(enters, leaves)
+        self.bound_s[enters, leaves] = max(raised, self.bound_s[enters, leaves])
+        self.proved_s[enters, leaves] = self.bound_s[enters, leaves]
+        if choice is not None and self._has_states(choice, enters, leaves):
+            cost = objective(self.problem, choice)
+            if cost <= raised * (1 + _TIGHT):
+                self._keep(enters, leaves, choice, cost)
+
+    def _has_states(self, choice: tuple[int, ...], enters: int, leaves: int) -> bool:
+        sides = ((self.layer.entering.node, enters), (self.layer.leaving.node, leaves))
+        return all(node < 0 or choice[node] == state for node, state in sides)
+
+    def _keep(self, enters: int, leaves: int, choice: tuple[int, ...], cost: float) -> None:
+        self.is_exact[enters, leaves] = True
+        self.bound_s[enters, leaves] = cost
+        self._choices[enters, leaves] = choice
+
+    def _settle(self, enters: int, leaves: int) -> None:
+        """Plan the layer for two states, unless it was."""
+        if self.is_exact[enters, leaves]:
+            return
+        found = solve(
+            self._reduced.fixed(enters, leaves),
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            exact=self.exact,
+        )
+        if found.choice:
+            full = self._reduced.expand(found.choice)
+            cost = objective(self.problem, full)
+            self._keep(enters, leaves, full, cost)
+            proved = cost - (found.cost - found.bound)
+            self.proved_s[enters, leaves] = max(proved, self.proved_s[enters, leaves])
+        else:
+            self.is_exact[enters, leaves], self.bound_s[enters, leaves] = True, np.inf
+            self.proved_s[enters, leaves] = np.inf
+
+    def entry(self, enters: int, leaves: int) -> Entry | None:
+        """The plan of the layer for two states; None if there is none."""
+        place = (enters, leaves)
+        if np.isfinite(self.bound_s[place]):
+            self._settle(enters, leaves)
+        if place in self._choices and place not in self._entries:
+            self._entries[place] = self._entry(self._choices[place])
+        return self._entries.get(place)
+
+    def choice(self, enters: int, leaves: int) -> tuple[int, ...]:
+        """The choice of the plan of an entry that exists, a choice for each class of nodes."""
+        return self._choices[enters, leaves]
+
+    def _entry(self, choice: tuple[int, ...]) -> Entry:
+        return planned(self.layer, choice, objective(self.problem, choice), self.times)
+
+
+def planned(
+    layer: LayerNetwork,
+    choice: tuple[int, ...],
+    cost_s: float,
+    times: Callable[[GraphDecision], tuple[float, float]] | None = None,
+) -> Entry:
+    """A layer under a choice for each class of its nodes.
+
+    Args:
+        layer: The layer on its mesh.
+        choice: What is chosen.
+        cost_s: Its objective.
+        times: As `ConditionedLayer` has it.
+    """
+    loop_s, once_s = _seconds(layer.network, layer.ties.spread(choice))
+    again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
+    loop_s += layer.piece.num_microbatches * float(again_s)
+    decision, memory = layer.plan(choice)
+    if times is not None:
+        loop_s, once_s = times(decision)
+    return Entry(
+        cost_s=cost_s,
+        loop_s=loop_s,
+        once_s=once_s,
+        memory=memory,
+        decision=decision,
+    )
+
+
+def _priced(layer: LayerNetwork, price: MemoryPrice) -> Problem:
+    if not price.seconds_per_byte:
+        return layer.problem
+    rate, held = price.seconds_per_byte, layer.held
+    pairs = {(p.u, p.v): p.cost for p in layer.problem.pairs}
+    for copies, weight in ((held.copies, rate), (held.kept_copies, rate * price.in_flight)):
+        for place, num_bytes in copies.items():
+            cost = weight * num_bytes
+            pairs[place] = pairs[place] + cost if place in pairs else cost
+    return replace(
+        layer.problem,
+        costs=tuple(
+            cost + rate * (always + price.in_flight * passing)
+            for cost, always, passing in zip(
+                layer.problem.costs, held.resident, held.microbatch, strict=True
+            )
+        ),
+        pairs=tuple(PairCost(u=u, v=v, cost=cost) for (u, v), cost in sorted(pairs.items())),
+    )
+
+
+def _seconds(network: Network, choice: tuple[int, ...]) -> tuple[float, float]:
+    """Seconds inside and outside of loops."""
+    spent = [0.0, 0.0]
+    for node, c in zip(network.nodes, choice, strict=True):
+        if node.kind == BLOCK:
+            spent[node.ref[0] > 0] += float(node.cost_s[c])
+    for edge in network.edges:
+        spent[edge.place[0] > 0] += float(edge.cost_s[choice[edge.source], choice[edge.target]])
+    return spent[1], spent[0]

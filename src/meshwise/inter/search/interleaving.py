@@ -1,0 +1,391 @@
+"""Interleaved 1F1B: equal meshes in turns, each with several stages.
+
+With n meshes and v stages on each of them, stage k runs on mesh k mod n, so that a pipeline fills
+and drains in a v-th of the time.  All meshes have one shape and plan their layers in one way, as
+Megatron-LM's do; the layers are cut so that the slowest stage takes the least, and among such cuts
+stages are as equal as can be.  What fits is ranked by the closed form of the schedule; the plans
+that promise most are simulated, and the fastest is taken.  It is the best of these, no more.  What
+is bounded above them is not planned.
+
+Source: FACTS section 5 (Megatron-LM's interleaved schedule, and its times).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.run_bounds import RunBounds
+from meshwise.inter.layer_cost.run_costs import RunCosts
+from meshwise.inter.search.best_cuts import best_cuts, least_cost
+from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
+from meshwise.inter.search.search import Found
+from meshwise.inter.search.search_space import SearchOptions, guessed_s, variants_of
+from meshwise.inter.stages.objective import StepTime
+from meshwise.inter.stages.stage_construction import StagePlan
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
+from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.transfers import bytes_per_s
+from meshwise.schedules.in_flight import held_on_mesh
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import make_schedule
+from meshwise.units import bytes_text
+
+# How often more memory is tried to say how much suffices.
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Interleaved:
+    """One pipeline.
+
+    Attributes:
+        kind: What each mesh is.
+        num_meshes: n.
+        count: B.
+        way: How layers are planned.
+        cuts: First and last layer of each stage.
+        time: Of a step by the closed form.
+        peak_bytes: Of the fullest mesh, one device.
+    """
+
+    kind: SubmeshKind
+    num_meshes: int
+    count: int
+    way: Variant
+    cuts: Ranges
+    time: StepTime
+    peak_bytes: float
+
+
+def interleaved_pipelines(
+    cluster: Cluster,
+    options: SearchOptions,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+    report: Callable[[str], object] = lambda _: None,
+    most: int = 4,
+) -> list[Found]:
+    """The pipelines that promise most, the best first.
+
+    Args:
+        cluster: Where they run; of equal hosts.
+        options: What is searched; `num_stages` is of all meshes together.
+        schedule: Interleaved 1F1B with its number of stages a mesh.
+        costs: Plans layers.
+        report: Is told of progress.
+        most: So many at most.
+
+    Raises:
+        PlanError: the cluster's hosts differ, or no number of stages and micro-batches that is
+            asked for can be interleaved on it.
+        InfeasibleError: nothing fits.
+    """
+    if cluster.is_mixed:
+        raise PlanError(
+            f"schedule interleaved-1f1b needs equal hosts; those of {cluster.name} differ; choose "
+            "another schedule"
+        )
+    ranked, fitting, found = _most_promising(cluster, options, schedule, costs, report, most)
+    if not fitting:
+        raise InfeasibleError(
+            _what_is_missing(cluster, options, schedule, costs, found)
+            if found
+            else "no interleaved pipeline: some layer has no plan on these meshes"
+        )
+    space = (
+        f"the {len(ranked)} that promise most of all pipelines of {schedule.chunks} stages on each "
+        f"of several equal meshes, all planned in one way, layers cut for the least slowest stage; "
+        f"schedule {schedule.name}"
+    )
+    return [_found(f, options, schedule, costs, space, fitting) for f in ranked]
+
+
+class _Waiting(NamedTuple):
+    """Pipelines that are bounded, or one that is planned.
+
+    Attributes:
+        bound_s: No less does a step take.
+        number: Tells them apart.
+        shape: Submesh, number of meshes, B.
+        ways: How layers may be planned: on one mesh, rematerialised in one way.
+        is_rough: Whether the bound is of fewer micro-batches, without rematerialisation.
+        made: The pipeline, if it is planned.
+    """
+
+    bound_s: float
+    number: int
+    shape: tuple[SubmeshKind, int, int]
+    ways: tuple[Variant, ...]
+    is_rough: bool
+    made: _Interleaved | None = None
+
+
+def _most_promising(
+    cluster: Cluster,
+    options: SearchOptions,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+    report: Callable[[str], object],
+    most: int,
+) -> tuple[list[_Interleaved], list[_Interleaved], list[_Interleaved]]:
+    """What fits and takes least by the closed form, the fastest first; what fits; what was planned.
+
+    The least bound is looked at more closely, until it is the time of a plan.
+    """
+    shapes = _shapes(cluster, options, schedule.chunks, len(costs.source.classes))
+    serving = {count: bounds_of(count, sorted({c for _, _, c in shapes})) for _, _, count in shapes}
+    numbers = itertools.count()
+    waiting: list[_Waiting] = []
+
+    def bounded(
+        shape: tuple[SubmeshKind, int, int], ways: tuple[Variant, ...], rough: bool
+    ) -> None:
+        _, num_meshes, count = shape
+        of, remat = (serving[count], "none") if rough else (count, ways[0].remat)
+        bounds = costs.bounds(ways[0].mesh, remat, of)
+        if bounds is None:
+            return
+        bound_s = _bound_s(bounds, num_meshes, count, schedule.chunks)
+        heapq.heappush(waiting, _Waiting(bound_s, next(numbers), shape, ways, rough))
+
+    for shape in shapes:
+        second = guessed_s([shape[0]], cluster, options)
+        groups: dict[object, list[Variant]] = {}
+        for way in variants_of(shape[0], options, second):
+            groups.setdefault((way.mesh, way.remat), []).append(way)
+        for ways in groups.values():
+            bounded(shape, tuple(ways), rough="none" in options.remats)
+    ranked: list[_Interleaved] = []
+    found: list[_Interleaved] = []
+    while waiting and len(ranked) < most:
+        best = heapq.heappop(waiting)
+        kind, num_meshes, count = best.shape
+        if best.made is not None:
+            ranked.append(best.made)
+        elif best.is_rough:
+            bounded(best.shape, best.ways, rough=False)
+        else:
+            report(f"B={count}: {num_meshes * schedule.chunks} stages on {num_meshes} meshes")
+            for way in best.ways:
+                runs = costs.runs(way, count)
+                made = runs and _interleaved(kind, num_meshes, count, way, runs, schedule, costs)
+                if made is None:
+                    continue
+                found.append(made)
+                if made.peak_bytes <= _memory_bytes(kind, options):
+                    heapq.heappush(
+                        waiting,
+                        best._replace(bound_s=made.time.total_s, number=next(numbers), made=made),
+                    )
+    fitting = [f for f in found if f.peak_bytes <= _memory_bytes(f.kind, options)]
+    return ranked, fitting, found
+
+
+def _bound_s(bounds: RunBounds, num_meshes: int, count: int, chunks: int) -> float:
+    """Seconds that no pipeline takes less than by the closed form, however the layers are cut."""
+    stages = num_meshes * chunks
+    slowest, _ = least_cost(bounds.loop_s, stages, np.maximum)
+    busy, _ = least_cost(bounds.loop_s, stages, np.add)
+    steady = count - 1 / chunks
+    return (busy / chunks + steady * max(busy / num_meshes, slowest)) / count
+
+
+def _shapes(
+    cluster: Cluster, options: SearchOptions, chunks: int, num_layers: int
+) -> list[tuple[SubmeshKind, int, int]]:
+    """Meshes that fill the cluster in turns, and numbers of micro-batches that they divide."""
+    counts = microbatch_counts(options)
+    kinds = {
+        cluster.num_devices // kind.num_devices: kind
+        for kind in cluster.submesh_kinds()
+        if cluster.num_devices % kind.num_devices == 0
+    }
+    found = [
+        (kind, n, count)
+        for n, kind in sorted(kinds.items())
+        if n > 1 and n * chunks <= num_layers and options.num_stages in (None, n * chunks)
+        for count in counts
+        if count % n == 0
+    ]
+    if not found:
+        raise PlanError(
+            f"schedule interleaved-1f1b with {chunks} stages a mesh: no {_asked(options)} on "
+            f"{cluster.num_devices} devices of {cluster.name} with {num_layers} layers; stages "
+            f"must be {chunks} times as many as equal meshes ("
+            f"{', '.join(str(n) for n in sorted(kinds) if n > 1) or 'there is one device only'}), "
+            f"micro-batches ({', '.join(map(str, counts))}) a multiple of the meshes"
+        )
+    return found
+
+
+def _asked(options: SearchOptions) -> str:
+    return "pipeline" if options.num_stages is None else f"{options.num_stages} stages"
+
+
+def _interleaved(
+    kind: SubmeshKind,
+    num_meshes: int,
+    count: int,
+    way: Variant,
+    runs: RunCosts,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+) -> _Interleaved | None:
+    """The best cut into stages; None if some layer has no plan."""
+    num_stages = num_meshes * schedule.chunks
+    busy = runs.loop_s / count + runs.gather_s
+    cuts = best_cuts(busy, num_stages)
+    if cuts is None:
+        return None
+    sent = _transfer_s(kind, cuts, count, costs)
+    load = [0.0] * num_meshes
+    once = [0.0] * num_meshes
+    for k, at in enumerate(cuts):
+        load[k % num_meshes] += float(busy[at]) + sent[k]
+        once[k % num_meshes] += float(runs.once_s[at])
+    slowest = max(range(num_meshes), key=load.__getitem__)
+    time = StepTime(
+        fill_s=sum(load) / schedule.chunks,
+        transfer_s=0.0,
+        steady_s=(count - 1 / schedule.chunks) * load[slowest],
+        once_s=max(once),
+        bottleneck=slowest,
+    )
+    table = make_schedule(
+        schedule.table_name,
+        num_stages=num_stages,
+        num_microbatches=count,
+        num_meshes=num_meshes,
+    )
+    peaks: list[float] = []
+    for mesh in range(num_meshes):
+        mine = range(mesh, num_stages, num_meshes)
+        held = held_on_mesh(table, mesh, [float(runs.microbatch_bytes[at]) for at in cuts])
+        peaks.append(
+            sum(
+                float(runs.resident_bytes[cuts[k]])
+                + held[k] * float(runs.microbatch_bytes[cuts[k]])
+                for k in mine
+            )
+            + max(float(runs.temporary_bytes[cuts[k]]) for k in mine)
+        )
+    return _Interleaved(
+        kind=kind,
+        num_meshes=num_meshes,
+        count=count,
+        way=way,
+        cuts=cuts,
+        time=time,
+        peak_bytes=max(peaks),
+    )
+
+
+def _transfer_s(kind: SubmeshKind, cuts: Ranges, count: int, costs: VariantCosts) -> list[float]:
+    """Seconds in which each stage sends one micro-batch on, and what comes back for it."""
+    rate, latency_s = bytes_per_s(kind, kind)
+    sizes = [costs.source.crossing_bytes(last) / count for _, last in cuts[:-1]]
+    return [2 * (size / rate + latency_s) for size in sizes] + [0.0]
+
+
+def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
+    return options.memory_bytes or kind.device.memory_bytes
+
+
+def _what_is_missing(
+    cluster: Cluster,
+    options: SearchOptions,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+    found: Sequence[_Interleaved],
+) -> str:
+    """What there is, and with how much memory there is a pipeline: it was searched with so much."""
+    least = min(found, key=lambda f: f.peak_bytes)
+    text = (
+        f"no interleaved pipeline fits into memory: the least, {least.num_meshes} meshes of "
+        f"{schedule.chunks} stages with {least.count} micro-batches, remat {least.way.remat}, "
+        f"needs {bytes_text(least.peak_bytes)} a device of "
+        f"{bytes_text(_memory_bytes(least.kind, options))}"
+    )
+    for _ in range(_ROUNDS):
+        num_bytes = math.ceil(least.peak_bytes)
+        more = replace(options, memory_bytes=num_bytes)
+        _, fitting, found = _most_promising(cluster, more, schedule, costs, lambda _: None, 1)
+        if fitting:
+            return f"{text}; with memory_bytes={num_bytes} there is one"
+        # At prices of more memory plans may hold more.
+        least = min(found, key=lambda f: f.peak_bytes)
+    return text
+
+
+def _tried(fitting: Sequence[_Interleaved]) -> Iterator[tuple[int, float]]:
+    for count in sorted({f.count for f in fitting}):
+        yield count, min(f.time.total_s for f in fitting if f.count == count)
+
+
+def _found(
+    chosen: _Interleaved,
+    options: SearchOptions,
+    schedule: PipelineSchedule,
+    costs: VariantCosts,
+    space: str,
+    fitting: Sequence[_Interleaved],
+) -> Found:
+    """The pipeline as a search gives it."""
+    runs = costs.runs(chosen.way, chosen.count)
+    assert runs is not None
+    kind = chosen.kind
+    submesh = Submesh(
+        num_hosts=kind.num_hosts,
+        devices_per_host=kind.devices_per_host,
+        memory_bytes=_memory_bytes(kind, options),
+    )
+    stages = tuple(
+        StageSpan(
+            first_layer=first,
+            last_layer=last,
+            submesh=0,
+            variant=0,
+            first_device=k % chosen.num_meshes * kind.num_devices,
+        )
+        for k, (first, last) in enumerate(chosen.cuts)
+    )
+    return Found(
+        plan=StagePlan(
+            stages=stages,
+            time=chosen.time,
+            bound_s=chosen.time.total_s,
+            num_limits_tried=0,
+            error_s=0.0,
+            space=space,
+        ),
+        problem=StageProblem(
+            costs=StageCosts(
+                submeshes=(submesh,),
+                microbatch_s=(runs.loop_s / chosen.count)[..., None, None],
+                once_s=runs.once_s[..., None, None],
+                resident_bytes=runs.resident_bytes[..., None, None],
+                microbatch_bytes=runs.microbatch_bytes[..., None, None],
+                temporary_bytes=runs.temporary_bytes[..., None, None],
+                gather_s=runs.gather_s[..., None, None],
+            ),
+            num_devices=chosen.num_meshes * kind.num_devices,
+            num_microbatches=chosen.count,
+            schedule=schedule,
+        ),
+        kinds=(kind,),
+        variants=((chosen.way,),),
+        tried=dict(_tried(fitting)),
+    )

@@ -1,0 +1,86 @@
+"""The memory of a finished pipeline, counted anew from the decisions about its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from meshwise.inter.layer_cost.footprint import Footprint, footprint
+from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage
+
+# The graph that was planned of a layer, by the number of its stage.
+PieceOf = Callable[[int, Layer], PieceGraph]
+
+
+def check_pipeline_fits(
+    plan: Plan, pieces: PieceOf, memory: Callable[[Stage], int], remedy: str
+) -> None:
+    """Check that every stage of a pipeline fits into the devices of its mesh.
+
+    Args:
+        plan: The pipeline, with the decisions about its layers.
+        pieces: The graphs of its layers.
+        memory: Bytes of a device that a stage may use.
+        remedy: What to do if a stage does not fit.
+
+    Raises:
+        PlanError: a mesh needs more memory than its devices have.
+    """
+    table = plan.table()
+    bytes_of = _stage_bytes(plan, pieces, table.splits_backward)
+    numbers = range(len(plan.stages))
+    is_shared = plan.num_meshes < len(plan.stages)
+    check_fits(
+        (
+            MeshBytes(
+                name=f"mesh {mesh}" if is_shared else f"stage {mesh}",
+                memory=min(
+                    memory(plan.stages[k]) for k in numbers if table.mesh_of_stage[k] == mesh
+                ),
+                stages={k: bytes_of[k] for k in numbers if table.mesh_of_stage[k] == mesh},
+                tasks=[(task.stage, task.kind) for task in table.tasks[mesh]],
+                splits_backward=table.splits_backward,
+            )
+            for mesh in range(table.num_meshes)
+        ),
+        remedy,
+    )
+
+
+def _stage_bytes(plan: Plan, pieces: PieceOf, splits_backward: bool) -> list[StageBytes]:
+    # Equal layers with one decision on equal meshes hold the same.
+    known: dict[object, tuple[Footprint, int]] = {}
+
+    def layers(number: int, stage: Stage) -> Iterator[tuple[Footprint, int]]:
+        for layer in stage.layers:
+            key = (layer.equal_to, layer.decision, stage.mesh, stage.remat)
+            if key not in known:
+                assert layer.decision is not None  # a plan that is made or replayed has all
+                decision = plan.decisions[layer.decision]
+                piece = pieces(number, layer)
+                held = footprint(piece, decision, stage.mesh, splits_backward=splits_backward)
+                inputs = piece.graph.inputs
+                state = sum(
+                    local_bytes(
+                        piece.graph.tensors[inputs[i]], decision.inputs[i], stage.mesh.sizes
+                    )
+                    for i in piece.state
+                )
+                known[key] = held, state
+            yield known[key]
+
+    found: list[StageBytes] = []
+    for number, stage in enumerate(plan.stages):
+        every = list(layers(number, stage))
+        found.append(
+            StageBytes(
+                state=sum(state for _, state in every),
+                resident=sum(held.resident_bytes for held, _ in every),
+                microbatch=sum(held.microbatch_bytes for held, _ in every),
+                weights=sum(held.weight_bytes for held, _ in every),
+                temporary=max(held.temporary_bytes for held, _ in every),
+            )
+        )
+    return found

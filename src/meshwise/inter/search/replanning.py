@@ -1,0 +1,309 @@
+"""The stages that were chosen, planned anew as a whole where memory binds.
+
+The search plans layers at a few prices of memory, one price for all layers of a stage, so that its
+plans hold less than there is, or take longer than they must.  Here all layers of a stage are one
+program with the memory of the stage as its row (`joint_run`), and different layers, or parts of
+one, may hold more or less (`intra.within`).  The row counts what is a sum of choices; what a plan
+really holds, its peak included, is judged by its footprint, and moves the limit of the row.
+
+Only where it may pay: the plans at the other prices bound what a stage can gain.
+
+Source: DESIGN decision 10 (the stages finally chosen are always solved again directly).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import RunPlan, VariantCosts
+from meshwise.inter.layer_cost.joint_run import JointRun
+from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.state_costs import Entry, planned
+from meshwise.inter.search.finishing import stage_plan
+from meshwise.inter.search.search import Found
+from meshwise.inter.stages.objective import step_time
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
+from meshwise.intra.problem import objective, row_weight
+from meshwise.intra.within import Effort, Within
+
+# A step that may become faster by less than this part of it, with so many layers to be planned
+# again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is
+# within reach.  The time to plan grows faster than the layers, so this part grows by their square.
+_WORTH, _OF_LAYERS = 2e-2, 50
+# Limits of the row that are tried, and the part of a device's memory that may stay unused.
+_LIMITS, _UNUSED = 4, 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tight:
+    """A stage that memory may have made slower.
+
+    Attributes:
+        stage: The stage.
+        variant: How it was planned.
+        in_flight: Micro-batches that it holds.
+        memory_bytes: Of a device.
+        gain_s: Seconds of a step that it may save at most.
+    """
+
+    stage: StageSpan
+    variant: Variant
+    in_flight: float
+    memory_bytes: float
+    gain_s: float
+
+
+def replanned(
+    found: Found, costs: VariantCosts, report: Callable[[str], object] = lambda _: None
+) -> Found:
+    """The same stages, with faster plans of their layers where there are any that fit.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers; where layers were measured, nothing changes.
+        report: Is told what is planned.
+    """
+    if costs.times is not None:
+        return found
+    runs: dict[tuple[tuple[int, ...], float], _Run] = {}
+    todo = list(_tight(found, costs))
+    while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _worth(todo)):
+        tight = max(todo, key=lambda t: t.gain_s)
+        todo.remove(tight)
+        first, last = tight.stage.first_layer, tight.stage.last_layer
+        report(f"layers {first} to {last} within the memory of their stage")
+        networks = costs.networks(tight.variant, found.problem.num_microbatches, first, last)
+        assert networks is not None
+        key = tuple(map(id, networks)), tight.in_flight
+        if key not in runs:
+            alike = [run for (layers, _), run in runs.items() if layers == key[0]]
+            runs[key] = _Run(networks, tight.in_flight, costs, alike[-1] if alike else None)
+        plan = runs[key].fastest(tight.memory_bytes, stage_plan(found, costs, tight.stage))
+        if plan is not None:
+            better = _with_plan(found, tight.stage, plan)
+            found = better if better.plan.total_s <= found.plan.total_s else found
+    return _on_all_devices(found, costs, report)
+
+
+def _on_all_devices(found: Found, costs: VariantCosts, report: Callable[[str], object]) -> Found:
+    """One stage instead, if its plans within the memory of a device are faster.
+
+    At the prices of the search it does not fit or takes longer; of pipelines with more stages the
+    search has many to choose from, of one stage few.
+    """
+    other = found.whole
+    if other is None:
+        return found
+    (stage,), problem = other.plan.stages, other.problem
+    count = problem.num_microbatches
+    worth_s = found.plan.total_s * (1 - _worth_of(problem.costs.num_layers))
+    if other.plan.total_s >= worth_s:
+        return found
+    before = stage_plan(other, costs, stage)
+    if _seconds(before, count) >= worth_s:
+        return found
+    report(f"B={count}: one stage within the memory of its devices")
+    variant = other.variants[stage.submesh][stage.variant]
+    networks = costs.networks(variant, count, stage.first_layer, stage.last_layer)
+    assert networks is not None
+    memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
+    run = _Run(networks, problem.schedule.in_flight(1, 1, count), costs)
+    plan = run.fastest(memory_bytes, before, at_most_s=found.plan.total_s)
+    if plan is None:
+        return found
+    better = _with_plan(other, stage, plan)
+    if better.plan.total_s >= found.plan.total_s:
+        return found
+    return replace(better, tried={**found.tried, count: better.plan.total_s})
+
+
+def _tight(found: Found, costs: VariantCosts) -> Iterator[_Tight]:
+    """The stages that a looser limit of memory could make faster."""
+    problem, stages = found.problem, found.plan.stages
+    count = problem.num_microbatches
+    for index, stage in enumerate(stages):
+        variant = found.variants[stage.submesh][stage.variant]
+        in_flight = problem.schedule.in_flight(len(stages) - index, len(stages), count)
+        memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
+        plan = stage_plan(found, costs, stage)
+        room = memory_bytes - max(e.memory.temporary_bytes for e in plan.entries)
+        least_s = max(
+            (
+                _least_s(way, costs, count, stage, in_flight, room)
+                for way in found.variants[stage.submesh]
+                if (way.mesh, way.remat) == (variant.mesh, variant.remat)
+            ),
+            default=0.0,
+        )
+        gain_s = _seconds(plan, count) - least_s
+        if gain_s > 0:
+            yield _Tight(
+                stage=stage,
+                variant=variant,
+                in_flight=in_flight,
+                memory_bytes=memory_bytes,
+                gain_s=gain_s,
+            )
+
+
+def _worth(todo: Sequence[_Tight]) -> float:
+    """The part of a step that must be within reach."""
+    return _worth_of(sum(t.stage.last_layer - t.stage.first_layer + 1 for t in todo))
+
+
+def _worth_of(num_layers: int) -> float:
+    return _WORTH * (num_layers / _OF_LAYERS) ** 2
+
+
+def _least_s(
+    way: Variant, costs: VariantCosts, count: int, stage: StageSpan, in_flight: float, room: float
+) -> float:
+    """Seconds of a step that a run takes at least, by what it costs at a price; 0 if unknown.
+
+    With fewer micro-batches in flight than the price counts, each byte is worth more.
+    """
+    wanted = np.zeros((len(costs.source.classes),) * 2, np.bool_)
+    at = stage.first_layer, stage.last_layer
+    wanted[at] = True
+    if not costs.has_runs(way, count, wanted):
+        return 0.0
+    runs = costs.runs(way, count, wanted)
+    if runs is None or not np.isfinite(runs.cost_s[at]):
+        return 0.0
+    price = way.price.seconds_per_byte * max(1.0, way.price.in_flight / in_flight)
+    return float(runs.cost_s[at]) - price * room
+
+
+def _seconds(plan: RunPlan, count: int) -> float:
+    """Of a step, what its neighbours send included."""
+    busy = sum(e.loop_s + e.once_s for e in plan.entries)
+    return busy + count * (plan.arriving_s + plan.returning_s)
+
+
+def _possible_s(found: Found, todo: Sequence[_Tight]) -> float:
+    """Seconds of a step if all these stages were as fast as they can be."""
+    problem = found.problem
+    faster = problem.costs.microbatch_s.copy()
+    for tight in todo:
+        at = _place(tight.stage)
+        faster[at] = max(faster[at] - tight.gain_s / problem.num_microbatches, 0.0)
+    changed = replace(problem, costs=replace(problem.costs, microbatch_s=faster))
+    return step_time(changed, found.plan.stages).total_s
+
+
+def _place(stage: StageSpan) -> tuple[int, int, int, int]:
+    return stage.first_layer, stage.last_layer, stage.submesh, stage.variant
+
+
+class _Run:
+    """A run of layers on one mesh with so many micro-batches in flight."""
+
+    def __init__(
+        self,
+        networks: Sequence[LayerNetwork],
+        in_flight: float,
+        costs: VariantCosts,
+        alike: _Run | None = None,
+    ) -> None:
+        self.joint = JointRun(networks, in_flight)
+        options = costs.options
+        effort = Effort(time_limit_s=options.time_limit_s, seed=options.seed)
+        like = None if alike is None else alike.within
+        at_price = partial(
+            self.joint.composed, time_limit_s=options.time_limit_s, seed=options.seed
+        )
+        self.within = Within(self.joint.problem(0.0), effort, like, at_price)
+        self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
+
+    def fastest(
+        self, memory_bytes: float, before: RunPlan, at_most_s: float | None = None
+    ) -> RunPlan | None:
+        """The fastest plan met that fits.
+
+        Args:
+            memory_bytes: Of a device.
+            before: A plan of the same layers; its temporary values are the first guess.
+            at_most_s: Seconds of a step that it must stay below; those of `before` if left out.
+        """
+        best, best_s = None, _seconds(before, self._count) if at_most_s is None else at_most_s
+        limit = memory_bytes - max(e.memory.temporary_bytes for e in before.entries)
+        seen: set[tuple[int, ...]] = set()
+        for _ in range(_LIMITS):
+            found = self.within.cheapest(limit)
+            if not found.choice or found.choice in seen:
+                break
+            seen.add(found.choice)
+            plan = self._plan(found.choice)
+            unused = memory_bytes - held_bytes(plan, self.joint.in_flight)
+            seconds = _seconds(plan, self._count)
+            if unused >= 0 and seconds < best_s:
+                best, best_s = plan, seconds
+            if 0 <= unused <= _UNUSED * memory_bytes:
+                break
+            # What the row does not know of is taken to be alike in the next plan.
+            limit = row_weight(self.within.row, found.choice) + unused
+        return best
+
+    @property
+    def _count(self) -> int:
+        return self.joint.layers[0].piece.num_microbatches
+
+    def _plan(self, choice: tuple[int, ...]) -> RunPlan:
+        layers, states = self.joint.layers, self.joint.states(choice)
+        return RunPlan(
+            entries=tuple(
+                self._entry(layer, self.joint.of_layer(k, choice)) for k, layer in enumerate(layers)
+            ),
+            enters=layers[0].entering.layouts[states[0]],
+            leaves=layers[-1].leaving.layouts[states[-1]],
+            arriving_s=float(layers[0].arriving_s[states[0]]),
+            returning_s=float(layers[-1].returning_s[states[-1]]),
+        )
+
+    def _entry(self, layer: LayerNetwork, choice: tuple[int, ...]) -> Entry:
+        """Equal layers with equal choices share one plan."""
+        key = (id(layer), choice)
+        if key not in self._entries:
+            self._entries[key] = planned(layer, choice, objective(layer.problem, choice))
+        return self._entries[key]
+
+
+def held_bytes(plan: RunPlan, in_flight: float) -> float:
+    """What a device holds at its peak with so many micro-batches in flight."""
+    memory = [e.memory for e in plan.entries]
+    always = sum(m.resident_bytes + in_flight * m.microbatch_bytes for m in memory)
+    return always + max(m.temporary_bytes for m in memory)
+
+
+def _with_plan(found: Found, stage: StageSpan, plan: RunPlan) -> Found:
+    """What was found, with another plan of one of its stages."""
+    problem = _with_costs(found.problem, stage, plan)
+    time = step_time(problem, found.plan.stages)
+    return replace(
+        found,
+        problem=problem,
+        plan=replace(found.plan, time=time, bound_s=min(found.plan.bound_s, time.total_s)),
+        replanned={**found.replanned, stage: plan},
+    )
+
+
+def _with_costs(problem: StageProblem, stage: StageSpan, plan: RunPlan) -> StageProblem:
+    memory = [e.memory for e in plan.entries]
+    values = {
+        "microbatch_s": sum(e.loop_s for e in plan.entries) / problem.num_microbatches,
+        "gather_s": plan.arriving_s + plan.returning_s,
+        "once_s": sum(e.once_s for e in plan.entries),
+        "resident_bytes": sum(m.resident_bytes for m in memory),
+        "microbatch_bytes": sum(m.microbatch_bytes for m in memory),
+        "temporary_bytes": max(m.temporary_bytes for m in memory),
+    }
+    columns = {name: array.copy() for name, array in problem.costs.columns().items()}
+    for name, value in values.items():
+        if name in columns:
+            columns[name][_place(stage)] = value
+    return replace(problem, costs=StageCosts(submeshes=problem.costs.submeshes, **columns))

@@ -1,0 +1,368 @@
+"""The joint search: stages, submeshes, logical meshes, micro-batches, schedule, rematerialisation.
+
+For each number of micro-batches B the layers are planned on every submesh (`variants`), their
+costs composed (`compose`), and for each schedule the best stages chosen (`stage_dp`).
+
+Most of that is only bounded.  Of all B and schedules the one whose best stages promise most is
+looked at more closely, until those stages are planned (`lazy_table`): then no other can be better.
+
+Source: Alpa section 5; DESIGN decision 10.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshwise.cluster.spec import Cluster
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.errors import InfeasibleError, TraceError
+from meshwise.inter.cost_table.layer_process import SecondProcess
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
+from meshwise.inter.search.lazy_table import LazyTable
+from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups
+from meshwise.inter.search.search_space import (
+    SearchOptions,
+    asked_submeshes,
+    guessed_s,
+    stage_problem,
+    variants_of,
+)
+from meshwise.inter.search.stage_pins import masked
+from meshwise.inter.stages.objective import step_time
+from meshwise.inter.stages.placed_construction import build_placed
+from meshwise.inter.stages.single_stage import seconds_at_the_limit
+from meshwise.inter.stages.stage_construction import StagePlan
+from meshwise.inter.stages.stage_problem import FloatArray, StageProblem, StageSpan
+from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.transfers import transfer_s
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+
+# Chooses stages in place of the stage construction.
+Rule = Callable[[StageProblem], StagePlan]
+
+# Stages of steps that take so much more than the best known bound are planned only when asked for.
+_SLACK = 1.1
+# Between two prices steps take less than on the line between them: so much above, look.
+_NEAR = 1.01
+# Candidates among which the next bound is looked for.
+_LIKELY = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best pipeline.
+
+    Attributes:
+        plan: Its stages.
+        problem: What they were chosen from.
+        kinds: Kinds of submeshes, as the problem counts them.
+        variants: For each kind the ways to plan on it, as the problem counts them.
+        tried: Seconds of the best step for each number of micro-batches; infinite where nothing
+            fits that is faster than the best.
+        replanned: Plans of stages that are better than those of their variants (`replan`).
+        whole: One stage on all devices that might be faster if it fitted; what is known of its
+            costs may be bounds.  None if there is no such stage.
+    """
+
+    plan: StagePlan
+    problem: StageProblem
+    kinds: tuple[SubmeshKind, ...]
+    variants: tuple[tuple[Variant, ...], ...]
+    tried: dict[int, float]
+    replanned: dict[StageSpan, RunPlan] = field(default_factory=dict[StageSpan, RunPlan])
+    whole: Found | None = None
+
+
+def search(
+    source: LayerSource,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+    costs: VariantCosts | None = None,
+    rule: Rule | None = None,
+) -> tuple[Found, VariantCosts]:
+    """Find the fastest pipeline.
+
+    Args:
+        source: The layers.
+        cluster: Where they run.
+        options: What is searched.
+        report: Is told of progress.
+        costs: Plans of these layers from another search, to be added to.
+        rule: Chooses the stages in place of the stage construction; it must take the cheapest of
+            what it allows, since costs are bounds until they are used.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        PlanError: a number of micro-batches does not divide the batch.
+        TraceError: the step does not separate into micro-batches that were asked for, or into any.
+    """
+    costs = costs or VariantCosts(source, options.intra)
+    with SecondProcess(costs) as beside:
+        found = _Search(
+            cluster=cluster,
+            options=options,
+            report=report,
+            costs=costs,
+            beside=beside,
+            rule=rule,
+        ).run()
+    return found, costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """What is known for one number of micro-batches.
+
+    Attributes:
+        count: B.
+        table: Costs of stages.
+        transfers: Between them.
+    """
+
+    count: int
+    table: LazyTable
+    transfers: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """The best stages for one number of micro-batches and one schedule, as far as is known.
+
+    Attributes:
+        known: Costs of stages.
+        num_changes: How often these had changed when the stages were chosen.
+        schedule: The schedule.
+        problem: What the stages were chosen from.
+        plan: The stages.
+    """
+
+    known: _Known
+    num_changes: int
+    schedule: PipelineSchedule
+    problem: StageProblem
+    plan: StagePlan
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """One search.
+
+    Attributes:
+        submeshes: Kinds of submeshes for the stage construction.
+        kinds: The same for costs.
+        variants: For each of them the ways to plan on it.
+        known: For each number of micro-batches that was tried.
+        tried: As `Found.tried`.
+        refused: Why the step does not separate, where it does not.
+    """
+
+    cluster: Cluster
+    options: SearchOptions
+    report: Callable[[str], object]
+    costs: VariantCosts
+    beside: SecondProcess
+    rule: Rule | None
+    submeshes: list[Submesh] = field(init=False)
+    kinds: list[SubmeshKind] = field(init=False)
+    variants: list[tuple[Variant, ...]] = field(init=False)
+    known: list[_Known] = field(default_factory=list[_Known])
+    tried: dict[int, float] = field(default_factory=dict[int, float])
+    refused: TraceError | None = None
+
+    def __post_init__(self) -> None:
+        self.kinds, self.submeshes = asked_submeshes(self.cluster, self.options)
+        second = guessed_s(self.kinds, self.cluster, self.options)
+        self.variants = [variants_of(kind, self.options, second) for kind in self.kinds]
+
+    def run(self) -> Found:
+        """Search groups of numbers of micro-batches, downwards while the fewest are the best.
+
+        Where nothing of a group fits, larger micro-batches rarely do.
+        """
+        best: _Candidate | None = None
+        lowest = 0
+        for group in groups(self.options, self.cluster.num_devices):
+            if best is not None and best.known.count != lowest:
+                break
+            if best is None and not self.options.every_group and self._any_separates():
+                break
+            lowest = min(group.counts)
+            best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
+        if best is None:
+            raise self._nothing()
+        found = Found(
+            plan=best.plan,
+            problem=best.problem,
+            kinds=tuple(self.kinds),
+            variants=tuple(self.variants),
+            tried=self.tried,
+        )
+        return replace(found, whole=self._whole(best, found))
+
+    def _whole(self, best: _Candidate, found: Found) -> Found | None:
+        """The stage on all devices that promises most if its memory could be met between prices."""
+        if self.rule is not None or self.options.pins or self.options.num_stages not in (None, 1):
+            return None
+        schedule = self.options.schedules[0]
+        promising: list[tuple[float, int, _Known, StageSpan]] = []
+        for known in self.known:
+            costs = known.table.costs()
+            in_flight = schedule.in_flight(1, 1, known.count)
+            for m, kind in enumerate(self.kinds):
+                if kind.num_devices != self.cluster.num_devices:
+                    continue
+                # From the lowest price of memory to the highest.
+                ways: dict[object, list[int]] = {}
+                for v, way in enumerate(self.variants[m]):
+                    ways.setdefault((way.mesh, way.remat), []).append(v)
+                for versions in ways.values():
+                    total_s = seconds_at_the_limit(
+                        costs, m, (versions[0], versions[-1]), known.count, in_flight
+                    )
+                    if total_s < _NEAR * best.plan.total_s:
+                        stage = StageSpan(
+                            first_layer=0,
+                            last_layer=costs.num_layers - 1,
+                            submesh=m,
+                            variant=versions[0],
+                            first_device=0,
+                        )
+                        promising.append((total_s, len(promising), known, stage))
+        if not promising:
+            return None
+        _, _, known, stage = min(promising)
+        problem = self._problem(known, schedule)
+        plan = replace(
+            best.plan,
+            stages=(stage,),
+            time=step_time(problem, (stage,)),
+        )
+        return replace(found, plan=plan, problem=problem)
+
+    def _best_of(self, group: Group, cutoff: float) -> _Candidate | None:
+        """The fastest step for some numbers of micro-batches; None if none takes less."""
+        waiting: list[tuple[float, int, _Candidate]] = []
+
+        def add(number: int, known: _Known, schedule: PipelineSchedule) -> None:
+            candidate = self._candidate(known, schedule, cutoff)
+            if candidate is not None:
+                heapq.heappush(waiting, (candidate.plan.total_s, number, candidate))
+
+        numbers = itertools.count()
+        for count in group.counts:
+            self.tried[count] = math.inf
+            shares = self.options.shares_bounds
+            known = self._known(count, bounds_of(count, group.sharing) if shares else count)
+            if known is not None:
+                for schedule in self.options.schedules:
+                    add(next(numbers), known, schedule)
+        while waiting:
+            total_s, number, best = heapq.heappop(waiting)
+            if not self._separates(best.known):
+                continue
+            table = best.known.table
+            at_most_s = min(cutoff, _SLACK * total_s)
+            # Another schedule may have made more known.
+            if (
+                best.num_changes < table.num_changes
+                or table.plan(best.plan.stages, self.cluster.num_devices, at_most_s)
+                or table.correct(best.plan.stages)
+            ):
+                self._begin_likely(waiting)
+                add(number, best.known, best.schedule)
+                continue
+            self.tried[best.known.count] = total_s
+            self.report(f"B={best.known.count}: {total_s:.4g} s a step")
+            return best
+        return None
+
+    def _begin_likely(self, waiting: Sequence[tuple[float, int, _Candidate]]) -> None:
+        """Have the other process begin what comes next, while stages are chosen here."""
+        for _, _, other in heapq.nsmallest(_LIKELY, waiting):
+            if self._separates(other.known):
+                other.known.table.begin(other.plan.stages)
+
+    def _known(self, count: int, bounded: int) -> _Known | None:
+        """Bounds for a number of micro-batches; None if the step does not separate."""
+        try:
+            table = LazyTable(
+                self.costs,
+                self.submeshes,
+                self.variants,
+                count,
+                bounds_of=bounded,
+                beside=self.beside,
+                report=lambda text: self.report(f"B={count}: {text}"),
+            )
+        except TraceError as error:
+            self._refuse(count, error)
+            return None
+        inner = [m.is_inner for m in self.submeshes]
+        transfers = transfer_s(self.costs.source, self.kinds, count, inner)
+        known = _Known(count=count, table=table, transfers=transfers)
+        self.known.append(known)
+        return known
+
+    def _separates(self, known: _Known) -> bool:
+        """Whether the step separates into so many micro-batches, of which bounds may not tell."""
+        if known not in self.known:
+            return False
+        try:
+            self.costs.trace(self.options.remats[0], known.count)
+        except TraceError as error:
+            self._refuse(known.count, error)
+            self.known.remove(known)
+            return False
+        return True
+
+    def _any_separates(self) -> bool:
+        return any(self._separates(known) for known in tuple(self.known))
+
+    def _refuse(self, count: int, error: TraceError) -> None:
+        # Too few rows for what must stay together, such as a group of experts.
+        if self.options.num_microbatches is not None:
+            raise error
+        self.refused = error
+        self.report(f"B={count}: the step does not separate")
+
+    def _problem(self, known: _Known, schedule: PipelineSchedule) -> StageProblem:
+        costs = masked(known.table.costs(), self.options.pins, self.kinds, self.variants)
+        return stage_problem(
+            costs, self.cluster, self.options, known.count, schedule, known.transfers
+        )
+
+    def _candidate(
+        self, known: _Known, schedule: PipelineSchedule, cutoff: float
+    ) -> _Candidate | None:
+        """The best stages, or what the rule chooses; None if nothing fits that is faster."""
+        problem = self._problem(known, schedule)
+        if self.rule is None:
+            plan = build_placed(problem, self.cluster, cutoff, num_stages=self.options.num_stages)
+        else:
+            try:
+                plan = self.rule(problem)
+            except InfeasibleError:
+                return None
+        if plan is None or plan.total_s >= cutoff:
+            return None
+        return _Candidate(
+            known=known,
+            num_changes=known.table.num_changes,
+            schedule=schedule,
+            problem=problem,
+            plan=plan,
+        )
+
+    def _nothing(self) -> InfeasibleError | TraceError:
+        """Why there is no pipeline."""
+        if self.rule is not None:
+            return InfeasibleError("no stages that follow the rule fit")
+        if not self._any_separates():
+            return self.refused or InfeasibleError("no pipeline fits")
+        return InfeasibleError("no pipeline fits into the memory of the devices")

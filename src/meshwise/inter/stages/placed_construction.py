@@ -1,0 +1,71 @@
+"""Equal hosts: stages in the order of the devices, or anywhere, with the better of both.
+
+In the order of the devices it is known which boundaries lie inside a host.  Some choices of shapes
+do not follow each other that way, as half a host, a whole one, half a one; with
+`placement.place_stages` all of the paper's shapes have a place, but then any boundary may lie
+between hosts, and is priced so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshwise.cluster.spec import Cluster
+from meshwise.inter.stages.directions import build_either_way
+from meshwise.inter.stages.placement import place_stages
+from meshwise.inter.stages.stage_construction import StagePlan, build_stages_below
+from meshwise.inter.stages.stage_problem import StageProblem
+
+
+def build_placed(
+    problem: StageProblem, cluster: Cluster, at_most_s: float, *, num_stages: int | None = None
+) -> StagePlan | None:
+    """The best stages, at their places if submeshes have any, if they take less than `at_most_s`.
+
+    Args:
+        problem: What is to be cut.
+        cluster: Where it runs.
+        at_most_s: Only faster plans are wanted.
+        num_stages: Exactly so many; any number by default.
+
+    Returns:
+        None if none fit or none is faster.
+    """
+    ordered = build_either_way(problem, at_most_s, num_stages=num_stages)
+    outer = _outer(problem, cluster)
+    if not outer:
+        return ordered
+    cutoff = at_most_s if ordered is None else ordered.total_s
+    free = build_stages_below(_without_places(problem, outer), cutoff, num_stages=num_stages)
+    if free is None:
+        return ordered
+    submeshes = problem.costs.submeshes
+    shapes = [submeshes[s.submesh].shape for s in free.stages]
+    first = place_stages(shapes, cluster.num_hosts, cluster.devices_per_host)
+    stages = tuple(replace(s, first_device=p) for s, p in zip(free.stages, first, strict=True))
+    bound_s = free.bound_s if ordered is None else min(free.bound_s, ordered.bound_s)
+    return replace(free, stages=stages, bound_s=bound_s)
+
+
+def _outer(problem: StageProblem, cluster: Cluster) -> list[int]:
+    """The submeshes that begin a host, if `place_stages` has a place for all shapes."""
+    submeshes = problem.costs.submeshes
+    if cluster.is_mixed or any(m.starts is None for m in submeshes):
+        return []
+    size = cluster.devices_per_host
+    are_round = not size & (size - 1) and all(
+        m.devices_per_host == size or not m.num_devices & (m.num_devices - 1) for m in submeshes
+    )
+    return [i for i, m in enumerate(submeshes) if not m.is_inner] if are_round else []
+
+
+def _without_places(problem: StageProblem, chosen: list[int]) -> StageProblem:
+    """The problem on some of its submeshes, wherever they lie."""
+    costs = problem.costs
+    others = [i for i in range(len(costs.submeshes)) if i not in chosen]
+    microbatch_s = costs.microbatch_s.copy()
+    microbatch_s[:, :, others] = np.inf
+    submeshes = tuple(replace(m, starts=None, is_inner=None) for m in costs.submeshes)
+    return replace(problem, costs=replace(costs, submeshes=submeshes, microbatch_s=microbatch_s))

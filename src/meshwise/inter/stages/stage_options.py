@@ -1,0 +1,183 @@
+"""From a table of costs to the list of stages worth a try, in the arrays of the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwise.inter.stages.stage_arrays import Devices, Options
+from meshwise.inter.stages.stage_filter import dominated, most_that_fit
+from meshwise.inter.stages.stage_problem import StageProblem
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageOptions:
+    """The stages that may be chosen.
+
+    Attributes:
+        options: For the kernels; without transfers B and overlap do not matter.
+        where: For each option (first layer, last layer, submesh, variant).
+        num_stages: Exactly so many stages; 0 for any number.
+    """
+
+    options: Options
+    where: IntArray
+    num_stages: int
+
+    def box(self) -> tuple[float, float, float, float]:
+        """Least and largest load of a stage in the steady state, least and largest once."""
+        o = self.options
+        most = o.more_batches * (o.slot.max() + o.transfer.max(initial=0.0))
+        most += (o.slot - o.fill).max()
+        least = o.more_batches * o.slot.min() + (o.slot - o.fill).min()
+        return float(least), float(most), float(o.once.min()), float(o.once.max())
+
+
+def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
+    """The stages that fit into memory and that no variant of the same layers and submesh beats.
+
+    Args:
+        problem: What is to be cut.
+        num_stages: Exactly so many stages; 0 for any number, which a schedule whose memory depends
+            on the number of stages does not allow.
+    """
+    costs, schedule = problem.costs, problem.schedule
+    num_layers = costs.num_layers
+    size = np.array([m.num_devices for m in costs.submeshes])
+    layers = np.arange(num_layers)
+    length = layers[None, :] - layers[:, None] + 1
+    exists = np.isfinite(costs.microbatch_s).any(axis=3)
+    # Interleaved stages have a layer for each chunk.
+    exists &= (length >= schedule.chunks)[:, :, None] & (size <= problem.num_devices)
+    # One row for each run of layers on a submesh, one column for each variant.
+    rows = np.argwhere(exists)
+    at = tuple(rows.T)
+    slot, once = costs.microbatch_s[at], costs.once_s[at]
+    if costs.gather_s is not None:
+        slot += costs.gather_s[at]
+    fill = schedule.fill_s(slot, None if costs.weight_s is None else costs.weight_s[at])
+    most = most_to_end(problem, rows, num_stages)
+    possible = np.isfinite(slot) & (most >= 1)
+    possible &= ~dominated(slot, fill, once, most, possible)
+    order = np.argsort(np.where(possible, fill, np.inf), axis=1, kind="stable")
+    row, place = np.nonzero(np.take_along_axis(possible, order, axis=1))
+    variant = order[row, place]
+    group, first_option = np.unique(row, return_index=True)
+    first, last, kind = (np.ascontiguousarray(x) for x in rows[group].T)
+    transfer = problem.transfer_s
+    if transfer is None:
+        transfer = np.zeros((num_layers - 1, len(size), len(size)))
+    least = np.concatenate((transfer.min(axis=2), np.zeros((1, len(size)))))[last, kind]
+    before_any = np.concatenate((np.zeros((1, len(size))), 0.5 * transfer.min(axis=1)))[first, kind]
+    right_class = _classes_of_columns(transfer)
+    before, rank = _levels(transfer, right_class)
+    options = Options(
+        first_group=np.searchsorted(first, np.arange(num_layers + 1)),
+        last=last,
+        kind=kind,
+        first_option=np.append(first_option, len(row)),
+        least_transfer=least,
+        least_before=before_any,
+        slot=slot[row, variant],
+        fill=fill[row, variant],
+        once=once[row, variant],
+        most_to_end=most[row, variant],
+        right_class=right_class,
+        num_classes=int(right_class.max()) + 1,
+        transfer=np.ascontiguousarray(transfer),
+        before=before,
+        rank=rank,
+        more_batches=float(problem.num_microbatches - 1),
+        hides=schedule.hides_transfers,
+    )
+    where = np.column_stack((rows[row], variant))
+    return StageOptions(options=options, where=where, num_stages=num_stages)
+
+
+def most_to_end(problem: StageProblem, rows: IntArray, num_stages: int = 0) -> IntArray:
+    """How many stages to the end memory allows a stage, itself counted; 0 if none.
+
+    Args:
+        problem: What is to be cut.
+        rows: First layer, last layer, submesh, a row each.
+        num_stages: As in `stage_options`.
+
+    Returns:
+        One row for each, one column for each variant.
+    """
+    costs = problem.costs
+    at = tuple(rows.T)
+    memory = np.array([m.memory_bytes for m in costs.submeshes], np.float64)[rows[:, 2]]
+    resident, temporary = costs.resident_bytes[at], costs.temporary_bytes[at]
+    held = costs.microbatch_bytes[at]
+    length = num_stages or costs.num_layers
+    in_flight = np.array(
+        [
+            problem.schedule.in_flight(s, length, problem.num_microbatches)
+            for s in range(1, length + 1)
+        ],
+        np.float64,
+    )
+    return most_that_fit(
+        resident, held, temporary, memory, in_flight, np.isfinite(costs.microbatch_s[at])
+    )
+
+
+def devices_of(problem: StageProblem, has_option: BoolArray) -> tuple[Devices, int]:
+    """Devices for the kernels, in units of as many as all submeshes in use have in common.
+
+    Args:
+        problem: What is to be cut.
+        has_option: Which submeshes are in use.
+
+    Returns:
+        The devices, and how many make a unit.
+    """
+    submeshes = problem.costs.submeshes
+    size = np.array([m.num_devices for m in submeshes], np.int64)
+    count = problem.num_devices
+    if all(m.starts is None for m in submeshes):
+        unit = int(np.gcd.reduce(size[has_option])) if has_option.any() else 1
+        if problem.use_all_devices and count % unit:
+            # No sum of these sizes gives the count; with units of one the kernels find that out.
+            unit = 1
+        size = np.where(has_option, size // unit, count + 1)
+        nowhere = np.zeros((0, 0), np.bool_)
+        return Devices(size, count // unit, nowhere, problem.use_all_devices), unit
+    may_start = np.zeros((len(submeshes), count + 1), np.bool_)
+    for i, submesh in enumerate(submeshes):
+        starts = range(count) if submesh.starts is None else submesh.starts
+        may_start[i, [p for p in starts if p + submesh.num_devices <= count]] = True
+    return Devices(size, count, may_start, problem.use_all_devices), 1
+
+
+def _classes_of_columns(transfer: FloatArray) -> IntArray:
+    """Right neighbours that cost every left one the same, at every boundary, are one class."""
+    columns = transfer.reshape(-1, transfer.shape[2]).T
+    _, classes = np.unique(columns, axis=0, return_inverse=True)
+    return classes.reshape(-1).astype(np.int64)
+
+
+def _levels(transfer: FloatArray, right_class: IntArray) -> tuple[FloatArray, IntArray]:
+    """`Options.before` and `Options.rank`."""
+    _, of_class = np.unique(right_class, return_index=True)
+    halves = 0.5 * transfer[:, :, of_class]
+    order = np.argsort(halves, axis=1, kind="stable")
+    sorted_halves = np.take_along_axis(halves, order, axis=1)
+    is_new = np.ones(halves.shape, np.bool_)
+    is_new[:, 1:] = sorted_halves[:, 1:] > sorted_halves[:, :-1]
+    level = np.cumsum(is_new, axis=1) - 1
+    rank = np.empty(halves.shape, np.int64)
+    np.put_along_axis(rank, order, level, axis=1)
+    count = int(level.max(initial=0)) + 1
+    # A row at least, which kernels may look at where there is no boundary.
+    before = np.full((max(halves.shape[0], 1), halves.shape[2], count), np.inf)
+    cut, place, right = np.indices(halves.shape)
+    before[cut, right, level] = sorted_halves[cut, place, right]
+    return before, rank

@@ -1,0 +1,170 @@
+"""What stage construction decides on: costs of runs of layers on submeshes, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwise.inter.stages.submeshes import Submesh
+from meshwise.schedules.pipeline_schedule import ALPA, ONE_F_ONE_B, PipelineSchedule
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageCosts:
+    """Costs of layers i to j on a submesh, in several variants (plans, rematerialisation).
+
+    All arrays have the shape (L, L, M, V) and the index [first, last, submesh, variant].
+
+    Attributes:
+        submeshes: M kinds.
+        microbatch_s: Forward and backward of one micro-batch; infinite where there is no such
+            stage.
+        once_s: Once a step: synchronisation of gradients, optimizer.
+        resident_bytes: On each device, always: parameters, optimizer state, gradients.
+        microbatch_bytes: Activations held for each micro-batch in flight.
+        temporary_bytes: The most that is live beside these.
+        weight_s: Of `microbatch_s`, the gradients of weights (zero-bubble schedules); none known
+            if left out.
+        gather_s: To gather what the neighbours of a stage send, beside `microbatch_s`; none if
+            left out.
+    """
+
+    submeshes: tuple[Submesh, ...]
+    microbatch_s: FloatArray
+    once_s: FloatArray
+    resident_bytes: FloatArray
+    microbatch_bytes: FloatArray
+    temporary_bytes: FloatArray
+    weight_s: FloatArray | None = None
+    gather_s: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        """Check shapes and signs.
+
+        Raises:
+            ValueError: arrays differ in shape, do not fit the submeshes, or hold what is no cost.
+        """
+        shape = self.microbatch_s.shape
+        if (
+            len(shape) != 4
+            or shape[0] != shape[1]
+            or shape[2] != len(self.submeshes)
+            or not shape[3]
+        ):
+            raise ValueError(f"costs have shape {shape}, expected (L, L, {len(self.submeshes)}, V)")
+        exists = np.isfinite(self.microbatch_s)
+        for name, array in self.columns().items():
+            if array.shape != shape:
+                raise ValueError(f"`{name}` has shape {array.shape}, `microbatch_s` {shape}")
+            if np.isnan(array).any() or ((array < 0) & exists).any():
+                raise ValueError(f"`{name}` holds values that are no numbers or below 0")
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.microbatch_s.shape[0])
+
+    @property
+    def busy_s(self) -> FloatArray:
+        """Time of one micro-batch with the gathers at both ends."""
+        return self.microbatch_s if self.gather_s is None else self.microbatch_s + self.gather_s
+
+    def columns(self) -> dict[str, FloatArray]:
+        """The arrays by name."""
+        columns = {
+            "microbatch_s": self.microbatch_s,
+            "once_s": self.once_s,
+            "resident_bytes": self.resident_bytes,
+            "microbatch_bytes": self.microbatch_bytes,
+            "temporary_bytes": self.temporary_bytes,
+        }
+        others = {"weight_s": self.weight_s, "gather_s": self.gather_s}
+        return columns | {name: array for name, array in others.items() if array is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageProblem:
+    """Layers to be cut into stages.
+
+    Attributes:
+        costs: Of every possible stage.
+        num_devices: D, in the cluster's order where submeshes have positions.
+        num_microbatches: B.
+        schedule: Fixes micro-batches in flight and what hides.
+        transfer_s: [k, left, right]: time to pass the values of one micro-batch over the boundary
+            after layer k, forward and backward together, between submeshes of these kinds; shape
+            (L - 1, M, M).  None: no time.
+        use_all_devices: Whether every device must belong to a stage.
+    """
+
+    costs: StageCosts
+    num_devices: int
+    num_microbatches: int
+    schedule: PipelineSchedule = ONE_F_ONE_B
+    transfer_s: FloatArray | None = None
+    use_all_devices: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what can be checked by itself.
+
+        Raises:
+            ValueError: counts below one, or transfers of the wrong shape or sign.
+        """
+        if self.num_devices < 1 or self.num_microbatches < 1:
+            raise ValueError("`num_devices` and `num_microbatches` must be at least 1")
+        if self.transfer_s is not None:
+            kinds = len(self.costs.submeshes)
+            expected = (self.costs.num_layers - 1, kinds, kinds)
+            if self.transfer_s.shape != expected:
+                raise ValueError(f"`transfer_s` has shape {self.transfer_s.shape}, not {expected}")
+            if not np.isfinite(self.transfer_s).all() or (self.transfer_s < 0).any():
+                raise ValueError("`transfer_s` holds values that are infinite or below 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpan:
+    """A run of layers on a submesh.
+
+    Attributes:
+        first_layer: First layer.
+        last_layer: Last layer, included.
+        submesh: Index of the kind of submesh.
+        variant: Index of the variant.
+        first_device: Where it begins in the cluster's order of devices.  Submeshes without
+            positions are numbered one after another; `placement.place_stages` finds real places.
+    """
+
+    first_layer: int
+    last_layer: int
+    submesh: int
+    variant: int
+    first_device: int
+
+
+def as_alpa(problem: StageProblem) -> StageProblem:
+    """The same problem as the paper states it.
+
+    Eq. 2 without transfers and their gathers, and without what is done once (a user of this mode
+    adds its share to `microbatch_s`), eq. 5 for 1F1B, every device used.
+    """
+    nothing = np.zeros_like(problem.costs.once_s)
+    costs = replace(problem.costs, once_s=nothing, weight_s=None, gather_s=None)
+    return replace(problem, costs=costs, schedule=ALPA, transfer_s=None, use_all_devices=True)
+
+
+def memory_bytes(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:
+    """Bytes that one stage needs on each of its devices."""
+    costs, stage = problem.costs, stages[index]
+    at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
+    in_flight = problem.schedule.in_flight(
+        len(stages) - index, len(stages), problem.num_microbatches
+    )
+    held = in_flight * float(costs.microbatch_bytes[at])
+    return float(costs.resident_bytes[at]) + held + float(costs.temporary_bytes[at])

@@ -1,1 +1,0 @@
-"""Costs of layers by measurement: their programs are compiled and timed on the devices at hand."""

@@ -1,0 +1,215 @@
+"""A planned piece as four programs: before its loop, forward, backward, after it.
+
+Each is a part of the piece's graph with the piece's own decision, so that what was planned is what
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from meshwise.pieces.residuals import ancestors
+from meshwise.pieces.roles import PieceRoles, Value
+from meshwise.plan.decision import Use
+from meshwise.plan.restricted import GraphPart, Slot, handed_over, leave, restricted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseProgram:
+    """One of the programs.
+
+    Attributes:
+        part: What it runs.
+        inputs: What it takes.
+        outputs: What it makes.
+    """
+
+    part: GraphPart
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiecePrograms:
+    """The programs of a planned piece.
+
+    Attributes:
+        before: Once a step; casts and gathers of weights, empty sums, early results.
+        forward: For each micro-batch.
+        backward: For each micro-batch.
+        kept: What backward has of forward; `entering` ones included.
+        final: Results of the graph that come after the loop.
+        roles: Who is who.
+        border: What runs after the loop has of what ran before it.
+    """
+
+    before: PhaseProgram
+    forward: PhaseProgram
+    backward: PhaseProgram
+    kept: tuple[Value, ...]
+    final: tuple[int, ...]
+    roles: PieceRoles
+    border: tuple[Slot, ...]
+
+    def after(self, groups: Sequence[Collection[int]]) -> list[PhaseProgram]:
+        """Programs that make groups of results, one after the other, once a step.
+
+        Args:
+            groups: Of `final`; what an earlier one computes a later one has.
+        """
+        return _after(self.roles, self.border, groups)
+
+
+def piece_programs(roles: PieceRoles) -> PiecePrograms:
+    """The programs of a planned piece."""
+    kept, border = roles.kept(), roles.border()
+    return PiecePrograms(
+        before=_before(roles, border),
+        forward=_forward(roles, kept),
+        backward=_backward(roles, kept),
+        kept=tuple(_kept_value(roles, slot) for slot in kept),
+        final=tuple(roles.final_results()),
+        roles=roles,
+        border=border,
+    )
+
+
+def _kept_value(roles: PieceRoles, slot: Slot) -> Value:
+    value = roles.value_of_input.get(slot.tensor)
+    if value is not None and slot.use is None:
+        return value
+    return Value("kept", slot.tensor, slot.layout)
+
+
+def _before(roles: PieceRoles, border: tuple[Slot, ...]) -> PhaseProgram:
+    graph, loop = roles.piece.graph, roles.loop
+    outputs: list[tuple[int, Use]] = []
+    values: list[Value] = []
+    for value in dict.fromkeys(roles.value_of_input.values()):
+        if value.role == "whole":
+            outputs.append((loop.inputs[value.number], roles.chosen.uses[value.number]))
+            values.append(value)
+    for k in roles.sums():
+        outputs.append((loop.inputs[k], roles.chosen.uses[k]))
+        values.append(Value("sum", k, roles.chosen.uses[k].layout))
+    for j in roles.piece.early:
+        outputs.append((graph.outputs[j], roles.decision.outputs[j]))
+        values.append(Value("output", j, roles.decision.outputs[j].layout))
+    for slot in border:
+        outputs.append(leave(slot))
+        values.append(Value("border", slot.tensor, slot.layout))
+    slots, inputs = _arguments(roles)
+    part = restricted(graph, roles.decision, roles.phases.before, slots, outputs)
+    return _program(part, inputs, values)
+
+
+def _arguments(roles: PieceRoles) -> tuple[list[Slot], list[Value]]:
+    pairs = zip(roles.piece.graph.inputs, roles.decision.inputs, strict=True)
+    slots = [Slot(tensor=t, layout=layout) for t, layout in pairs]
+    return slots, [Value("input", i, slot.layout) for i, slot in enumerate(slots)]
+
+
+def _program(part: GraphPart, inputs: list[Value], outputs: list[Value]) -> PhaseProgram:
+    return PhaseProgram(
+        part=part, inputs=tuple(inputs[n] for n in part.inputs), outputs=tuple(outputs)
+    )
+
+
+def _forward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
+    slots, inputs = roles.body_slots()
+    leaving = roles.body_results(roles.leaving)
+    made = [s for s in kept if s.use is not None or s.tensor not in roles.value_of_input]
+    leaving = [(t, use, n) for t, use, j in leaving for n in roles.leaving[j]]
+    part = restricted(
+        roles.body,
+        roles.inner,
+        roles.phases.forward,
+        slots,
+        [*((t, use) for t, use, _ in leaving), *map(leave, made)],
+    )
+    values = [Value("leaving", n, use.layout) for _, use, n in leaving]
+    values += [_kept_value(roles, slot) for slot in made]
+    return _program(part, list(inputs), values)
+
+
+def _backward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
+    slots, inputs = roles.body_slots()
+    # What entered is there if it is kept as it came.
+    there = [
+        (slot, value) for slot, value in zip(slots, inputs, strict=True) if value.role != "entering"
+    ]
+    there += [(slot, _kept_value(roles, slot)) for slot in kept]
+    inward = [
+        (t, use, n) for t, use, j in roles.body_results(roles.inward) for n in roles.inward[j]
+    ]
+    carry = {j: k for k, j in roles.structure.carries}
+    sums = roles.body_results({j for k, j in roles.structure.carries if k in set(roles.sums())})
+    places = {value: n for n, (_, value) in enumerate(there)}
+    outputs = [(t, use) for t, use, _ in (*inward, *sums)]
+    values = [Value("inward", n, use.layout) for _, use, n in inward]
+    aliases: list[tuple[int, int]] = []
+    for _, use, j in sums:
+        value = Value("sum", carry[j], use.layout)
+        if value in places:
+            aliases.append((places[value], len(values)))
+        values.append(value)
+    part = restricted(
+        roles.body,
+        roles.inner,
+        roles.phases.backward,
+        [slot for slot, _ in there],
+        outputs,
+        tuple(aliases),
+    )
+    return _program(part, [value for _, value in there], values)
+
+
+def _after(
+    roles: PieceRoles, border: tuple[Slot, ...], groups: Sequence[Collection[int]]
+) -> list[PhaseProgram]:
+    graph, decision = roles.piece.graph, roles.decision
+    slots, inputs = _arguments(roles)
+    for slot in border:
+        slots.append(slot)
+        inputs.append(Value("border", slot.tensor, slot.layout))
+    sums = set(roles.sums())
+    for k, j in roles.structure.carries:
+        if k in sums:
+            layout = roles.chosen.results[j]
+            slots.append(Slot(tensor=roles.loop.outputs[j], layout=layout))
+            inputs.append(Value("sum", k, layout))
+    there = {*graph.inputs, *roles.loop.outputs}
+    left = set(roles.phases.after)
+    found: list[PhaseProgram] = []
+    for g, results in enumerate(groups):
+        wanted = sorted(results)
+        outputs = [(graph.outputs[j], decision.outputs[j]) for j in wanted]
+        now = ancestors(graph, [t for t, _ in outputs]) & left
+        left -= now
+        later = [j for group in groups[g + 1 :] for j in group]
+        handed = handed_over(
+            graph,
+            decision,
+            roles.mesh,
+            now,
+            left,
+            outputs,
+            [(graph.outputs[j], decision.outputs[j]) for j in later],
+            there,
+        )
+        is_last = g + 1 == len(groups)
+        aliases = [(i, wanted.index(j)) for i, j in graph.aliases if j in wanted]
+        part = restricted(
+            graph,
+            decision,
+            now,
+            slots,
+            [*outputs, *map(leave, handed)],
+            tuple(aliases) if is_last else (),
+        )
+        values = [Value("output", j, decision.outputs[j].layout) for j in wanted]
+        more = [Value("border", slot.tensor, slot.layout) for slot in handed]
+        found.append(_program(part, inputs, [*values, *more]))
+        slots, inputs = [*slots, *handed], [*inputs, *more]
+    return found

@@ -1,0 +1,296 @@
+"""A step without gradients on the stages of a pipeline's plan, its state where training left it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+
+from meshwise.collector import collection_paused
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.graph.graph import Tensor
+from meshwise.graph.layout import Layout
+from meshwise.plan.fingerprint import joint_fingerprint
+from meshwise.plan.fits import local_bytes
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Stage
+from meshwise.plan.work import DecidedProgram, work_of, work_together
+from meshwise.planner.followed_layouts import distance
+from meshwise.planner.one_mesh import Forced, plan_on
+from meshwise.request.methods import IntraOp
+from meshwise.request.pins import nearest
+from meshwise.request.plan_request import PlanRequest
+from meshwise.schedules import inference
+from meshwise.trace.layers.equations import inlined, run_inlined
+from meshwise.trace.layers.followed import FollowedStages, Home
+from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages
+from meshwise.trace.layers.unstack import unstacked
+from meshwise.trace.step import OpenStep, StepSignature, TracedStep, open_step, trace_step
+
+
+def followed_stages(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    plan: Plan,
+    request: PlanRequest,
+) -> FollowedStages:
+    """Cut a step where a pipeline's parameters live, and plan each stage on its mesh.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data; what is returned changed is not overwritten.
+        plan: Of the pipeline.
+        request: What is asked beside the placement.
+
+    Raises:
+        TraceError: the step cannot be traced.
+        PlanError: no argument follows one of the pipeline's, one could follow several that lie
+            differently, or something is asked that stages without gradients do not have.
+        InfeasibleError: a stage does not fit.
+    """
+    _check(request)
+    with collection_paused():
+        ends = unstacked(open_step(fun, args, kwargs, signature))
+        step = ends.step
+        homes = _homes(step, plan)
+        closed = inlined(step.closed)
+        cut = forward_stages(closed, [home and home.stage for home in homes], step.batch_dims)
+        ways = [_planned(part, step, homes, plan, request) for part in cut.stages]
+    warnings = [
+        f"{step.names[number]} is sent from stage {home.stage} to stage {stage} in each call"
+        for number, stage in cut.sent
+        if (home := homes[number]) is not None
+    ]
+    return FollowedStages(
+        ends=ends,
+        cut=cut,
+        homes=tuple(homes),
+        steps=tuple(way.step for way in ways),
+        orders=tuple(way.order for way in ways),
+        meshes=tuple((stage.mesh, stage.first_device) for stage in plan.stages),
+        plans=tuple(way.plan for way in ways),
+        plan=replace(
+            _forward_plan(cut, ways, step, homes, plan, request),
+            parameters=_parameters(signature, args),
+            warnings=tuple(warnings),
+        ),
+    )
+
+
+def _forward_plan(
+    cut: ForwardStages,
+    ways: Sequence[_PlannedStage],
+    step: OpenStep,
+    homes: Sequence[Home | None],
+    plan: Plan,
+    request: PlanRequest,
+) -> Plan:
+    """Return the plan of all stages, one after the other, from the plan of each."""
+    sent = _sent_bytes(cut)
+    stages: list[Stage] = []
+    for number, (part, way) in enumerate(zip(cut.stages, ways, strict=True)):
+        (own,) = way.plan.stages
+        target = plan.stages[part.stage]
+        # Parameters of stages that compute nothing here lie beside the first stage of their mesh.
+        listed = {other.stage for other in cut.stages}
+        is_first = all(s.first_device != target.first_device for s in stages)
+        beside = _beside_bytes(part.stage, step, homes, plan, listed) if is_first else 0
+        layer = Layer(
+            layer=part.stage, equal_to=part.stage, arguments=own.arguments, decision=number
+        )
+        stages.append(
+            replace(
+                own,
+                layers=(layer,),
+                submesh=target.submesh,
+                first_device=target.first_device,
+                forward_s=own.once_s,
+                once_s=0.0,
+                resident_bytes=own.resident_bytes + beside,
+                memory_bytes=request.memory_bytes or target.memory_bytes,
+                send_bytes=sent[number],
+            )
+        )
+    seconds = sum(way.plan.step_time_s for way in ways)
+    works = [
+        work_of([DecidedProgram(graph=w.step.graph, decision=w.plan.decision)], w.plan.mesh)
+        for w in ways
+    ]
+    return Plan(
+        step_time_s=seconds,
+        stages=tuple(stages),
+        decisions=tuple(way.plan.decision for way in ways),
+        collectives=tuple(
+            replace(item, stage=number)
+            for number, work in enumerate(works)
+            for item in work.collectives
+        ),
+        cluster=plan.cluster,
+        schedule=inference.NAME,
+        simulated_s=seconds,
+        method="Follow()",
+        fingerprint=joint_fingerprint(way.plan.fingerprint for way in ways),
+        replicated=work_together(works).replicated.shares(),
+    )
+
+
+class _PlannedStage(NamedTuple):
+    """A stage as it was planned.
+
+    Attributes:
+        step: Its program.
+        order: Which input of the stage each operand of the program is.
+        plan: The plan of the program.
+    """
+
+    step: TracedStep
+    order: tuple[int, ...]
+    plan: Plan
+
+
+def _parameters(signature: StepSignature, args: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+    return signature.parameters or tuple((n, "") for n in range(len(args)))
+
+
+def _check(request: PlanRequest) -> None:
+    asked = {
+        "num_microbatches": request.num_microbatches not in (1, "auto"),
+        "pins": bool(request.pins),
+        "rules": bool(request.rules),
+        "dump_ilp": request.dump_ilp is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise PlanError(
+                f"{name} is not supported together with Follow of a pipeline; leave it out"
+                + ("; and pass smaller batches" if name == "num_microbatches" else "")
+            )
+
+
+def _homes(step: OpenStep, plan: Plan) -> list[Home | None]:
+    """Where each flat argument lives; None for those that follow none."""
+    # By shape and the end of the path, which they must share.
+    there: dict[object, list[Home]] = {}
+    for number, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            for item in layer.arguments:
+                home = Home(number, item.layout, item.name)
+                there.setdefault(_end(item.name, item.shape), []).append(home)
+    found: list[Home | None] = []
+    for n, (mine, aval) in enumerate(zip(step.names, step.in_avals, strict=True)):
+        ranked: dict[int, list[Home]] = {}
+        for home in () if n in step.batch_dims else there.get(_end(mine, aval.shape), ()):
+            apart = distance(mine, home.name)
+            if apart is not None:
+                ranked.setdefault(apart, []).append(home)
+        by_name: dict[str, Home] = {}
+        for home in ranked[min(ranked)] if ranked else []:
+            # What several stages have, as a tied embedding, has its home on the first of them.
+            by_name.setdefault(home.name, home)
+        if len({home[:2] for home in by_name.values()}) > 1:
+            raise PlanError(
+                f"{mine} of shape {list(aval.shape)} could follow {' or '.join(by_name)}, which "
+                "lie differently; pass it under the path that it has in the other step"
+            )
+        found.append(next(iter(by_name.values()), None))
+    if not any(found):
+        names = [home.name for homes in there.values() for home in homes]
+        raise PlanError(
+            f"no argument of this step follows one of the other: {', '.join(step.names[:4])} here, "
+            f"{', '.join(nearest(step.names[0], names, 4))} there; pass the state of the other "
+            "step, or parts of it"
+        )
+    return found
+
+
+def _end(name: str, shape: tuple[int, ...]) -> object:
+    return name.rpartition("/")[2], tuple(shape)
+
+
+def _planned(
+    part: ForwardStage,
+    step: OpenStep,
+    homes: Sequence[Home | None],
+    plan: Plan,
+    request: PlanRequest,
+) -> _PlannedStage:
+    """Trace the program of a stage, and plan it."""
+    names = [
+        step.names[source.number] if source.kind == "argument" else f"value {source.number}"
+        for source in part.inputs
+    ]
+    order = tuple(sorted(range(len(names)), key=names.__getitem__))
+    avals = {
+        name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        for name, aval in zip(names, part.closed.in_avals, strict=True)
+    }
+
+    def stage(**values: Any) -> list[Any]:
+        return run_inlined(part.closed, [values[name] for name in names])
+
+    signature = StepSignature(batch_argnums=(), batch_dims=0, donate_argnums=())
+    traced = trace_step(stage, (), avals, signature)
+    target = plan.stages[part.stage]
+    forced: dict[int, tuple[Layout, ...]] = {}
+    for place, n in enumerate(order):
+        source = part.inputs[n]
+        home = homes[source.number] if source.kind == "argument" else None
+        if home is not None and home.stage == part.stage:
+            forced[place] = (home.layout,)
+    limit = request.memory_bytes
+    memory = target.memory_bytes if limit is None else limit
+    memory = max(memory - _beside_bytes(part.stage, step, homes, plan), 1)
+    asked = replace(request, method=IntraOp())
+    try:
+        made = plan_on(traced, asked, target.mesh, memory, Forced(layouts=forced))
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"stage {part.stage} of the step that is followed: {error}; pass smaller batches"
+        ) from error
+    return _PlannedStage(traced, order, made)
+
+
+def _beside_bytes(
+    number: int,
+    step: OpenStep,
+    homes: Sequence[Home | None],
+    plan: Plan,
+    counted: Collection[int] = (),
+) -> int:
+    """Return the bytes that one device holds for parameters of other stages on its mesh.
+
+    Args:
+        number: The stage.
+        step: The step.
+        homes: For each argument where it lives.
+        plan: The pipeline that is followed.
+        counted: Stages whose parameters are counted elsewhere.
+    """
+    first_device = plan.stages[number].first_device
+    found = 0
+    for home, aval in zip(homes, step.in_avals, strict=True):
+        if home is None or home.stage == number or home.stage in counted:
+            continue
+        other = plan.stages[home.stage]
+        if other.first_device == first_device:
+            tensor = Tensor(shape=aval.shape, dtype=str(aval.dtype), itemsize=aval.dtype.itemsize)
+            found += local_bytes(tensor, home.layout, other.mesh.sizes)
+    return found
+
+
+def _sent_bytes(cut: ForwardStages) -> list[int]:
+    """For each stage the bytes that the others have of it, once for each that reads them."""
+    maker = {number: n for n, part in enumerate(cut.stages) for number in part.outputs}
+    sent = [0] * len(cut.stages)
+    for part in cut.stages:
+        for source, aval in zip(part.inputs, part.closed.in_avals, strict=True):
+            if source.kind == "value":
+                sent[maker[source.number]] += prod(aval.shape) * aval.dtype.itemsize
+    return sent

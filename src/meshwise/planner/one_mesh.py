@@ -1,0 +1,384 @@
+"""Method + traced step + cluster -> plan.  No device is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from meshwise.baselines.methods import plan_baseline
+from meshwise.baselines.search import Place, Search, plan_intra_op
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
+from meshwise.collector import collection_paused
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.graph.layout import Layout
+from meshwise.graph.loops import Strategy
+from meshwise.intra.evaluators import Evaluators
+from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
+from meshwise.intra.refusal import smallest_refusal
+from meshwise.intra.regions import Region, regions
+from meshwise.plan.fingerprint import fingerprint
+from meshwise.plan.fits import REPLAN, REPORT
+from meshwise.plan.padding import PaddedDim, Padding
+from meshwise.plan.plan import Plan
+from meshwise.plan.verify import verify_decision
+from meshwise.planner.followed_layouts import followed_layouts
+from meshwise.planner.mesh_plan import check_plan_fits, finished_plan, method_name
+from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
+from meshwise.request.pins import pinned
+from meshwise.request.plan_request import PlanRequest
+from meshwise.trace.padding.choose import padded_dims, with_padding
+from meshwise.trace.step import TracedStep
+
+TraceFn = Callable[[int, int], TracedStep]
+
+# A mesh of three axes has every plan of its two-axis views and takes ten times as long to plan:
+# only when its shape is given.
+MAX_VIEW_AXES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """Choices that a question fixes.
+
+    Attributes:
+        layouts: Layouts that inputs may have, by position.
+        strategies: Strategies that operators which decide alone may have.
+    """
+
+    layouts: Mapping[int, tuple[Layout, ...]] = field(default_factory=dict[int, tuple[Layout, ...]])
+    strategies: Mapping[OperatorPath, frozenset[Strategy]] = field(
+        default_factory=dict[OperatorPath, frozenset[Strategy]]
+    )
+
+
+NOTHING_FORCED = Forced()
+
+
+def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
+    """Trace a step and plan it.
+
+    Args:
+        trace: Traces the step for a number of micro-batches and of devices.
+        request: What is asked.
+
+    Returns:
+        The traced step and its plan, verified.
+
+    Raises:
+        TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
+    """
+    if isinstance(request.method, Replay):
+        return _replay(trace, request.method.plan, request.memory_bytes)
+    if isinstance(request.method, Follow):
+        followed = request.method.followed()
+        num_devices = followed.mesh.num_devices
+        attempt = partial(_plan_after, trace, request, followed)
+    else:
+        cluster = request.cluster()
+        num_devices, attempt = cluster.num_devices, partial(_plan_for, trace, request, cluster)
+    if request.num_microbatches != "auto":
+        return attempt(request.num_microbatches)
+    num_microbatches = 1
+    failures: list[InfeasibleError] = []
+    while True:
+        try:
+            return attempt(num_microbatches)
+        except InfeasibleError as error:
+            failures.append(error)
+            more = _more_microbatches(trace, num_devices, num_microbatches)
+            if more is None:
+                raise smallest_refusal(failures) from error
+            num_microbatches = more
+
+
+def _plan_after(
+    trace: TraceFn, request: PlanRequest, followed: Plan, num_microbatches: int
+) -> tuple[TracedStep, Plan]:
+    """Plan a step on the mesh of the step that it follows."""
+    mesh = followed.mesh
+    step = trace(num_microbatches, mesh.num_devices)
+    limit = request.memory_bytes
+    memory = mesh.device.memory_bytes if limit is None else limit
+    return step, plan_on(step, request, mesh, memory, cluster=followed.cluster)
+
+
+def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | None:
+    """The next number of micro-batches, at least twice as many; None if there is none."""
+    step = trace(1, num_devices)
+    size = math.gcd(*(step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()))
+    return next((b for b in range(2 * count, size + 1) if size % b == 0), None)
+
+
+def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[TracedStep, Plan]:
+    step = trace(plan.num_microbatches, plan.mesh.num_devices)
+    step = with_padding(step, plan.padding.dims)
+    found = fingerprint(step.graph)
+    if found != plan.fingerprint:
+        raise PlanError(
+            f"the plan is for another step or other shapes (fingerprint {plan.fingerprint}, this "
+            f"step has {found}); plan again"
+        )
+    verify_decision(step.graph, plan.decision, plan.mesh)
+    if memory_bytes is not None:
+        (stage,) = plan.stages
+        plan = dataclasses.replace(
+            plan, stages=(dataclasses.replace(stage, memory_bytes=memory_bytes),)
+        )
+    check_plan_fits(step.graph, plan, REPLAN)
+    return step, plan
+
+
+def _plan_for(
+    trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
+) -> tuple[TracedStep, Plan]:
+    with collection_paused():
+        return _best_plan(trace, request, cluster, num_microbatches)
+
+
+def _best_plan(
+    trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
+) -> tuple[TracedStep, Plan]:
+    """The plan on the logical mesh on which the step is fastest, padded where that is faster."""
+    step = trace(num_microbatches, cluster.num_devices)
+    limit = request.memory_bytes
+    memory = cluster.device.memory_bytes if limit is None else limit
+    method, meshes = request.method, _meshes(request.method, cluster)
+    dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
+    plain = _candidates(step, request, cluster, meshes, memory)
+    padded: list[_Candidate] = []
+    if dims:
+        padded = _candidates(with_padding(step, dims), request, cluster, meshes, memory)
+    if not _is_free(method):
+        return _best_of_each([*plain, *padded], len(plain), dims, request)
+    search = Search()
+    search.over([c.place for c in plain])
+    unpadded = search.best
+    search.over([c.place for c in padded])
+    found = search.found()
+    best = [*plain, *padded][found.place]
+    where = _where(meshes, has_padding=bool(dims))
+    return best.traced, _padded(
+        best.finished(found.result, request, where),
+        dims if found.place >= len(plain) else (),
+        unpadded.price_s if unpadded is not None else None,
+    )
+
+
+def _is_free(method: Method) -> bool:
+    """Whether all meshes are one search; the paper's objective is no time: each has its own."""
+    is_timed = isinstance(method, IntraOp) and method.objective == "time"
+    return is_timed or isinstance(method, Auto)
+
+
+def _best_of_each(
+    candidates: Sequence[_Candidate],
+    num_plain: int,
+    dims: tuple[PaddedDim, ...],
+    request: PlanRequest,
+) -> tuple[TracedStep, Plan]:
+    """The fastest of the plans that a method has on each mesh; the gap is of its mesh."""
+    plans: list[tuple[float, int, Plan]] = []
+    failures: list[InfeasibleError] = []
+    for i, candidate in enumerate(candidates):
+        try:
+            plan = candidate.planned(request)
+        except InfeasibleError as error:
+            failures.append(error)
+            continue
+        plans.append((plan.step_time_s, i, plan))
+    if not plans:
+        raise smallest_refusal(failures)
+    _, number, plan = min(plans, key=lambda item: item[:2])
+    unpadded_s = min((s for s, i, _ in plans if i < num_plain), default=None)
+    traced = candidates[number].traced
+    return traced, _padded(plan, dims if number >= num_plain else (), unpadded_s)
+
+
+def _padded(plan: Plan, dims: tuple[PaddedDim, ...], unpadded_s: float | None) -> Plan:
+    """The plan with what it pads."""
+    if not dims:
+        return plan
+    return dataclasses.replace(plan, padding=Padding(dims=dims, unpadded_step_time_s=unpadded_s))
+
+
+def _where(meshes: Sequence[LogicalMesh], *, has_padding: bool) -> str:
+    """On which meshes the bound of a search holds."""
+    names = ["x".join(map(str, mesh.sizes)) for mesh in meshes]
+    where = "on this mesh" if len(names) == 1 else f"on the meshes {', '.join(names)}"
+    return f"{where}, padded or not" if has_padding else where
+
+
+def _may_pad(method: Method) -> bool:
+    """Methods whose plans pad dims where it pays; "alpa" is the paper's formulation, without."""
+    return isinstance(method, (Auto, Megatron)) or (
+        isinstance(method, IntraOp) and method.objective == "time"
+    )
+
+
+def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
+    """The logical meshes that a method tries."""
+    match method:
+        case IntraOp(mesh_shape=shape) | Heuristic(mesh_shape=shape) if shape is not None:
+            return [cluster.mesh(shape)]
+        case Megatron(dp=dp, tp=tp, pp=pp):
+            assert pp == 1  # the trace refuses stages
+            return [cluster.mesh((dp, tp))]
+        case Auto() | IntraOp() | Heuristic():
+            shapes = [s for s in cluster.mesh_shapes() if len(s) <= MAX_VIEW_AXES]
+            return [cluster.mesh(shape) for shape in shapes]
+        case _:
+            return [cluster.mesh((cluster.num_devices,))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A step on one of the meshes that may be taken.
+
+    Attributes:
+        traced: The step as it was traced.
+        step: The same with the graph that the pins make of it.
+        place: The graph on the mesh, with what is asked.
+        cluster: Where the mesh lies; None if only the mesh is known.
+    """
+
+    traced: TracedStep
+    step: TracedStep
+    place: Place
+    cluster: Cluster | None
+
+    def planned(self, request: PlanRequest) -> Plan:
+        """The plan of the method.
+
+        Raises:
+            InfeasibleError, SolverError: there is none.
+        """
+        place, method = self.place, request.method
+        if isinstance(method, (IntraOp, Auto, Follow)):
+            return self.finished(plan_intra_op(place), request)
+        result = plan_baseline(
+            method_name(method),
+            place.graph,
+            place.mesh,
+            place.batch_dims,
+            place.options,
+            place.parts,
+        )
+        return self.finished(result, request)
+
+    def finished(
+        self, result: IntraResult, request: PlanRequest, where: str = "on this mesh"
+    ) -> Plan:
+        """All that the plan says.
+
+        Args:
+            result: The decision.
+            request: What was asked.
+            where: On which meshes its gap holds.
+        """
+        plan = finished_plan(
+            self.step,
+            self.place.parts,
+            self.place.mesh,
+            result,
+            request.method,
+            self.place.options,
+            cluster=self.cluster,
+            has_pins=bool(request.pins),
+            where=where,
+        )
+        check_plan_fits(self.place.graph, plan, REPORT)
+        return plan
+
+
+def _candidates(
+    step: TracedStep,
+    request: PlanRequest,
+    cluster: Cluster,
+    meshes: Sequence[LogicalMesh],
+    memory: int,
+) -> list[_Candidate]:
+    """A traced step on each of several meshes."""
+    parts, evaluators = regions(step.graph), Evaluators()
+    return [
+        _candidate(step, request, mesh, memory, cluster=cluster, parts=parts, evaluators=evaluators)
+        for mesh in meshes
+    ]
+
+
+def _candidate(
+    step: TracedStep,
+    request: PlanRequest,
+    mesh: LogicalMesh,
+    memory: int,
+    forced: Forced = NOTHING_FORCED,
+    *,
+    cluster: Cluster | None,
+    parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
+) -> _Candidate:
+    """A traced step on a mesh, with what is asked.
+
+    Args:
+        step: The step.
+        request: What is asked.
+        mesh: The mesh.
+        memory: Bytes of one device.
+        forced: What is fixed beside the pins.
+        cluster: Where the mesh lies; None if only the mesh is known.
+        parts: The regions of the step's graph if they are known.
+        evaluators: That know what was computed for other meshes.
+    """
+    method = request.method
+    pins = pinned(step.graph, request.pins, mesh)
+    graph = pins.graph
+    follows = isinstance(method, Follow)
+    followed = followed_layouts(graph, method.followed()) if follows else {}
+    options = IntraOptions(
+        objective=method.objective if isinstance(method, IntraOp) else "time",
+        memory_bytes=memory,
+        time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
+        seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
+        layouts={**followed, **pins.layouts, **forced.layouts},
+        strategies={**pins.strategies, **forced.strategies},
+        dump_ilp=request.dump_ilp,
+    )
+    place = Place(
+        graph=graph,
+        mesh=mesh,
+        batch_dims=step.batch_dims,
+        options=options,
+        parts=parts if parts and graph is step.graph else regions(graph),
+        evaluators=evaluators or Evaluators(),
+    )
+    return _Candidate(
+        traced=step, step=dataclasses.replace(step, graph=graph), place=place, cluster=cluster
+    )
+
+
+def plan_on(
+    step: TracedStep,
+    request: PlanRequest,
+    mesh: LogicalMesh,
+    memory: int,
+    forced: Forced = NOTHING_FORCED,
+    *,
+    cluster: Cluster | None = None,
+) -> Plan:
+    """Plan a traced step on one mesh.
+
+    Args:
+        step: The step.
+        request: What is asked; its cluster does not matter any more.
+        mesh: The mesh.
+        memory: Bytes of one device.
+        forced: What is fixed beside the pins; it wins over them.
+        cluster: Where the mesh lies, for the plan to say it.
+
+    Raises:
+        PinError, InfeasibleError, SolverError: there is no such plan.
+    """
+    return _candidate(step, request, mesh, memory, forced, cluster=cluster).planned(request)

@@ -1,0 +1,203 @@
+"""The search for a pipeline that keeps to pins, or names those that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
+from meshwise.inter.search.finishing import NamedLayers
+from meshwise.inter.search.least_memory import LeastMemory, least_memory, too_little_memory
+from meshwise.inter.search.microbatch_counts import microbatch_counts
+from meshwise.inter.search.pin_conflicts import (
+    check_stages,
+    fits,
+    fits_without_costs,
+    smallest_conflict,
+)
+from meshwise.inter.search.remedies import least_memory_counts, remedies
+from meshwise.inter.search.search import Found, search
+from meshwise.inter.search.search_space import DEAREST, SearchOptions
+from meshwise.planner.pinned_layers import PinnedCosts, PinnedSource
+from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
+from meshwise.trace.layers.layering import Layering
+
+# If the least memory that was found is more than there is by less than this factor, it is searched.
+_NEARLY = 1.1
+
+
+def pinned_search(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    pins: Sequence[PipelinePin],
+    report: Callable[[str], object],
+    times: LayerTimes | None = None,
+    costs: VariantCosts | None = None,
+    seeks_remedies: bool = True,
+) -> tuple[NamedLayers, Found, VariantCosts]:
+    """Find the fastest pipeline that keeps to pins.
+
+    Args:
+        layers: The layers.
+        cluster: Where they run.
+        options: What is searched, pins apart.
+        pins: What is fixed; if any, also the numbers of stages and of micro-batches.
+        report: Is told of progress.
+        times: Tells how long planned layers take; None: the model does.
+        costs: Plans of these layers from another search, to be added to; not for pins.
+        seeks_remedies: Whether to say what would help where nothing fits, which takes long.
+
+    Returns:
+        The layers as they were planned, the pipeline, plans of layers.
+
+    Raises:
+        PlanError: pins contradict each other, the cluster or its memory; they are named.
+        PinError: a pin of a layout names nothing.
+        InfeasibleError: nothing fits, with or without pins.
+    """
+    if not pins:
+        costs = costs or VariantCosts(layers, options.intra, times)
+        check_stages(cluster, options, len(layers.classes))
+        try:
+            found, _ = _search(layers, cluster, options, report, costs)
+        except InfeasibleError as error:
+            least = _least_held(options)
+            helps = remedies(cluster, least, costs, report) if seeks_remedies else ()
+            if not helps:
+                raise
+            raise InfeasibleError(
+                f"{error}. Planned: without more memory there is a pipeline with "
+                f"{' or with '.join(helps)}"
+            ) from error
+        return layers, found, costs
+    # What is asked for beside the pins is among them: it may contradict others.
+    options = replace(options, num_stages=None, num_microbatches=None)
+    count = len(layers.classes)
+    pins = resolved(pins, count)
+    values = microbatch_counts(options)
+
+    def could_be(some: Sequence[PipelinePin]) -> bool:
+        asked = with_pins(options, some)
+        return asked is not None and fits_without_costs(cluster, asked, count, values[0])
+
+    if not could_be(pins) and (conflict := smallest_conflict(pins, could_be)):
+        raise PlanError(_contradiction(conflict, cluster, count))
+    asked = with_pins(options, pins)
+    assert asked is not None
+    assert costs is None
+    source, costs = _source(layers, options, pins, times)
+    try:
+        found, costs = _search(source, cluster, asked, report, costs)
+    except InfeasibleError as error:
+        report("looking for the pins that leave no plan")
+        conflict = _conflict(layers, cluster, _least_held(options), pins, costs)
+        if not conflict:
+            raise
+        raise PlanError(_too_much(conflict, error, costs)) from error
+    return source, found, costs
+
+
+def _search(
+    source: NamedLayers,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object],
+    costs: VariantCosts,
+) -> tuple[Found, VariantCosts]:
+    """The search; where nothing fits, once more with plans that hold as little as they can.
+
+    Raises:
+        InfeasibleError: nothing fits; it says with how much memory something would, unless a
+            schedule takes room that the search does not know of.
+    """
+    try:
+        return search(source, cluster, replace(options, every_group=False), report, costs)
+    except InfeasibleError:
+        report("nothing fits so: looking at plans that hold as little as they can")
+    least: LeastMemory | None = None
+    if not any(schedule.splits_backward for schedule in options.schedules):
+        counts = least_memory_counts(options, cluster.num_devices)
+        least = least_memory(cluster, options, costs, counts, report)
+    has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
+    if least is None or least.num_bytes <= has * _NEARLY:
+        try:
+            tight = replace(_least_held(options), shares_bounds=False)
+            return search(source, cluster, tight, report, costs)
+        except InfeasibleError:
+            if least is None or least.num_bytes <= has:
+                raise
+    raise InfeasibleError(too_little_memory(cluster, options, least))
+
+
+def _least_held(options: SearchOptions) -> SearchOptions:
+    """The same search, with plans that hold as little as they can among the others."""
+    return replace(options, prices=(*options.prices, DEAREST))
+
+
+def _source(
+    layers: Layering,
+    options: SearchOptions,
+    pins: Sequence[PipelinePin],
+    times: LayerTimes | None = None,
+) -> tuple[NamedLayers, VariantCosts]:
+    layouts = layouts_of(pins)
+    if not layouts:
+        return layers, VariantCosts(layers, options.intra, times)
+    source = PinnedSource(layers, layouts)
+    return source, PinnedCosts(source, options.intra, layouts, times)
+
+
+def _conflict(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    pins: Sequence[PipelinePin],
+    costs: VariantCosts,
+) -> tuple[PipelinePin, ...]:
+    """A smallest set of pins without a plan; layers are planned anew for fewer pins of layouts."""
+    planned = {frozenset(layouts_of(pins)): costs}
+
+    def is_feasible(some: Sequence[PipelinePin]) -> bool:
+        asked = with_pins(options, some)
+        if asked is None:
+            return False
+        names = frozenset(layouts_of(some))
+        if names not in planned:
+            _, planned[names] = _source(layers, options, some)
+        return fits(cluster, asked, planned[names], least_memory_counts(asked, cluster.num_devices))
+
+    return smallest_conflict(pins, is_feasible)
+
+
+def _texts(pins: Sequence[PipelinePin]) -> str:
+    *most, last = [repr(pin.text) for pin in pins]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _contradiction(pins: Sequence[PipelinePin], cluster: Cluster, num_layers: int) -> str:
+    shapes = dict.fromkeys(kind.shape for kind in cluster.submesh_kinds())
+    there = (
+        f"{num_layers} layers, {cluster.num_devices} devices of {cluster.name}, submeshes "
+        f"{', '.join(f'{hosts}x{devices}' for hosts, devices in shapes)}"
+    )
+    if len(pins) == 1:
+        return f"pin {_texts(pins)} cannot be kept, whatever the memory: there are {there}"
+    return (
+        f"pins {_texts(pins)} contradict each other, whatever the memory (any of them can be kept "
+        f"without the others): there are {there}; drop or change one of them"
+    )
+
+
+def _too_much(pins: Sequence[PipelinePin], error: InfeasibleError, costs: VariantCosts) -> str:
+    why = str(error)
+    if isinstance(costs, PinnedCosts) and costs.refused and any(p.layout for p in pins):
+        why += f"; on some meshes {costs.refused[0]}"
+    if len(pins) == 1:
+        return f"no plan keeps pin {_texts(pins)}, and without it there is one: {why}"
+    return (
+        f"no plan keeps the pins {_texts(pins)} together, and without any one of them there is "
+        f"one; drop or change one: {why}"
+    )

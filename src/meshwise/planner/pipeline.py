@@ -1,0 +1,170 @@
+"""A user's step and a cluster -> a pipeline.  No device is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meshwise.collector import collection_paused
+from meshwise.errors import TraceError
+from meshwise.inter.clustering.layer_count import clustered, regular_layers
+from meshwise.inter.clustering.operator_chain import OperatorChain
+from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.cost_table.variant_costs import LayerTimes
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.plan.fits import check_state_fits
+from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
+from meshwise.request.pipeline_pins import PipelinePin, read_pins
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.trace.layers.chain import chain_of, operator_chain
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.layers.split import split_step
+from meshwise.trace.layers.unstack import unstacked
+from meshwise.trace.step import Statistics, StepSignature, open_step, state_bytes
+
+if TYPE_CHECKING:
+    pass
+
+
+def layers_of(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    num_layers: int | None = None,
+    *,
+    cut: Callable[[OperatorChain], Ranges] | None = None,
+    statistics: Statistics = "exact",
+) -> tuple[Layering, float]:
+    """Cut a step into layers.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+        num_layers: How many; None: as many as repeat.
+        cut: Says where, in place of the clustering of eq. 6.
+        statistics: "exact", or "local" for statistics of each micro-batch.
+
+    Returns:
+        The layers, and the FLOP of the forward pass on the whole batch.
+
+    Raises:
+        TraceError: the step cannot be traced or cut, or no argument is batch data.
+    """
+    opened = open_step(fun, args, kwargs, signature)
+    sizes = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
+    if len(sizes) != 1:
+        raise TraceError(
+            f"a pipeline runs micro-batch by micro-batch, but the batch arguments have batch "
+            f"sizes {sorted(sizes) or 'none'}; name arguments of one batch with batch_argnums"
+        )
+    if 0 in sizes:
+        raise TraceError("the batch is empty (0 rows), so it has no micro-batches; pass rows")
+    flat = unstacked(opened)
+    step = flat.step
+    split = split_step(step.closed, step.batch_dims, step.aliases, step.names)
+    chain = chain_of(split)
+    numbers = operator_chain(chain)
+    if cut is not None:
+        ranges = cut(numbers)
+    else:
+        found = regular_layers(numbers) if num_layers is None else clustered(numbers, num_layers)
+        if found is None:
+            raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
+        ranges = found.ranges
+    local = statistics == "local"
+    layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local, ends=flat)
+    return layers, math.fsum(chain.flop)
+
+
+def plan_pipeline(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    request: PipelineRequest,
+    report: Callable[[str], object] = lambda _: None,
+) -> PlannedPipeline:
+    """Find the fastest pipeline for a step, and simulate it.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+        request: What is asked.
+        report: Is told of progress.
+
+    Raises:
+        TraceError: the step cannot be cut.
+        InfeasibleError: nothing fits; before the step is traced where its state alone does not.
+        PlanError: a number of micro-batches does not divide the batch, or pins contradict each
+            other, the cluster or its memory.
+        PinError: a pin is not understood or names nothing.
+    """
+    pins = read_pins(request.pins)
+    check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
+    with collection_paused():
+        report("tracing")
+        layers, flop = layers_of(
+            fun, args, kwargs, signature, request.num_layers, statistics=request.statistics
+        )
+        for note in layers.ends.notes if layers.ends else ():
+            report(note)
+        report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
+        options = search_options(layers, flop, request)
+        pins = (*pins, *_asked(request)) if pins else ()
+        with _timed(layers, request, report) as times:
+            found = planned_layers(layers, request.cluster, options, report, pins, times)
+    method = f"Auto(stages={request.num_stages or 'auto'!r})"
+    parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
+    return replace(found, plan=replace(found.plan, method=method, parameters=parameters))
+
+
+@contextmanager
+def _timed(
+    layers: Layering, request: PipelineRequest, report: Callable[[str], object]
+) -> Iterator[LayerTimes | None]:
+    """What times layers, if they are to be measured."""
+    if request.measure is False:
+        yield None
+        return
+    # What is planned only is planned without any of this.
+    from meshwise.calibrate.layer_times import MeasuredTimes
+    from meshwise.calibrate.measured_layers import measuring
+    from meshwise.runtime.devices import devices_for
+
+    devices = devices_for(request.cluster.num_devices)
+    if request.measure is not True:
+        yield MeasuredTimes(layers, devices, request.measure, report)
+        return
+    with measuring() as measure:
+        yield MeasuredTimes(layers, devices, measure, report)
+
+
+def search_options(layers: Layering, step_flop: float, request: PipelineRequest) -> SearchOptions:
+    """What is searched for given layers."""
+    return SearchOptions(
+        batch_size=layers.batch_size,
+        step_flop=step_flop,
+        num_microbatches=request.num_microbatches,
+        schedules=request.schedules,
+        remats=request.remats,
+        memory_bytes=request.memory_bytes,
+        use_all_devices=request.use_all_devices,
+        num_stages=request.num_stages,
+    )
+
+
+def _asked(request: PipelineRequest) -> Iterator[PipelinePin]:
+    """What is asked for beside the pins, which may contradict it."""
+    if request.num_stages is not None:
+        yield PipelinePin(text=f"num_stages={request.num_stages}", num_stages=request.num_stages)
+    if request.num_microbatches is not None:
+        counts = request.num_microbatches
+        yield PipelinePin(text=f"num_microbatches={','.join(map(str, counts))}", counts=counts)

@@ -1,0 +1,134 @@
+"""A pipeline as its plan says, without planning again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwise.errors import PlanError
+from meshwise.inter.clustering.operator_chain import OperatorChain
+from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.search.finishing import pipeline_fingerprint
+from meshwise.inter.search.layer_work import with_work
+from meshwise.inter.search.memory_guard import check_pipeline_fits
+from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fits import REPLAN
+from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Layer, Remat, Stage
+from meshwise.plan.verify import verify_decision
+from meshwise.planner.pipeline import layers_of
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.simulate.plan import simulate_plan
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import Statistics, StepSignature
+
+
+def replayed_pipeline(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    signature: StepSignature,
+    plan: Plan,
+    statistics: Statistics = "exact",
+    memory_bytes: int | None = None,
+) -> PlannedPipeline:
+    """The pipeline of a plan for the step that it was made for.
+
+    Args:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+        plan: The plan.
+        statistics: "exact", or "local" for statistics of each micro-batch.
+        memory_bytes: Of a device, as it is asked for; None: what the plan says.
+
+    Raises:
+        TraceError: the step cannot be cut.
+        PlanError: the plan has no decisions, is not for this step, or does not fit.
+    """
+    numbers = [layer.decision for stage in plan.stages for layer in stage.layers]
+    if not plan.cuts or None in numbers:
+        raise PlanError(
+            "this plan of a pipeline cannot be replayed: it has no decisions about layers, as "
+            "files of version 1; plan the step again"
+        )
+
+    def cut(chain: OperatorChain) -> Ranges:
+        if plan.cuts[-1][1] + 1 != chain.num_operators:
+            raise PlanError(
+                f"the plan is for another step: its layers have {plan.cuts[-1][1] + 1} operators, "
+                f"the forward pass of this one {chain.num_operators}"
+            )
+        return plan.cuts
+
+    layers, _ = layers_of(fun, args, kwargs, signature, cut=cut, statistics=statistics)
+    if layers.batch_size != plan.batch_size:
+        raise PlanError(
+            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}"
+        )
+    decisions = tuple(
+        tuple(plan.decisions[layer.decision or 0] for layer in stage.layers)
+        for stage in plan.stages
+    )
+    known: set[object] = set()
+    for stage, decided in zip(plan.stages, decisions, strict=True):
+        for layer, decision in zip(stage.layers, decided, strict=True):
+            key = (layers.classes[layer.layer], layer.decision, stage.mesh, stage.remat)
+            is_new = key not in known
+            known.add(key)
+            _check(layers, plan, stage, layer, decision, is_new=is_new)
+
+    def piece(number: int, layer: Layer) -> PieceGraph:
+        k = layer.layer
+        return layers.graph(k, k, plan.num_microbatches, plan.stages[number].remat)
+
+    def graph_of(c: int, remat: Remat) -> PieceGraph:
+        return layers.graph(c, c, plan.num_microbatches, remat)
+
+    if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
+        raise PlanError("the plan is for another step or other shapes; plan again")
+    if not plan.fingerprint:
+        # Files of earlier versions did not say what programs do.
+        plan = with_work(plan, piece)
+    if memory_bytes is not None:
+        stages = tuple(replace(stage, memory_bytes=memory_bytes) for stage in plan.stages)
+        plan = replace(plan, stages=stages)
+    check_pipeline_fits(plan, piece, lambda stage: stage.memory_bytes, REPLAN)
+    timeline = simulate_plan(plan).timeline
+    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+
+
+def _check(
+    layers: Layering,
+    plan: Plan,
+    stage: Stage,
+    layer: Layer,
+    decision: GraphDecision,
+    *,
+    is_new: bool,
+) -> None:
+    """Check that a decision is one about a layer, and places its state as the plan says.
+
+    Raises:
+        PlanError: it is not.
+    """
+    k = layer.layer
+    piece = layers.graph(k, k, plan.num_microbatches, stage.remat)
+    try:
+        if is_new:
+            verify_decision(piece.graph, decision, stage.mesh)
+    except PlanError as error:
+        raise PlanError(f"layer {k}: {error}") from error
+    names = layers.state_names(k)
+    state = [
+        (name, piece.graph.tensors[piece.graph.inputs[i]].shape, decision.inputs[i])
+        for name, i in zip(names, piece.state, strict=True)
+    ]
+    if state != [(item.name, item.shape, item.layout) for item in layer.arguments]:
+        raise PlanError(
+            f"layer {k}: the plan says other names, shapes or layouts of its state than the step "
+            "and the decision; plan the step again"
+        )

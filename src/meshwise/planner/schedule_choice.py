@@ -1,0 +1,307 @@
+"""The fastest pipeline for given layers, simulated: search after search, all schedules together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
+from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
+from meshwise.inter.search.finishing import NamedLayers, finished, stage_decisions
+from meshwise.inter.search.interleaving import interleaved_pipelines
+from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
+from meshwise.inter.search.remedies import least_memory_counts
+from meshwise.inter.search.replanning import replanned
+from meshwise.inter.search.search import Found
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.search.split_stage import WaitingWeightsError
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.device_memory import plan_memory
+from meshwise.plan.places import device_memory_bytes
+from meshwise.plan.plan import Plan
+from meshwise.planner.pinned_search import pinned_search
+from meshwise.request.pipeline_pins import PipelinePin
+from meshwise.schedules.pipeline_schedule import name_of, searched_together
+from meshwise.simulate.timeline import Timeline
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import OpenStep
+from meshwise.units import bytes_text
+
+# Of the memory, left free for gradients of weights that wait: beyond it others are better.
+_LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
+# To say how much memory suffices so many amounts are tried, each more than the last by this part.
+_MOST_TRIES, _MORE = 12, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPipeline:
+    """A pipeline that was found.
+
+    Attributes:
+        layers: Of the step.
+        plan: Its stages.
+        timeline: Of a step, simulated.
+        decisions: For each stage the plans of its layers.
+    """
+
+    layers: Layering
+    plan: Plan
+    timeline: Timeline
+    decisions: tuple[tuple[GraphDecision, ...], ...]
+
+    @property
+    def user(self) -> OpenStep:
+        """The user's step."""
+        assert self.layers.ends is not None
+        return self.layers.ends.original
+
+
+def plan_layers(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+    pins: Sequence[PipelinePin] = (),
+) -> tuple[Plan, Timeline]:
+    """The plan of `planned_layers`, and its simulated timeline."""
+    found = planned_layers(layers, cluster, options, report, pins)
+    return found.plan, found.timeline
+
+
+def planned_layers(
+    layers: Layering,
+    cluster: Cluster,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+    pins: Sequence[PipelinePin] = (),
+    times: LayerTimes | None = None,
+) -> PlannedPipeline:
+    """Find the fastest pipeline for given layers, and simulate it.
+
+    Args:
+        layers: The layers.
+        cluster: Where they run.
+        options: What is searched, pins apart.
+        report: Is told of progress.
+        pins: What is fixed.
+        times: Tells how long planned layers take; None: the model does.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        PlanError: a number of micro-batches does not divide the batch, or pins contradict each
+            other, the cluster or its memory.
+        PinError: a pin names nothing.
+    """
+    groups = searched_together(options.schedules)
+    asked = _Asked(
+        layers=layers,
+        cluster=cluster,
+        options=options,
+        report=report,
+        pins=pins,
+        times=times,
+        costs=None if pins else VariantCosts(layers, options.intra, times),
+    )
+    if len(groups) == 1 or any(pin.schedule for pin in pins):
+        return _with_room(asked)
+    planned: list[PlannedPipeline] = []
+    failed: list[MeshwiseError] = []
+    for group in groups:
+        names = ", ".join(map(name_of, group))
+        report(f"schedules {names}")
+        some = replace(asked, options=replace(options, schedules=group))
+        try:
+            is_first = not any(isinstance(error, InfeasibleError) for error in failed)
+            planned.append(_with_room(replace(some, seeks_remedies=is_first and not planned)))
+        except (InfeasibleError, PlanError) as error:
+            report(f"schedules {names}: {error}")
+            failed.append(error)
+    if not planned:
+        raise next((e for e in failed if isinstance(e, InfeasibleError)), failed[0])
+    best = min(planned, key=lambda p: p.plan.simulated_s)
+    every = ", ".join(map(name_of, options.schedules))
+    space = f"{best.plan.space}; the fastest by simulation of searches for {every}"
+    return replace(best, plan=replace(best.plan, space=space))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One search.
+
+    Attributes:
+        layers: The layers.
+        cluster: Where they run.
+        options: What is searched, pins apart.
+        report: Is told of progress.
+        pins: What is fixed.
+        times: Tells how long planned layers take; None: the model does.
+        costs: What other searches know of the layers; None for none, and with pins.
+        seeks_remedies: Whether to say what would help where nothing fits.
+    """
+
+    layers: Layering
+    cluster: Cluster
+    options: SearchOptions
+    report: Callable[[str], object]
+    pins: Sequence[PipelinePin]
+    times: LayerTimes | None
+    costs: VariantCosts | None
+    seeks_remedies: bool = True
+
+
+def _with_room(asked: _Asked) -> PlannedPipeline:
+    """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
+
+    Schedules that compute gradients of weights apart need room that the search does not know of.
+    So the memory in the error is one with which a plan was really made; if that plan holds no more
+    than there is, it is returned.
+    """
+    try:
+        return _with_some_room(asked)
+    except InfeasibleError as error:
+        splits = any(schedule.splits_backward for schedule in asked.options.schedules)
+        if not splits or not asked.seeks_remedies or asked.pins:
+            raise
+        found = _with_more_memory(asked)
+        if found is None:
+            raise
+        enough, planned = found
+        plan = _within(planned.plan, asked)
+        if plan_memory(plan).fits:
+            return replace(planned, plan=plan)
+        raise InfeasibleError(
+            f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule "
+            f"{name_of(asked.options.schedules[0])}. With {bytes_text(enough)} a device "
+            f"(memory_bytes={enough}) there is one"
+        ) from error
+
+
+def _within(plan: Plan, asked: _Asked) -> Plan:
+    """The plan with the memory that there is, whether it fits or not."""
+    has = asked.options.memory_bytes
+    stages = tuple(
+        replace(stage, memory_bytes=has or device_memory_bytes(stage, asked.cluster))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def _with_more_memory(asked: _Asked) -> tuple[int, PlannedPipeline] | None:
+    """Memory that is enough, and the pipeline planned with it; None if much more is needed."""
+    options, costs = asked.options, asked.costs
+    assert costs is not None  # there are no pins
+    counts = least_memory_counts(options, asked.cluster.num_devices)
+    least = least_memory(asked.cluster, options, costs, counts, asked.report)
+    if least is None:
+        return None
+    asked = replace(asked, seeks_remedies=False)
+    num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
+    for _ in range(_MOST_TRIES):
+        asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
+        more = replace(asked, options=replace(options, memory_bytes=num_bytes))
+        try:
+            return num_bytes, _with_some_room(more)
+        except InfeasibleError as error:
+            missing = error.missing_share if isinstance(error, WaitingWeightsError) else 0.0
+            num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
+    return None
+
+
+def _with_some_room(asked: _Asked) -> PlannedPipeline:
+    """`_planned_together` with room for gradients of weights that wait: the search knows of none.
+
+    Where they do not fit the search is repeated with so much memory left free, at least twice as
+    much as before, half of all at most.
+    """
+    first: WaitingWeightsError | None = None
+    while True:
+        try:
+            return _planned_together(asked)
+        except WaitingWeightsError as error:
+            first = first or error
+            reserved = asked.options.reserved_share
+            share = reserved + max(error.missing_share, reserved, _LEAST_RESERVED)
+            if share > _MOST_RESERVED:
+                raise first from (None if error is first else error)
+            asked.report(f"{error}; again with {share:.1%} of the memory left free for that")
+            options = replace(asked.options, reserved_share=share)
+            asked = replace(asked, options=options, seeks_remedies=False)
+        except InfeasibleError as error:
+            if first is None:
+                raise
+            raise first from error
+
+
+def _planned_together(asked: _Asked) -> PlannedPipeline:
+    """`planned_layers` for schedules that one search chooses from, with costs of other searches."""
+    if asked.options.schedules[0].chunks > 1:
+        return _interleaved(asked)
+    source, found, costs = pinned_search(
+        asked.layers,
+        asked.cluster,
+        asked.options,
+        asked.pins,
+        asked.report,
+        asked.times,
+        asked.costs,
+        asked.seeks_remedies,
+    )
+    found = replanned(found, costs, asked.report)
+    space = found.plan.space
+    if asked.pins:
+        space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
+    if share := asked.options.reserved_share:
+        space = f"{space}; {share:.1%} of the memory left free for gradients of weights that wait"
+    if asked.times is not None:
+        space = f"{space}; layers that were planned are measured, others bounded by the model"
+    if space != found.plan.space:
+        found = replace(found, plan=replace(found.plan, space=space))
+    return _planned(asked, source, found, costs)
+
+
+def _planned(
+    asked: _Asked, source: NamedLayers, found: Found, costs: VariantCosts
+) -> PlannedPipeline:
+    """What was found as a plan that can be read, simulated and run."""
+    layers = asked.layers
+    plan, timeline = finished(
+        source,
+        asked.cluster,
+        found,
+        costs,
+        batch_size=layers.batch_size,
+        step_flop=asked.options.step_flop,
+        memory_bytes=asked.options.memory_bytes,
+        tied=layers.tied_names(),
+        cuts=layers.ranges,
+    )
+    decisions = stage_decisions(found, costs)
+    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+
+
+def _interleaved(asked: _Asked) -> PlannedPipeline:
+    """The fastest by simulation of interleaved pipelines.
+
+    Raises:
+        PlanError: pins or measured layers are asked for too.
+    """
+    if asked.pins or asked.times is not None:
+        texts = ", ".join(pin.text for pin in asked.pins)
+        what = f"pins ({texts})" if asked.pins else "measured layers"
+        raise PlanError(
+            f"schedule interleaved-1f1b does not go together with {what} yet; leave one of them out"
+        )
+    options = asked.options
+    costs = asked.costs or VariantCosts(asked.layers, options.intra)
+    planned: list[PlannedPipeline] = []
+    for found in interleaved_pipelines(
+        asked.cluster, options, options.schedules[0], costs, asked.report
+    ):
+        made = _planned(asked, asked.layers, found, costs)
+        # The closed form is of equal stages; what is simulated is what is promised.
+        seconds = made.timeline.step_time_s
+        plan = replace(made.plan, step_time_s=seconds, gap=0.0)
+        planned.append(replace(made, plan=plan))
+    return min(planned, key=lambda p: p.plan.simulated_s)

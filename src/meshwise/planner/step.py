@@ -1,0 +1,133 @@
+"""A call of a user's step and what is asked of it -> a plan, for one mesh and for pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshwise.errors import PlanError
+from meshwise.plan.fits import check_state_fits
+from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM
+from meshwise.planner.followed_stages import followed_stages
+from meshwise.planner.one_mesh import make_plan
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.replay import replayed_pipeline
+from meshwise.request.methods import Auto, Follow, Replay, asks_for_stages
+from meshwise.request.pipeline_request import pipeline_request
+from meshwise.request.plan_request import PlanRequest
+from meshwise.schedules import inference
+from meshwise.trace.step import StepSignature, TracedStep, state_bytes, trace_step
+
+
+class UserStep(Protocol):
+    """What is known of a user's step after tracing."""
+
+    @property
+    def in_tree(self) -> Any:
+        """Tree of `(args, kwargs)`."""
+        ...
+
+    @property
+    def in_avals(self) -> tuple[Any, ...]:
+        """Flat arguments."""
+        ...
+
+
+class PlannedCall(Protocol):
+    """A step that is planned, with all that compiling it needs."""
+
+    @property
+    def plan(self) -> Plan:
+        """Its plan."""
+        ...
+
+    @property
+    def user(self) -> UserStep:
+        """The user's step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProgram:
+    """A step that runs as one program on one mesh.
+
+    Attributes:
+        traced: The step.
+        plan: Its plan.
+    """
+
+    traced: TracedStep
+    plan: Plan
+
+    @property
+    def user(self) -> TracedStep:
+        """The user's step."""
+        return self.traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCall:
+    """A call of a step.
+
+    Attributes:
+        fun: The step, static arguments bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data.
+    """
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    signature: StepSignature
+
+
+def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
+    """Plan a call of a step; no device is touched.
+
+    Args:
+        call: The call.
+        request: What is asked.
+
+    Raises:
+        TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
+    """
+    given = (call.fun, call.args, call.kwargs, call.signature)
+    match request.method:
+        case Auto(stages=stages) if stages is not None:
+            return plan_pipeline(*given, pipeline_request(request))
+        case Follow() as follow if follow.followed().schedule != ONE_PROGRAM:
+            return followed_stages(*given, follow.followed(), request)
+        case Replay(plan=plan) if plan.schedule == inference.NAME:
+            raise PlanError(
+                "the plan follows the stages of another step; pass method=mw.Follow(train_step), "
+                "which makes the same plan"
+            )
+        case Replay(plan=plan) if plan.schedule != ONE_PROGRAM:
+            return replayed_pipeline(*given, plan, request.statistics, request.memory_bytes)
+        case _:
+            return _one_program(call, request)
+
+
+def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
+    if not isinstance(request.method, (Replay, Follow)):
+        num_bytes = state_bytes(call.args, call.signature)
+        check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
+
+    def trace(num_microbatches: int, num_devices: int) -> TracedStep:
+        return trace_step(
+            call.fun,
+            call.args,
+            call.kwargs,
+            call.signature,
+            num_microbatches=num_microbatches,
+            statistics=request.statistics,
+            num_devices=num_devices,
+            rules=request.rules,
+            stages=asks_for_stages(request.method),
+        )
+
+    traced, plan = make_plan(trace, request)
+    return PlannedProgram(traced=traced, plan=plan)

@@ -1,0 +1,76 @@
+"""What is asked of a pipeline, and how what a user asks of a plan becomes that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import PlanError
+from meshwise.plan.stage import REMATS, Remat
+from meshwise.request.methods import Auto
+from meshwise.request.plan_request import PlanRequest
+from meshwise.schedules.pipeline_schedule import SEARCHED, PipelineSchedule, named
+from meshwise.trace.step import Statistics
+
+if TYPE_CHECKING:
+    from meshwise.calibrate.layer_times import Measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRequest:
+    """What is asked of a pipeline.
+
+    Attributes:
+        cluster: Where it runs.
+        num_layers: Into how many layers the forward pass is cut; None: as many as repeat.
+        num_microbatches: Values of B to try; None: powers of two.
+        num_stages: Exactly so many; None: any number.
+        schedules: To choose from.
+        remats: To choose from.
+        memory_bytes: Of a device; None: what the cluster has.
+        use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
+        statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
+        pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
+        measure: Whether layers are timed on the devices of this process, or what times them.
+    """
+
+    cluster: Cluster
+    num_layers: int | None = None
+    num_microbatches: tuple[int, ...] | None = None
+    num_stages: int | None = None
+    schedules: tuple[PipelineSchedule, ...] = SEARCHED
+    remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
+    memory_bytes: int | None = None
+    use_all_devices: bool | None = None
+    statistics: Statistics = "exact"
+    pins: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    measure: bool | Measure = False
+
+
+def pipeline_request(request: PlanRequest) -> PipelineRequest:
+    """The request for a pipeline.
+
+    Raises:
+        PlanError: it asks for what pipelines do not have yet.
+    """
+    method = request.method
+    assert isinstance(method, Auto)
+    for name, value in (("rules", request.rules), ("dump_ilp", request.dump_ilp)):
+        if value:
+            raise PlanError(
+                f"{name} is not supported together with Auto(stages={method.stages}) yet; leave "
+                "it out, or plan for one mesh"
+            )
+    count = request.num_microbatches
+    return PipelineRequest(
+        cluster=request.cluster(),
+        num_microbatches=None if count == "auto" else (count,),
+        num_stages=None if method.stages == "auto" else method.stages,
+        schedules=named(method.schedule),
+        memory_bytes=request.memory_bytes,
+        statistics=request.statistics,
+        pins=request.pins,
+        measure=method.measure,
+    )

@@ -1,0 +1,27 @@
+"""What a user asks of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from meshwise.cluster.spec import Cluster
+from meshwise.request.methods import Method
+from meshwise.rules.kernel import ForeignRule
+from meshwise.trace.step import Statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a user asks of a plan; see `parallelize`."""
+
+    method: Method
+    cluster: Callable[[], Cluster]
+    num_microbatches: int | Literal["auto"] = 1
+    statistics: Statistics = "exact"
+    pins: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    memory_bytes: int | None = None
+    rules: Mapping[str, ForeignRule] = field(default_factory=dict[str, ForeignRule])
+    dump_ilp: Path | None = None

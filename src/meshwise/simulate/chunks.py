@@ -1,0 +1,139 @@
+"""One step of a pipeline as the simulator sees it, from the costs of its chunks.
+
+A chunk is a run of layers.  A mesh has one, or several with interleaving: chunk k of n meshes runs
+on mesh k mod n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwise.cluster.spec import Cluster
+from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.flows import flows_between, host_links
+from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.timeline import Timeline
+
+# Where a schedule splits the backward pass and nothing is known of the gradients of weights, they
+# are taken for half of it, as they are of dense products.
+_WEIGHT_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One run of layers on one mesh.
+
+    Attributes:
+        forward_s: Of one micro-batch.
+        backward_s: Of one micro-batch, recomputation included.
+        once_s: Once a step.
+        resident_bytes: Held all the time by one device.
+        microbatch_bytes: Held for each micro-batch in flight.
+        temporary_bytes: On top at the peak.
+        forward_gather_s: To gather an activation that another mesh sent, before its forward pass.
+        backward_gather_s: The same of a cotangent.
+        weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
+            for half of it.
+        weight_bytes: Held for each micro-batch between the two; None for `microbatch_bytes`.
+    """
+
+    forward_s: float
+    backward_s: float
+    once_s: float
+    resident_bytes: float
+    microbatch_bytes: float
+    temporary_bytes: float
+    forward_gather_s: float = 0.0
+    backward_gather_s: float = 0.0
+    weight_s: float | None = None
+    weight_bytes: float | None = None
+
+    @property
+    def microbatch_s(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def gather_s(self) -> float:
+        """To gather what arrives in both directions for one micro-batch."""
+        return self.forward_gather_s + self.backward_gather_s
+
+
+def simulate_chunks(
+    cluster: Cluster,
+    schedule: str,
+    num_microbatches: int,
+    chunks: Sequence[Chunk],
+    meshes: Sequence[tuple[Sequence[int], int]],
+    crossing_bytes: Sequence[float],
+    *,
+    hides_transfers: bool,
+    back_bytes: Sequence[float] | None = None,
+    delays: Sequence[int] = (),
+) -> Timeline:
+    """One step on a cluster.
+
+    Args:
+        cluster: Where it runs.
+        schedule: Its name in `schedules.registry`.
+        num_microbatches: B.
+        chunks: In the order of the layers.
+        meshes: Hosts of each mesh, and its devices of each host.
+        crossing_bytes: Bytes of one micro-batch that pass after each chunk but the last.
+        hides_transfers: Whether transfers between stages run beside computation.
+        back_bytes: Of one micro-batch that come back there; None: as many as pass.
+        delays: For each mesh by how many half steps its gradients of weights are delayed.
+
+    Raises:
+        PlanError: the schedule does not allow these sizes.
+    """
+    table = make_schedule(
+        schedule,
+        num_stages=len(chunks),
+        num_microbatches=num_microbatches,
+        num_meshes=len(meshes),
+        delays=delays,
+    )
+    places = [k % len(meshes) for k in range(len(chunks))]
+    boundaries = [
+        Boundary(
+            source=k,
+            destination=k + 1,
+            forward=Crossing(flows=flows_between(cluster, meshes[a], meshes[b], there)),
+            backward=Crossing(flows=flows_between(cluster, meshes[b], meshes[a], back)),
+        )
+        for k, ((a, b), there, back) in enumerate(
+            zip(pairwise(places), crossing_bytes, back_bytes or crossing_bytes, strict=True)
+        )
+        if a != b
+    ]
+    return simulate_pipeline(
+        table,
+        [stage_cost(chunk) for chunk in chunks],
+        boundaries,
+        host_links(cluster),
+        overlap=hides_transfers,
+    )
+
+
+def stage_cost(chunk: Chunk) -> StageCost:
+    """A chunk as the simulator takes it."""
+    temporary = round(chunk.temporary_bytes)
+    weight_s = _WEIGHT_SHARE * chunk.backward_s if chunk.weight_s is None else chunk.weight_s
+    return StageCost(
+        forward_s=chunk.forward_s + chunk.forward_gather_s,
+        backward_s=chunk.backward_s + chunk.backward_gather_s,
+        activation_gradient_s=chunk.backward_s - weight_s + chunk.backward_gather_s,
+        weight_gradient_s=weight_s,
+        apply_s=chunk.once_s,
+        resident_bytes=round(chunk.resident_bytes),
+        held_bytes=round(chunk.microbatch_bytes),
+        weight_held_bytes=None if chunk.weight_bytes is None else round(chunk.weight_bytes),
+        forward_temporary_bytes=temporary,
+        backward_temporary_bytes=temporary,
+        weight_temporary_bytes=temporary,
+        apply_temporary_bytes=temporary,
+    )

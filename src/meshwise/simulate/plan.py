@@ -1,0 +1,200 @@
+"""The stages of a pipeline on the simulator, as they were planned or with something changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from meshwise.cluster.spec import Cluster
+from meshwise.errors import PlanError
+from meshwise.plan.device_memory import mesh_memory_bytes, too_large
+from meshwise.plan.places import check_places, device_memory_bytes, placed
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
+from meshwise.plan.stage import Stage
+from meshwise.schedules import gpipe
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
+from meshwise.simulate.timeline import Timeline
+from meshwise.simulate.weight_delays import asked_delays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a simulation does otherwise than the plan; None: as the plan.
+
+    Attributes:
+        cluster: Where it runs: other links and memory; the times of stages stay those of the plan.
+        schedule: Who runs what in which order.
+        num_microbatches: In how many parts the same batch runs; times and bytes of one in
+            proportion to its rows.
+    """
+
+    cluster: Cluster | None = None
+    schedule: PipelineSchedule | None = None
+    num_microbatches: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """One simulated step of a plan.
+
+    Attributes:
+        cluster: Where it ran.
+        schedule: Its name in `schedules.registry`.
+        num_microbatches: B.
+        stages: With the times and bytes that were simulated.
+        mesh_of_stage: For each stage its mesh.
+        memory_bytes: For each mesh what a device has.
+        timeline: What happened.
+        notes: What was taken for granted.
+    """
+
+    cluster: Cluster
+    schedule: str
+    num_microbatches: int
+    stages: tuple[Stage, ...]
+    mesh_of_stage: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+    timeline: Timeline
+    notes: tuple[str, ...]
+
+    def stages_of(self, mesh: int) -> tuple[Stage, ...]:
+        """The stages of a mesh."""
+        pairs = zip(self.mesh_of_stage, self.stages, strict=True)
+        return tuple(stage for m, stage in pairs if m == mesh)
+
+    @property
+    def of_timeline(self) -> str:
+        """What the timeline is of: a `stage` each, or a `mesh` with several stages."""
+        return "stage" if len(self.memory_bytes) == len(self.stages) else "mesh"
+
+    @property
+    def too_large(self) -> tuple[int, ...]:
+        """The meshes that need more memory than a device has."""
+        return too_large(self.timeline.peak_bytes, self.memory_bytes)
+
+
+def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulation:
+    """Simulate one step of a plan.
+
+    Args:
+        plan: The plan.
+        changes: What is otherwise than in the plan.
+
+    Raises:
+        PlanError: the cluster has no place for the stages, the schedule or the number of
+            micro-batches does not fit, or the plan does not say its cluster.
+    """
+    changes = changes or Changes()
+    cluster = changes.cluster or plan.cluster
+    if cluster is None:
+        raise PlanError(
+            "the plan does not say its cluster, as files of earlier versions for one mesh; give a "
+            "cluster, or plan again"
+        )
+    check_places(plan.stages, cluster)
+    if plan.schedule == ONE_PROGRAM:
+        return _one_program(plan, cluster, changes)
+    schedule, hides, delays = plan.schedule, plan.hides_transfers, plan.delays
+    count = changes.num_microbatches or plan.num_microbatches
+    if plan.batch_size % count:
+        raise PlanError(f"{count} micro-batches do not divide the batch of {plan.batch_size}")
+    stages = plan.stages
+    if count != plan.num_microbatches:
+        stages = tuple(_cut_into(s, plan.num_microbatches, count) for s in plan.stages)
+    if changes.schedule is not None:
+        chunks = changes.schedule.chunks
+        if len(stages) != chunks * plan.num_meshes:
+            raise PlanError(
+                f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "
+                f"{len(stages)} stages on {plan.num_meshes} meshes; plan with that schedule"
+            )
+        schedule, hides = changes.schedule.table_name, changes.schedule.hides_transfers
+        delays = asked_delays(changes.schedule, stages, cluster, count)
+    return Simulation(
+        cluster=cluster,
+        schedule=schedule,
+        num_microbatches=count,
+        stages=stages,
+        mesh_of_stage=plan.mesh_of_stage,
+        memory_bytes=_memory_bytes(plan, changes.cluster),
+        timeline=simulate_stages(
+            stages, cluster, schedule, count, hides_transfers=hides, delays=delays
+        ),
+        notes=tuple(_notes(plan, cluster, count)),
+    )
+
+
+def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simulation:
+    """Simulate a step that is one program: one task, of the time that was predicted."""
+    if changes.schedule is not None or changes.num_microbatches is not None:
+        raise PlanError(
+            "the step runs as one program on one mesh, micro-batches in a loop inside; plan again "
+            "for another number of them, or for a schedule with stages"
+        )
+    timeline = simulate_stages(plan.stages, cluster, gpipe.NAME, 1, hides_transfers=False)
+    return Simulation(
+        cluster=cluster,
+        schedule=plan.schedule,
+        num_microbatches=plan.num_microbatches,
+        stages=plan.stages,
+        mesh_of_stage=plan.mesh_of_stage,
+        memory_bytes=_memory_bytes(plan, changes.cluster),
+        timeline=timeline,
+        notes=tuple(_notes(plan, cluster, plan.num_microbatches)),
+    )
+
+
+def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
+    """The stage with other micro-batches; what is not of rows alone is never taken smaller."""
+    ratio, late = planned / count, stage.weights
+    return replace(
+        stage,
+        forward_s=stage.forward_s * ratio,
+        backward_s=stage.backward_s * ratio,
+        forward_gather_s=stage.forward_gather_s * ratio,
+        backward_gather_s=stage.backward_gather_s * ratio,
+        microbatch_bytes=math.ceil(stage.microbatch_bytes * ratio),
+        temporary_bytes=math.ceil(stage.temporary_bytes * max(ratio, 1.0)),
+        send_bytes=math.ceil(stage.send_bytes * ratio),
+        weights=late
+        and replace(
+            late, seconds=late.seconds * ratio, held_bytes=math.ceil(late.held_bytes * ratio)
+        ),
+    )
+
+
+def _memory_bytes(plan: PlanRecord, other: Cluster | None) -> tuple[int, ...]:
+    """What a device of each mesh has: the least of its hosts on another cluster."""
+    if other is None:
+        return mesh_memory_bytes(plan)
+    return tuple(device_memory_bytes(stage, other) for stage in one_a_mesh(plan.stages))
+
+
+def _notes(plan: PlanRecord, cluster: Cluster, num_microbatches: int) -> list[str]:
+    notes: list[str] = []
+    if num_microbatches != plan.num_microbatches:
+        notes.append(
+            f"times and bytes of a micro-batch are those of the plan's {plan.num_microbatches} "
+            f"micro-batches in proportion to rows; plan with --microbatches {num_microbatches} "
+            "for exact ones"
+        )
+    moved: dict[tuple[str, str], list[str]] = {}
+    for number, stage in enumerate(plan.stages):
+        now = _devices(stage, cluster)
+        before = stage.mesh.device.name
+        if plan.cluster is not None:
+            before = _devices(stage, plan.cluster)
+        if before != now:
+            moved.setdefault((before, now), []).append(str(number))
+    for (before, now), numbers in moved.items():
+        notes.append(
+            f"stages planned for {before}, with their times, are here on {now} (stage "
+            f"{', '.join(numbers)}); plan for that cluster for its own times"
+        )
+    return notes
+
+
+def _devices(stage: Stage, cluster: Cluster) -> str:
+    names = {cluster.host_at(h).device.name for h in placed(stage, cluster).hosts}
+    return " and ".join(sorted(names))

@@ -1,0 +1,70 @@
+"""One step of stages that have a place in a cluster, on the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwise.cluster.spec import Cluster
+from meshwise.plan.places import placed
+from meshwise.plan.stage import Stage
+from meshwise.simulate.chunks import Chunk, simulate_chunks
+from meshwise.simulate.timeline import Timeline
+
+
+def simulate_stages(
+    stages: Sequence[Stage],
+    cluster: Cluster,
+    schedule: str,
+    num_microbatches: int,
+    *,
+    hides_transfers: bool,
+    delays: Sequence[int] = (),
+) -> Timeline:
+    """One step of stages that have a place in the cluster.
+
+    Args:
+        stages: The stages.
+        cluster: Where they run.
+        schedule: Its name in `schedules.registry`.
+        num_microbatches: B.
+        hides_transfers: Whether transfers run beside computation.
+        delays: For each stage by how many half steps its gradients of weights are delayed.
+
+    Raises:
+        PlanError: the schedule does not allow these sizes.
+    """
+    places = [placed(stage, cluster) for stage in one_a_mesh(stages)]
+    return simulate_chunks(
+        cluster,
+        schedule,
+        num_microbatches,
+        [chunk_of(stage) for stage in stages],
+        [(place.hosts, place.num_devices) for place in places],
+        [stage.send_bytes for stage in stages[:-1]],
+        hides_transfers=hides_transfers,
+        delays=delays,
+    )
+
+
+def one_a_mesh(stages: Sequence[Stage]) -> list[Stage]:
+    """The first stage of each mesh."""
+    found: dict[int, Stage] = {}
+    for stage in stages:
+        found.setdefault(stage.first_device, stage)
+    return list(found.values())
+
+
+def chunk_of(stage: Stage) -> Chunk:
+    """A stage as the simulator takes it."""
+    return Chunk(
+        forward_s=stage.forward_s,
+        backward_s=stage.backward_s,
+        once_s=stage.once_s,
+        resident_bytes=stage.resident_bytes,
+        microbatch_bytes=stage.microbatch_bytes,
+        temporary_bytes=stage.temporary_bytes,
+        forward_gather_s=stage.forward_gather_s,
+        backward_gather_s=stage.backward_gather_s,
+        weight_s=None if stage.weights is None else stage.weights.seconds,
+        weight_bytes=None if stage.weights is None else stage.weights.held_bytes,
+    )
