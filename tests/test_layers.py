@@ -58,7 +58,6 @@ LAYERS = (
     "api",
     "__init__",
     "train",
-    "bench",
     "cli",
     "__main__",
 )
