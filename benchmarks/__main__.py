@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.anchor import anchor
 from benchmarks.between_meshes import between_meshes
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
@@ -36,7 +35,6 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "one_device": one_device,
     "one_gpu": one_gpu,
     "pipeline_dispatch": pipeline_dispatch,
-    "anchor": anchor,
 }
 CPU_BENCHMARKS = (
     "planning",
@@ -49,7 +47,6 @@ CPU_BENCHMARKS = (
     "mixed_clusters",
     "one_device",
     "pipeline_dispatch",
-    "anchor",
 )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from evaluation.alpacomm.cases import CASES, Case
 from jax.sharding import Mesh, NamedSharding
 
 from benchmarks.pairs import run_pairs
-from meshwise.bench.alpacomm.cases import CASES, Case
 from meshwise.runtime.pipeline.tile_copier import TileCopier
 from meshwise.spmd.program import partition_spec
 

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from evaluation.steps import HALF, optimizer_of
+
 import meshwise as mw
-from meshwise.bench.steps import HALF, optimizer_of
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 

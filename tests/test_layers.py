@@ -40,7 +40,6 @@ LAYERS = (
     "models",
     "__init__",
     "train",
-    "bench",
     "cli",
     "__main__",
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from evaluation.paper.ablations import equal_layer
 from layered import gpt_layers, moe_layers, options, perceptron_layers
 
 import meshwise as mw
 from meshwise.baselines.deciders import DECIDERS
 from meshwise.baselines.megatron import megatron_lm
 from meshwise.errors import InfeasibleError, TraceError
-from meshwise.inter.ablations import equal_layer
 from meshwise.inter.search.search import search
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")

@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
+from evaluation.alpacomm.cases import CASES, NIC_BYTES_PER_S, ONE_TO_MANY, random_case
+from evaluation.alpacomm.simulated import simulated
 
-from meshwise.bench.alpacomm.cases import CASES, NIC_BYTES_PER_S, ONE_TO_MANY, random_case
-from meshwise.bench.alpacomm.simulated import simulated
 from meshwise.errors import ClusterError
 from meshwise.graph.layout import parse_layout
 from meshwise.resharding.between import GATHERED, SEND_RECV

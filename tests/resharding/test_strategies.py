@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from evaluation.alpacomm.cases import random_case
 
-from meshwise.bench.alpacomm.cases import random_case
 from meshwise.graph.layout import parse_layout
 from meshwise.resharding.between import GATHERED, SEND_RECV
 from meshwise.resharding.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh

@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 
 from meshwise.baselines.layer_costs import summed
+from meshwise.baselines.restricted_stages import with_cuts
 from meshwise.baselines.result import Candidate, ChosenStage, Refused
 from meshwise.baselines.simulated import Pipeline
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
-from meshwise.inter.ablations import with_cuts
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem

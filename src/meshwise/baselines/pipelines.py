@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from meshwise.baselines.grid_options import counts, crossing_bytes, memory_of, variants
 from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
+from meshwise.baselines.restricted_stages import one_device_a_stage
 from meshwise.baselines.result import BaselineResult, Candidate, ChosenStage, Refused, best_of
 from meshwise.baselines.simulated import Pipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, TraceError
-from meshwise.inter.ablations import inter_op_only as one_device_a_stage
 from meshwise.inter.cost_table.variant_costs import LayerSource, logical_views
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stages.objective import step_time

@@ -14,7 +14,7 @@ from meshwise.cli.clock import process_start
 from meshwise.collector import collection_paused
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
-COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "bench", "doctor")
+COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "doctor")
 
 
 class _LazyGroup(click.Group):

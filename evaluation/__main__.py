@@ -1,0 +1,40 @@
+"""`python -m evaluation paper`, `alpacomm`, `anchor`."""
+
+from __future__ import annotations
+
+import click
+
+from evaluation.alpacomm.command import alpacomm
+from evaluation.anchor.command import anchor
+from evaluation.paper.command import paper
+
+EXAMPLES = """
+\b
+Examples:
+  python -m evaluation paper --only fig7a
+      Plan and simulate the settings of figure 7a with all its methods.
+\b
+  python -m evaluation alpacomm --no-plots
+      Compare ways to move tensors between meshes.
+\b
+  python -m evaluation anchor --quick
+      Predict one published run from another.
+
+`python -m evaluation NAME --help` shows the options of each.
+"""
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXAMPLES,
+)
+def main() -> None:
+    """Compare methods on the settings of papers, without any device."""
+
+
+for _command in (paper, alpacomm, anchor):
+    main.add_command(_command)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m evaluation")

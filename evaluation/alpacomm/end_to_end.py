@@ -1,0 +1,169 @@
+"""A planned pipeline with other strategies, schedules and overlap, simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
+
+from evaluation.alpacomm.stages import PlannedStages, Stage
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import Cluster
+from meshwise.graph.layout import Layout
+from meshwise.resharding.between import GATHERED, SEND_RECV, SIGNAL, gather_s
+from meshwise.resharding.cross_mesh import cross_mesh_plan
+from meshwise.resharding.host_tasks import HostedMesh, host_tasks
+from meshwise.resharding.strategies import BROADCAST, hops
+from meshwise.schedules import eager_one_f_one_b, one_f_one_b
+from meshwise.schedules.clocks import TaskCosts
+from meshwise.schedules.delay import delay_weights
+from meshwise.schedules.registry import make_schedule
+from meshwise.simulate.actions import Flow
+from meshwise.simulate.chunks import stage_cost
+from meshwise.simulate.flows import host_links
+from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How stages send, and when.
+
+    Attributes:
+        strategy: Of `resharding.strategies`, or a signal of one byte.
+        schedule: Name in `schedules.registry`.
+        overlaps: Whether meshes compute while transfers run.
+        delays: Whether gradients of weights are delayed.
+    """
+
+    strategy: str
+    schedule: str = one_f_one_b.NAME
+    overlaps: bool = False
+    delays: bool = False
+
+
+_EAGER = eager_one_f_one_b.NAME
+ALL_GATHER, ALL, BOUND = "all-gather", "broadcast, overlap, eager-1F1B", "one byte"
+DELAYED = f"{ALL}, delayed weights"
+PLAIN, OVERLAPPED = "broadcast", "broadcast, overlap"
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        "send/recv": Way(strategy=SEND_RECV),
+        ALL_GATHER: Way(strategy=GATHERED),
+        PLAIN: Way(strategy=BROADCAST),
+        OVERLAPPED: Way(strategy=BROADCAST, overlaps=True),
+        ALL: Way(strategy=BROADCAST, overlaps=True, schedule=_EAGER),
+        DELAYED: Way(strategy=BROADCAST, overlaps=True, schedule=_EAGER, delays=True),
+        BOUND: Way(strategy=SIGNAL, overlaps=True, schedule=_EAGER),
+    }
+)
+
+
+def run_way(planned: PlannedStages, way: Way) -> Timeline:
+    """One step of a pipeline.
+
+    Args:
+        planned: Its stages.
+        way: How they send.
+
+    Raises:
+        ValueError: two stages share a host.
+    """
+    cluster = Cluster.virtual(planned.cluster)
+    stages = planned.stages
+    chunks = [replace(s.chunk, forward_gather_s=0.0, backward_gather_s=0.0) for s in stages]
+    boundaries: list[Boundary] = []
+    for k, (left, right) in enumerate(pairwise(stages)):
+        num_bytes = left.send_bytes
+        ends = (left, left.leaves), (right, right.enters)
+        there = _flows(planned, cluster, way.strategy, ends, num_bytes)
+        back = _flows(planned, cluster, way.strategy, ends[::-1], num_bytes)
+        boundaries.append(
+            Boundary(
+                source=k,
+                destination=k + 1,
+                forward=Crossing(flows=there),
+                backward=Crossing(flows=back),
+            )
+        )
+        if way.strategy == GATHERED:
+            ahead = gather_s(num_bytes, right.enters, _mesh(cluster, right))
+            behind = gather_s(num_bytes, left.leaves, _mesh(cluster, left))
+            chunks[k + 1] = replace(chunks[k + 1], forward_gather_s=ahead)
+            chunks[k] = replace(chunks[k], backward_gather_s=behind)
+    costs = [stage_cost(chunk) for chunk in chunks]
+    schedule = make_schedule(
+        way.schedule, num_stages=len(stages), num_microbatches=planned.num_microbatches
+    )
+    if way.delays:
+        rate = cluster.host_at(0).nics_bytes_per_s
+        schedule = delay_weights(schedule, _task_costs(costs, boundaries, rate))
+    return simulate_pipeline(schedule, costs, boundaries, host_links(cluster), overlap=way.overlaps)
+
+
+def _flows(
+    planned: PlannedStages,
+    cluster: Cluster,
+    strategy: str,
+    ends: Sequence[tuple[Stage, Layout]],
+    num_bytes: int,
+) -> tuple[Flow, ...]:
+    """What one micro-batch moves between hosts, by its best plan.
+
+    The hops from one host to another are one flow.  All begin at once and share the network cards;
+    what stays inside a host is left out.
+
+    Args:
+        planned: The pipeline.
+        cluster: Where it runs.
+        strategy: Of `resharding.strategies`, or a signal.
+        ends: Sender and receiver with their layouts.
+        num_bytes: Of one micro-batch.
+    """
+    (source, before), (destination, after) = ends
+    nic = cluster.host_at(source.first_host).nic
+    if strategy == SIGNAL:
+        return (Flow(source.first_host, destination.first_host, 1.0, nic.latency_s),)
+    # The tensors that cross, as one: rows, and the bytes of a row.
+    shape = (planned.rows, -(-num_bytes // planned.rows))
+    tasks = host_tasks(shape, 1, (before, _hosted(source)), (after, _hosted(destination)))
+    plan = cross_mesh_plan(tasks, cluster.host_at(0).nics_bytes_per_s, strategy)
+    moved: dict[tuple[int, int], float] = {}
+    for transfer in plan.transfers:
+        task = tasks[transfer.task]._replace(num_bytes=transfer.num_bytes)
+        for hop in hops(strategy, task, transfer.sender):
+            if hop.source != hop.destination:
+                at = hop.source, hop.destination
+                moved[at] = moved.get(at, 0.0) + hop.num_bytes
+    return tuple(Flow(*at, count, nic.latency_s) for at, count in sorted(moved.items()))
+
+
+def _hosted(stage: Stage) -> HostedMesh:
+    num_hosts, devices = stage.submesh
+    hosts = range(stage.first_host, stage.first_host + num_hosts)
+    return HostedMesh(sizes=stage.mesh, hosts=tuple(h for h in hosts for _ in range(devices)))
+
+
+def _mesh(cluster: Cluster, stage: Stage) -> LogicalMesh:
+    return cluster.submesh(stage.first_host, stage.submesh[0]).kind.mesh(stage.mesh)
+
+
+def _task_costs(
+    costs: Sequence[StageCost], boundaries: Sequence[Boundary], rate: float
+) -> TaskCosts:
+    """Seconds of the slowest task of each kind, and of the longest transfer alone."""
+    longest_s = 0.0
+    for crossing in (c for b in boundaries for c in (b.forward, b.backward)):
+        ports: dict[tuple[str, int], float] = {}
+        for flow in crossing.flows:
+            for port in (("out", flow.source), ("in", flow.destination)):
+                ports[port] = ports.get(port, 0.0) + flow.num_bytes
+        longest_s = max(longest_s, max(ports.values(), default=0.0) / rate)
+    return TaskCosts(
+        forward=max(cost.forward_s for cost in costs),
+        backward=max(cost.activation_gradient_s or 0.0 for cost in costs),
+        weight=max(cost.weight_gradient_s or 0.0 for cost in costs),
+        transfer=longest_s,
+    )

@@ -1,0 +1,1 @@
+"""One published run predicted from another."""
