@@ -65,6 +65,11 @@ def test_one_byte_too_much_is_refused(planned: tuple[TracedStep, Plan]) -> None:
 
 def test_a_peak_that_is_said_too_small_does_not_help(planned: tuple[TracedStep, Plan]) -> None:
     traced, plan = planned
-    less = limited(plan, peak_bytes=plan.peak_bytes // 2, memory_bytes=plan.peak_bytes - 1)
+    less = limited(
+        plan,
+        resident_bytes=0,
+        temporary_bytes=plan.peak_bytes // 2,
+        memory_bytes=plan.peak_bytes - 1,
+    )
     with pytest.raises(PlanError, match=f"{plan.peak_bytes} bytes"):
         check_plan_fits(traced.graph, less, REPORT)

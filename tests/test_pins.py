@@ -53,7 +53,8 @@ def planned(pins: Any, **options: Any) -> Any:
 
 def named_layouts(parallel: Any, *args: Any) -> dict[str, set[str]]:
     """Layouts of the results of naming operators, by name."""
-    traced, plan = parallel._plan(*parallel._taken_apart(args, {}))
+    planned = parallel._plan(*parallel._taken_apart(args, {}))
+    traced, plan = planned.traced, planned.plan
     found: dict[str, set[str]] = {}
     for visit in visits(traced.graph, plan.decision):
         if visit.operator.kind == "name":

@@ -115,7 +115,7 @@ def test_layouts_of_parameters_and_activations() -> None:
     plan = planned(
         {MIDDLE: P(None, "x"), "mesh": "2x2", "0/0": Pin(forbid="y"), "activation:*": P("x", "y")}
     )
-    layouts = {name: layout for s in plan.stages for k in s.layers for name, _, layout in k.inputs}
+    layouts = {x.name: x.layout for stage in plan.stages for x in stage.arguments}
     assert layouts[MIDDLE].dims == ((), (0,))
     assert all(1 not in axes for axes in layouts["0/0"].dims)
 

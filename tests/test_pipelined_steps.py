@@ -163,7 +163,7 @@ def test_a_plan_of_another_step_is_refused() -> None:
     broken = tuple(dataclasses.replace(d, inputs=d.inputs[1:]) for d in plan.decisions)
     refused(dataclasses.replace(plan, decisions=broken), "layer 0: .*the plan has")
     stage = plan.stages[0]
-    layer = dataclasses.replace(stage.layers[0], inputs=stage.layers[0].inputs[1:])
+    layer = dataclasses.replace(stage.layers[0], arguments=stage.layers[0].arguments[1:])
     stage = dataclasses.replace(stage, layers=(layer, *stage.layers[1:]))
     refused(dataclasses.replace(plan, stages=(stage, *plan.stages[1:])), "layer 0: .*other names")
 

@@ -84,7 +84,8 @@ def test_no_other_layout_is_cheaper_than_the_rival(priced: mw.Plan) -> None:
 
 def test_no_other_strategy_is_cheaper_than_the_rival_of_an_operator(priced: mw.Plan) -> None:
     whole = parallel()
-    traced, plan = whole._plan(*whole._taken_apart(arguments(), {}))
+    planned = whole._plan(*whole._taken_apart(arguments(), {}))
+    traced, plan = planned.traced, planned.plan
     products = [rival for rival in priced.rivals if rival.chosen.operands]
     assert len(products) == len(plan.stages[0].dense)
     rival = next(r for r in products if r.count == 1)

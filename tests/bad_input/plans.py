@@ -197,9 +197,9 @@ PLANS = (
     ),
     Case(
         "stage of negative size",
-        lambda: edited_stage(peak_bytes=-1),
+        lambda: edited_stage(temporary_bytes=-1),
         PlanError,
-        "field 'stages[0].peak_bytes': expected a whole number, zero or more, got -1",
+        "field 'stages[0].temporary_bytes': expected a whole number, zero or more, got -1",
     ),
     Case(
         "plan for another program",

@@ -39,7 +39,7 @@ def test_a_file_as_text_and_as_json(plan: mw.Plan, tmp_path: Path) -> None:
     assert piped.output == text.output
     data = json.loads(CliRunner().invoke(main, ["explain", str(path), "--json"]).output)
     assert data["step_time_s"] == plan.step_time_s
-    assert [a["layout"] for a in data["stages"][0]["arguments"]] == [
+    assert [a["layout"] for a in data["stages"][0]["layers"][0]["arguments"]] == [
         str(layout) for layout in plan.decision.inputs
     ]
     assert len(data["rivals"]) == 2
@@ -57,7 +57,7 @@ def test_a_pipeline_as_text_and_as_json(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_said_first_in_red(plan: mw.Plan) -> None:
-    stage = dataclasses.replace(plan.stages[0], peak_bytes=5 * GIB)
+    stage = dataclasses.replace(plan.stages[0], resident_bytes=0, temporary_bytes=5 * GIB)
     for large in (
         with_memory(pipeline(), 5 * GIB, 5 * GIB),
         dataclasses.replace(plan, stages=(stage,)),
@@ -85,10 +85,28 @@ def test_what_fits_is_shown_as_it_is(plan: mw.Plan) -> None:
         assert (data["fits"], data["too_large"]) == (True, [])
 
 
-def test_a_plan_of_one_mesh_cannot_be_simulated(plan: mw.Plan) -> None:
-    run = CliRunner().invoke(main, ["simulate", "-"], input=plan.to_json())
+def test_a_plan_of_one_mesh_is_simulated_as_one_program(plan: mw.Plan) -> None:
+    run = CliRunner().invoke(main, ["simulate", "-", "--json"], input=plan.to_json())
+    assert run.exit_code == 0, run.output
+    data = json.loads(run.output)
+    assert data["step_time_s"] == pytest.approx(plan.step_time_s)
+    assert data["stages"][0]["peak_bytes"] == plan.peak_bytes
+    assert CliRunner().invoke(main, ["simulate", "-"], input=plan.to_json()).exit_code == 0
+    for option in (["--microbatches", "2"], ["--schedule", "gpipe"]):
+        run = CliRunner().invoke(main, ["simulate", "-", *option], input=plan.to_json())
+        assert run.exit_code == 1
+        assert "the step runs as one program on one mesh" in run.output
+
+
+def test_a_file_that_does_not_say_its_cluster_is_simulated_on_one_that_is_given() -> None:
+    file = Path(__file__).parents[1] / "golden" / "plans" / "plan-version-3.json"
+    run = CliRunner().invoke(main, ["simulate", str(file)])
     assert run.exit_code == 1
-    assert "a plan of one mesh has no pipeline to simulate" in run.output
+    assert "the plan does not say its cluster" in run.output
+    run = CliRunner().invoke(main, ["simulate", str(file), "--cluster", "1x p3.8xlarge"])
+    assert run.exit_code == 0, run.output
+    page = CliRunner().invoke(main, ["explain", str(file)])
+    assert "4 x virtual CPU" in page.output
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import is_tracer
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
-from meshwise.planner.step import PlannedCall, PlannedProgram, StepCall, plan_call
+from meshwise.planner.step import PlannedCall, PlannedProgram, StepCall, has_stages, plan_call
 from meshwise.request.methods import PlannedStep
 from meshwise.request.plan_request import PlanRequest
 from meshwise.simulate.timeline import Timeline
@@ -159,9 +159,9 @@ class ParallelStep(PlannedStep):
         Raises:
             PlanError: the plan is replayed, or has stages.
         """
-        planned = self._plan(*self._taken_apart(args, kwargs))
-        if not isinstance(planned, PlannedProgram):
-            raise PlanError("prices of other choices are known for plans of one mesh only")
+        planned = self._one_program(
+            args, kwargs, "prices of other choices are known for plans of one mesh only"
+        )
         return priced(
             planned.traced,
             planned.plan,
@@ -177,9 +177,7 @@ class ParallelStep(PlannedStep):
         Of a plan with stages it is the text of the plan; prices are known on one mesh only.
         """
         asked = {"rivals", "more_bytes", "progress"} & options.keys()
-        if not asked and not isinstance(
-            self._plan(*self._taken_apart(args, options)), PlannedProgram
-        ):
+        if not asked and has_stages(self._request.method):
             return self.plan(*args, **options).explain()
         return self.priced(*args, **options).explain()
 
@@ -230,11 +228,11 @@ class ParallelStep(PlannedStep):
         """
         from meshwise.spmd.program import program_text
 
-        planned = self._plan(*self._taken_apart(args, kwargs))
-        if not isinstance(planned, PlannedProgram):
-            raise PlanError(
-                "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each"
-            )
+        planned = self._one_program(
+            args,
+            kwargs,
+            "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each",
+        )
         traced, plan = planned.traced, planned.plan
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
@@ -261,12 +259,15 @@ class ParallelStep(PlannedStep):
         from meshwise.runtime.pipeline.executable import PipelineExecutable
 
         binding, call = self._taken_apart(args, kwargs)
+        refusal = PlanError(
+            "only a pipeline has a timeline of meshes; time a call and jax.block_until_ready of "
+            "what it returns, or ask for stages"
+        )
+        if not has_stages(self._request.method):
+            raise refusal
         executable = self._executable(binding, call)
         if not isinstance(executable, PipelineExecutable):
-            raise PlanError(
-                "only a pipeline has a timeline of meshes; time a call and jax.block_until_ready "
-                "of what it returns, or ask for stages"
-            )
+            raise refusal
         with self._naming_the_checkpoint():
             results, timeline = executable.measured_run(jax.tree.leaves((call.args, call.kwargs)))
         self._last, self._timeline = executable, timeline
@@ -351,6 +352,16 @@ class ParallelStep(PlannedStep):
                 for text in planned.traced.warnings:
                     warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
         return self._planned[key]
+
+    def _one_program(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
+    ) -> PlannedProgram:
+        """The plan of a step that is one program, or an error before anything is planned."""
+        if not has_stages(self._request.method):
+            planned = self._plan(*self._taken_apart(args, kwargs))
+            if isinstance(planned, PlannedProgram):
+                return planned
+        raise PlanError(refusal)
 
     def _executable(self, binding: Binding, call: Call) -> StepExecutable:
         return self._compiled(self._key(binding, call), self._plan(binding, call))

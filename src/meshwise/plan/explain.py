@@ -83,18 +83,18 @@ def _summary(plan: PlanRecord) -> list[str]:
     memory = f"{bytes_text(peak)} of {bytes_text(limit)}"
     is_one = plan.schedule == ONE_PROGRAM
     mesh = [("mesh", mesh_text(plan.mesh))] if is_one else []
-    schedule = "" if is_one else f" {plan.schedule}"
+    schedule = "" if is_one else f", schedule {plan.schedule}"
     rows = [
         *([("model", plan.model)] if plan.model else []),
         *([("method", plan.method), ("objective", plan.objective)] if plan.method else []),
         *_search(plan),
-        *([("cluster", plan.cluster.name)] if plan.cluster is not None else []),
+        *_place(plan),
         *mesh,
         ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
         *_simulated(plan),
         ("memory", f"{memory} on the worst device (predicted)"),
         ("dense work", f"{flop_text(plan.device_flop)} on the worst device"),
-        ("micro-batches", f"{plan.num_microbatches}{schedule}{_batch(plan)}"),
+        ("batch", f"{_batch(plan)}{plan.num_microbatches} micro-batches{schedule}"),
         (
             "replicated",
             f"{plan.replicated.flop_share:.2%} of FLOP and {plan.replicated.bytes_share:.2%} of "
@@ -112,7 +112,14 @@ def _row(name: str, text: str) -> list[str]:
 
 
 def _batch(plan: PlanRecord) -> str:
-    return f", batch of {plan.batch_size}" if plan.batch_size else ""
+    return f"{plan.batch_size} in " if plan.batch_size else ""
+
+
+def _place(plan: PlanRecord) -> list[tuple[str, str]]:
+    if plan.cluster is None:
+        return []
+    stages = "" if plan.schedule == ONE_PROGRAM else f"{len(plan.stages)} stages on "
+    return [("cluster", f"{stages}{plan.cluster.name}")]
 
 
 def _simulated(plan: PlanRecord) -> list[tuple[str, str]]:

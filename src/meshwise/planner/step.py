@@ -14,7 +14,7 @@ from meshwise.planner.followed_stages import followed_stages
 from meshwise.planner.one_mesh import make_plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.replay import replayed_pipeline
-from meshwise.request.methods import Auto, Follow, Replay, asks_for_stages
+from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stages
 from meshwise.request.pipeline_request import pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules import inference
@@ -84,6 +84,23 @@ class StepCall:
     signature: StepSignature
 
 
+def has_stages(method: Method) -> bool:
+    """Return whether a method plans a step as several programs.
+
+    Raises:
+        PlanError: it follows a step that has no plan yet.
+    """
+    match method:
+        case Auto(stages=stages):
+            return stages is not None
+        case Follow() as follow:
+            return follow.followed().schedule != ONE_PROGRAM
+        case Replay(plan=plan):
+            return plan.schedule != ONE_PROGRAM
+        case _:
+            return False
+
+
 def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
     """Plan a call of a step; no device is touched.
 
@@ -95,20 +112,20 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
         TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
     """
     given = (call.fun, call.args, call.kwargs, call.signature)
+    if not has_stages(request.method):
+        return _one_program(call, request)
     match request.method:
-        case Auto(stages=stages) if stages is not None:
-            return plan_pipeline(*given, pipeline_request(request))
-        case Follow() as follow if follow.followed().schedule != ONE_PROGRAM:
+        case Follow() as follow:
             return followed_stages(*given, follow.followed(), request)
         case Replay(plan=plan) if plan.schedule == inference.NAME:
             raise PlanError(
                 "the plan follows the stages of another step; pass method=mw.Follow(train_step), "
                 "which makes the same plan"
             )
-        case Replay(plan=plan) if plan.schedule != ONE_PROGRAM:
+        case Replay(plan=plan):
             return replayed_pipeline(*given, plan, request.statistics, request.memory_bytes)
         case _:
-            return _one_program(call, request)
+            return plan_pipeline(*given, pipeline_request(request))
 
 
 def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
