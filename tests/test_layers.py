@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
 
 # A folder imports only from itself and from the lines above its own.
 LAYERS = (
-    "errors units collector atomic_file child_process",
+    "errors units",
+    "system",
     "cluster",
     "graph",
     # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.following import distance
 from meshwise.graph.graph import Tensor
@@ -20,6 +19,7 @@ from meshwise.pins import nearest
 from meshwise.plan.fits import local_bytes
 from meshwise.plan.forward_plan import ForwardPlan, ForwardStagePlan
 from meshwise.planning import Forced, PlanRequest, plan_on
+from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.equations import inlined, run_inlined
 from meshwise.trace.layers.followed import FollowedStages, Home
 from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshwise.cluster.spec import Cluster
-from meshwise.collector import collection_paused
 from meshwise.errors import TraceError
 from meshwise.inter.clustering import Ranges
 from meshwise.inter.operator_chain import OperatorChain
@@ -24,6 +23,7 @@ from meshwise.inter.variants import LayerTimes
 from meshwise.pipeline_pins import PipelinePin, read_pins
 from meshwise.plan.fits import check_state_fits
 from meshwise.planned_layers import PlannedPipeline, planned_layers
+from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step

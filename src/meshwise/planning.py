@@ -14,7 +14,6 @@ from meshwise.baselines.methods import plan_baseline
 from meshwise.baselines.search import Place, Search, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
-from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.finished_plan import check_plan_fits, finished_plan, method_name
 from meshwise.following import followed_layouts
@@ -32,6 +31,7 @@ from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.rules.kernel import ForeignRule
+from meshwise.system.collector import collection_paused
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import Statistics, TracedStep
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from meshwise.atomic_file import write_atomically
 from meshwise.bench.figures import FIGURES, Figure
 from meshwise.bench.plots import draw
 from meshwise.bench.result import Result
@@ -22,6 +21,7 @@ from meshwise.bench.tables import (
     rate_table,
     way_table,
 )
+from meshwise.system.atomic_file import write_atomically
 from meshwise.units import TERA
 
 _SIMULATED = (

@@ -12,11 +12,11 @@ from meshwise.bench.settings import Setting
 from meshwise.bench.steps import layers_of_model
 from meshwise.bench.store import Store, code_digest, key_of
 from meshwise.bench.work import paper_flop
-from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
 from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.search_space import SearchOptions
 from meshwise.inter.variants import VariantCosts
+from meshwise.system.collector import collection_paused
 
 Report = Callable[[str], object]
 

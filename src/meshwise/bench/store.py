@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from meshwise.atomic_file import write_atomically
 from meshwise.bench.result import Result
+from meshwise.system.atomic_file import write_atomically
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # What decides a result.  Commands, pages, training and measuring do not.

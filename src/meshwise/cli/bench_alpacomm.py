@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from meshwise.atomic_file import write_atomically
 from meshwise.bench.alpacomm.end_to_end_page import write_end_to_end
 from meshwise.bench.alpacomm.pages import write_micro_pages
 from meshwise.bench.alpacomm.settings import SETTINGS, planned_stages
 from meshwise.bench.alpacomm.stages import PlannedStages
 from meshwise.errors import MeshwiseError, PlanError
+from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
 \b

@@ -11,10 +11,8 @@ from typing import Any
 
 import click
 
-from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
-from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
 from meshwise.inter.piece import REMATS
 from meshwise.inter.pipeline_schedule import ALL, CHOICES, SEARCHED, named
@@ -24,6 +22,8 @@ from meshwise.pipeline_pins import read_pins, split_pin
 from meshwise.pipeline_planning import PipelineRequest, plan_pipeline
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.trace import chrome_trace
+from meshwise.system.atomic_file import write_atomically
+from meshwise.system.collector import collection_paused
 from meshwise.trace.step import StepSignature
 
 EXAMPLES = """

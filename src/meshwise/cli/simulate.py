@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName
 from meshwise.errors import MeshwiseError
@@ -19,6 +18,7 @@ from meshwise.report.plan_file import plan_from_file
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
 from meshwise.simulate.trace import chrome_trace
+from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
 \b

@@ -22,7 +22,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from meshwise.atomic_file import write_atomically
 from meshwise.inter.pipeline_plan import PipelinePlan
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
@@ -30,6 +29,7 @@ from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import AnyPlan
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
+from meshwise.system.atomic_file import write_atomically
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import TrainState

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from meshwise.child_process import ChildProcess, requests
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.collector import collection_paused
 from meshwise.graph.graph import Graph
 from meshwise.inter.distant import GraphKey, OtherEnded, Request
 from meshwise.inter.piece import PieceGraph, Remat
 from meshwise.inter.variants import VariantCosts
 from meshwise.intra.options import IntraOptions
+from meshwise.system.child_process import ChildProcess, requests
+from meshwise.system.collector import collection_paused
 
 _SCRIPT = "from meshwise.inter.second_process import serve; serve()"
 # To start a process takes as long as about so many bounds of small layers.

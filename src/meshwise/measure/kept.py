@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from meshwise.atomic_file import write_atomically
 from meshwise.measure.layer_times import Measure
 from meshwise.measure.program import Measurable
 from meshwise.measure.workers import Workers
+from meshwise.system.atomic_file import write_atomically
 
 
 @contextmanager

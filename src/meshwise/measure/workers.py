@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from meshwise.child_process import ChildProcess, requests
 from meshwise.errors import MeshwiseError, ProgramError
 from meshwise.measure.clock import ProgramClock
 from meshwise.measure.program import Exported, Measurable
+from meshwise.system.child_process import ChildProcess, requests
 
 _SCRIPT = "from meshwise.measure.workers import serve; serve()"
 # A program that takes longer to compile or to run is not measured.

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwise.atomic_file import write_atomically
 from meshwise.bench.alpacomm.end_to_end import (
     ALL,
     ALL_GATHER,
@@ -22,6 +21,7 @@ from meshwise.bench.plots import save_picture
 from meshwise.bench.tables import markdown
 from meshwise.cluster.spec import Cluster
 from meshwise.simulate.timeline import Timeline
+from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, seconds_text
 
 # By setting and way.

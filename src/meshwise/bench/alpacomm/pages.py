@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwise.atomic_file import write_atomically
 from meshwise.bench.alpacomm.cases import CASES, ONE_TO_MANY
 from meshwise.bench.alpacomm.micro import CaseResult, RandomResult, run_case, run_random
 from meshwise.bench.plots import save_picture
 from meshwise.bench.tables import markdown
 from meshwise.resharding.cross_mesh import BALANCED, NAIVE
 from meshwise.resharding.strategies import STRATEGIES
+from meshwise.system.atomic_file import write_atomically
 from meshwise.units import seconds_text
 
 SIMULATED = (

@@ -21,7 +21,6 @@ from meshwise.bench.rates import with_rate
 from meshwise.bench.settings import FLOAT16_FLOP_PER_S
 from meshwise.bench.steps import HALF, layers_of_model
 from meshwise.cluster.spec import Cluster
-from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
 from meshwise.inter.finish import finished, stage_plan
@@ -32,6 +31,7 @@ from meshwise.inter.simulated_plan import chunk_of
 from meshwise.inter.stage_hosts import stage_hosts
 from meshwise.inter.variants import VariantCosts
 from meshwise.models.named import model_config
+from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.layering import Layering
 
 HOST = "p3.8xlarge"

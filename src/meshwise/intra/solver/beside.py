@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from meshwise.child_process import ChildProcess, requests
 from meshwise.errors import SolverError
 from meshwise.intra.solver.program import Outcome, Program, solve_program
+from meshwise.system.child_process import ChildProcess, requests
 
 _SCRIPT = "from meshwise.intra.solver.beside import serve; serve()"
 _LOOK_EVERY_S = 0.01

@@ -23,16 +23,16 @@ _MARK = b"meshwise"
 
 
 class ChildProcess:
-    """The process; none is left when the block ends."""
+    """A Python process that answers requests; it has ended when the block ends."""
 
     def __init__(self, script: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             script: Python text that answers what `requests` gives.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         path = os.pathsep.join(map(os.path.abspath, sys.path))
         self.process = subprocess.Popen(
@@ -47,19 +47,22 @@ class ChildProcess:
         )
 
     def __enter__(self) -> Self:
-        """Nothing more to do."""
+        """Return the process itself, which has already started."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it."""
+        """End the process."""
         self.end()
 
     def send(self, value: object) -> None:
-        """Ask.
+        """Send a request.
+
+        Args:
+            value: The request; it must be possible to pickle it.
 
         Raises:
             OSError: the process has ended.
-            PicklingError: the value cannot be sent; nothing was.
+            PicklingError: the value cannot be pickled; nothing was sent.
         """
         assert self.process.stdin is not None
         _send(self.process.stdin, value)
@@ -67,9 +70,12 @@ class ChildProcess:
     def receive(self) -> Any:
         """Wait for the next answer.
 
+        Returns:
+            The answer.
+
         Raises:
             EOFError: the process has ended.
-            OSError: likewise.
+            OSError: the process has ended.
         """
         assert self.process.stdout is not None
         return pickle.loads(_message(self.process.stdout))
@@ -89,9 +95,12 @@ class ChildProcess:
 
 
 def requests() -> Iterator[tuple[Any, Callable[[object], None]]]:
-    """What is asked of this process, one after the other, each with the way to answer it.
+    """Yield what is asked of this process, one request after the other.
 
     The process ends where nobody asks any more.
+
+    Yields:
+        The request, and a function that sends its answer.
     """
     # What others print must not come between answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -122,7 +131,7 @@ def _send(pipe: IO[bytes], value: object) -> None:
 
 
 def _message(pipe: IO[bytes]) -> bytes:
-    """The next one; what comes here was sent by the process at the other end of an own pipe."""
+    """Return the next message; only the process at the other end of this pipe can have sent it."""
     head = pipe.read(_HEAD.size)
     if len(head) < _HEAD.size:
         raise EOFError

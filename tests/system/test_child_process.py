@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwise.child_process import ChildProcess
+from meshwise.system.child_process import ChildProcess
 
-_ANSWERS = "from meshwise.child_process import requests\n"
+_ANSWERS = "from meshwise.system.child_process import requests\n"
 _LOUD = f"""{_ANSWERS}
 import os
 for value, answer in requests():

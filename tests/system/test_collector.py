@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshwise.collector import collection_paused
+from meshwise.system.collector import collection_paused
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Write files so that they are whole or not there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from pathlib import Path
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or none, also when it is interrupted.
 
+    Args:
+        path: The file; one that is there is replaced.
+        text: What it will hold.
+
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     scratch = Path(name)

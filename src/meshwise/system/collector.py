@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector while many long-lived objects are made."""
+"""Pause Python's cyclic garbage collector while many long-lived objects are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No cyclic collection inside; afterwards as before, also after an exception.
+    """Pause the cyclic collection inside the block; afterwards it is as it was before.
 
     Tracing and planning make hundreds of thousands of objects that all stay; to look through them
     again and again takes a quarter of the time.  Source: measured on a GPT of 48 layers, 2 cores,
