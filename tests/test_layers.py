@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
 LAYERS = (
     "errors units",
     "system",
+    "kernels",
     "cluster",
     "graph",
     # A plan lists its collectives, so it needs the paths of `resharding`, which need no plan.

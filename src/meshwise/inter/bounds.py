@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from meshwise.intra.encode import encode
 from meshwise.intra.problem import Problem
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD
 from meshwise.intra.solver.messages import Messages, cost_of, follow, no_messages, sweep
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import reduce_instance
+from meshwise.kernels.compiler import BACKWARD, FORWARD
 
 Array = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshwise.intra.flat_kernels import Flat, Ints, cost_at
 from meshwise.intra.problem import Problem
-from meshwise.intra.solver.compiled import kernel, part
+from meshwise.kernels.compiler import kernel, part
 
 Array = Any
 # Of a node, a pair, a row or an entry.

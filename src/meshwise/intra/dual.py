@@ -26,7 +26,7 @@ from meshwise.intra.dual_kernels import (
 )
 from meshwise.intra.flat_kernels import Flat, Ints
 from meshwise.intra.problem import Array, Problem, is_feasible, objective
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD
+from meshwise.kernels.compiler import BACKWARD, FORWARD
 
 # A choice is dropped only if it is worse than the known answer by more than rounding.
 _SLACK = 1e-9

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshwise.intra.flat_kernels import Flat, cost_before
-from meshwise.intra.solver.compiled import kernel, part
+from meshwise.kernels.compiler import kernel, part
 
 Array = Any
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.intra.problem import Problem
-from meshwise.intra.solver.compiled import part
+from meshwise.kernels.compiler import part
 
 Array = Any
 Ints = NDArray[np.int64]

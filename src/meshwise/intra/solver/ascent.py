@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD, ONE, kernel, part
 from meshwise.intra.solver.messages import (
     Messages,
     add_prices,
@@ -36,6 +35,7 @@ from meshwise.intra.solver.messages import (
 )
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import INF, least_in
+from meshwise.kernels.compiler import BACKWARD, FORWARD, ONE, kernel, part
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -9,10 +9,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.solver.compiled import FORWARD, ONE, kernel
 from meshwise.intra.solver.messages import Messages, collect, pass_on
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import INF, least_in
+from meshwise.kernels.compiler import FORWARD, ONE, kernel
 
 # Integers of this size leave room for a sum of some terms.
 _BITS = 58

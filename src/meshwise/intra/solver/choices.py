@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import ONE, part
 from meshwise.intra.solver.reducing import (
     INF,
     INFEASIBLE,
@@ -18,6 +17,7 @@ from meshwise.intra.solver.reducing import (
     neighbour,
     push,
 )
+from meshwise.kernels.compiler import ONE, part
 
 
 @part

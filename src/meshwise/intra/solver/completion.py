@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import ONE, part
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import INF, least_in
+from meshwise.kernels.compiler import ONE, part
 
 Array = Any
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.solver.compiled import NONE, kernel, part
 from meshwise.intra.solver.network import Network
+from meshwise.kernels.compiler import NONE, kernel, part
 
 Array = Any
 

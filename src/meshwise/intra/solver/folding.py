@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
 from meshwise.intra.solver.reducing import (
     INF,
     LOG_USED,
@@ -29,6 +28,7 @@ from meshwise.intra.solver.reducing import (
     with_log,
     with_room,
 )
+from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 # Records of the log: (kind, node, neighbours..., choices).
 ALONE, OF_ONE, OF_TWO = range(3)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
 from meshwise.intra.solver.completion import Bounds, frontiers, least_after
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import INF, grown
+from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 Array = Any
 

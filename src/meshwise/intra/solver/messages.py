@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import NONE, ONE, kernel, part
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import INF, least_in
 from meshwise.intra.solver.room import is_allowed, room_of, take
+from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 Array = Any
 

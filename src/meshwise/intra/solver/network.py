@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import NONE, kernel, part
 from meshwise.intra.solver.reducing import Buffers, Edges, Items, Nodes, least_in
+from meshwise.kernels.compiler import NONE, kernel, part
 
 Array = Any
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import NONE, ONE, part
 from meshwise.intra.solver.messages import (
     Messages,
     collect_from_earlier,
@@ -17,6 +16,7 @@ from meshwise.intra.solver.messages import (
     value_beside,
 )
 from meshwise.intra.solver.network import Network
+from meshwise.kernels.compiler import NONE, ONE, part
 
 Array = Any
 

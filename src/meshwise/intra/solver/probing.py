@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD, ONE, kernel, part
 from meshwise.intra.solver.messages import Messages, sweep
 from meshwise.intra.solver.network import Network
+from meshwise.kernels.compiler import BACKWARD, FORWARD, ONE, kernel, part
 
 Array = Any
 

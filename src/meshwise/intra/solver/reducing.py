@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import NONE, kernel, part
+from meshwise.kernels.compiler import NONE, kernel, part
 
 INF = np.inf
 Array = Any

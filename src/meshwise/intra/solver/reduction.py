@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.intra.solver.choices import compact, drop_dominated, make_consistent, settle_items
-from meshwise.intra.solver.compiled import kernel, part
 from meshwise.intra.solver.folding import (
     ALONE,
     OF_ONE,
@@ -41,6 +40,7 @@ from meshwise.intra.solver.reducing import (
     push,
 )
 from meshwise.intra.solver.rows import binding_times, trim_items
+from meshwise.kernels.compiler import kernel, part
 
 # Larger tests of dominance cost more than they save.
 _DOMINANCE_CELLS = 1 << 27

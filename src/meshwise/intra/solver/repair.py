@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD, NONE, ONE, kernel, part
 from meshwise.intra.solver.messages import follow, room_left, sweep
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.part import (
@@ -31,6 +30,7 @@ from meshwise.intra.solver.part import (
 )
 from meshwise.intra.solver.reducing import INF
 from meshwise.intra.solver.room import Room, is_allowed, room_of, take
+from meshwise.kernels.compiler import BACKWARD, FORWARD, NONE, ONE, kernel, part
 
 Array = Any
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel, part
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.reducing import least_in
+from meshwise.kernels.compiler import kernel, part
 
 Array = Any
 

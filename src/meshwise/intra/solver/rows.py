@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel, part
 from meshwise.intra.solver.reducing import INFEASIBLE, Buffers, Items, Nodes, Work
+from meshwise.kernels.compiler import kernel, part
 
 
 @part

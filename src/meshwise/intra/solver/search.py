@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD, NONE, ONE, kernel, part
 from meshwise.intra.solver.network import Network
 from meshwise.intra.solver.part import (
     Scratch,
@@ -27,6 +26,7 @@ from meshwise.intra.solver.part import (
 )
 from meshwise.intra.solver.reducing import INF
 from meshwise.intra.solver.room import Room, is_allowed, take
+from meshwise.kernels.compiler import BACKWARD, FORWARD, NONE, ONE, kernel, part
 
 Array = Any
 

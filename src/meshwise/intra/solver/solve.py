@@ -33,14 +33,15 @@ from meshwise.intra.solver.ending import (
 )
 from meshwise.intra.solver.exact import num_columns
 from meshwise.intra.solver.first import first_solution
-from meshwise.intra.solver.helper import kernels
 from meshwise.intra.solver.instance import Instance, evaluate
+from meshwise.intra.solver.kernel_set import KERNELS
 from meshwise.intra.solver.messages import sweep
 from meshwise.intra.solver.primal import Primal
 from meshwise.intra.solver.reducing import CUT
 from meshwise.intra.solver.reduction import Reduction, reduce_instance, reduce_network
 from meshwise.intra.solver.shared import Shared, Turn, whole
 from meshwise.intra.solver.small import SMALL_COLUMNS, is_small
+from meshwise.kernels.background import compiling
 
 _ROUNDS_A_TURN = 20
 # Rounds before a proof is tried.
@@ -129,7 +130,9 @@ def solve_instance(
         if report is not None:
             report(_progress(shared, start, has_kernels=False))
 
-    waiting = kernels(_ignore) if wait_for_kernels is None else nullcontext(wait_for_kernels)
+    waiting = (
+        compiling(KERNELS, _ignore) if wait_for_kernels is None else nullcontext(wait_for_kernels)
+    )
     with waiting as wait:
         has_kernels = await_kernels(shared, wait, start, seed, tell)
     if has_kernels:

@@ -1,8 +1,9 @@
 """The folder in which compiled kernels are kept, and the removal of folders that nobody uses.
 
-Numba notices a change in a function's own file only, not in what it calls, so that a kept kernel
-could be an old one; here the folder depends on all sources of the solver, and on what it was
-compiled for: it holds every kernel that is needed, or is not yet complete.
+Numba notices a change in a function's own file only, not in what it calls, so that a kernel on
+disk could be an old one.  Here the folder depends on the text of all sources with kernels, and on
+the machine that they were compiled for.  What kernels take from other modules must stand in such
+a source too (`tests/kernels/test_sources.py`).
 """
 
 from __future__ import annotations
@@ -24,17 +25,32 @@ from numba.core import config as numba_config
 
 _UNUSED_S = 30 * 24 * 3600.0
 _NAME = "kernels-"
-# An empty file that says that all kernels are in the folder.
-_COMPLETE = "complete"
+# The end of the name of an empty file that says that all kernels of a package are in the folder.
+_COMPLETE = ".complete"
+# What all sources with kernels contain, for they import it.
+_MARK = b"meshwise.kernels"
+# Before any kernel was imported, for their modules import this one.
+_START_NS = time.time_ns()
 
 
 @cache
 def kernel_folder() -> Path | None:
-    """Where kernels are kept; None if no folder can be written."""
+    """Find the folder for kernels, make it, and remove folders of other versions long unused.
+
+    Returns:
+        The folder; None if none can be written, or if a source has changed since it was imported:
+        then what this process compiles is not what the text on disk says.
+    """
     digest = hashlib.sha256(repr(_compiled_for()).encode())
-    package = Path(__file__).parents[2]
-    for source in sorted((*Path(__file__).parent.glob("*.py"), *package.glob("*/*_kernels.py"))):
-        digest.update(source.read_bytes())
+    for source in kernel_sources():
+        try:
+            status = source.stat()
+            text = source.read_bytes()
+        except OSError:
+            return None
+        if max(status.st_mtime_ns, status.st_ctime_ns) >= _START_NS:
+            return None
+        digest.update(text)
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     # A name of its own: others may write where temporary files are.
     temporary = Path(tempfile.gettempdir()) / f"meshwise-{_user()}"
@@ -44,10 +60,23 @@ def kernel_folder() -> Path | None:
     return folder
 
 
+def kernel_sources() -> list[Path]:
+    """Return the sources of Meshwise that have kernels, in a fixed order."""
+    package = Path(__file__).parents[1]
+    return [source for source in sorted(package.rglob("*.py")) if _MARK in source.read_bytes()]
+
+
 def own_folder(parents: Iterable[Path], name: str) -> Path | None:
-    """The first folder that can be made and written, and that nobody else can write.
+    """Return the first folder that can be made and written, and that nobody else can write.
 
     What is kept there is code that will be run.
+
+    Args:
+        parents: Folders in which to make it, the best first; they are made if need be.
+        name: Its name.
+
+    Returns:
+        The folder; None if there is none.
     """
     for parent in parents:
         folder = parent / name
@@ -71,7 +100,7 @@ def _user() -> int:
 
 
 def _compiled_for() -> tuple[object, ...]:
-    """What else Numba tells kernels apart by; a home may be shared by different machines."""
+    """Return what else machine code depends on; different machines may share a home."""
     config: Any = numba_config
     return (
         numba.__version__,
@@ -105,17 +134,17 @@ def remove_unused(present: Path, now: float) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def has_all_kernels() -> bool:
-    """Whether every kernel is kept, so that none needs to be compiled."""
+def has_all_kernels(package: str) -> bool:
+    """Return whether every kernel of a package is kept, so that none needs to be compiled."""
     folder = kernel_folder()
-    return folder is not None and (folder / _COMPLETE).exists()
+    return folder is not None and (folder / f"{package}{_COMPLETE}").exists()
 
 
-def note_all_kernels() -> None:
-    """Note that every kernel is kept."""
+def note_all_kernels(package: str) -> None:
+    """Note that every kernel of a package is kept."""
     folder = kernel_folder()
     if folder is not None:
         try:
-            (folder / _COMPLETE).touch()
+            (folder / f"{package}{_COMPLETE}").touch()
         except OSError:
             return

@@ -1,4 +1,4 @@
-"""Compiles every kernel ahead of time, by running the passes on a small made-up problem."""
+"""Compile every kernel of the solver ahead of time, by running the passes on a small problem."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from meshwise.intra.dominance import (
     not_beaten,
 )
 from meshwise.intra.dual import ascend
-from meshwise.intra.placement import Lifetime, heap_bytes
 from meshwise.intra.problem import PairCost, Problem, Row
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
 from meshwise.intra.solver.consistent import find_consistent
 from meshwise.intra.solver.enumeration import enumerate_choices
 from meshwise.intra.solver.instance import Instance
-from meshwise.intra.solver.kept import note_all_kernels
 from meshwise.intra.solver.messages import cost_of, room_left, sweep
 from meshwise.intra.solver.part import scratch_for
 from meshwise.intra.solver.probing import probe
@@ -29,21 +27,18 @@ from meshwise.intra.solver.repair import Repair
 from meshwise.intra.solver.room import room_of
 from meshwise.intra.solver.search import improve
 from meshwise.intra.solver.small import network_of
+from meshwise.kernels.background import KernelSet
+
+KERNELS = KernelSet(
+    package="assignment", module=__name__, parts=("compile_reductions", "compile_search")
+)
 
 _NODES = 6
 _CHOICES = 3
 
 
-def compile_kernels() -> None:
-    """Compile what is not yet kept: the kernels of the reductions, the bound and the search."""
-    compile_reductions()
-    compile_search()
-    note_all_kernels()
-
-
 def compile_reductions() -> None:
-    """Compile the reductions, and the heap of what is planned."""
-    heap_bytes([Lifetime(num_bytes=1, start=0, ends=(1,))])
+    """Compile the reductions."""
     worst = np.zeros((2, 2))
     add_dearest(worst, np.eye(2))
     not_beaten(worst)

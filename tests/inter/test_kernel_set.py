@@ -1,4 +1,4 @@
-"""After `compile_kernels` no problem needs another specialisation of a kernel."""
+"""After `KERNELS.compile` no problem needs another specialisation of a kernel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from stage_problems import random_problem
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter import stage_kernels
+from meshwise.inter.kernel_set import KERNELS as SET
 from meshwise.inter.stage_dp import build_stages
-from meshwise.inter.warm import compile_kernels
 
 KERNELS = (
     stage_kernels.least_fill_of_groups,
@@ -18,7 +18,7 @@ KERNELS = (
 
 
 def test_one_specialisation_does():
-    compile_kernels()
+    SET.compile()
     for seed in range(40):
         problem = random_problem(seed, mixed=seed % 2 == 1, max_layers=4)
         for mode, count in (("alpa", None), ("time", None), ("time", 2)):

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from intra.solver.problems import random_document
-from meshwise.intra.solver.helper import _process, kernels
 from meshwise.intra.solver.instance import is_solution
-from meshwise.intra.solver.kept import own_folder, remove_unused
+from meshwise.intra.solver.kernel_set import KERNELS
 from meshwise.intra.solver.read import read_instance
+from meshwise.kernels.background import _process, compiling
+from meshwise.kernels.folder import own_folder, remove_unused
 
 NOW, DAY = 1_800_000_000.0, 24 * 3600.0
 
@@ -59,7 +60,7 @@ def test_a_process_that_compiles_ends_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    process = _process("compile_search")
+    process = _process(KERNELS.module, "compile_search")
     assert process.stdin is not None
     # As the system does for a process that was killed.
     process.stdin.close()
@@ -70,9 +71,10 @@ def test_processes_that_compile_are_gone_after_an_error(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
-from meshwise.intra.solver.helper import kernels
+from meshwise.intra.solver.kernel_set import KERNELS
+from meshwise.kernels.background import compiling
 try:
-    with kernels(print):
+    with compiling(KERNELS, print):
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)
         raise KeyError
 except KeyError:
@@ -91,7 +93,7 @@ except ChildProcessError:
 
 def test_nothing_is_compiled_or_said_when_all_kernels_are_kept(compiled_kernels: None) -> None:
     said: list[str] = []
-    with kernels(said.append) as wait:
+    with compiling(KERNELS, said.append) as wait:
         assert wait(0.0)
     assert said == []
 
@@ -130,7 +132,7 @@ def test_two_may_compile_kernels_at_once(large: Path, tmp_path: Path) -> None:
         assert json.loads(out)["status"] == "optimal"
         assert "compiling the solver's kernels, once" in errors
     (folder,) = (cache / "meshwise").iterdir()
-    assert (folder / "complete").exists()
+    assert (folder / "assignment.complete").exists()
     process = _solve(large, "--time-limit", "600", cache=cache)
     out, errors = process.communicate()
     assert json.loads(out)["status"] == "optimal"
@@ -202,7 +204,7 @@ def test_kernels_for_another_processor_are_in_another_folder(tmp_path: Path) -> 
     script = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-from meshwise.intra.solver.kept import kernel_folder
+from meshwise.kernels.folder import kernel_folder
 print(kernel_folder())
 """
     found = {
