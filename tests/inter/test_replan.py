@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
+from meshwise.assignment.search.within_row import Within
 from meshwise.errors import InfeasibleError
 from meshwise.inter.conditioned import planned
 from meshwise.inter.finish import finished, stage_decisions, stage_plan
@@ -19,7 +20,6 @@ from meshwise.inter.pipeline_schedule import ONE_F_ONE_B
 from meshwise.inter.replan import held_bytes, replanned
 from meshwise.inter.search import search
 from meshwise.inter.search_space import PRICES, SearchOptions
-from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.pipeline_planning import layers_of

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from intra.solver.problems import random_document
-from meshwise.intra.solver.instance import is_solution
-from meshwise.intra.solver.kernel_set import KERNELS
-from meshwise.intra.solver.read import read_instance
+from assignment.problems import random_document
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance import is_solution
+from meshwise.assignment.kernel_set import KERNELS
 from meshwise.kernels.background import _process, compiling
 from meshwise.kernels.folder import own_folder, remove_unused
 
@@ -71,7 +71,7 @@ def test_processes_that_compile_are_gone_after_an_error(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
-from meshwise.intra.solver.kernel_set import KERNELS
+from meshwise.assignment.kernel_set import KERNELS
 from meshwise.kernels.background import compiling
 try:
     with compiling(KERNELS, print):
@@ -178,9 +178,9 @@ def test_a_limit_that_ends_before_kernels_are_compiled_leaves_a_first_solution(
 _CALL = """
 import os, pathlib, sys
 sys.path[:0] = {path!r}
-from meshwise.intra.solver import reduction
-from meshwise.intra.solver.read import read_instance
-from meshwise.intra.solver.solve import solve_instance
+from meshwise.assignment.reductions import reduction
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance_solver import solve_instance
 answer = solve_instance(read_instance(pathlib.Path({file!r})), time_limit_s=2)
 print(answer.status, len(reduction._run.nopython_signatures))
 try:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import click
 
+from meshwise.assignment.answer import Answer, Progress
+from meshwise.assignment.files.json_stream import OutOfTimeError
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.kernel_set import KERNELS
 from meshwise.errors import SolverError
-from meshwise.intra.solver.answer import Answer, Progress
-from meshwise.intra.solver.kernel_set import KERNELS
-from meshwise.intra.solver.read import read_instance
-from meshwise.intra.solver.solve import solve_instance
-from meshwise.intra.solver.stream import OutOfTimeError
 from meshwise.kernels.background import compiling
 
 # Kept back for writing the answer and ending the process: at most so much, and a part of the limit.

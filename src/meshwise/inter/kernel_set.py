@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwise.assignment import kernel_set as assignment
 from meshwise.inter.stage_dp import build_stages
 from meshwise.inter.stage_problem import StageCosts, StageProblem
 from meshwise.inter.submeshes import uniform_submeshes
 from meshwise.intra import kernel_set as intra
-from meshwise.intra.solver import kernel_set as assignment
 from meshwise.kernels.background import KernelSet
 
 KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))

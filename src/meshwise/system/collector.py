@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
+def collection_paused() -> Generator[None, None, None]:
     """Pause the cyclic collection inside the block; afterwards it is as it was before.
 
     Tracing and planning make hundreds of thousands of objects that all stay; to look through them
