@@ -21,8 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
 	@echo "compiling the solver's kernels, once (a minute at most)"
-	$(BIN)/python -c "from meshwise.intra.solver.warm import compile_kernels; compile_kernels()"
-	$(BIN)/python -c "from meshwise.inter.warm import compile_kernels; compile_kernels()"
+	$(BIN)/python -c "from meshwise.inter.kernel_set import compile_all_kernels; compile_all_kernels()"
 	@touch $@
 
 train: setup

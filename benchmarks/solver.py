@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import write_record
-from meshwise.intra.solver.instance import evaluate
-from meshwise.intra.solver.read import read_instance
-from meshwise.intra.solver.solve import INGREDIENTS
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance import evaluate
+from meshwise.assignment.instance_solver import INGREDIENTS
 
 COLUMNS = ("winner_team01", "xla_production_solver", "best_known")
 
@@ -122,8 +122,8 @@ def ablation(
 
 _ABLATION = """
 import json, pathlib, sys
-from meshwise.intra.solver.read import read_instance
-from meshwise.intra.solver.solve import solve_instance
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance_solver import solve_instance
 path, seed, without, limit = sys.argv[1:]
 answer = solve_instance(
     read_instance(pathlib.Path(path)),

@@ -20,11 +20,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
     """All kernels are there, so that no test's time limit depends on compilation."""
-    from meshwise.inter import warm as inter
-    from meshwise.intra.solver import warm as solver
+    from meshwise.inter.kernel_set import compile_all_kernels
 
-    solver.compile_kernels()
-    inter.compile_kernels()
+    compile_all_kernels()
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
 
 # A folder imports only from itself and from the lines above its own.
 LAYERS = (
-    "errors units collector atomic_file child_process",
+    "errors units",
+    "system",
+    "kernels",
+    "assignment",
     "cluster",
     "graph",
     # A plan lists its collectives and names its schedule.
@@ -99,6 +102,20 @@ def violations(file: str, source: str) -> list[str]:
 def test_file_keeps_to_its_layer(file: str) -> None:
     assert layer_of_file(file) in RANK, f"{file}: add its folder to LAYERS and ARCHITECTURE.md"
     assert violations(file, (PACKAGE / file).read_text(encoding="utf-8")) == []
+
+
+ASSIGNMENT_USES = {"assignment", "errors", "kernels", "system"}
+
+
+def test_the_solver_knows_nothing_of_plans() -> None:
+    """`assignment/` could be a package of its own."""
+    used = {
+        layer_of_module(module)
+        for file in FILES
+        if layer_of_file(file) == "assignment"
+        for _, module in imported_modules(ast.parse((PACKAGE / file).read_text(encoding="utf-8")))
+    }
+    assert used - {None} == ASSIGNMENT_USES
 
 
 @pytest.mark.parametrize(

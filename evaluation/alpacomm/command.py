@@ -11,8 +11,8 @@ from evaluation.alpacomm.end_to_end_page import write_end_to_end
 from evaluation.alpacomm.pages import write_micro_pages
 from evaluation.alpacomm.settings import SETTINGS, planned_stages
 from evaluation.alpacomm.stages import PlannedStages
-from meshwise.atomic_file import write_atomically
 from meshwise.errors import MeshwiseError, PlanError
+from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
 \b

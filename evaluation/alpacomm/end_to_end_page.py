@@ -19,9 +19,9 @@ from evaluation.alpacomm.settings import SETTINGS
 from evaluation.alpacomm.stages import PlannedStages
 from evaluation.paper.plots import save_picture
 from evaluation.paper.tables import markdown
-from meshwise.atomic_file import write_atomically
 from meshwise.cluster.spec import Cluster
 from meshwise.simulate.timeline import Timeline
+from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, seconds_text
 
 # By setting and way.

@@ -21,7 +21,6 @@ from meshwise.baselines.megatron import megatron_candidate
 from meshwise.baselines.megatron_grid import MegatronPoint
 from meshwise.baselines.result import Refused
 from meshwise.cluster.spec import Cluster
-from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -32,6 +31,7 @@ from meshwise.models.named import model_config
 from meshwise.plan.places import stage_hosts
 from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
 from meshwise.simulate.stage_run import chunk_of
+from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.layering import Layering
 
 HOST = "p3.8xlarge"

@@ -21,7 +21,7 @@ from evaluation.paper.tables import (
     rate_table,
     way_table,
 )
-from meshwise.atomic_file import write_atomically
+from meshwise.system.atomic_file import write_atomically
 from meshwise.units import TERA
 
 _SIMULATED = (

@@ -12,11 +12,11 @@ from evaluation.paper.settings import Setting
 from evaluation.paper.store import Store, code_digest, key_of
 from evaluation.paper.work import paper_flop
 from evaluation.steps import layers_of_model
-from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.system.collector import collection_paused
 
 Report = Callable[[str], object]
 

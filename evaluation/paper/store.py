@@ -9,18 +9,18 @@ from pathlib import Path
 
 import meshwise
 from evaluation.paper.result import Result
-from meshwise.atomic_file import write_atomically
+from meshwise.system.atomic_file import write_atomically
 
 _PACKAGE = Path(meshwise.__file__).resolve().parent
 _EVALUATION = Path(__file__).resolve().parents[1]
 # What decides a result.  Commands, pages, training and measuring do not.
 _DECIDING = (
-    "cluster graph resharding schedules simulate pieces intra inter baselines rules trace models"
+    "cluster graph resharding schedules plan assignment simulate pieces intra inter baselines rules trace models"
 ).split()
 _DECIDING_FILES = (
     _PACKAGE / "planner/pipeline.py",
     _EVALUATION / "steps.py",
-    *(_EVALUATION / "paper" / name for name in ("methods.py", "work.py", "ablations.py")),
+    *(_EVALUATION / "paper" / name for name in ("request/methods.py", "work.py", "ablations.py")),
     _EVALUATION / "paper" / "cut_rules.py",
 )
 

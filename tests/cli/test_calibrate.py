@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from meshwise.atomic_file import write_atomically
 from meshwise.cli import main
 from meshwise.cluster.profile import read_profile
 from meshwise.errors import ClusterError
+from meshwise.system.atomic_file import write_atomically
 
 calibrate_module = importlib.import_module("meshwise.cli.calibrate")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from intra.solver.problems import optimum, random_document, random_instance
+from assignment.problems import optimum, random_document, random_instance
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance import is_solution
 from meshwise.cli import main
-from meshwise.intra.solver.instance import is_solution
-from meshwise.intra.solver.read import read_instance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

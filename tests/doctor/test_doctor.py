@@ -112,8 +112,8 @@ def test_caches_and_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert check_complete(is_complete=True).status == "ok"
     assert "make setup" in check_complete(is_complete=False).remedy
     assert check_cores().found.isdecimal()
-    kept = importlib.import_module("meshwise.intra.solver.kept")
-    monkeypatch.setattr(kept, "kernel_folder", lambda: None)
+    folder = importlib.import_module("meshwise.kernels.folder")
+    monkeypatch.setattr(folder, "kernel_folder", lambda: None)
     (finding,) = check_kernels()
     assert (finding.status, finding.what) == ("broken", "kernel cache")
     assert "XDG_CACHE_HOME" in finding.remedy
@@ -121,7 +121,7 @@ def test_caches_and_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail() -> None:
         raise OSError("llvmlite is broken")
 
-    monkeypatch.setattr(kept, "kernel_folder", fail)
+    monkeypatch.setattr(folder, "kernel_folder", fail)
     (finding,) = check_kernels()
     assert finding.status == "broken"
     assert "OSError: llvmlite is broken" in finding.found

@@ -1,8 +1,8 @@
 """Composed costs of runs against one integer program of all their layers (`joint_run`).
 
 Without a limit of memory both are equal.  With one a stage is planned with different plans for
-different layers (`intra.within`, as `replan` uses it): never below the direct program, and at most
-1 % above, also where the direct program has far more time.
+different layers (`assignment.search.within_row`, as `replan` uses it): never below the direct
+program, and at most 1 % above, also where the direct program has far more time.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 import meshwise as mw
+from meshwise.assignment.bounds.row_prices import priced_problem
+from meshwise.assignment.problem import objective, row_weight
+from meshwise.assignment.search.within_row import Within
+from meshwise.assignment.solve import solve
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice, planned
-from meshwise.intra.limits import priced_problem
 from meshwise.intra.options import IntraOptions
-from meshwise.intra.problem import objective, row_weight
-from meshwise.intra.solve import solve
-from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import layers_of

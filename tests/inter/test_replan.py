@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
+from meshwise.assignment.search.within_row import Within
 from meshwise.errors import InfeasibleError
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.state_costs import planned
@@ -17,7 +18,6 @@ from meshwise.inter.search.replanning import held_bytes, replanned
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import PRICES, SearchOptions
 from meshwise.inter.stages.objective import step_time
-from meshwise.intra.within import Within
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan

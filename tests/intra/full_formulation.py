@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
+from meshwise.assignment.problem import PairCost, Problem, Solution, is_feasible, objective
 from meshwise.errors import SolverError
-from meshwise.intra.problem import PairCost, Problem, Solution, is_feasible, objective
 
 # The objective is scaled to this size, so that the solver's absolute tolerances (1e-7) lie far
 # below differences that matter.

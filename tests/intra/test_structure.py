@@ -7,6 +7,7 @@ import random
 import pytest
 
 from graph_builders import Builder, mesh, perceptron, random_graph
+from meshwise.assignment.problem import row_weight
 from meshwise.graph.layout import Layout
 from meshwise.intra.expand import expand
 from meshwise.intra.memory_rows import MemoryRows
@@ -14,7 +15,6 @@ from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
-from meshwise.intra.problem import row_weight
 from meshwise.intra.profile import profile_peak
 from meshwise.plan.collectives import collectives
 from meshwise.plan.verify import verify_decision

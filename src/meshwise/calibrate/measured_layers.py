@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from meshwise.atomic_file import write_atomically
 from meshwise.calibrate.layer_times import Measure
 from meshwise.calibrate.timed_program import Measurable
 from meshwise.calibrate.workers import Workers
+from meshwise.system.atomic_file import write_atomically
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import numpy as np
 
 from meshwise.calibrate.layer_clock import ProgramClock
 from meshwise.calibrate.timed_program import Exported, Measurable
-from meshwise.child_process import ChildProcess, requests
 from meshwise.errors import MeshwiseError, ProgramError
+from meshwise.system.child_process import ChildProcess, requests
 
 _SCRIPT = "from meshwise.calibrate.workers import serve; serve()"
 # A program that takes longer to compile or to run is not measured.

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from meshwise.cli.clock import process_start
-from meshwise.collector import collection_paused
+from meshwise.system.collector import collection_paused
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
 COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "doctor")

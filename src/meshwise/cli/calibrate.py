@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import jax
 
-from meshwise.atomic_file import write_atomically
 from meshwise.calibrate.fit import predicted_s
 from meshwise.calibrate.measure import QUICK_SIZES
 from meshwise.calibrate.measure import calibrate as measure
@@ -18,6 +17,7 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
 from meshwise.cluster.profile import Profile
 from meshwise.errors import MeshwiseError
+from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.errors import MeshwiseError
 from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import plan_from_file
+from meshwise.system.atomic_file import write_atomically
 
 # Every single operator: left out of `--json`, the file itself has it.
 _NOT_SHOWN = ("decisions",)

@@ -11,10 +11,8 @@ from typing import Any
 
 import click
 
-from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
-from meshwise.collector import collection_paused
 from meshwise.errors import MeshwiseError
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.steps import model_step
@@ -25,6 +23,8 @@ from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.pipeline_schedule import ALL, CHOICES, SEARCHED, named
 from meshwise.simulate.trace import chrome_trace
+from meshwise.system.atomic_file import write_atomically
+from meshwise.system.collector import collection_paused
 from meshwise.trace.step import StepSignature
 
 EXAMPLES = """

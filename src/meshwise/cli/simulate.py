@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from meshwise.atomic_file import write_atomically
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName
 from meshwise.errors import MeshwiseError
@@ -18,6 +17,7 @@ from meshwise.report.simulation_text import simulation_data, simulation_text
 from meshwise.schedules.pipeline_schedule import CHOICES
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.simulate.trace import chrome_trace
+from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
 \b

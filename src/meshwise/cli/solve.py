@@ -15,12 +15,13 @@ from pathlib import Path
 
 import click
 
+from meshwise.assignment.answer import Answer, Progress
+from meshwise.assignment.files.json_stream import OutOfTimeError
+from meshwise.assignment.files.reader import read_instance
+from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.kernel_set import KERNELS
 from meshwise.errors import SolverError
-from meshwise.intra.solver.answer import Answer, Progress
-from meshwise.intra.solver.helper import kernels
-from meshwise.intra.solver.read import read_instance
-from meshwise.intra.solver.solve import solve_instance
-from meshwise.intra.solver.stream import OutOfTimeError
+from meshwise.kernels.background import compiling
 
 # Kept back for writing the answer and ending the process: at most so much, and a part of the limit.
 _RESERVE_S = 0.5
@@ -62,7 +63,7 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
     answer = Answer.unknown(seed)
     with _interrupts() as interrupt:
         try:
-            with kernels(view.line) as wait_for_kernels:
+            with compiling(KERNELS, view.line) as wait_for_kernels:
                 instance = read_instance(file, deadline=deadline)
                 interrupt.is_raised = False
                 answer = solve_instance(

@@ -22,13 +22,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from meshwise.atomic_file import write_atomically
 from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
+from meshwise.system.atomic_file import write_atomically
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import TrainState

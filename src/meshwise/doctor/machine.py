@@ -67,10 +67,10 @@ def check_kernels() -> list[Finding]:
     """The folder of compiled kernels, and whether all are in it."""
     try:
         # What imports Numba may fail, which is to be said and not to end the doctor.
-        from meshwise.intra.solver.kept import has_all_kernels, kernel_folder
+        from meshwise.kernels.folder import has_all_kernels, kernel_folder
 
         folder = kernel_folder()
-        is_complete = has_all_kernels()
+        is_complete = has_all_kernels("assignment")
     except Exception as error:
         text = f"Numba cannot be loaded: {type(error).__name__}: {error}"
         remedy = 'pip install --force-reinstall "numba>=0.61"'

@@ -16,14 +16,18 @@ import math
 import time
 from collections.abc import Sequence
 
-from meshwise.intra.descent import DescentWithin
-from meshwise.intra.enumerate_plans import Effort, cheaper_neighbour, cheapest_that_fits
+from meshwise.assignment.bounds.row_prices import priced_problem
+from meshwise.assignment.exact.best_first import (
+    Effort,
+    cheaper_neighbour,
+    cheapest_that_fits,
+)
+from meshwise.assignment.problem import Array, Problem, Row, Solution, objective, row_weight
+from meshwise.assignment.search.descent import DescentWithin
+from meshwise.assignment.search.mixture import Recombiner
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
-from meshwise.intra.limits import priced_problem
 from meshwise.intra.memory import Peak
-from meshwise.intra.problem import Array, Problem, Row, Solution, objective, row_weight
-from meshwise.intra.recombine import Recombiner
 from meshwise.intra.refusal import too_large
 from meshwise.plan.decision import GraphDecision
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwise.assignment.bounds.row_prices import priced_problem
+from meshwise.assignment.problem import Problem, Row, objective, row_weight
 from meshwise.intra.judged import Answer, Judge
-from meshwise.intra.limits import priced_problem
-from meshwise.intra.problem import Problem, Row, objective, row_weight
 
 _ROUNDS = 12
 # Rounds without a smaller peak after which no more are tried.

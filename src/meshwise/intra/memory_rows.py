@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwise.assignment.problem import Array, Row
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
@@ -21,7 +22,6 @@ from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.liveness import Liveness, liveness
 from meshwise.intra.memory import Buffer
 from meshwise.intra.network import BLOCK, Edge, Network
-from meshwise.intra.problem import Array, Row
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import local_bytes, strategy_layouts
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.intra.solver.compiled import kernel
+from meshwise.kernels.compiler import kernel
 
 Array = Any
 

@@ -13,20 +13,20 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from meshwise.assignment.answer_check import check_solution
+from meshwise.assignment.files.dump import dump_problem
+from meshwise.assignment.problem import Solution
+from meshwise.assignment.solve import Recorder, solve
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.intra.check import check_solution
-from meshwise.intra.dump import dump_problem
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.fit import fit
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.network import Network, build_network
 from meshwise.intra.options import IntraOptions, IntraResult
-from meshwise.intra.problem import Solution
 from meshwise.intra.propagate import propagate
 from meshwise.intra.refusal import no_choice, too_large
 from meshwise.intra.regions import Region
-from meshwise.intra.solve import Recorder, solve
 from meshwise.intra.ties import find_ties, tied_problem, untied
 
 # Above this many nodes equal layers are planned equally.

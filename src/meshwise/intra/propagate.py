@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwise.assignment.problem import Array
 from meshwise.intra.network import Network
-from meshwise.intra.problem import Array
 
 
 def propagate(network: Network) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwise.assignment.problem import Array, PairCost, Problem, Row
 from meshwise.intra.network import BLOCK, Network
-from meshwise.intra.problem import Array, PairCost, Problem, Row
 
 # Distance up to which surroundings are compared.  At 3 the two normalisations of a block differ
 # and q, k and v do too where that matters, while only the first and last layers stand apart.

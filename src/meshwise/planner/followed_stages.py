@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
@@ -24,6 +23,7 @@ from meshwise.request.methods import IntraOp
 from meshwise.request.pins import nearest
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules import inference
+from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.equations import inlined, run_inlined
 from meshwise.trace.layers.followed import FollowedStages, Home
 from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages

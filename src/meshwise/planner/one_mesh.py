@@ -12,7 +12,6 @@ from meshwise.baselines.methods import plan_baseline
 from meshwise.baselines.search import Place, Search, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
-from meshwise.collector import collection_paused
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
@@ -30,6 +29,7 @@ from meshwise.planner.mesh_plan import check_plan_fits, finished_plan, method_na
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.request.pins import pinned
 from meshwise.request.plan_request import PlanRequest
+from meshwise.system.collector import collection_paused
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import TracedStep
 

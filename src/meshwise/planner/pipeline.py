@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshwise.collector import collection_paused
 from meshwise.errors import TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
@@ -19,6 +18,7 @@ from meshwise.plan.fits import check_state_fits
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step

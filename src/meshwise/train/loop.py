@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import jax
 
-from meshwise.atomic_file import write_atomically
 from meshwise.errors import StateLostError
 from meshwise.models.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
 from meshwise.runtime.donation import lost_before
 from meshwise.simulate.timeline import Timeline
+from meshwise.system.atomic_file import write_atomically
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from meshwise.child_process import ChildProcess, requests
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.collector import collection_paused
 from meshwise.graph.graph import Graph
 from meshwise.inter.cost_table.remote_layers import GraphKey, OtherEnded, Request
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.intra.options import IntraOptions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
+from meshwise.system.child_process import ChildProcess, requests
+from meshwise.system.collector import collection_paused
 
 _SCRIPT = "from meshwise.inter.cost_table.layer_process import serve; serve()"
 # To start a process takes as long as about so many bounds of small layers.

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from meshwise.assignment.problem import Array, PairCost, Problem, Row
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.run_costs import cheapest_states, gathers
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
-from meshwise.intra.problem import Array, PairCost, Problem, Row
 
 # Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if
 # it is above what is proved by no more than this part.

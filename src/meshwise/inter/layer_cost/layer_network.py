@@ -1,6 +1,6 @@
 """All decisions about one layer on one mesh, what they cost, and what no plan is below.
 
-Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
+Source: DESIGN decision 10; the bound is that of `assignment.bounds.messages`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.problem import Problem
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
 from meshwise.inter.layer_cost.arrival import gathers_s
@@ -29,7 +30,6 @@ from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
 from meshwise.intra.network import Network, build_network
 from meshwise.intra.options import ALPA, IntraOptions
-from meshwise.intra.problem import Problem
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import Ties, tied_problem
 from meshwise.pieces.piece import PieceGraph

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.problem import Problem
+from meshwise.assignment.reductions.problem_reduction import reduce_problem
 from meshwise.inter.layer_cost.state_bounds import StateBounds
-from meshwise.intra.problem import Problem
-from meshwise.intra.reduce import reduce_problem
 
 Array = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """Lower bounds on what a problem costs once some of its nodes are fixed, by message passing.
 
-Source: `intra.solver.messages`; the messages for free nodes are where those for fixed ones begin.
+Source: `assignment.bounds.messages`; those for free nodes are where those for fixed ones begin.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.intra.encode import encode
-from meshwise.intra.problem import Problem
-from meshwise.intra.solver.compiled import BACKWARD, FORWARD
-from meshwise.intra.solver.messages import Messages, cost_of, follow, no_messages, sweep
-from meshwise.intra.solver.reducing import CUT
-from meshwise.intra.solver.reduction import reduce_instance
+from meshwise.assignment.bounds.messages import Messages, cost_of, follow, no_messages, sweep
+from meshwise.assignment.encoding import encode
+from meshwise.assignment.problem import Problem
+from meshwise.assignment.reductions.arrays import CUT
+from meshwise.assignment.reductions.reduction import reduce_instance
+from meshwise.kernels.compiler import BACKWARD, FORWARD
 
 Array = NDArray[np.float64]
 

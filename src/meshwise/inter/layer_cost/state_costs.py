@@ -5,7 +5,7 @@ matrix over (state that enters, state that leaves), but few entries matter: a bo
 comes from one run of message passing, and entries are solved exactly when a cheapest chain of
 layers needs them.
 
-Source: DESIGN decision 10; the bound is that of `intra.solver.messages`.
+Source: DESIGN decision 10; the bound is that of `assignment.bounds.messages`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.problem import PairCost, Problem, objective
+from meshwise.assignment.solve import solve
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.layer_network import LayerFace, LayerNetwork
 from meshwise.inter.layer_cost.layer_reduction import ReducedLayer
 from meshwise.intra.network import BLOCK, Network
-from meshwise.intra.problem import PairCost, Problem, objective
-from meshwise.intra.solve import solve
 from meshwise.plan.decision import GraphDecision
 
 Array = NDArray[np.float64]

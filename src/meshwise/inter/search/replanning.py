@@ -3,8 +3,9 @@
 The search plans layers at a few prices of memory, one price for all layers of a stage, so that its
 plans hold less than there is, or take longer than they must.  Here all layers of a stage are one
 program with the memory of the stage as its row (`joint_run`), and different layers, or parts of
-one, may hold more or less (`intra.within`).  The row counts what is a sum of choices; what a plan
-really holds, its peak included, is judged by its footprint, and moves the limit of the row.
+one, may hold more or less (`assignment.search.within_row`).  The row counts what is a sum of
+choices; what a plan really holds, its peak included, is judged by its footprint, and moves the
+limit of the row.
 
 Only where it may pay: the plans at the other prices bound what a stage can gain.
 
@@ -19,6 +20,8 @@ from functools import partial
 
 import numpy as np
 
+from meshwise.assignment.problem import objective, row_weight
+from meshwise.assignment.search.within_row import Effort, Within
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import RunPlan, VariantCosts
 from meshwise.inter.layer_cost.joint_run import JointRun
@@ -28,8 +31,6 @@ from meshwise.inter.search.finishing import stage_plan
 from meshwise.inter.search.search import Found
 from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
-from meshwise.intra.problem import objective, row_weight
-from meshwise.intra.within import Effort, Within
 
 # A step that may become faster by less than this part of it, with so many layers to be planned
 # again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is

@@ -1,4 +1,7 @@
-"""The stages that may be chosen, and the devices, as the kernels read them."""
+"""The stages that may be chosen, and the devices, as the kernels read them.
+
+Kernels take these arrays, so that this file counts for the folder of `meshwise.kernels`.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwise.inter.stages.stage_arrays import Devices, Options
-from meshwise.intra.solver.compiled import kernel, part
+from meshwise.kernels.compiler import kernel, part
 
 Array = Any
 

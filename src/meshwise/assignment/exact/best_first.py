@@ -1,0 +1,169 @@
+"""Choices of small problems, cheapest first, until one fits.
+
+Whether a plan fits is asked of a function, so that it may be anything; dual ascent gives the
+bounds that keep the search small.
+
+Source: best-first search with an admissible bound (Hart, Nilsson and Raphael 1968, A*).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwise.assignment.bounds.dual_ascent import MovedCosts
+from meshwise.assignment.flat_problem import Flat
+from meshwise.assignment.problem import Array, Problem, objective
+
+_PASSES = 80
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a search may do.
+
+    Attributes:
+        steps: Partial choices that it looks at.
+        questions: Choices of all nodes of which it asks whether they fit.
+        deadline: Of `time.monotonic`.
+    """
+
+    steps: int
+    questions: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cheapest:
+    """What a search found.
+
+    Attributes:
+        choice: A choice that fits; None if none was met.
+        bound: No choice that fits costs less; infinite if it is certain that none fits.
+        proved: Whether no choice that fits is cheaper than `choice`.
+    """
+
+    choice: tuple[int, ...] | None
+    bound: float
+    proved: bool
+
+
+def cheapest_that_fits(
+    problem: Problem,
+    known: tuple[int, ...] | None,
+    fits: Callable[[tuple[int, ...]], bool],
+    *,
+    held: Sequence[Array],
+    limit: float,
+    effort: Effort,
+) -> Cheapest:
+    """The cheapest choice for which `fits` holds; `known` if none is cheaper or the effort ends.
+
+    Args:
+        problem: Without rows; pairs with u < v, each at most once.
+        known: A choice that fits.
+        fits: Whether a choice fits.
+        held: For each node and choice what certainly counts against `limit`.
+        limit: No choice fits that holds more.
+        effort: When to give up.
+    """
+    known_cost = objective(problem, known) if known is not None else np.inf
+    below = known_cost * (1 - _SLACK)
+    asked, bound = 0, -np.inf
+    for step, (cost, choice) in enumerate(_cheapest_first(problem, held, limit)):
+        bound = max(bound, cost)
+        if cost >= below:
+            break
+        if step >= effort.steps:
+            return Cheapest(choice=known, bound=bound, proved=False)
+        if len(choice) < len(problem.costs):
+            continue
+        if not objective(problem, choice) < below:
+            continue
+        if asked == effort.questions or time.monotonic() > effort.deadline:
+            return Cheapest(choice=known, bound=bound, proved=False)
+        asked += 1
+        if fits(choice):
+            return Cheapest(choice=choice, bound=objective(problem, choice), proved=True)
+    return Cheapest(choice=known, bound=known_cost, proved=True)
+
+
+def _cheapest_first(
+    problem: Problem, held: Sequence[Array], limit: float
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Choices of the first nodes with a lower bound of what they lead to, in its order."""
+    bound, nodes, before = _moved(problem)
+    count = len(nodes)
+    at_least = [0.0] * (count + 1)
+    for u in reversed(range(count)):
+        at_least[u] = at_least[u + 1] + float(held[u].min())
+    # Of equal bounds the longer choice first.
+    heap: list[tuple[float, int, tuple[int, ...], float]] = [(0.0, 0, (), 0.0)]
+    while heap:
+        excess, _, choice, holds = heapq.heappop(heap)
+        yield bound + excess, choice
+        u = len(choice)
+        if u == count:
+            continue
+        total = nodes[u] + excess
+        for v, matrix in before[u]:
+            total = total + matrix[choice[v]]
+        for i, (more, stays) in enumerate(zip(total.tolist(), held[u].tolist(), strict=True)):
+            if holds + stays + at_least[u + 1] <= limit:
+                heapq.heappush(heap, (more, -u, (*choice, i), holds + stays))
+
+
+def _moved(problem: Problem) -> tuple[float, list[Array], list[list[tuple[int, Array]]]]:
+    """A bound, and what choices of nodes and of pairs (by the later node) lie above it."""
+    costs = MovedCosts(Flat.of(problem))
+    for _ in range(_PASSES):
+        costs.raise_bound()
+    nodes = [c - c.min() for c in costs.nodes]
+    before: list[list[tuple[int, Array]]] = [[] for _ in nodes]
+    for pair, matrix in zip(problem.pairs, costs.pairs, strict=True):
+        before[pair.v].append((pair.u, matrix - matrix.min()))
+    return costs.bound(), nodes, before
+
+
+def cheaper_neighbour(
+    problem: Problem,
+    choice: tuple[int, ...],
+    fits: Callable[[tuple[int, ...]], bool],
+    *,
+    questions: int,
+) -> tuple[int, ...] | None:
+    """The cheapest choice that differs in one or two nodes, costs less and fits.
+
+    Args:
+        problem: Without rows.
+        choice: Where to look around.
+        fits: Whether a choice fits.
+        questions: At most so many choices are asked about.
+    """
+    cost = objective(problem, choice)
+    others = [
+        (u, i)
+        for u, costs in enumerate(problem.costs)
+        for i in np.flatnonzero(np.isfinite(costs)).tolist()
+        if i != choice[u]
+    ]
+    changes = itertools.chain(
+        ((one,) for one in others),
+        (pair for pair in itertools.combinations(others, 2) if pair[0][0] != pair[1][0]),
+    )
+    cheaper: list[tuple[float, tuple[int, ...]]] = []
+    for change in changes:
+        changed = list(choice)
+        for u, i in change:
+            changed[u] = i
+        less = objective(problem, changed)
+        if less < cost * (1 - _SLACK):
+            cheaper.append((less, tuple(changed)))
+    cheaper.sort()
+    return next((found for _, found in cheaper[:questions] if fits(found)), None)

@@ -1,0 +1,122 @@
+"""Small networks by depth-first search: exact to the byte, where integer programs have tolerances.
+
+Nodes are chosen in order, the choices of each from cheap to dear.  What the messages prove about
+the later nodes, whatever the earlier ones are, cuts off what cannot be better; rows are kept in
+integers.
+"""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.assignment.bounds.messages import Messages, cost_of, value_after
+from meshwise.assignment.network import Network
+from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.assignment.search.room import is_allowed, room_of, take
+from meshwise.kernels.compiler import NONE, ONE, kernel, part
+
+Array = Any
+
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+@part
+def _least_after(net: Network, held: Messages) -> np.ndarray:
+    """What all nodes from each one on cost at least, with their edges to earlier nodes."""
+    least: Array = np.zeros(net.size.size + 1)
+    for i in range(net.size.size - 1, -1, -1):
+        least[i] = least[i + 1] + least_in(held.node, net.first_choice[i], net.first_choice[i + 1])
+        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+            e = net.earlier[k]
+            found = INF
+            for s in range(net.size[net.u[e]]):
+                at = net.first_entry[e] + s * net.size[i]
+                for t in range(net.size[i]):
+                    value = net.matrices[at + t] + held.at_v[net.first_v[e] + t]
+                    value += held.at_u[net.first_u[e] + s]
+                    found = value if value < found else found
+            least[i] += found
+    return least
+
+
+@part
+def _next(i: int, net: Network, values: Array, most: float) -> int:
+    """The cheapest choice of a node that is left, no dearer than `most`; it is taken out."""
+    best = NONE
+    for s in range(net.size[i]):
+        if values[net.first_choice[i] + s] <= most:
+            most, best = values[net.first_choice[i] + s], s
+    if best >= 0:
+        values[net.first_choice[i] + best] = INF
+    return best
+
+
+@kernel
+def _search(
+    net: Network, held: Messages, base: float, known: float, slack: float, best: np.ndarray
+) -> tuple[float, bool]:
+    """Cost of the best choice, written to `best` if it is better than what is known; if proved."""
+    least: Array = _least_after(net, held)
+    room = room_of(net.capacity)
+    values: Array = np.full(net.cost.size, INF)
+    choice: Array = np.full(net.size.size, NONE)
+    spent: Array = np.zeros(net.size.size + 1)
+    spent[0] = base
+    i, count = 0 * ONE, net.size.size
+    for s in range(net.size[0]):
+        values[s] = value_after(i, s, net, held, choice)
+    while i >= 0:
+        if held.stop[0]:
+            return known, False
+        if choice[i] >= 0:
+            last: Any = choice[i]
+            take(i, last, NONE, net, room)
+        most: Any = known - 1 + slack - least[i + 1] - spent[i]
+        most = most if most < _LARGEST else _LARGEST
+        s = _next(i, net, values, most)
+        while s >= 0 and not is_allowed(i, s, net, room):
+            s = _next(i, net, values, most)
+        choice[i] = s
+        if s < 0:
+            i -= 1
+            continue
+        take(i, s, ONE, net, room)
+        spent[i + 1] = spent[i] + value_after(i, s, net, held, choice)
+        if i + 1 < count:
+            i += 1
+            for t in range(net.size[i]):
+                values[net.first_choice[i] + t] = value_after(i, t, net, held, choice)
+            choice[i] = -1
+            continue
+        cost = cost_of(net, choice)
+        if cost < known:
+            known = cost
+            best[:] = choice
+    return known, True
+
+
+def enumerate_choices(
+    network: Network, held: Messages, prices: NDArray[np.float64], cost: float
+) -> tuple[NDArray[np.int64] | None, bool]:
+    """Search through all choices until the flag of the messages is set.
+
+    Args:
+        network: A small one, with whole costs whose sums are exact in floating point.
+        held: Messages at these prices.
+        prices: Of a byte in each row.
+        cost: Of the best choice known; infinite if there is none.
+
+    Returns:
+        A cheaper choice if one was found, and whether nothing is cheaper than what is known then.
+    """
+    worth = float(prices @ network.capacity)
+    best = np.zeros(len(network.size), np.int64)
+    # As for choices that are taken out: sums of this size were rounded.
+    slack = 1e-9 * (abs(cost if np.isfinite(cost) else 0.0) + abs(network.constant) + worth)
+    known, is_proved = _search(network, held, network.constant - worth, cost, slack, best)
+    return (best if known < cost else None), is_proved

@@ -1,0 +1,270 @@
+"""Small networks as integer programs, memory rows added when a choice breaks them.
+
+Variables
+    x[i, s] in {0, 1}      node i takes choice s
+    y[e, s, t] in [0, 1]   the nodes of edge e take choices s and t
+
+    min  sum c x + sum m y
+    sum_s x[i, s] = 1                      for every node i
+    sum_t y[e, s, t] = x[u, s]             for every edge e = (u, v) and choice s of u
+    sum_s y[e, s, t] = x[v, t]             for every edge e = (u, v) and choice t of v
+    sum usage[i, s] x[i, s] <= capacity    for the rows that were broken so far
+
+The row and column sums make the relaxation as tight as the messages' bound.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStubs]
+
+from meshwise.assignment.bounds.exact_bound import dearest
+from meshwise.assignment.exact.highs import Program, solve_program
+from meshwise.assignment.exact.highs_process import Beside
+from meshwise.assignment.network import Network, starts
+
+# Without type stubs.
+sparse: Any = scipy_sparse
+
+# The costs that are left to decide are scaled to this size.
+_SCALE = 1e6
+# What HiGHS says of costs is exact to about 1e-6; one unit must be far larger.
+_LEAST_UNIT = 1e-4
+_ROWS_A_TURN = 50
+# A larger program goes to another process: HiGHS may be deaf for as long as its root takes.
+_COLUMNS_HERE = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactAnswer:
+    """What the program says.
+
+    Attributes:
+        choice: The best choice found; None if there is none.
+        is_proved: Whether no other choice is better; without a choice, whether there is none.
+        cost: Of the choice; infinite without one.
+    """
+
+    choice: NDArray[np.int64] | None
+    is_proved: bool
+    cost: float = np.inf
+
+
+def num_columns(network: Network) -> int:
+    """Columns of the program of a network."""
+    return len(network.cost) + len(network.matrices)
+
+
+class _Program:
+    def __init__(self, network: Network, cutoff: float) -> None:
+        self.network = network
+        cost, self.constant = _above_minima(network)
+        finite = np.isfinite(cost) & (cost + self.constant <= cutoff)
+        self.upper = finite.astype(np.float64)
+        self.cost = np.where(finite, cost, 0.0)
+        # What the choices can add to the minima: up to the cutoff, or all that they cost at most.
+        size = min(cutoff, dearest(network)) - self.constant
+        self.scale = _SCALE / max(size, 1.0)
+        self.matrix = _structure(network)
+        count = len(network.size)
+        self.row_lower = np.concatenate([np.ones(count), np.zeros(self.matrix.shape[0] - count)])
+        self.row_upper = self.row_lower.copy()
+        self.used: set[int] = set()
+
+    def add_rows(self, rows: list[int]) -> None:
+        """Add memory rows, scaled by their capacity."""
+        net = self.network
+        parts: list[Any] = []
+        owner = np.repeat(np.arange(len(net.size)), np.diff(net.first_item))
+        for row in rows:
+            self.used.add(row)
+            columns: list[int] = []
+            values: list[float] = []
+            for k in np.flatnonzero((net.item_low <= row) & (row < net.item_high)).tolist():
+                i, first = int(owner[k]), int(net.first_usage[k])
+                columns += range(int(net.first_choice[i]), int(net.first_choice[i + 1]))
+                values += net.usage[first : first + int(net.size[i])].tolist()
+            scale = max(float(net.capacity[row]), 1.0)
+            parts.append(
+                sparse.csr_matrix(
+                    (np.array(values) / scale, (np.zeros(len(columns), np.int64), columns)),
+                    shape=(1, len(self.cost)),
+                )
+            )
+        self.matrix = sparse.vstack([self.matrix, *parts]).tocsr()
+        limits = np.array([1.0 if net.capacity[r] > 0 else 0.0 for r in rows])
+        self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -np.inf)])
+        self.row_upper = np.concatenate([self.row_upper, limits])
+
+    def solve(
+        self, deadline: float, seed: int, stop: NDArray[np.int8] | None, beside: Beside
+    ) -> tuple[str, float, NDArray[np.float64]]:
+        """Let HiGHS solve it; its status, bound and values."""
+        program = Program(
+            cost=self.cost * self.scale,
+            upper=self.upper,
+            num_whole=len(self.network.cost),
+            row_lower=self.row_lower,
+            row_upper=self.row_upper,
+            first=self.matrix.indptr.astype(np.int32),
+            column=self.matrix.indices.astype(np.int32),
+            value=self.matrix.data,
+        )
+
+        def must_stop() -> bool:
+            return stop is not None and bool(stop[0])
+
+        if len(program.cost) > _COLUMNS_HERE and sys.executable:
+            found = beside.solve(program, deadline=deadline, seed=seed, must_stop=must_stop)
+            if found is None:
+                return "time limit", -np.inf, np.zeros(0)
+        else:
+            left = max(deadline - time.monotonic(), 0.0)
+            found = solve_program(program, time_limit_s=left, seed=seed, must_stop=must_stop)
+        return found.status, found.bound / self.scale + self.constant, found.values
+
+
+def _structure(net: Network) -> Any:
+    """One choice a node; edges agree with their nodes."""
+    count, width = len(net.size), len(net.cost) + len(net.matrices)
+    owner = np.repeat(np.arange(count), net.size)
+    rows, columns, values = [owner], [np.arange(len(net.cost))], [np.ones(len(net.cost))]
+    size_u, size_v = net.size[net.u], net.size[net.v]
+    edge = np.repeat(np.arange(len(net.u)), size_u * size_v)
+    entry = np.arange(len(net.matrices))
+    inside = entry - net.first_entry[:-1][edge]
+    top = count
+    for own, size, number in (
+        (net.u, size_u, inside // size_v[edge]),
+        (net.v, size_v, inside % size_v[edge]),
+    ):
+        first: Any = starts(size)
+        rows += [top + first[:-1][edge] + number, top + np.arange(first[-1])]
+        which: Any = np.repeat(np.arange(len(own)), size)
+        within = np.arange(int(first[-1])) - np.asarray(first[:-1][which], np.int64)
+        columns += [len(net.cost) + entry, net.first_choice[:-1][own[which]] + within]
+        values += [np.ones(len(entry)), -np.ones(first[-1])]
+        top += int(first[-1])
+    return sparse.coo_matrix(
+        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
+        shape=(top, width),
+    ).tocsr()
+
+
+def solve_exactly(
+    network: Network,
+    *,
+    cutoff: float,
+    first_rows: list[int],
+    deadline: float,
+    seed: int,
+    stop: NDArray[np.int8] | None = None,
+) -> ExactAnswer:
+    """Find the best choice, or prove that none costs less than the cutoff.
+
+    Args:
+        network: A small one.
+        cutoff: Cost of the best choice known, infinite if none is.
+        first_rows: Memory rows to begin with, such as those that have a price.
+        deadline: Of `time.monotonic`, in seconds.
+        seed: Of HiGHS.
+        stop: Ends the search when another thread sets it to 1.
+
+    Raises:
+        SolverError: HiGHS failed.
+    """
+    with Beside() as beside:
+        return _solved(network, cutoff, first_rows, deadline, seed, stop, beside)
+
+
+def _solved(
+    network: Network,
+    cutoff: float,
+    first_rows: list[int],
+    deadline: float,
+    seed: int,
+    stop: NDArray[np.int8] | None,
+    beside: Beside,
+) -> ExactAnswer:
+    program = _Program(network, cutoff)
+    trusted = program.scale >= _LEAST_UNIT
+    if first_rows:
+        program.add_rows(first_rows)
+    while time.monotonic() < deadline and not (stop is not None and stop[0]):
+        status, bound, values = program.solve(deadline, seed, stop, beside)
+        if status == "infeasible":
+            # Without a cutoff nothing depends on costs and their scale.
+            return ExactAnswer(choice=None, is_proved=trusted or np.isinf(cutoff))
+        if not len(values):
+            break
+        choice = np.array(
+            [
+                int(np.argmax(values[low:high]))
+                for low, high in zip(
+                    network.first_choice[:-1], network.first_choice[1:], strict=True
+                )
+            ],
+            np.int64,
+        )
+        room = _room_left(network, choice)
+        if not len(room) or room.min() >= 0:
+            cost = _cost_of(network, choice)
+            if not np.isfinite(cost):
+                break
+            # Whole costs: a better choice would be cheaper by one.
+            proved = trusted and status == "optimal" and bound > cost - 0.5
+            return ExactAnswer(choice=choice, is_proved=proved, cost=cost)
+        if status != "optimal":
+            break
+        broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]
+        if not broken:
+            break
+        program.add_rows(_spread(broken))
+    return ExactAnswer(choice=None, is_proved=False)
+
+
+def _above_minima(net: Network) -> tuple[NDArray[np.float64], float]:
+    """Costs less the least one of their node or edge, and the sum of what was taken."""
+    parts: list[NDArray[np.float64]] = []
+    constant = net.constant
+    for values, first in ((net.cost, net.first_choice), (net.matrices, net.first_entry)):
+        if len(first) < 2:
+            continue
+        least = np.minimum.reduceat(values, first[:-1])
+        constant += float(least.sum())
+        parts.append(values - np.repeat(least, np.diff(first)))
+    return np.concatenate(parts), constant
+
+
+def _cost_of(net: Network, choice: NDArray[np.int64]) -> float:
+    """As the kernel of `messages`, which a small problem need not wait for."""
+    entry = net.first_entry[:-1] + choice[net.u] * net.size[net.v] + choice[net.v]
+    own = net.cost[net.first_choice[:-1] + choice]
+    return net.constant + float(own.sum()) + float(net.matrices[entry].sum())
+
+
+def _room_left(net: Network, choice: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As the kernel of `messages`."""
+    owner = np.repeat(np.arange(len(net.size)), np.diff(net.first_item))
+    used = net.usage[net.first_usage + choice[owner]]
+    change = np.zeros(len(net.capacity) + 1, np.int64)
+    np.add.at(change, net.item_low, used)
+    np.subtract.at(change, net.item_high, used)
+    return net.capacity - np.cumsum(change)[:-1]
+
+
+def _spread(broken: list[int]) -> list[int]:
+    """Of rows in the order of their violation some that are not all neighbours."""
+    kept: list[int] = []
+    for row in broken:
+        if all(abs(row - other) > 10 for other in kept):
+            kept.append(row)
+        if len(kept) == _ROWS_A_TURN:
+            break
+    return kept

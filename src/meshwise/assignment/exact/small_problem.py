@@ -1,0 +1,111 @@
+"""Small problems whole, without kernels: to compile those takes longer than to do without them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.assignment.exact.integer_program import ExactAnswer, solve_exactly
+from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
+from meshwise.assignment.network import Network, starts
+from meshwise.errors import SolverError
+
+# Costs of choices and of pairs of choices that a small problem has at most.
+SMALL_COLUMNS = 4000
+_FIRST_ROWS = 20
+_TRIES = 3
+
+
+def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
+    """Whether the integer program of a problem has at most so many columns."""
+    return len(instance.costs) + len(instance.edge_costs) <= columns
+
+
+def solve_small(
+    instance: Instance, *, deadline: float, seed: int, stop: NDArray[np.int8] | None = None
+) -> ExactAnswer:
+    """Give a problem to the exact engine as it is.
+
+    Args:
+        instance: A small one.
+        deadline: Of `time.monotonic`, in seconds.
+        seed: Of the engine.
+        stop: Ends the search when another thread sets it to 1.
+    """
+    if not instance.num_nodes:
+        return ExactAnswer(choice=np.zeros(0, np.int64), is_proved=True)
+    for values, first in (
+        (instance.costs, instance.first_choice),
+        (instance.edge_costs, instance.first_entry),
+    ):
+        if len(first) > 1 and (
+            np.diff(first).min() == 0
+            or np.minimum.reduceat(values, first[:-1]).max() >= INFINITE_COST
+        ):
+            return ExactAnswer(choice=None, is_proved=True)
+    network = network_of(instance)
+    rows = np.argsort(-_most_usage(network), kind="stable")[:_FIRST_ROWS].tolist()
+    answer = ExactAnswer(choice=None, is_proved=False)
+    cutoff = np.inf
+    for _ in range(_TRIES):
+        try:
+            found = solve_exactly(
+                network, cutoff=cutoff, first_rows=rows, deadline=deadline, seed=seed, stop=stop
+            )
+        except SolverError:
+            break
+        choice = found.choice if found.choice is not None else answer.choice
+        answer = ExactAnswer(choice=choice, is_proved=found.is_proved)
+        if found.is_proved or found.choice is None:
+            break
+        # Fewer costs are left to scale: the engine may prove now what it found.
+        cutoff = found.cost
+    return answer
+
+
+def network_of(instance: Instance) -> Network:
+    """The network of a problem that nothing was taken out of."""
+    size = np.diff(instance.first_choice)
+    u, v = instance.edges[:, 0].copy(), instance.edges[:, 1].copy()
+    times, ranks = np.unique(instance.intervals, return_inverse=True)
+    ranks = ranks.reshape(-1, 2)
+    has_item = (ranks[:, 0] < ranks[:, 1]) & (instance.limit is not None)
+    num_rows = max(len(times) - 1, 0) if instance.limit is not None else 0
+    owner = np.flatnonzero(has_item)
+    return Network(
+        size=size,
+        first_choice=instance.first_choice,
+        cost=_floats(instance.costs),
+        u=u,
+        v=v,
+        first_entry=instance.first_entry,
+        matrices=_floats(instance.edge_costs),
+        first_u=starts(size[u])[:-1],
+        first_v=starts(size[v])[:-1],
+        first_later=starts(np.bincount(u, minlength=len(size))),
+        later=np.argsort(u, kind="stable"),
+        first_earlier=starts(np.bincount(v, minlength=len(size))),
+        earlier=np.argsort(v, kind="stable"),
+        item_low=ranks[owner, 0],
+        item_high=ranks[owner, 1],
+        first_item=starts(has_item),
+        first_usage=instance.first_choice[:-1][owner],
+        usage=instance.usages,
+        capacity=np.full(num_rows, instance.limit or 0, np.int64),
+        constant=0.0,
+    )
+
+
+def _most_usage(network: Network) -> Ints:
+    """Bytes that the choices use at most in each row."""
+    change = np.zeros(len(network.capacity) + 1, np.int64)
+    if len(network.item_low):
+        most = np.maximum.reduceat(network.usage, network.first_choice[:-1])
+        used = most[np.diff(network.first_item) > 0]
+        np.add.at(change, network.item_low, used)
+        np.subtract.at(change, network.item_high, used)
+    return np.cumsum(change)[:-1]
+
+
+def _floats(costs: Ints) -> NDArray[np.float64]:
+    return np.where(costs >= INFINITE_COST, np.inf, costs.astype(np.float64))

@@ -1,0 +1,233 @@
+"""The reduced problem in the order in which messages are sent."""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwise.assignment.reductions.arrays import Buffers, Edges, Items, Nodes, least_in
+from meshwise.kernels.compiler import NONE, kernel, part
+
+Array = Any
+
+
+class Network(NamedTuple):
+    """Nodes in program order, edges from earlier to later ones, usage in rows that can bind.
+
+    A tuple of arrays, so that compiled kernels take it whole.
+
+    Attributes:
+        size: Choices of each node.
+        first_choice: Where they begin in `cost`; one entry more than nodes.
+        cost: Of each choice.
+        u: Earlier node of each edge.
+        v: Later node.
+        first_entry: Where its matrix begins in `matrices`; one entry more than edges.
+        matrices: Costs, row-major over (choices of u, choices of v).
+        first_u: Where each edge's values for the choices of u begin in a message array.
+        first_v: The same for v.
+        first_later: Where the edges to later nodes begin in `later`; one entry more than nodes.
+        later: Edges to later nodes, node by node.
+        first_earlier: The same for edges to earlier nodes.
+        earlier: Edges to earlier nodes, node by node.
+        item_low: First row of each usage item; those of a node do not overlap.
+        item_high: First row after it.
+        first_item: Where the items of each node begin; one entry more than nodes.
+        first_usage: Where the bytes of each item begin in `usage`.
+        usage: Bytes of each choice of the item's node; the least one is 0.
+        capacity: Bytes that each row has for the items.
+        constant: Cost besides.
+    """
+
+    size: Array
+    first_choice: Array
+    cost: Array
+    u: Array
+    v: Array
+    first_entry: Array
+    matrices: Array
+    first_u: Array
+    first_v: Array
+    first_later: Array
+    later: Array
+    first_earlier: Array
+    earlier: Array
+    item_low: Array
+    item_high: Array
+    first_item: Array
+    first_usage: Array
+    usage: Array
+    capacity: Array
+    constant: float
+
+
+def starts(counts: Array) -> Array:
+    """Sums of all counts before each one, and of all."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+@kernel
+def _copy_matrices(
+    chosen: np.ndarray, flip: np.ndarray, first: np.ndarray, nodes: Nodes, edges: Edges,
+    buffers: Buffers, out: np.ndarray,
+) -> None:  # fmt: skip
+    for k in range(chosen.size):
+        e = chosen[k]
+        rows, width = nodes.size[edges.u[e]], nodes.size[edges.v[e]]
+        for s in range(rows):
+            for t in range(width):
+                place = t * rows + s if flip[k] else s * width + t
+                out[first[k] + place] = buffers.matrices[edges.start[e] + s * width + t]
+
+
+@part
+def _place(row: Any, cuts: np.ndarray, count: int) -> int:
+    """How many of the first cuts, which ascend, lie before a row."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if cuts[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@part
+def _cuts(i: int, row_of: np.ndarray, nodes: Nodes, items: Items, cuts: np.ndarray) -> int:
+    """Write the rows at which items of a node begin or end, ascending; returns their number."""
+    count = NONE + 1
+    item = nodes.first_item[i]
+    while item >= 0:
+        for row in (row_of[items.low[item]], row_of[items.high[item]]):
+            at = _place(row, cuts, count)
+            if at < count and cuts[at] == row:
+                continue
+            for k in range(count, at, -1):
+                cuts[k] = cuts[k - 1]
+            cuts[at] = row
+            count += 1
+        item = items.next_item[item]
+    return count
+
+
+@kernel
+def _pieces(
+    alive: Array, row_of: Array, nodes: Nodes, items: Items, buffers: Buffers,
+    capacity: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Usage of each node as pieces that do not overlap, the least bytes taken from `capacity`.
+
+    Returns:
+        Number of pieces of each node, their first rows, the first rows after them, their sizes, and
+        the bytes of each choice, piece by piece.
+    """
+    counts = np.zeros(alive.size, np.int64)
+    lows, highs, widths = [np.int64(0)], [np.int64(0)], [np.int64(0)]
+    bytes_of = [np.int64(0)]
+    cuts = np.empty(row_of.size, np.int64)
+    for position in range(alive.size):
+        i = alive[position]
+        size = nodes.size[i]
+        num_cuts = _cuts(i, row_of, nodes, items, cuts)
+        if num_cuts == 0:
+            continue
+        change = np.zeros(num_cuts * size, np.int64)
+        item = nodes.first_item[i]
+        while item >= 0:
+            first = items.start[item]
+            low = _place(row_of[items.low[item]], cuts, num_cuts)
+            high = _place(row_of[items.high[item]], cuts, num_cuts)
+            for s in range(size):
+                change[low * size + s] += buffers.usages[first + s]
+                change[high * size + s] -= buffers.usages[first + s]
+            item = items.next_item[item]
+        for k in range(num_cuts - 1):
+            if k:
+                for s in range(size):
+                    change[k * size + s] += change[(k - 1) * size + s]
+            least, differs = least_in(change, k * size, (k + 1) * size), False
+            for s in range(size):
+                differs |= change[k * size + s] != least
+            for row in range(cuts[k], cuts[k + 1]):
+                capacity[row] -= least
+            if not differs:
+                continue
+            counts[position] += 1
+            lows.append(cuts[k])
+            highs.append(cuts[k + 1])
+            widths.append(size)
+            bytes_of.extend([change[k * size + s] - least for s in range(size)])
+    return (
+        counts,
+        np.array(lows[1:], dtype=np.int64),
+        np.array(highs[1:], dtype=np.int64),
+        np.array(widths[1:], dtype=np.int64),
+        np.array(bytes_of[1:], dtype=np.int64),
+    )
+
+
+def build_network(
+    nodes: Nodes,
+    edges: Edges,
+    items: Items,
+    buffers: Buffers,
+    *,
+    binding: Array,
+    capacity: Array,
+    constant: float,
+) -> Network:
+    """The nodes, edges and rows that are left.
+
+    Args:
+        nodes: After the reductions.
+        edges: The same.
+        items: The same, trimmed to `binding`.
+        buffers: The same.
+        binding: Which times have a row.
+        capacity: What the base load leaves at each time.
+        constant: Cost that left the problem.
+    """
+    alive = np.flatnonzero(nodes.alive)
+    number = np.full(len(nodes.size), -1)
+    number[alive] = np.arange(len(alive))
+    size = nodes.size[alive]
+    first_choice = starts(size)
+    picked = np.repeat(nodes.start[alive] - first_choice[:-1], size) + np.arange(first_choice[-1])
+    left = np.flatnonzero(edges.alive)
+    u, v = number[edges.u[left]], number[edges.v[left]]
+    low, high = np.minimum(u, v), np.maximum(u, v)
+    order = np.lexsort((high, low))
+    left, flip, low, high = left[order], (u > v)[order], low[order], high[order]
+    first_entry = starts(size[low] * size[high])
+    matrices = np.empty(first_entry[-1], np.float64)
+    _copy_matrices(left, flip, first_entry, nodes, edges, buffers, matrices)
+    left_over = capacity[binding]
+    counts, item_low, item_high, widths, usage = _pieces(
+        alive, starts(binding), nodes, items, buffers, left_over
+    )
+    return Network(
+        size=size,
+        first_choice=first_choice,
+        cost=nodes.cost[picked],
+        u=low,
+        v=high,
+        first_entry=first_entry,
+        matrices=matrices,
+        first_u=starts(size[low])[:-1],
+        first_v=starts(size[high])[:-1],
+        first_later=starts(np.bincount(low, minlength=len(alive))),
+        later=np.arange(len(low)),
+        first_earlier=starts(np.bincount(high, minlength=len(alive))),
+        earlier=np.argsort(high, kind="stable"),
+        item_low=item_low,
+        item_high=item_high,
+        first_item=starts(counts),
+        first_usage=starts(widths)[:-1],
+        usage=usage,
+        capacity=left_over,
+        constant=constant,
+    )

@@ -1,0 +1,87 @@
+"""What a search in the order of the nodes knows of those to come: bounds, and who is still needed.
+
+The frontier are the nodes chosen that have a later neighbour.
+"""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwise.assignment.network import Network
+from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.kernels.compiler import ONE, part
+
+Array = Any
+
+
+class Bounds(NamedTuple):
+    """What is proved of each choice at several prices of memory, one line each.
+
+    Attributes:
+        node: Value of each choice that lies at its node.
+        at_u: Value that each edge holds for the choices of its earlier node.
+        at_v: The same for its later node.
+        base: Value besides.
+        most: No better choice is worth more.
+        stop: One flag; ends the search.
+    """
+
+    node: Array
+    at_u: Array
+    at_v: Array
+    base: Array
+    most: Array
+    stop: Array
+
+
+@part
+def least_after(net: Network, bounds: Bounds) -> np.ndarray:
+    """What all nodes from each one on are worth at least, with edges to earlier nodes."""
+    lines = bounds.base.size
+    least: Array = np.zeros((lines, net.size.size + 1))
+    for k in range(lines):
+        node = bounds.node[k]
+        for i in range(net.size.size - 1, -1, -1):
+            total = least[k, i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
+            for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
+                e = net.earlier[j]
+                found = INF
+                for s in range(net.size[net.u[e]]):
+                    at = net.first_entry[e] + s * net.size[i]
+                    for t in range(net.size[i]):
+                        value = net.matrices[at + t] + bounds.at_v[k, net.first_v[e] + t]
+                        value += bounds.at_u[k, net.first_u[e] + s]
+                        found = value if value < found else found
+                total += found
+            least[k, i] = total
+    return least
+
+
+@part
+def frontiers(net: Network) -> tuple[np.ndarray, np.ndarray, int]:
+    """Place of each node in the frontier, the last node that needs it, and the largest frontier."""
+    count = net.size.size
+    last = np.zeros(count, np.int64)
+    for i in range(count):
+        last[i] = i
+    for e in range(net.u.size):
+        last[net.u[e]] = net.v[e] if net.v[e] > last[net.u[e]] else last[net.u[e]]
+    place = np.full(count, -1)
+    owner = np.full(count + 1, -1)
+    width = 0 * ONE
+    for i in range(count):
+        for k in range(width):
+            if owner[k] >= 0 and last[owner[k]] < i:
+                owner[k] = -1
+        if last[i] > i:
+            k = 0 * ONE
+            while owner[k] >= 0:
+                k += 1
+            owner[k] = i
+            place[i] = k
+            width = k + 1 if k + 1 > width else width
+    return place, last, width

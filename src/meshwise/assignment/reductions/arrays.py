@@ -1,0 +1,222 @@
+"""State of a problem while it shrinks, as arrays for compiled kernels.
+
+Edges hang on their nodes by half-edges: edge e has 2e at its node u and 2e + 1 at its node v,
+linked in lists.  Usage hangs on nodes as items: an interval with the bytes of each choice, also
+linked.
+"""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwise.kernels.compiler import NONE, kernel, part
+
+INF = np.inf
+Array = Any
+
+# Positions in `Work.counters`.
+NUM_QUEUED, MATRICES_USED, USAGES_USED, LOG_USED, INFEASIBLE = range(5)
+# Values of `Work.stop`.
+CUT, END = 1, 2
+
+
+class Nodes(NamedTuple):
+    """Nodes and what is left of their choices.
+
+    Attributes:
+        size: Choices left.
+        original_size: Choices at the beginning.
+        start: Where the choices of a node begin in `cost` and `original`.
+        cost: Of the choices left; infinite for those about to go.
+        original: Numbers of the choices left as they were at the beginning.
+        alive: Whether the node still decides.
+        first_half: First half-edge, -1 for none.
+        first_item: First usage item, -1 for none.
+    """
+
+    size: Array
+    original_size: Array
+    start: Array
+    cost: Array
+    original: Array
+    alive: Array
+    first_half: Array
+    first_item: Array
+
+
+class Edges(NamedTuple):
+    """Edges with their matrices, row-major over (choices of u, choices of v).
+
+    Attributes:
+        u: First node.
+        v: Second node.
+        start: Where the matrix begins in `Buffers.matrices`.
+        room: Entries that may be written there.
+        alive: Whether the edge is still there.
+        next_half: Links of the half-edges.
+    """
+
+    u: Array
+    v: Array
+    start: Array
+    room: Array
+    alive: Array
+    next_half: Array
+
+
+class Items(NamedTuple):
+    """Usage of a node over an interval of time.
+
+    Attributes:
+        start: Where the bytes of its choices begin in `Buffers.usages`.
+        low: First time.
+        high: First time after it.
+        next_item: Link.
+    """
+
+    start: Array
+    low: Array
+    high: Array
+    next_item: Array
+
+
+class Buffers(NamedTuple):
+    """What grows.
+
+    Attributes:
+        matrices: Costs of edges.
+        usages: Bytes of items.
+        log: How to find the choices of nodes that went (`expansion`).
+    """
+
+    matrices: Array
+    usages: Array
+    log: Array
+
+
+class Work(NamedTuple):
+    """Nodes to look at, and scratch.
+
+    Attributes:
+        queue: Ring of nodes.
+        queued: Whether a node waits in it.
+        counters: See the constants above.
+        mark: One entry a node, -1 outside of a kernel.
+        base: Bytes that are used whatever is chosen, as differences over time.
+        stop: One number that other threads may set: `CUT` leaves the problem as it is but for what
+            is impossible, `END` without any result.
+    """
+
+    queue: Array
+    queued: Array
+    counters: Array
+    mark: Array
+    base: Array
+    stop: Array
+
+
+@part
+def least_in(values: np.ndarray, low: int, high: int) -> Any:
+    """The least of the values from `low` to `high - 1`, of which there is at least one."""
+    least = values[low]
+    for k in range(low + 1, high):
+        if values[k] < least:
+            least = values[k]
+    return least
+
+
+@part
+def push(i: int, work: Work) -> None:
+    """Let node `i` be looked at again."""
+    if not work.queued[i]:
+        work.queued[i] = True
+        work.queue[work.counters[NUM_QUEUED] % work.queue.size] = i
+        work.counters[NUM_QUEUED] += 1
+
+
+@part
+def neighbour(half: int, edges: Edges) -> int:
+    """The node at the other end of a half-edge."""
+    return edges.v[half >> 1] if half & 1 == 0 else edges.u[half >> 1]
+
+
+@part
+def degree(i: int, nodes: Nodes, edges: Edges) -> int:
+    """Edges of a node; half-edges of dead ones are unlinked."""
+    count = 0
+    before = NONE
+    half = nodes.first_half[i]
+    while half >= 0:
+        after = edges.next_half[half]
+        if edges.alive[half >> 1]:
+            count += 1
+            before = half
+        elif before < 0:
+            nodes.first_half[i] = after
+        else:
+            edges.next_half[before] = after
+        half = after
+    return count
+
+
+@part
+def link(half: int, i: int, nodes: Nodes, edges: Edges) -> None:
+    """Hang a half-edge on a node."""
+    edges.next_half[half] = nodes.first_half[i]
+    nodes.first_half[i] = half
+
+
+@kernel
+def link_all(nodes: Nodes, edges: Edges) -> None:
+    """Hang every edge on its nodes."""
+    for e in range(edges.u.size):
+        link(2 * e, edges.u[e], nodes, edges)
+        link(2 * e + 1, edges.v[e], nodes, edges)
+
+
+@part
+def grown(array: Array, need: int) -> Array:
+    """The array, or a longer copy if it has less than `need` entries."""
+    if need <= array.size:
+        return array
+    longer = np.empty(need if need > array.size * 2 else array.size * 2, array.dtype)
+    for k in range(array.size):
+        longer[k] = array[k]
+    return longer
+
+
+@part
+def with_room(need: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> Buffers:
+    """Buffers with space for `need` more matrix entries; live matrices may move together."""
+    used = work.counters[MATRICES_USED]
+    if used + need <= buffers.matrices.size:
+        return buffers
+    live = 0
+    for e in range(edges.u.size):
+        if edges.alive[e]:
+            live += nodes.size[edges.u[e]] * nodes.size[edges.v[e]]
+    size = 4 * live + need
+    moved = np.empty(size if size > buffers.matrices.size else buffers.matrices.size, np.float64)
+    top = 0
+    for e in range(edges.u.size):
+        if edges.alive[e]:
+            count = nodes.size[edges.u[e]] * nodes.size[edges.v[e]]
+            start = edges.start[e]
+            for k in range(count):
+                moved[top + k] = buffers.matrices[start + k]
+            edges.start[e] = top
+            edges.room[e] = count
+            top += count
+    work.counters[MATRICES_USED] = top
+    return Buffers(moved, buffers.usages, buffers.log)
+
+
+@part
+def with_log(need: int, buffers: Buffers, work: Work) -> Buffers:
+    """Buffers with space for `need` more entries of the log."""
+    log = grown(buffers.log, work.counters[LOG_USED] + need)
+    return Buffers(buffers.matrices, buffers.usages, log)

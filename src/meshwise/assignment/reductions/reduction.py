@@ -1,0 +1,384 @@
+"""Exact reductions: a smaller problem with the same optimum, and the way back."""
+
+# pyright: basic
+# Kernels: Numba checks their types when it compiles them.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
+from meshwise.assignment.network import Network, build_network
+from meshwise.assignment.reductions.arrays import (
+    END,
+    INFEASIBLE,
+    LOG_USED,
+    MATRICES_USED,
+    NUM_QUEUED,
+    USAGES_USED,
+    Buffers,
+    Edges,
+    Items,
+    Nodes,
+    Work,
+    degree,
+    link_all,
+    neighbour,
+    push,
+)
+from meshwise.assignment.reductions.choices import (
+    compact,
+    drop_dominated,
+    make_consistent,
+    settle_items,
+)
+from meshwise.assignment.reductions.folding import (
+    ALONE,
+    OF_ONE,
+    absorb,
+    eliminate,
+    fold_separable,
+    follows,
+    may_eliminate,
+    merge_parallel,
+)
+from meshwise.assignment.reductions.rows import binding_times, trim_items
+from meshwise.kernels.compiler import kernel, part
+
+# Larger tests of dominance cost more than they save.
+_DOMINANCE_CELLS = 1 << 27
+_ROUNDS = 20
+
+
+@part
+def _look_at_edges(
+    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
+) -> tuple[bool, Buffers]:
+    """Fold what can be folded around a node; whether the node or a neighbour was absorbed."""
+    half = nodes.first_half[i]
+    while half >= 0:
+        e = half >> 1
+        if edges.alive[e]:
+            other = neighbour(half, edges)
+            compact(other, nodes, edges, items, buffers, work)
+            if work.counters[INFEASIBLE]:
+                return True, buffers
+            if fold_separable(e, nodes, edges, buffers):
+                push(other, work)
+            else:
+                way = follows(e, nodes, edges, buffers)
+                if half & 1:
+                    way = (way & 1) << 1 | way >> 1
+                # Bit 0: the other one follows i; bit 1: i follows it.
+                if way == 3:
+                    fewer = degree(i, nodes, edges) < degree(other, nodes, edges)
+                    way = 2 if fewer else 1
+                if way == 1:
+                    return True, absorb(half, nodes, edges, items, buffers, work)
+                if way == 2:
+                    return True, absorb(half ^ 1, nodes, edges, items, buffers, work)
+        half = edges.next_half[half]
+    return False, buffers
+
+
+@part
+def _drop_impossible(
+    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
+) -> None:
+    """Take out what the edges of a node forbid, here and at its neighbours."""
+    degree(i, nodes, edges)
+    half = nodes.first_half[i]
+    while half >= 0:
+        lost = make_consistent(half >> 1, nodes, edges, buffers)
+        if lost & 1:
+            push(edges.u[half >> 1], work)
+        if lost & 2:
+            push(edges.v[half >> 1], work)
+        half = edges.next_half[half]
+    compact(i, nodes, edges, items, buffers, work)
+
+
+@part
+def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
+    """Comparisons that a test of dominance takes."""
+    count = 0
+    half = nodes.first_half[i]
+    while half >= 0:
+        if edges.alive[half >> 1]:
+            count += nodes.size[neighbour(half, edges)]
+        half = edges.next_half[half]
+    return count * nodes.size[i] ** 2
+
+
+@kernel
+def _run(nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work) -> Buffers:
+    """Look at nodes until none is queued."""
+    done = 0
+    while done < work.counters[NUM_QUEUED] and not work.counters[INFEASIBLE]:
+        i = work.queue[done % work.queue.size]
+        done += 1
+        work.queued[i] = False
+        if not nodes.alive[i]:
+            continue
+        _drop_impossible(i, nodes, edges, items, buffers, work)
+        if work.counters[INFEASIBLE] or work.stop[0] == END:
+            break
+        if work.stop[0]:
+            continue
+        settle_items(i, nodes, items, buffers, work)
+        absorbed, buffers = _look_at_edges(i, nodes, edges, items, buffers, work)
+        if absorbed:
+            if nodes.alive[i]:
+                push(i, work)
+        elif nodes.first_item[i] < 0 and may_eliminate(i, nodes, edges):
+            buffers = eliminate(i, nodes, edges, buffers, work)
+        elif nodes.size[i] > 1 and _dominance_cells(i, nodes, edges) <= _DOMINANCE_CELLS:
+            dropped = drop_dominated(i, nodes, edges, items, buffers)
+            if dropped:
+                push(i, work)
+    return buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """What is left of a problem.
+
+    Attributes:
+        network: The smaller problem.
+        infeasible: No choice satisfies the problem.
+        nodes: For each node of the network that of the problem.
+        original: For each choice of the network its number in the problem.
+        rows: For each row of the network the time of the problem, in order.
+        log: Records of the nodes that went.
+        num_original: Choices of each node of the problem.
+    """
+
+    network: Network
+    infeasible: bool
+    nodes: Ints
+    original: Ints
+    rows: Ints
+    log: NDArray[np.int32]
+    num_original: Ints
+
+    def expand(self, choice: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The best extension of a choice of the network to the problem."""
+        full = np.full(len(self.num_original), -1, np.int64)
+        full[self.nodes] = self.original[self.network.first_choice[:-1] + choice]
+        _replay(self.log, self.num_original, full)
+        return full
+
+
+@kernel
+def _replay(log: np.ndarray, sizes: np.ndarray, full: np.ndarray) -> None:
+    """Read the log backwards; `full` holds what is known."""
+    starts = np.empty(sizes.size + 1, np.int64)
+    count = 0
+    top = 0
+    while top < log.size:
+        starts[count] = top
+        count += 1
+        if log[top] == ALONE:
+            top += 3
+        elif log[top] == OF_ONE:
+            top += 3 + sizes[log[top + 2]]
+        else:
+            top += 4 + sizes[log[top + 2]] * sizes[log[top + 3]]
+    for k in range(count - 1, -1, -1):
+        top = starts[k]
+        node = log[top + 1]
+        if log[top] == ALONE:
+            full[node] = log[top + 2]
+        elif log[top] == OF_ONE:
+            full[node] = log[top + 3 + full[log[top + 2]]]
+        else:
+            u, w = log[top + 2], log[top + 3]
+            full[node] = log[top + 4 + full[u] * sizes[w] + full[w]]
+
+
+def _state(
+    instance: Instance, stop: NDArray[np.int8] | None
+) -> tuple[Nodes, Edges, Items, Buffers, Work]:
+    sizes = np.diff(instance.first_choice)
+    count, num_edges = len(sizes), len(instance.edges)
+    first = instance.first_choice[:-1].copy()
+    number = np.arange(len(instance.costs)) - np.repeat(first, sizes)
+    times, ranks = np.unique(instance.intervals, return_inverse=True)
+    ranks = ranks.reshape(-1, 2)
+    live = ranks[:, 0] < ranks[:, 1]
+    nodes = Nodes(
+        size=sizes.copy(),
+        original_size=sizes.copy(),
+        start=first,
+        cost=_floats(instance.costs),
+        original=number.astype(np.int32),
+        alive=np.ones(count, np.bool_),
+        first_half=np.full(count, -1, np.int64),
+        first_item=np.where(live, np.arange(count), -1)
+        if instance.limit is not None
+        else np.full(count, -1, np.int64),
+    )
+    edges = Edges(
+        u=instance.edges[:, 0].copy(),
+        v=instance.edges[:, 1].copy(),
+        start=instance.first_entry[:-1].copy(),
+        room=np.diff(instance.first_entry),
+        alive=np.ones(num_edges, np.bool_),
+        next_half=np.full(2 * num_edges, -1, np.int64),
+    )
+    items = Items(
+        start=first.copy(),
+        low=np.ascontiguousarray(ranks[:, 0]),
+        high=np.ascontiguousarray(ranks[:, 1]),
+        next_item=np.full(count, -1, np.int64),
+    )
+    buffers = Buffers(
+        matrices=_floats(instance.edge_costs),
+        usages=instance.usages.copy(),
+        log=np.empty(1 << 16, np.int32),
+    )
+    work = _work(count, len(times), stop)
+    work.counters[MATRICES_USED] = len(buffers.matrices)
+    work.counters[USAGES_USED] = len(buffers.usages)
+    return nodes, edges, items, buffers, work
+
+
+def _floats(costs: Ints) -> NDArray[np.float64]:
+    return np.where(costs >= INFINITE_COST, np.inf, costs.astype(np.float64))
+
+
+@kernel
+def _queue_all(nodes: Nodes, work: Work) -> None:
+    work.counters[NUM_QUEUED] = 0
+    for i in range(nodes.size.size):
+        if nodes.alive[i]:
+            push(i, work)
+
+
+def reduce_instance(instance: Instance, stop: NDArray[np.int8] | None = None) -> Reduction:
+    """Shrink a problem without changing its optimum.
+
+    Another thread may set `stop` (one number) to `CUT`: the problem is then shrunk as far as it
+    got, and is as valid; or to `END`, where the result is of no use.
+
+    Source: arc consistency, dominance (dead-end elimination), contraction of functional edges and
+    elimination of low degrees are the classical reductions of cost function networks; usage joins
+    dominance as a second criterion.
+    """
+    return _reduced(_state(instance, stop), instance.limit, 0.0)
+
+
+def reduce_network(
+    network: Network, keep: NDArray[np.bool_], stop: NDArray[np.int8] | None = None
+) -> Reduction:
+    """Shrink what was reduced before, without the choices outside of `keep`; `stop` as above.
+
+    Every optimum of the network within `keep` stays one.
+    """
+    limit = int(network.capacity.max(initial=0))
+    return _reduced(_state_of_network(network, keep, limit, stop), limit, network.constant)
+
+
+def _reduced(
+    state: tuple[Nodes, Edges, Items, Buffers, Work], limit: int | None, constant: float
+) -> Reduction:
+    nodes, edges, items, buffers, work = state
+    link_all(nodes, edges)
+    merge_parallel(nodes, edges, buffers, work)
+    binding = np.zeros(len(work.base) - 1, np.bool_)
+    for _ in range(_ROUNDS):
+        _queue_all(nodes, work)
+        buffers = _run(nodes, edges, items, buffers, work)
+        if limit is None or work.counters[INFEASIBLE]:
+            break
+        binding = binding_times(nodes, items, buffers, work, limit)
+        if work.counters[INFEASIBLE] or not trim_items(nodes, items, binding) or work.stop[0]:
+            break
+    infeasible = bool(work.counters[INFEASIBLE])
+    if infeasible:
+        nodes.alive[:] = False
+        edges.alive[:] = False
+    alive, gone = np.flatnonzero(nodes.alive), np.flatnonzero(~nodes.alive)
+    left = nodes.cost[nodes.start[gone]] if len(gone) and not infeasible else np.zeros(0)
+    network = build_network(
+        nodes,
+        edges,
+        items,
+        buffers,
+        binding=binding,
+        capacity=(limit or 0) - np.cumsum(work.base)[: len(binding)],
+        constant=constant + float(left.sum()),
+    )
+    chosen = np.concatenate(
+        [nodes.original[nodes.start[i] : nodes.start[i] + nodes.size[i]] for i in alive]
+        or [np.zeros(0, np.int32)]
+    )
+    return Reduction(
+        network=network,
+        # Each item of a node may have another least choice: together they say more than alone.
+        infeasible=infeasible or bool((network.capacity < 0).any()),
+        nodes=alive,
+        original=chosen.astype(np.int64),
+        rows=np.flatnonzero(binding),
+        log=buffers.log[: work.counters[LOG_USED]],
+        num_original=nodes.original_size,
+    )
+
+
+def _state_of_network(
+    network: Network, keep: NDArray[np.bool_], limit: int, stop: NDArray[np.int8] | None
+) -> tuple[Nodes, Edges, Items, Buffers, Work]:
+    count, num_edges, num_items = len(network.size), len(network.u), len(network.item_low)
+    first = network.first_choice[:-1].copy()
+    number = np.arange(len(network.cost)) - np.repeat(first, network.size)
+    following = np.arange(1, num_items + 1)
+    # The last item of each node ends its list.
+    following[network.first_item[1:][np.diff(network.first_item) > 0] - 1] = -1
+    has_items = np.diff(network.first_item) > 0
+    nodes = Nodes(
+        size=network.size.copy(),
+        original_size=network.size.copy(),
+        start=first,
+        cost=np.where(keep, network.cost, np.inf),
+        original=number.astype(np.int32),
+        alive=np.ones(count, np.bool_),
+        first_half=np.full(count, -1, np.int64),
+        first_item=np.where(has_items, network.first_item[:-1], -1),
+    )
+    edges = Edges(
+        u=network.u.copy(),
+        v=network.v.copy(),
+        start=network.first_entry[:-1].copy(),
+        room=np.diff(network.first_entry),
+        alive=np.ones(num_edges, np.bool_),
+        next_half=np.full(2 * num_edges, -1, np.int64),
+    )
+    items = Items(
+        start=network.first_usage.copy(),
+        low=network.item_low.copy(),
+        high=network.item_high.copy(),
+        next_item=following,
+    )
+    buffers = Buffers(
+        matrices=network.matrices.copy(),
+        usages=network.usage.copy(),
+        log=np.empty(1 << 16, np.int32),
+    )
+    work = _work(count, len(network.capacity), stop)
+    work.counters[MATRICES_USED] = len(buffers.matrices)
+    work.counters[USAGES_USED] = len(buffers.usages)
+    work.base[:-1] = np.diff(limit - network.capacity, prepend=0)
+    return nodes, edges, items, buffers, work
+
+
+def _work(num_nodes: int, num_times: int, stop: NDArray[np.int8] | None) -> Work:
+    return Work(
+        queue=np.zeros(num_nodes + 1, np.int64),
+        queued=np.zeros(num_nodes, np.bool_),
+        counters=np.zeros(8, np.int64),
+        mark=np.full(num_nodes, -1, np.int64),
+        base=np.zeros(num_times + 1, np.int64),
+        stop=np.zeros(1, np.int8) if stop is None else stop,
+    )

@@ -1,0 +1,69 @@
+"""Which problems are problems: shapes that agree, and numbers that can be added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwise.assignment.problem import Array, Problem, Row
+from meshwise.errors import SolverError
+
+# Larger finite numbers could not be added up.
+_MOST = 1e290
+
+
+def check_problem(problem: Problem) -> None:
+    """Check a problem before anything is computed.
+
+    Raises:
+        SolverError: nodes or shapes do not agree, a cost is not a number or minus infinity, a
+            weight or a limit is not one that can be summed; the message names place and value.
+    """
+    sizes = [len(c) for c in problem.costs]
+    for u, costs in enumerate(problem.costs):
+        _check(costs, (sizes[u],), f"the costs of node {u}", can_forbid=True)
+    for pair in problem.pairs:
+        where = f"the costs of nodes {pair.u} and {pair.v}"
+        shape = _shape((pair.u, pair.v), sizes, where)
+        _check(pair.cost, shape, where, can_forbid=True)
+    for number, row in enumerate(problem.rows):
+        _check_row(row, sizes, f"row {number}" + (f" ({row.name})" if row.name else ""))
+
+
+def _check_row(row: Row, sizes: Sequence[int], name: str) -> None:
+    if np.isnan(row.limit):
+        raise SolverError(f"the limit of {name} is {row.limit}")
+    for u, weights in row.nodes:
+        where = f"the weights of node {u} in {name}"
+        _check(weights, _shape((u,), sizes, where), where)
+    for u, v, weights in row.pairs:
+        where = f"the weights of nodes {u} and {v} in {name}"
+        _check(weights, _shape((u, v), sizes, where), where)
+
+
+def _shape(nodes: tuple[int, ...], sizes: Sequence[int], where: str) -> tuple[int, ...]:
+    for u in nodes:
+        if not 0 <= u < len(sizes):
+            raise SolverError(f"{where}: there is no node {u}, but {len(sizes)} from 0 on")
+    if len(nodes) == 2 and nodes[0] >= nodes[1]:
+        raise SolverError(f"{where}: the first node of a pair must come before the second")
+    return tuple(sizes[u] for u in nodes)
+
+
+def _check(values: Array, shape: tuple[int, ...], where: str, *, can_forbid: bool = False) -> None:
+    if values.shape != shape:
+        raise SolverError(f"{where} have the shape {values.shape}, and choices {shape}")
+    # Quick where all is well; comparisons with NaN are false.
+    if not values.size or (values.min() >= -_MOST and values.max() <= _MOST):
+        return
+    good = np.abs(values) <= _MOST
+    if can_forbid:
+        good |= values == np.inf
+    if not good.all():
+        at = tuple(np.argwhere(~good)[0].tolist())
+        what = "infinity or " if can_forbid else ""
+        raise SolverError(
+            f"{where}: {values[at]} for choice {', '.join(map(str, at))}; "
+            f"it must be {what}a number between -{_MOST:g} and {_MOST:g}"
+        )

@@ -1,0 +1,35 @@
+"""Compile the kernels of the planner across meshes ahead of time, and those below it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwise.assignment import kernel_set as assignment
+from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
+from meshwise.inter.stages.submeshes import uniform_submeshes
+from meshwise.intra import kernel_set as intra
+from meshwise.kernels.background import KernelSet
+
+KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))
+
+
+def compile_all_kernels() -> None:
+    """Compile every kernel of Meshwise that is not yet kept; a minute at most, then nothing."""
+    for kernels in (assignment.KERNELS, intra.KERNELS, KERNELS):
+        kernels.compile()
+
+
+def compile_stages() -> None:
+    """Compile the choice of stages, by cutting two layers."""
+    ones = np.ones((2, 2, 2, 1))
+    costs = StageCosts(
+        submeshes=uniform_submeshes(1, 2, 8.0),
+        microbatch_s=ones,
+        once_s=ones,
+        resident_bytes=ones,
+        microbatch_bytes=ones,
+        temporary_bytes=ones,
+    )
+    # A fixed number of stages needs every kernel.
+    build_stages(StageProblem(costs=costs, num_devices=2, num_microbatches=2), num_stages=2)

@@ -1,0 +1,150 @@
+"""The folder in which compiled kernels are kept, and the removal of folders that nobody uses.
+
+Numba notices a change in a function's own file only, not in what it calls, so that a kernel on
+disk could be an old one.  Here the folder depends on the text of all sources with kernels, and on
+the machine that they were compiled for.  What kernels take from other modules must stand in such
+a source too (`tests/kernels/test_sources.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm  # pyright: ignore[reportMissingTypeStubs]
+import numba
+from numba.core import config as numba_config
+
+_UNUSED_S = 30 * 24 * 3600.0
+_NAME = "kernels-"
+# The end of the name of an empty file that says that all kernels of a package are in the folder.
+_COMPLETE = ".complete"
+# What all sources with kernels contain, for they import it.
+_MARK = b"meshwise.kernels"
+# Before any kernel was imported, for their modules import this one.
+_START_NS = time.time_ns()
+
+
+@cache
+def kernel_folder() -> Path | None:
+    """Find the folder for kernels, make it, and remove folders of other versions long unused.
+
+    Returns:
+        The folder; None if none can be written, or if a source has changed since it was imported:
+        then what this process compiles is not what the text on disk says.
+    """
+    digest = hashlib.sha256(repr(_compiled_for()).encode())
+    for source in kernel_sources():
+        try:
+            status = source.stat()
+            text = source.read_bytes()
+        except OSError:
+            return None
+        if max(status.st_mtime_ns, status.st_ctime_ns) >= _START_NS:
+            return None
+        digest.update(text)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    # A name of its own: others may write where temporary files are.
+    temporary = Path(tempfile.gettempdir()) / f"meshwise-{_user()}"
+    folder = own_folder((home / "meshwise", temporary), f"{_NAME}{digest.hexdigest()[:16]}")
+    if folder is not None:
+        remove_unused(folder, time.time())
+    return folder
+
+
+def kernel_sources() -> list[Path]:
+    """Return the sources of Meshwise that have kernels, in a fixed order."""
+    package = Path(__file__).parents[1]
+    return [source for source in sorted(package.rglob("*.py")) if _MARK in source.read_bytes()]
+
+
+def own_folder(parents: Iterable[Path], name: str) -> Path | None:
+    """Return the first folder that can be made and written, and that nobody else can write.
+
+    What is kept there is code that will be run.
+
+    Args:
+        parents: Folders in which to make it, the best first; they are made if need be.
+        name: Its name.
+
+    Returns:
+        The folder; None if there is none.
+    """
+    for parent in parents:
+        folder = parent / name
+        try:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if os.access(folder, os.W_OK) and _is_ours(parent) and _is_ours(folder):
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    found = folder.stat()
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _compiled_for() -> tuple[object, ...]:
+    """Return what else machine code depends on; different machines may share a home."""
+    config: Any = numba_config
+    return (
+        numba.__version__,
+        sys.implementation.cache_tag,
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+        config.CPU_NAME,
+        config.CPU_FEATURES,
+    )
+
+
+def remove_unused(present: Path, now: float) -> None:
+    """Note that a folder is in use, and remove those beside it that were not for 30 days.
+
+    Args:
+        present: The folder of this version.
+        now: Seconds since the epoch.
+    """
+    try:
+        os.utime(present, (now, now))
+        others = [path for path in present.parent.glob(f"{_NAME}*") if path != present]
+    except OSError:
+        return
+    for path in others:
+        try:
+            is_unused = now - path.stat().st_mtime > _UNUSED_S
+        except OSError:
+            # Another process was quicker.
+            continue
+        if is_unused:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def has_all_kernels(package: str) -> bool:
+    """Return whether every kernel of a package is kept, so that none needs to be compiled."""
+    folder = kernel_folder()
+    return folder is not None and (folder / f"{package}{_COMPLETE}").exists()
+
+
+def note_all_kernels(package: str) -> None:
+    """Note that every kernel of a package is kept."""
+    folder = kernel_folder()
+    if folder is not None:
+        try:
+            (folder / f"{package}{_COMPLETE}").touch()
+        except OSError:
+            return

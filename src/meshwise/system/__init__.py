@@ -1,0 +1,6 @@
+"""The operating system as Meshwise uses it; nothing here knows of plans, graphs or JAX.
+
+`atomic_file.write_atomically` writes a file whole or not at all, `child_process.ChildProcess` is a
+Python process that answers requests and ends with the one that asks, and
+`collector.collection_paused` holds Python's cyclic garbage collector back while much is made.
+"""

@@ -1,0 +1,145 @@
+"""A Python process that answers requests through pipes, and ends with the one that asks.
+
+It ends when the pipe to its standard input is closed, however the process at the other end ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import IO, Any, Self
+
+# A mark and the length of what follows.
+_HEAD = struct.Struct("<8sq")
+_MARK = b"meshwise"
+
+
+class ChildProcess:
+    """A Python process that answers requests; it has ended when the block ends."""
+
+    def __init__(self, script: str) -> None:
+        """Start the process.
+
+        Args:
+            script: Python text that answers what `requests` gives.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
+        self.process = subprocess.Popen(
+            # -P: what lies in the working directory is imported only where it is here.
+            [sys.executable, "-P", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path},
+            # Ctrl-C is for the process that asks.
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        """Return the process itself, which has already started."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the process."""
+        self.end()
+
+    def send(self, value: object) -> None:
+        """Send a request.
+
+        Args:
+            value: The request; it must be possible to pickle it.
+
+        Raises:
+            OSError: the process has ended.
+            PicklingError: the value cannot be pickled; nothing was sent.
+        """
+        assert self.process.stdin is not None
+        _send(self.process.stdin, value)
+
+    def receive(self) -> Any:
+        """Wait for the next answer.
+
+        Returns:
+            The answer.
+
+        Raises:
+            EOFError: the process has ended.
+            OSError: the process has ended.
+        """
+        assert self.process.stdout is not None
+        return pickle.loads(_message(self.process.stdout))
+
+    def kill(self) -> None:
+        """End the process while another thread may wait for its answer."""
+        self.process.kill()
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self.process.wait()
+
+
+def requests() -> Iterator[tuple[Any, Callable[[object], None]]]:
+    """Yield what is asked of this process, one request after the other.
+
+    The process ends where nobody asks any more.
+
+    Yields:
+        The request, and a function that sends its answer.
+    """
+    # What others print must not come between answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                waiting.put(_message(sys.stdin.buffer))
+        # In the middle of whatever is done: nobody waits for it.
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield pickle.loads(waiting.get()), partial(_send, answers)
+
+
+def _send(pipe: IO[bytes], value: object) -> None:
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except (AttributeError, TypeError, RecursionError) as error:
+        # What pickle says of local classes, locks and deep structures.
+        raise pickle.PicklingError(str(error)) from error
+    pipe.write(_HEAD.pack(_MARK, len(data)))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _message(pipe: IO[bytes]) -> bytes:
+    """Return the next message; only the process at the other end of this pipe can have sent it."""
+    head = pipe.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        raise EOFError
+    mark, length = _HEAD.unpack(head)
+    if mark != _MARK:
+        # Something else was printed; where the next message begins nobody knows.
+        raise EOFError
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data

@@ -1,0 +1,151 @@
+"""Problems in the contest's form: the same optimum, and every choice means the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from meshwise.assignment.encoding import Encoded, encode
+from meshwise.assignment.instance import evaluate, is_solution
+from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.problem import PairCost, Problem, Row, is_feasible, objective, row_weight
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+
+def random_problem(seed: int, *, fractions: bool = False) -> Problem:
+    """Five nodes, and rows that weigh nodes and pairs, some with weights below zero."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 4, 5)
+    costs = [rng.random(n) for n in sizes]
+    costs[0] -= 0.5
+    pairs: list[PairCost] = []
+    for u, v in itertools.combinations(range(5), 2):
+        if rng.random() < 0.5:
+            cost = rng.random((sizes[u], sizes[v]))
+            cost[rng.random(cost.shape) < 0.2] = np.inf
+            pairs.append(PairCost(u=u, v=v, cost=cost))
+    rows: list[Row] = []
+    always = rng.integers(0, 9, sizes[1]).astype(float)
+    for _ in range(int(rng.integers(0, 5))):
+        nodes = [(u, rng.integers(-3, 9, sizes[u]).astype(float)) for u in (0, 2, 3)]
+        # The same at each time, and twice in a row.
+        nodes += [(1, always), (1, always)]
+        pair = rng.integers(0, 5, (sizes[2], sizes[4])).astype(float)
+        if fractions:
+            nodes[0] = (0, nodes[0][1] / 3)
+        limit = float(rng.integers(0, 40))
+        rows.append(Row(nodes=tuple(nodes), pairs=((2, 4, pair),), limit=limit))
+    return Problem(costs=tuple(costs), pairs=tuple(pairs), rows=tuple(rows))
+
+
+def every_choice(problem: Problem) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(len(c)) for c in problem.costs)))
+
+
+def extended(encoded: Encoded, choice: tuple[int, ...]) -> list[int]:
+    """The choice of all nodes: one that follows others has one choice that its edges allow."""
+    instance, full = encoded.instance, list(choice)
+    sizes = np.diff(instance.first_choice)
+    for node in range(encoded.num_nodes, instance.num_nodes):
+        allowed = np.ones(sizes[node], bool)
+        for e in np.flatnonzero(instance.edges[:, 1] == node):
+            low, high = instance.first_entry[e], instance.first_entry[e + 1]
+            row = instance.edge_costs[low:high].reshape(-1, sizes[node])
+            allowed &= row[full[instance.edges[e, 0]]] == 0
+        (number,) = np.flatnonzero(allowed)
+        full.append(int(number))
+    return full
+
+
+@pytest.mark.parametrize("fractions", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_the_optimum_is_the_same(seed: int, fractions: bool) -> None:
+    problem = random_problem(seed, fractions=fractions)
+    fitting = [c for c in every_choice(problem) if is_feasible(problem, c)]
+    encoded = encode(problem)
+    answer = solve_instance(encoded.instance, time_limit_s=300)
+    if not fitting:
+        assert answer.status == "infeasible"
+        return
+    want = min(objective(problem, c) for c in fitting)
+    assert answer.status == "optimal"
+    assert answer.choice is not None
+    choice = answer.choice[: encoded.num_nodes]
+    assert is_feasible(problem, choice)
+    assert objective(problem, choice) == pytest.approx(want, abs=5e-8)
+    assert encoded.cost(answer.bound) <= want
+    assert encoded.cost(answer.bound) == pytest.approx(want, abs=5e-8)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_choice_extends_to_one_that_uses_as_much(seed: int) -> None:
+    """The followers' choices are those of least cost; no others are finite."""
+    problem = random_problem(seed)
+    encoded = encode(problem)
+    instance = encoded.instance
+    for choice in every_choice(problem)[:20]:
+        full = extended(encoded, choice)
+        found = evaluate(instance, full)
+        cost = objective(problem, choice)
+        assert (found.cost is None) == np.isinf(cost)
+        if found.cost is not None:
+            assert encoded.cost(found.cost) == pytest.approx(cost, abs=5e-8)
+            assert encoded.cost(found.cost) <= cost + 1e-12
+        assert is_solution(instance, full) == is_feasible(problem, choice)
+
+
+def test_a_row_with_less_room_is_as_tight_as_before() -> None:
+    weights = np.array([0.0, 10.0])
+    rows = (
+        Row(nodes=((0, weights),), limit=10.0),
+        Row(nodes=((0, weights), (1, weights)), limit=13.0),
+        Row(nodes=((1, weights),), limit=9.0),
+    )
+    problem = Problem(costs=(np.array([1.0, 0.0]),) * 2, pairs=(), rows=rows)
+    encoded = encode(problem)
+    for choice in itertools.product((0, 1), repeat=2):
+        fits = all(row_weight(row, choice) <= row.limit for row in rows)
+        assert is_solution(encoded.instance, extended(encoded, choice)) == fits
+
+
+def test_costs_are_whole_units_that_add_up_exactly() -> None:
+    problem = Problem(costs=(np.array([1e-9, 2e-9]), np.array([3.0, 1e6])), pairs=())
+    encoded = encode(problem)
+    assert encoded.instance.costs.max() < 2**53
+    assert encoded.cost(0) == pytest.approx(3.0 + 1e-9)
+    assert encoded.cost(int(encoded.instance.costs[3])) == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize("limit", [np.inf, 1e300, 2.0**63])
+def test_a_row_that_never_binds_takes_nothing_from_the_others(limit: float) -> None:
+    weights = np.array([0.0, 5.0])
+    rows = (Row(nodes=((0, weights),), limit=limit), Row(nodes=((0, weights),), limit=10.0))
+    problem = Problem(costs=(np.array([1.0, 0.0]),), pairs=(), rows=rows)
+    encoded = encode(problem)
+    assert is_solution(encoded.instance, extended(encoded, (1,)))
+    tight = Problem(
+        costs=problem.costs, pairs=(), rows=(rows[0], Row(nodes=rows[1].nodes, limit=4.0))
+    )
+    encoded = encode(tight)
+    assert not is_solution(encoded.instance, extended(encoded, (1,)))
+    assert is_solution(encoded.instance, extended(encoded, (0,)))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_pair_that_weighs_where_choices_differ_takes_few_more_choices(flip: bool) -> None:
+    """Not one for each of 400 pairs; and what fits stays the same, in two rows of other weights."""
+    different = np.where(np.eye(20, dtype=bool), 0.0, np.arange(1.0, 21.0))
+    rows = tuple(
+        Row(nodes=(), pairs=((0, 1, weights.T if flip else weights),), limit=limit)
+        for weights, limit in ((different, 7.0), (2.0 * different, 12.0))
+    )
+    problem = Problem(costs=(np.zeros(20),) * 2, pairs=(), rows=rows)
+    encoded = encode(problem)
+    sizes = np.diff(encoded.instance.first_choice)
+    assert sizes.max() <= 40
+    for choice in every_choice(problem):
+        fits = is_solution(encoded.instance, extended(encoded, choice))
+        assert fits == is_feasible(problem, choice)
