@@ -44,7 +44,7 @@ types: setup
 	$(BIN)/pyright
 
 layers: setup
-	$(BIN)/python -m pytest -q tests/test_layers.py
+	$(BIN)/lint-imports
 
 check: lint types layers test
 

@@ -1,160 +1,43 @@
-"""The house rules of imports, read from the source with `ast`: nothing is executed."""
+"""The walls of the house hold: contracts in `pyproject.toml`, and no imports in a circle."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
+from tools.house import circles, modules
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
-
-# A folder imports only from itself and from the lines above its own.
-LAYERS = (
-    "errors units",
-    "system",
-    "kernels",
-    "assignment",
-    "cluster",
-    "graph",
-    # A plan lists its collectives and names its schedule.
-    "resharding",
-    "schedules",
-    "plan",
-    "program",
-    "simulate",
-    # A price of a piece is one of its graph.
-    "intra pieces",
-    "inter",
-    "baselines",
-    # Looks at the installation from outside, so that it also answers where JAX is broken.
-    "doctor",
-    "report",
-    "jax_compat",
-    "rules",
-    "trace",
-    "spmd",
-    "runtime",
-    "calibrate",
-    "request",
-    "planner",
-    "api",
-    "models",
-    "__init__",
-    "train",
-    "cli",
-    "__main__",
-)
-RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
-FIRST_JAX_LAYER = "jax_compat"
-JAX_FAMILY = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
-
-FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+ROOT = Path(__file__).resolve().parents[1]
+REVERSED = """
+[tool.importlinter]
+root_package = "meshwise"
+[[tool.importlinter.contracts]]
+name = "The wrong way round"
+type = "layers"
+containers = ["meshwise"]
+layers = ["graph", "plan"]
+"""
 
 
-def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and full name of every import, also those inside functions and TYPE_CHECKING."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: relative import"
-            assert node.module is not None
-            for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
+def lint(config: Path) -> subprocess.CompletedProcess[str]:
+    command = Path(sys.executable).with_name("lint-imports")
+    arguments = [str(command), "--no-cache", "--config", str(config)]
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def layer_of_file(file: str) -> str:
-    """Layer of a file given relative to the package, as `graph` for `graph/layout.py`."""
-    return file.split("/")[0].removesuffix(".py")
+def test_rooms_import_only_rooms_below_them() -> None:
+    found = lint(ROOT / "pyproject.toml")
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
-def layer_of_module(module: str) -> str | None:
-    """Layer of an imported name; None if it is not ours."""
-    parts = module.split(".")
-    if parts[0] != "meshwise":
-        return None
-    if len(parts) > 1 and parts[1] in RANK:
-        return parts[1]
-    return "__init__"
+def test_a_room_that_imports_upwards_is_found(tmp_path: Path) -> None:
+    config = tmp_path / "pyproject.toml"
+    config.write_text(REVERSED)
+    found = lint(config)
+    assert found.returncode == 1
+    assert "meshwise.plan is not allowed to import meshwise.graph" in found.stdout
 
 
-def violations(file: str, source: str) -> list[str]:
-    """What a file with this source would break."""
-    found: list[str] = []
-    layer = layer_of_file(file)
-    for line, module in imported_modules(ast.parse(source)):
-        top = module.split(".")[0]
-        other = layer_of_module(module)
-        if other is not None and RANK[other] > RANK[layer]:
-            found.append(f"{file}:{line}: layer {layer} imports {module} of layer {other}")
-        if top in JAX_FAMILY and RANK[layer] < RANK[FIRST_JAX_LAYER]:
-            found.append(f"{file}:{line}: {layer} is JAX-free but imports {module}")
-        private = module.startswith("jax._src") or top == "jaxlib"
-        if private and layer != "jax_compat":
-            found.append(f"{file}:{line}: only jax_compat.py may import {module}")
-    return found
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_file_keeps_to_its_layer(file: str) -> None:
-    assert layer_of_file(file) in RANK, f"{file}: add its folder to LAYERS and ARCHITECTURE.md"
-    assert violations(file, (PACKAGE / file).read_text(encoding="utf-8")) == []
-
-
-ASSIGNMENT_USES = {"assignment", "errors", "kernels", "system"}
-
-
-def test_the_solver_knows_nothing_of_plans() -> None:
-    """`assignment/` could be a package of its own."""
-    used = {
-        layer_of_module(module)
-        for file in FILES
-        if layer_of_file(file) == "assignment"
-        for _, module in imported_modules(ast.parse((PACKAGE / file).read_text(encoding="utf-8")))
-    }
-    assert used - {None} == ASSIGNMENT_USES
-
-
-@pytest.mark.parametrize(
-    ("file", "source", "message"),
-    [
-        ("graph/x.py", "from meshwise.intra import model", "graph imports meshwise.intra.model"),
-        (
-            "graph/x.py",
-            "def f():\n    import meshwise.api.parallelize",
-            "layer graph imports meshwise.api.parallelize",
-        ),
-        ("intra/x.py", "import meshwise as mw", "of layer __init__"),
-        ("cluster/x.py", "import jax.numpy as jnp", "cluster is JAX-free but imports jax.numpy"),
-        ("report/x.py", "from flax import linen", "report is JAX-free"),
-        ("spmd/x.py", "from jax._src import core", "only jax_compat.py may import jax._src.core"),
-        ("spmd/x.py", "from jax import _src", "only jax_compat.py may import jax._src"),
-        ("trace/x.py", "import jaxlib", "only jax_compat.py may import jaxlib"),
-    ],
-)
-def test_a_violation_is_found(file: str, source: str, message: str) -> None:
-    found = violations(file, source)
-    assert len(found) == 1
-    assert message in found[0]
-
-
-@pytest.mark.parametrize(
-    ("file", "source"),
-    [
-        ("graph/x.py", "from meshwise.graph.layout import Layout\nfrom meshwise import errors"),
-        (
-            "train/x.py",
-            "import meshwise as mw\nfrom meshwise.api.parallelize import parallelize\nimport jax",
-        ),
-        ("jax_compat.py", "from jax._src import core"),
-    ],
-)
-def test_a_legal_import_passes(file: str, source: str) -> None:
-    assert violations(file, source) == []
-
-
-def test_files_were_found() -> None:
-    assert "graph/layout.py" in FILES
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circles(modules(ROOT / "src" / "meshwise")) == []

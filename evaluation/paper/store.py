@@ -15,7 +15,8 @@ _PACKAGE = Path(meshwise.__file__).resolve().parent
 _EVALUATION = Path(__file__).resolve().parents[1]
 # What decides a result.  Commands, pages, training and measuring do not.
 _DECIDING = (
-    "cluster graph resharding schedules plan assignment simulate pieces intra inter baselines rules trace models"
+    "cluster graph resharding schedules plan assignment memory simulate pieces intra inter "
+    "baselines rules trace models"
 ).split()
 _DECIDING_FILES = (
     _PACKAGE / "planner/pipeline.py",
