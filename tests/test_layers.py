@@ -21,6 +21,8 @@ LAYERS = (
     "schedules",
     "program",
     "simulate",
+    # What a decided graph holds on a device, as the compiler of a target would have it.
+    "memory",
     "intra",
     "inter",
     "baselines",

@@ -6,10 +6,10 @@ import math
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.memory import peak
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region
+from meshwise.memory.peak import peak
 from meshwise.methods import Auto, Follow, IntraOp, Method, Replay
 from meshwise.plan.collectives import collectives
 from meshwise.plan.contents import arguments, dense_operators

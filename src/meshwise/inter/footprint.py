@@ -19,8 +19,8 @@ from meshwise.inter.piece import PieceGraph
 from meshwise.inter.piece_roles import PieceRoles, Value
 from meshwise.inter.programs import PiecePrograms, piece_programs
 from meshwise.inter.split_backward import split_backward
-from meshwise.intra.memory import peak
 from meshwise.intra.shapes import local_bytes
+from meshwise.memory.peak import peak
 from meshwise.plan.decision import GraphDecision
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwise.intra.expand import expand
-from meshwise.intra.memory import Peak, peak
 from meshwise.intra.memory_rows import MemoryRows
 from meshwise.intra.network import Network
 from meshwise.intra.problem import Array, Problem, Row, Solution, objective
 from meshwise.intra.shapes import local_bytes
 from meshwise.intra.solve import Recorder, solve
 from meshwise.intra.ties import Ties, tied_row
+from meshwise.memory.peak import Peak, peak
 from meshwise.plan.decision import GraphDecision
 
 

@@ -12,7 +12,6 @@ from meshwise.intra.dominance import (
     not_beaten,
 )
 from meshwise.intra.dual import ascend
-from meshwise.intra.placement import Lifetime, heap_bytes
 from meshwise.intra.problem import PairCost, Problem, Row
 from meshwise.intra.solver.ascent import Ascent
 from meshwise.intra.solver.bound import choices_within, exact_bound
@@ -42,8 +41,7 @@ def compile_kernels() -> None:
 
 
 def compile_reductions() -> None:
-    """Compile the reductions, and the heap of what is planned."""
-    heap_bytes([Lifetime(num_bytes=1, start=0, ends=(1,))])
+    """Compile the reductions."""
     worst = np.zeros((2, 2))
     add_dearest(worst, np.eye(2))
     not_beaten(worst)
