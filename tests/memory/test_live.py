@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshwise.memory.cpu.target import CpuTarget
 from meshwise.memory.heap import heap_bytes
 from meshwise.memory.live import most_live
@@ -25,7 +23,7 @@ def made(*rows: tuple[Kind, tuple[int, ...], int], outputs: tuple[int, ...]) -> 
 
 
 def changed(program: LocalProgram, v: int, **fields: bool) -> LocalProgram:
-    program.values[v] = replace(program.values[v], **fields)
+    program.values[v] = program.values[v]._replace(**fields)
     return program
 
 

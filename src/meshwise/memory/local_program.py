@@ -1,6 +1,6 @@
 """The program of one device before fusion: one value for each array that may need a buffer.
 
-`program.local_program` writes it from a decided graph; a target says which of its values get a
+`memory.program` writes it from a decided graph; a target says which of its values get a
 buffer.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Kind(IntEnum):
@@ -22,8 +23,7 @@ class Kind(IntEnum):
     PART = 6  # It is one result of a loop.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
+class Treatment(NamedTuple):
     """How a compiler treats an operator.
 
     Attributes:
@@ -48,8 +48,7 @@ class Treatment:
     num_parts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """One array on one device.
 
     Attributes:
@@ -82,7 +81,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProgram:
-    """Values in program order, while `program.local_program` appends to them and afterwards.
+    """Values in program order, while `memory.program` appends to them and afterwards.
 
     Attributes:
         values: The values; they name one another by position.
@@ -106,8 +105,7 @@ class LocalProgram:
         return len(self.values) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class Instruction(NamedTuple):
     """What runs at once, after fusion.
 
     Attributes:

@@ -130,14 +130,14 @@ class _Writer:
                 self.generated[key] = self.out.add(Value(Kind.FUSIBLE, (), size, t, time))
             return self.generated[key]
         value, home = self.home[t]
-        value = self.leg(t, use.group, home, use.via, value, time)
-        value = self.leg(t, use.group, use.via, use.layout, value, time)
+        if home != use.via:
+            value = self.leg(t, use.group, home, use.via, value, time)
+        if use.via != use.layout:
+            value = self.leg(t, use.group, use.via, use.layout, value, time)
         return self.straight(value)
 
     def leg(self, t: int, group: int, before: Layout, after: Layout, value: int, time: int) -> int:
         """Return the value in another layout."""
-        if before == after:
-            return value
         key = (t, group, before, after)
         if key not in self.legs:
             tensor = self.graph.tensors[t]

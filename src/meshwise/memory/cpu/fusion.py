@@ -73,7 +73,9 @@ def buffers_of(program: LocalProgram, users: list[list[int]]) -> Buffers:
         live = [u for u in users[v] if roots[u]]
         if not live and v not in leaving:
             continue
-        found = frozenset[int]().union(*(roots[u] for u in live))
+        found = roots[live[0]] if live else frozenset[int]()
+        if len(live) > 1:
+            found = found.union(*(roots[u] for u in live[1:]))
         has[v] = (
             value.kind not in _FUSED
             or v in leaving

@@ -6,6 +6,7 @@ Source: docs/xla_cpu.md section 3, and the files of XLA named below.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 
 from meshwise.graph.graph import Operator
@@ -38,24 +39,30 @@ def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         op: The operator.
         shapes: Shapes of the operands on one device, of dense products and convolutions.
     """
-    kind = op.kind
-    rewritten: tuple[tuple[int, Kind], ...] = ()
-    is_product = kind == "dot_general" and op.heavy
-    if is_product:
-        rewritten = _rewritten_factors(op, shapes)
-    elif kind.startswith("scatter"):
-        # Indices and updates are wanted in another order of dims.
-        rewritten = tuple((k, Kind.FUSIBLE) for k in range(1, len(op.inputs)))
-    return Treatment(
-        kind=_kind(op),
-        is_expensive=kind in EXPENSIVE or kind in BRANCHING or kind in PARTS,
-        is_moving=kind in MOVING,
+    if op.kind == "dot_general" and op.heavy:
         # XLA makes one batch dim of all, and drops it where a device has one row of it.
         # Source: XLA dot_decomposer.cc, RemoveDegenerateDimensionFromDot.
-        is_reshaped=is_product and len(op.rule.results[0]) != 2,
-        is_in_place=kind.startswith("scatter"),
-        rewritten=rewritten,
-        num_parts=PARTS.get(kind, 0),
+        return Treatment(
+            kind=Kind.OPAQUE,
+            is_reshaped=len(op.rule.results[0]) != 2,
+            rewritten=_rewritten_factors(op, shapes),
+        )
+    return _treatment_by_name(op.kind, _kind(op), len(op.inputs))
+
+
+@cache
+def _treatment_by_name(name: str, kind: Kind, num_operands: int) -> Treatment:
+    """Return the treatment of an operator whose dims do not matter."""
+    is_scatter = name.startswith("scatter")
+    # Indices and updates of a scatter are wanted in another order of dims.
+    moved = range(1, num_operands) if is_scatter else ()
+    return Treatment(
+        kind=kind,
+        is_expensive=name in EXPENSIVE or name in BRANCHING or name in PARTS,
+        is_moving=name in MOVING,
+        is_in_place=is_scatter,
+        rewritten=tuple((k, Kind.FUSIBLE) for k in moved),
+        num_parts=PARTS.get(name, 0),
     )
 
 
