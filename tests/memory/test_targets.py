@@ -49,6 +49,29 @@ def test_a_scatter_is_in_place_and_wants_its_updates_in_order() -> None:
     assert treated.rewritten == ((1, Kind.FUSIBLE), (2, Kind.FUSIBLE))
 
 
+@pytest.mark.parametrize(
+    ("orders", "rewritten", "is_copied"),
+    [
+        (((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)), (), False),
+        (((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)), (0, 1), True),
+    ],
+    ids=["NHWC", "NCHW"],
+)
+def test_a_convolution_copies_what_lies_in_another_order(
+    orders: tuple[tuple[int, ...], ...], rewritten: tuple[int, ...], is_copied: bool
+) -> None:
+    op = replace(operator("conv_general_dilated", 2), heavy=True, dim_orders=orders)
+    treated = CpuTarget().treatment(op, ())
+    assert tuple(k for k, _ in treated.rewritten) == rewritten
+    assert treated.is_copied == is_copied
+
+
+def test_the_gradient_of_a_largest_of_windows_needs_indices() -> None:
+    rule = LoopRule((), ((), ((), (), ())), ((),))
+    op = replace(operator("select_and_scatter_add", 2), rule=rule)
+    assert CpuTarget().treatment(op, ()).num_indices == 3
+
+
 def test_narrow_products_are_wide_where_the_device_has_none() -> None:
     half = Tensor(shape=(8,), dtype="float16", itemsize=2)
     single = Tensor(shape=(8,), dtype="float32", itemsize=4)

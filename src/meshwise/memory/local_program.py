@@ -36,6 +36,7 @@ class Treatment(NamedTuple):
             is made first) or under another shape (a VIEW).
         is_copied: Whether its result is copied into another order of dims.
         num_parts: Expensive element-wise values that it needs beside its operands.
+        num_indices: Arrays of int32, as long as its last operand, that it needs beside that.
     """
 
     kind: Kind
@@ -46,6 +47,7 @@ class Treatment(NamedTuple):
     rewritten: tuple[tuple[int, Kind], ...] = ()
     is_copied: bool = False
     num_parts: int = 0
+    num_indices: int = 0
 
 
 class Value(NamedTuple):

@@ -19,6 +19,8 @@ from meshwise.memory.target import Target
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import Step, path
 
+_INDEX_BYTES = 4
+
 
 def program_of_graph(
     graph: Graph, decision: GraphDecision, mesh: LogicalMesh, target: Target
@@ -221,6 +223,11 @@ class _Writer:
             size = self.bytes_of(self.graph.tensors[op.outputs[0]], chosen.results[0])
             part = Value(Kind.FUSIBLE, (operands[0],), size, op.outputs[0], time, is_expensive=True)
             operands.append(self.out.add(part))
+        if treated.num_indices:
+            t, length = op.inputs[-1], self.out.values[operands[-1]].num_bytes
+            size = _INDEX_BYTES * length // self.graph.tensors[t].itemsize
+            index = Value(Kind.OPAQUE, (), size, t, time)
+            operands += [self.out.add(index) for _ in range(treated.num_indices)]
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             self.home[t] = (self.result(time, op, treated, t, layout, tuple(operands)), layout)

@@ -47,7 +47,33 @@ def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
             is_reshaped=len(op.rule.results[0]) != 2,
             rewritten=_rewritten_factors(op, shapes),
         )
+    if op.dim_orders:
+        image, kernel, result = op.dim_orders
+        is_wanted = (_is_feature_last(image), _is_kernel_in_order(kernel))
+        return Treatment(
+            kind=Kind.OPAQUE,
+            rewritten=tuple((k, Kind.FUSIBLE) for k, wanted in enumerate(is_wanted) if not wanted),
+            is_copied=not _is_feature_last(result),
+        )
+    if op.kind == "select_and_scatter_add":
+        # XLA finds where in each window the largest element is, by its index along each dim.
+        # Source: SelectAndScatterExpander of XLA:CPU.
+        rank = len(op.rule.operands[1])
+        return Treatment(kind=Kind.OPAQUE, rewritten=((1, Kind.FUSIBLE),), num_indices=rank)
     return _treatment_by_name(op.kind, _kind(op), len(op.inputs))
+
+
+def _is_feature_last(order: Sequence[int]) -> bool:
+    """Return whether an image or a result lies as (batch, space, feature).
+
+    Source: XLA conv_canonicalization.cc.
+    """
+    return tuple(order) == (0, len(order) - 1, *range(1, len(order) - 1))
+
+
+def _is_kernel_in_order(order: Sequence[int]) -> bool:
+    """Return whether a kernel lies as (space, features, results)."""
+    return tuple(order) == (len(order) - 1, len(order) - 2, *range(len(order) - 2))
 
 
 @cache
