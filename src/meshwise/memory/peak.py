@@ -10,6 +10,7 @@ Source: DESIGN decision 9; docs/xla_cpu.md section 3.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -134,8 +135,10 @@ class _Highest:
             for b in (*top.buffers, *sorted(apart))
         ]
         time = max(program.values[made.steps[top.instruction].value].time, 0)
+        margin = 0.0 if program.is_body else self.target.margin_share
         return Peak(
-            num_bytes=heap_bytes(top.lifetimes) + sum(sizes[b] for b in apart),
+            num_bytes=math.ceil(heap_bytes(top.lifetimes) * (1 + margin))
+            + sum(sizes[b] for b in apart),
             time=(time, *((number, *body.time) if body else ())),
             buffers=(*buffers, *(body.buffers if body else ())),
         )

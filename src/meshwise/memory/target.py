@@ -22,6 +22,11 @@ class Target(Protocol):
         """Name of the target, as `cpu`."""
         ...
 
+    @property
+    def margin_share(self) -> float:
+        """What the compiler may need on top of the temporaries, as a share of them."""
+        ...
+
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
 

@@ -16,12 +16,17 @@ from meshwise.memory.local_program import Instructions, LocalProgram, Treatment,
 # Source: XLA change_op_data_type.cc, float_normalization.cc.
 _NARROW, _WIDE, _WIDE_BYTES = frozenset(("bfloat16", "float16")), "float32", 4
 
+# XLA's own order, and what it puts over what, differ in details that are not modelled: without a
+# margin one of 95 programs and stages was 5.7 % too low (docs/measurements/fidelity.md).
+_MARGIN_SHARE = 0.04
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
     """The compiler XLA:CPU."""
 
     name: str = "cpu"
+    margin_share: float = _MARGIN_SHARE
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""
