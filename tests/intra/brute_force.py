@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from meshwise.intra.expand import expand
-from meshwise.intra.memory import peak_bytes
 from meshwise.intra.network import Network
+from meshwise.memory.peak import peak
 
 
 def brute_force(
@@ -45,7 +45,7 @@ def brute_force(
         if depth == len(order):
             if memory_bytes is not None:
                 plan = expand(network, choice)
-                if peak_bytes(network.graph, plan, network.mesh)[0] > memory_bytes:
+                if peak(network.graph, plan, network.mesh).num_bytes > memory_bytes:
                     return
             best_cost, best = cost, tuple(choice)
             return

@@ -9,11 +9,11 @@ from brute_force import brute_force
 
 from graph_builders import mesh, random_graph
 from meshwise.intra.expand import expand
-from meshwise.intra.memory import peak_bytes
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
+from meshwise.memory.peak import peak
 from meshwise.plan.verify import verify_decision
 
 MESH = mesh(2, bandwidths=(1e6,))
@@ -26,7 +26,7 @@ def small_peak(graph, network, seed):
     peaks = []
     for _ in range(20):
         choice = [rng.randrange(len(n.cost_s)) for n in network.nodes]
-        peaks.append(peak_bytes(graph, expand(network, choice), MESH)[0])
+        peaks.append(peak(graph, expand(network, choice), MESH).num_bytes)
     return min(peaks)
 
 
@@ -51,7 +51,7 @@ def agree_within_memory(seed):
         return False
     tight = plan_graph(graph, MESH, IntraOptions(memory_bytes=limit))
     verify_decision(graph, tight.decision, MESH)
-    assert peak_bytes(graph, tight.decision, MESH)[0] <= limit
+    assert peak(graph, tight.decision, MESH).num_bytes <= limit
     assert tight.objective_s >= loose.objective_s * (1 - 1e-9)
     assert tight.status == "optimal"
     assert tight.bound_s == tight.objective_s

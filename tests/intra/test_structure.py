@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from memory_profile import profile_peak
 
 from graph_builders import Builder, mesh, perceptron, random_graph
 from meshwise.assignment.problem import row_weight
@@ -15,7 +16,6 @@ from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
-from meshwise.intra.profile import profile_peak
 from meshwise.plan.collectives import collectives
 from meshwise.plan.verify import verify_decision
 

@@ -30,7 +30,7 @@ from random_decision import random_decision
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
 
-MEDIAN_ERROR = 0.05
+MEDIAN_ERROR = 0.10
 
 # Quick to compile, from parameter-bound to activation-bound; `-m slow` takes all.
 QUICK = (0, 1, 3, 4, 5, 6, 8, 9, 11, 14, 18)

@@ -32,5 +32,5 @@ BF16_LOSS = 1e-2
 FP16_LOSS = 1e-2
 
 # Invariant I2: predicted against compiled peak memory of a device, and dense FLOP.
-MEMORY_BELOW, MEMORY_ABOVE = 0.03, 0.12
+MEMORY_BELOW, MEMORY_ABOVE = 0.05, 0.30
 FLOP_ERROR = 0.01

@@ -14,8 +14,8 @@ from meshwise.baselines.weights import expert_inputs, expert_loops, tensor_loops
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated, used_axes
+from meshwise.graph.light import is_light
 from meshwise.graph.loops import NONE
-from meshwise.intra.blocks import is_light
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 

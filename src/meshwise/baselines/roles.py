@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.light import is_light
 from meshwise.graph.structure import Structure
-from meshwise.intra.blocks import is_light
 from meshwise.intra.options import OperatorPath
 
 PARAMETER, OPTIMIZER, BATCH, OTHER = "parameter", "optimizer", "batch", "other"

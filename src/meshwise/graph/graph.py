@@ -55,6 +55,8 @@ class Operator:
         structure: How operands and results are bound to them; None without bodies.
         detail: Canonical text of the parameters; equal kind, detail and shapes mean equal work.
         apart: It decides alone in planning, since its result is pinned.
+        dim_orders: Of a convolution the dims of image, kernel and result in the order (batch,
+            feature, space), or (results, features, space) of the kernel; empty for others.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Operator:
     structure: Structure | None = None
     detail: str = ""
     apart: bool = False
+    dim_orders: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from meshwise.assignment import kernel_set as assignment
 from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import uniform_submeshes
-from meshwise.intra import kernel_set as intra
 from meshwise.kernels.background import KernelSet
 
 KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))
@@ -16,7 +15,7 @@ KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))
 
 def compile_all_kernels() -> None:
     """Compile every kernel of Meshwise that is not yet kept; a minute at most, then nothing."""
-    for kernels in (assignment.KERNELS, intra.KERNELS, KERNELS):
+    for kernels in (assignment.KERNELS, KERNELS):
         kernels.compile()
 
 

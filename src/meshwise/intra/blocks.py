@@ -14,20 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.graph import Graph
+from meshwise.graph.light import is_light
 from meshwise.graph.loops import LoopRule
 from meshwise.intra.linear import carriers
 
 SINGLE = "single"
 CLUSTER = "cluster"
 BODIES = "bodies"
-
-# Not dense products, but how they are split matters and their loops are not element-wise.
-_ALONE = frozenset(
-    "gather scatter scatter-add scatter_add scatter_mul scatter_min scatter_max sort top_k "
-    "conv_general_dilated custom_call reduce_window cumsum cumprod cummax cummin "
-    "cumlogsumexp approx_top_k".split()
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +54,6 @@ class Blocks:
     blocks: tuple[Block, ...]
     block_of: tuple[int, ...]
     may_be_partial: frozenset[int]
-
-
-def is_light(op: Operator) -> bool:
-    """Whether an operator may join a cluster."""
-    alone = op.heavy or op.apart or op.kind in _ALONE
-    return not alone and not op.bodies and op.rule.ruled
 
 
 def _major(rule: LoopRule, loops: tuple[int, ...]) -> int:

@@ -1,12 +1,12 @@
 """Finds a cheap plan that fits into memory.
 
-What a plan really holds (`intra.memory`) follows XLA's own order and is no linear function of the
-choices; what is live at the peak of one plan is.  So each plan that does not fit gives a row: the
-bytes of what is live at its peak, bounded by the same part of the limit.  Prices on rows lead to
-plans that hold less, each a problem without rows; what they chose is mixed within the rows.  Every
-plan is judged by its true peak: one that does not fit is never returned.  If prices find none, the
-plan of least peak (`intra.least_peak`) decides, which does not depend on the limit: what an error
-names is enough.  Small problems are settled by enumeration, with the true peak alone.
+What a plan really holds (`memory.peak`) follows the compiler's own order and is no linear function
+of the choices; what is live at the peak of one plan is.  So each plan that does not fit gives a
+row: the bytes of what is live at its peak, bounded by the same part of the limit.  Prices on rows
+lead to plans that hold less, each a problem without rows; what they chose is mixed within the rows.
+Every plan is judged by its true peak: one that does not fit is never returned.  If prices find
+none, the plan of least peak (`intra.least_peak`) decides, which does not depend on the limit: what
+an error names is enough.  Small problems are settled by enumeration, with the true peak alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from meshwise.assignment.search.descent import DescentWithin
 from meshwise.assignment.search.mixture import Recombiner
 from meshwise.intra.judged import Answer, Judge
 from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
-from meshwise.intra.memory import Peak
 from meshwise.intra.refusal import too_large
+from meshwise.memory.peak import Peak
 from meshwise.plan.decision import GraphDecision
 
 # Prices that are tried, mixtures of what they found, and descents from the best of these.

@@ -1,6 +1,6 @@
 """Memory of a network at one time as a row: bytes of nodes and of pairs of nodes.
 
-A row is what `intra.memory` counts at that time, written as a function of the choices.  A copy is
+A row is what `memory.peak` counts at that time, written as a function of the choices.  A copy is
 live when its choice differs from the layout that it is made from, hence depends on a pair.  What
 is not pairwise (two far users that share one final layout) is counted at the users only, so a row
 may count less than the profile, and then a cut of exactly that choice is added instead.
@@ -19,11 +19,11 @@ from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.blocks import BODIES, CLUSTER
-from meshwise.intra.liveness import Liveness, liveness
-from meshwise.intra.memory import Buffer
 from meshwise.intra.network import BLOCK, Edge, Network
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import local_bytes, strategy_layouts
+from meshwise.memory.liveness import Liveness, liveness
+from meshwise.memory.peak import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class MemoryRows:
         )
 
     def row(self, time: tuple[int, ...], limit: float) -> Row:
-        """The row of one time: `time` as in `intra.memory.Peak`."""
+        """The row of one time: `time` as in `memory.peak.Peak`."""
         terms: list[_Term] = []
         # Operator, body, operator inside, ...
         for depth in range(0, len(time), 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwise.errors import InfeasibleError
-from meshwise.intra.memory import Peak
+from meshwise.memory.peak import Peak
 from meshwise.units import bytes_text
 
 # Consumers that an error names.

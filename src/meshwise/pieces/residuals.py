@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.minimum_cut import INFINITE, source_side
-from meshwise.intra.liveness import is_bitcast, writes_through
+from meshwise.memory.liveness import is_bitcast, writes_through
 
 # Cheap to write down, dear to compute.
 _DEAR = frozenset(("random_bits", "threefry2x32", "random_fold_in", "random_wrap", "random_split"))

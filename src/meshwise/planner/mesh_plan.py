@@ -7,10 +7,10 @@ import math
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.memory import peak
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region
+from meshwise.memory.peak import peak
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
 from meshwise.plan.one_program import program_stage

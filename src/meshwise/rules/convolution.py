@@ -151,6 +151,14 @@ def conv_flop(eqn: Equation) -> float:
     return 2.0 * math.prod(eqn.out_avals[0].shape) * reads * kernel[spec.rhs_spec[1]]
 
 
+def conv_dim_orders(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Return the dims of image, kernel and result, as `graph.Operator.dim_orders` wants them."""
+    spec = eqn.params["dimension_numbers"]
+    return tuple(tuple(order) for order in (spec.lhs_spec, spec.rhs_spec, spec.out_spec))
+
+
 TABLE: Mapping[str, PrimitiveRule] = {
-    "conv_general_dilated": PrimitiveRule(conv_rule, local_conv, conv_flop, heavy=True)
+    "conv_general_dilated": PrimitiveRule(
+        conv_rule, local_conv, conv_flop, heavy=True, dim_orders=conv_dim_orders
+    )
 }

@@ -83,6 +83,7 @@ class Shards(ABC):
 RuleFn = Callable[[Equation], LoopRule]
 LocalFn = Callable[[Equation, Shards, Sequence[Any]], list[Any]]
 FlopFn = Callable[[Equation], float]
+DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
 def rebind(eqn: Equation, operands: Sequence[Any], **changes: Any) -> list[Any]:
@@ -95,6 +96,12 @@ def local_rebind(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list
     """Local form of a primitive whose parameters name no sizes."""
     del shards
     return rebind(eqn, operands)
+
+
+def no_dim_orders(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Return the orders of dims of a primitive that is no convolution: none."""
+    del eqn
+    return ()
 
 
 def result_elements(eqn: Equation) -> float:
@@ -117,9 +124,11 @@ class PrimitiveRule:
         local: The equation on local tiles.
         flop: FLOP of the equation on whole tensors.
         heavy: Counts as a dense product or convolution.
+        dim_orders: As in `graph.Operator`, of an equation.
     """
 
     rule: RuleFn
     local: LocalFn = local_rebind
     flop: FlopFn = result_elements
     heavy: bool = False
+    dim_orders: DimOrdersFn = no_dim_orders

@@ -143,6 +143,7 @@ def to_graph(
                 heavy=row.heavy,
                 where=source_line(node.source),
                 detail=detail,
+                dim_orders=row.dim_orders(node.equation),
             )
         )
     return Graph(

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.intra.memory import peak
 from meshwise.intra.shapes import local_bytes
+from meshwise.memory.peak import peak
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value

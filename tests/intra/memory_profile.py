@@ -1,6 +1,6 @@
 """Memory over the program order: the part of memory that is linear in the choices.
 
-`intra.memory` says what XLA will really hold, in XLA's own order; no row of a linear program can
+`memory.peak` says what XLA will really hold, in XLA's own order; no row of a linear program can
 say that.  This profile takes the operators in program order and counts every value from its
 making to its last use; `intra.memory_rows` writes the same as rows.  `intra.fit` joins the two.
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
-from meshwise.intra.liveness import Liveness, liveness
-from meshwise.intra.memory import Buffer, Peak
 from meshwise.intra.shapes import local_bytes
+from meshwise.memory.liveness import Liveness, liveness
+from meshwise.memory.peak import Buffer, Peak
 from meshwise.plan.decision import GraphDecision, Use
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.blocks import is_light
+from meshwise.graph.light import is_light
 
 # Results share the buffer of the operand.
 _BITCASTS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "copy"))

@@ -1,0 +1,6 @@
+"""What a program holds: the peak memory of one device, for the compiler of a target.
+
+`peak.peak` is what others call; `targets` lists the targets; `target.Target` is what each of them
+answers.  `program` (the program of one device), `live` and `liveness` are shared by all of them,
+`cpu/` holds the rules of XLA:CPU.
+"""

@@ -1,0 +1,249 @@
+"""What XLA:CPU fuses, and which values get a buffer.
+
+Fusion runs from the results backwards: a fusible value goes into what reads it; into several
+readers only if that repeats nothing expensive.  What an opaque instruction reads is a buffer.
+
+Source: XLA InstructionFusion and CpuInstructionFusion, read off compiled programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwise.memory.local_program import Instruction, Instructions, Kind, LocalProgram, Value
+
+_FUSED = (Kind.FUSIBLE, Kind.VIEW)
+
+
+def instructions(program: LocalProgram) -> Instructions:
+    """Return what runs after fusion, and on which buffers."""
+    made = _Fusion(program)
+    made.assemble()
+    over_input, after = made.donations()
+    return Instructions(
+        steps=tuple(
+            Instruction(
+                value=v,
+                reads=made.sources[v],
+                may_read=made.repeated_in[v],
+                defines=defines,
+                may_reuse=reuse,
+                after=before,
+            )
+            for v, defines, reuse, before in zip(
+                made.value, made.defines, made.may_reuse, after, strict=True
+            )
+        ),
+        results=tuple(
+            dict.fromkeys(
+                made.root[v] for v in program.outputs if program.values[v].kind != Kind.INPUT
+            )
+        ),
+        over_input=frozenset(over_input | program.in_loop),
+        num_values=sum(made.has_buffer),
+    )
+
+
+class Buffers(NamedTuple):
+    """For each value what fusion makes of it.
+
+    Attributes:
+        has: Whether it has a buffer.
+        is_repeated: Whether readers that could compute it do so although it has a buffer.
+    """
+
+    has: list[bool]
+    is_repeated: list[bool]
+
+
+def buffers_of(program: LocalProgram, users: list[list[int]]) -> Buffers:
+    """Return what fusion makes of each value.
+
+    Args:
+        program: The program of one device.
+        users: For each value its readers.
+    """
+    values, leaving = program.values, frozenset(program.outputs)
+    has, is_repeated = [False] * len(values), [False] * len(values)
+    # The instructions that compute a value; none if it is never read.
+    roots: list[frozenset[int]] = [frozenset()] * len(values)
+    for v in range(len(values) - 1, -1, -1):
+        value = values[v]
+        live = [u for u in users[v] if roots[u]]
+        if not live and v not in leaving:
+            continue
+        found = roots[live[0]] if live else frozenset[int]()
+        if len(live) > 1:
+            found = found.union(*(roots[u] for u in live[1:]))
+        has[v] = (
+            value.kind not in _FUSED
+            or v in leaving
+            or (value.is_expensive and len(found) > 1)
+            or not all(_takes_in(values[u].kind, len(users[v])) for u in live)
+        )
+        if value.kind in _FUSED and has[v]:
+            is_unary = sum(_is_wide(values, u, v) for u in set(value.inputs)) <= 1
+            is_repeated[v] = len(users[v]) > 1 and not value.is_expensive and is_unary
+        roots[v] = frozenset((v,)) if has[v] else found
+        if is_repeated[v]:
+            roots[v] |= found
+    return Buffers(has, is_repeated)
+
+
+def _is_wide(values: Sequence[Value], operand: int, v: int) -> bool:
+    """Return whether an operand has as many bytes as a value, and is not just spread out.
+
+    Source: XLA InstructionFusion::EffectivelyAtMostUnary leaves out broadcasts, iotas and scalars.
+    """
+    size, made = values[v].num_bytes, values[operand]
+    if made.num_bytes < size:
+        return False
+    if made.kind == Kind.FUSIBLE and len(made.inputs) <= 1:
+        return any(values[u].num_bytes >= made.num_bytes for u in made.inputs)
+    return True
+
+
+def _takes_in(reader: Kind, num_readers: int) -> bool:
+    """Return whether a reader computes an operand by itself."""
+    return reader in _FUSED or (reader in (Kind.REDUCE, Kind.INITIAL) and num_readers == 1)
+
+
+class _Fusion:
+    """Instructions while they are put together."""
+
+    def __init__(self, program: LocalProgram) -> None:
+        self.program, self.values = program, program.values
+        count = len(self.values)
+        self.users: list[list[int]] = [[] for _ in range(count)]
+        for v, value in enumerate(self.values):
+            for u in dict.fromkeys(value.inputs):
+                self.users[u].append(v)
+        self.has_buffer, self.is_repeated = buffers_of(program, self.users)
+        self.root = list(range(count))
+        # Buffers that a value without one is computed from.
+        self.sources: list[tuple[int, ...]] = [()] * count
+        # Buffers of values that it computes again.
+        self.repeated_in: list[tuple[int, ...]] = [()] * count
+        self.position: dict[int, int] = {}
+        self.value: list[int] = []
+        self.defines: list[tuple[int, ...]] = []
+        self.may_reuse: list[tuple[int, ...]] = []
+
+    def buffer(self, reader: int, v: int) -> int | None:
+        """Return the buffer in which a reader finds a value; None if it computes the value."""
+        if self.values[v].kind == Kind.INPUT:
+            return v
+        is_computed = self.is_repeated[v] and self.values[reader].kind in _FUSED
+        return self.root[v] if self.has_buffer[v] and not is_computed else None
+
+    def shared_root(self, v: int) -> int | None:
+        """Return the buffer in which a value already lies, if it needs none of its own."""
+        value = self.values[v]
+        if value.kind not in (Kind.VIEW, Kind.INITIAL):
+            return None
+        source = value.inputs[0]
+        buffer = self.buffer(v, source)
+        if value.kind == Kind.VIEW or buffer is None:
+            return buffer
+        # The loop may write over a value that nothing else reads.
+        is_own = buffer == source and self.values[source].kind != Kind.INPUT
+        is_read_once = len(self.users[source]) == 1 and source not in self.program.outputs
+        return source if is_own and is_read_once else None
+
+    def assemble(self) -> None:
+        """Make an instruction of each value with a buffer of its own."""
+        for v, value in enumerate(self.values):
+            if value.kind == Kind.INPUT:
+                continue
+            if value.kind == Kind.PART:
+                loop = self.position[value.inputs[0]]
+                self.defines[loop] = (*self.defines[loop], v)
+                continue
+            self.read(v, value)
+            if not self.has_buffer[v]:
+                continue
+            shared = self.shared_root(v)
+            if shared is not None:
+                self.root[v] = shared
+                continue
+            self.position[v] = len(self.value)
+            self.value.append(v)
+            self.defines.append(() if v in self.program.loops else (v,))
+            self.may_reuse.append(self.reusable(v))
+
+    def read(self, v: int, value: Value) -> None:
+        """Find the buffers from which a value is computed."""
+        found: dict[int, None] = {}
+        again: dict[int, None] = {}
+        for u in value.inputs:
+            buffer = self.buffer(v, u)
+            if buffer is not None:
+                found[buffer] = None
+                continue
+            found.update(dict.fromkeys(self.sources[u]))
+            again.update(dict.fromkeys(self.repeated_in[u]))
+            if self.has_buffer[u]:
+                again[self.root[u]] = None
+        self.sources[v], self.repeated_in[v] = tuple(found), tuple(again)
+
+    def reusable(self, v: int) -> tuple[int, ...]:
+        """Return the buffers over which the result of an instruction may lie."""
+        value = self.values[v]
+        if v in self.program.loops:
+            # The loop works in the buffers of its initial carries.
+            carries = (u for u in value.inputs if self.values[u].kind == Kind.INITIAL)
+            return tuple(self.root[u] for u in carries)
+        if value.is_in_place:
+            first = self.buffer(v, value.inputs[0])
+            return self.sources[value.inputs[0]] if first is None else (first,)
+        if value.kind not in (Kind.FUSIBLE, Kind.INITIAL) or value.is_moving:
+            return ()
+        blocked = self.read_otherwise(v)
+        return tuple(b for b in self.sources[v] if b not in blocked)
+
+    def read_otherwise(self, v: int) -> set[int]:
+        """Return buffers of which an instruction reads other elements than it writes.
+
+        A view counts: the shapes have to be equal.
+
+        Source: XLA hlo_dataflow_analysis.cc (CanShareOperandBufferWithUser).
+        """
+        found: set[int] = set()
+        seen, stack = {(v, False)}, [(v, False)]
+        while stack:
+            reader, is_moved = stack.pop()
+            value = self.values[reader]
+            is_moved = is_moved or value.kind == Kind.VIEW or value.is_moving
+            for u in value.inputs:
+                buffer = self.buffer(reader, u)
+                if buffer is None:
+                    if (u, is_moved) not in seen:
+                        seen.add((u, is_moved))
+                        stack.append((u, is_moved))
+                elif is_moved or buffer != u or self.values[u].is_reshaped:
+                    found.add(buffer)
+        return found
+
+    def donations(self) -> tuple[set[int], list[tuple[int, ...]]]:
+        """Return results that overwrite an argument, and what must have run before each."""
+        aliases = self.program.aliases
+        readers: dict[int, list[int]] = {}
+        for i, v in enumerate(self.value):
+            for b in self.sources[v]:
+                readers.setdefault(b, []).append(i)
+        over_input: set[int] = set()
+        after: list[tuple[int, ...]] = [()] * len(self.value)
+        for v, argument in aliases.items():
+            value = self.values[v]
+            if value.kind == Kind.INPUT or self.root[v] != v:
+                continue
+            over_input.add(v)
+            maker = self.position[value.inputs[0] if value.kind == Kind.PART else v]
+            # Later readers come first too, unless they may depend on the new value.
+            after[maker] = tuple(
+                i
+                for i in readers.get(argument, ())
+                if i < maker or (i > maker and v not in readers and self.value[i] not in aliases)
+            )
+        return over_input, after

@@ -1,0 +1,187 @@
+"""Peak memory of one device for a decided graph, as its target's compiler would need it.
+
+Arguments are counted for the whole step (the caller holds them; the state that a step returns
+takes the place of the donated one), and so are results that overwrite no argument.  On top lie
+the values with a buffer, live from their making to their last use, in the order of the compiler.
+A body runs while what is live around it stays; of the bodies of one operator the largest counts.
+
+Source: DESIGN decision 9; docs/xla_cpu.md section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.memory.heap import heap_bytes
+from meshwise.memory.live import most_live
+from meshwise.memory.local_program import Instructions, Kind, LocalProgram
+from meshwise.memory.program import program_of_body, program_of_graph
+from meshwise.memory.target import Target
+from meshwise.memory.targets import target_of
+from meshwise.plan.decision import GraphDecision
+
+# The results of a program are one tuple: a pointer to each. Source: docs/xla_cpu.md section 3.
+_POINTER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """One buffer while it is live.
+
+    Attributes:
+        path: For each enclosing operator its position and the number of its body.
+        tensor: The value, by its id in that graph.
+        start: First time at which it is live: the operator that makes it, -1 for inputs.
+        end: Last time, as the operators stand in the program.
+        num_bytes: On one device.
+        role: `input`, `value` or `copy`.
+        where: Source line of the operator that makes it, or the name of the input.
+    """
+
+    path: tuple[int, ...]
+    tensor: int
+    start: int
+    end: int
+    num_bytes: int
+    role: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Where memory is highest.
+
+    Attributes:
+        num_bytes: Bytes that one device needs.
+        time: Position of the operator at which most is live; before it, for each operator around,
+            its position and the number of its body.
+        buffers: What is live then, largest first.
+    """
+
+    num_bytes: int
+    time: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+
+
+def peak(
+    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, target: Target | None = None
+) -> Peak:
+    """Return the highest point of a whole program, bodies included.
+
+    Args:
+        graph: The graph.
+        decision: What was decided for it.
+        mesh: Where it runs.
+        target: Whose compiler it is for; that of the mesh's devices by default.
+    """
+    target = target or target_of(mesh.device)
+    program = program_of_graph(graph, decision, mesh, target)
+    inside = _Highest(mesh, target).of_program(graph, decision, program, ())
+    end = len(graph.operators)
+    arguments = [_buffer(graph, program, v, end, ()) for v in range(len(graph.inputs))]
+    buffers = sorted((*arguments, *inside.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
+    return Peak(
+        num_bytes=sum(b.num_bytes for b in arguments)
+        + _POINTER_BYTES * len(graph.outputs)
+        + inside.num_bytes,
+        time=inside.time,
+        buffers=tuple(buffers),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Highest:
+    """The highest point of what a program makes, arguments excepted."""
+
+    mesh: LogicalMesh
+    target: Target
+
+    def of_program(
+        self,
+        graph: Graph,
+        decision: GraphDecision,
+        program: LocalProgram,
+        path: tuple[int, ...],
+    ) -> Peak:
+        """Return the highest point of a graph, bodies included.
+
+        Args:
+            graph: The graph, or a body.
+            decision: What was decided for it.
+            program: Its program.
+            path: Where the body is.
+        """
+        made = self.target.instructions(program)
+        sizes = [value.num_bytes for value in program.values]
+        bodies: dict[int, tuple[int, Peak]] = {}
+        for i, step in enumerate(made.steps):
+            time = program.loops.get(step.value)
+            if time is not None:
+                bodies[i] = self.largest_body(graph, decision, time, path)
+        # Results that overwrite no argument have a place of their own for the whole step.
+        apart = frozenset[int]() if program.is_body else _not_donated(made)
+        inner = {i: body.num_bytes for i, (_, body) in bodies.items()}
+        order = self.target.order(made, program.values)
+        top = most_live(made, sizes, apart, inner, order)
+        if top.instruction < 0:
+            return Peak(num_bytes=0, time=(0,), buffers=())
+        number, body = bodies.get(top.instruction, (0, None))
+        last = _last_uses(made, program)
+        buffers = [
+            _buffer(graph, program, b, last.get(b, program.values[b].time), path)
+            for b in (*top.buffers, *sorted(apart))
+        ]
+        time = max(program.values[made.steps[top.instruction].value].time, 0)
+        margin = 0.0 if program.is_body else self.target.margin_share
+        return Peak(
+            num_bytes=math.ceil(heap_bytes(top.lifetimes) * (1 + margin))
+            + sum(sizes[b] for b in apart),
+            time=(time, *((number, *body.time) if body else ())),
+            buffers=(*buffers, *(body.buffers if body else ())),
+        )
+
+    def largest_body(
+        self, graph: Graph, decision: GraphDecision, time: int, path: tuple[int, ...]
+    ) -> tuple[int, Peak]:
+        """Return the number and the highest point of the largest body of an operator."""
+        op, chosen = graph.operators[time], decision.operators[time]
+        found: list[Peak] = []
+        for p, (body, decided) in enumerate(zip(op.bodies, chosen.bodies, strict=True)):
+            program = program_of_body(op, chosen, p, self.mesh, self.target)
+            found.append(self.of_program(body, decided, program, (*path, time, p)))
+        largest = max(range(len(found)), key=lambda p: found[p].num_bytes)
+        return largest, found[largest]
+
+
+def _not_donated(made: Instructions) -> frozenset[int]:
+    defined = {b for step in made.steps for b in step.defines}
+    return frozenset(b for b in made.results if b in defined and b not in made.over_input)
+
+
+def _last_uses(made: Instructions, program: LocalProgram) -> dict[int, int]:
+    last: dict[int, int] = {}
+    for step in made.steps:
+        for b in step.reads:
+            last[b] = max(last.get(b, -1), program.values[step.value].time)
+    return last
+
+
+def _buffer(graph: Graph, program: LocalProgram, v: int, end: int, path: tuple[int, ...]) -> Buffer:
+    value = program.values[v]
+    where = graph.tensors[value.tensor].name
+    is_input = value.kind == Kind.INPUT or value.time < 0
+    if not is_input and value.time < len(graph.operators):
+        op = graph.operators[value.time]
+        where = op.where or op.kind
+    return Buffer(
+        path=path,
+        tensor=value.tensor,
+        start=value.time,
+        end=end,
+        num_bytes=value.num_bytes,
+        role="copy" if value.is_copy else "input" if is_input else "value",
+        where=where,
+    )

@@ -1,0 +1,359 @@
+"""Writes the program of one device from a decided graph: tiles, resharding, copies.
+
+A tensor goes from the layout of its definition to `via` and on to the layout of the use, as
+`plan.walk` tells; each leg is made once for all users of one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.halo import edge_elements, extended_shape
+from meshwise.graph.layout import Layout, local_shape
+from meshwise.graph.structure import PREDICATE, Structure
+from meshwise.memory.local_program import Kind, LocalProgram, Treatment, Value
+from meshwise.memory.target import Target
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.resharding.within import Step, path
+
+_INDEX_BYTES = 4
+
+
+def program_of_graph(
+    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, target: Target
+) -> LocalProgram:
+    """Return the program of a whole step: arguments stay, results overwrite donated ones.
+
+    Args:
+        graph: The whole graph.
+        decision: Its decision.
+        mesh: The mesh.
+        target: Whose compiler it is for.
+    """
+    writer = _Writer(graph, mesh, target, is_body=False)
+    values: list[int] = []
+    for t, layout in zip(graph.inputs, decision.inputs, strict=True):
+        values.append(writer.input(t, writer.bytes_of(graph.tensors[t], layout)))
+        writer.home[t] = (values[-1], layout)
+    writer.operators(decision)
+    end = len(graph.operators)
+    out = writer.out
+    for t, use in zip(graph.outputs, decision.outputs, strict=True):
+        out.outputs.append(writer.use(t, use, end))
+    for i, j in graph.aliases:
+        out.aliases.setdefault(out.outputs[j], values[i])
+    return out
+
+
+def program_of_body(
+    owner: Operator, chosen: OperatorDecision, number: int, mesh: LogicalMesh, target: Target
+) -> LocalProgram:
+    """Return the program of one run of a body: inputs lie outside, a scan slices what it stacks.
+
+    Args:
+        owner: The operator with the body.
+        chosen: Its decision.
+        number: Which of the bodies it is.
+        mesh: The mesh.
+        target: Whose compiler it is for.
+    """
+    structure, graph, decision = owner.structure, owner.bodies[number], chosen.bodies[number]
+    assert structure is not None
+    writer = _Writer(graph, mesh, target, is_body=True)
+    part = structure.parts[number]
+    inputs: dict[int, int] = {}
+    for k, t, layout in zip(part.operands, graph.inputs, decision.inputs, strict=True):
+        value = inputs[k] = writer.input(t, 0)
+        if k in structure.stacked_operands:
+            value = writer.moved(value, t, -1, writer.bytes_of(graph.tensors[t], layout))
+        writer.home[t] = (value, layout)
+    writer.operators(decision)
+    for j, t, use in zip(part.results, graph.outputs, decision.outputs, strict=True):
+        writer.result_of_body(structure, j, t, use, inputs)
+    return writer.out
+
+
+class _Writer:
+    """The program of one graph while it is written."""
+
+    def __init__(self, graph: Graph, mesh: LogicalMesh, target: Target, *, is_body: bool) -> None:
+        self.graph, self.mesh, self.target = graph, mesh, target
+        self.out = LocalProgram(is_body=is_body)
+        # For each tensor the value of its definition, with its layout.
+        self.home: dict[int, tuple[int, Layout]] = {}
+        self.legs: dict[tuple[int, int, Layout, Layout], int] = {}
+        self.generated: dict[tuple[int, Layout], int] = {}
+        self.paths: dict[tuple[tuple[int, ...], int, Layout, Layout], tuple[Step, ...]] = {}
+        self.sizes: dict[tuple[tuple[int, ...], int, Layout], int] = {}
+        # Values gathered along a dim that is not the major one lie transposed.
+        self.transposed: set[int] = set()
+
+    def bytes_of(self, tensor: Tensor, layout: Layout) -> int:
+        """Return the bytes of one device's tile."""
+        key = (tensor.shape, tensor.itemsize, layout)
+        if key not in self.sizes:
+            shape = local_shape(tensor.shape, layout, self.mesh.sizes)
+            self.sizes[key] = math.prod(shape) * tensor.itemsize
+        return self.sizes[key]
+
+    def input(self, t: int, num_bytes: int) -> int:
+        """Add an input of the graph."""
+        return self.out.add(Value(Kind.INPUT, (), num_bytes, t, -1))
+
+    def moved(
+        self, value: int, t: int, time: int, num_bytes: int = -1, *, is_copy: bool = False
+    ) -> int:
+        """Add the same elements in another order, or some of them.
+
+        Args:
+            value: What is copied.
+            t: Its tensor.
+            time: Position of the operator that wants it.
+            num_bytes: Size of the copy; that of the value by default.
+            is_copy: Whether resharding wants it.
+        """
+        size = self.out.values[value].num_bytes if num_bytes < 0 else num_bytes
+        return self.out.add(
+            Value(Kind.FUSIBLE, (value,), size, t, time, is_copy=is_copy, is_moving=True)
+        )
+
+    # Uses: from the layout of the definition to that of the operand.
+
+    def use(self, t: int, use: Use, time: int) -> int:
+        """Return the value that a user reads."""
+        tensor = self.graph.tensors[t]
+        if tensor.generated:
+            key = (t, use.layout)
+            if key not in self.generated:
+                size = self.bytes_of(tensor, use.layout)
+                self.generated[key] = self.out.add(Value(Kind.FUSIBLE, (), size, t, time))
+            return self.generated[key]
+        value, home = self.home[t]
+        if home != use.via:
+            value = self.leg(t, use.group, home, use.via, value, time)
+        if use.via != use.layout:
+            value = self.leg(t, use.group, use.via, use.layout, value, time)
+        return self.straight(value)
+
+    def leg(self, t: int, group: int, before: Layout, after: Layout, value: int, time: int) -> int:
+        """Return the value in another layout."""
+        key = (t, group, before, after)
+        if key not in self.legs:
+            tensor = self.graph.tensors[t]
+            shape = (tensor.shape, tensor.itemsize, before, after)
+            if shape not in self.paths:
+                self.paths[shape] = path(*shape, self.mesh)
+            for step in self.paths[shape]:
+                value = self.step(t, before, step, self.straight(value), time)
+                before = step.layout
+            self.legs[key] = value
+        return self.legs[key]
+
+    def straight(self, value: int) -> int:
+        """Return a value in its own order of dims: each reader copies what lies transposed."""
+        if value not in self.transposed:
+            return value
+        made = self.out.values[value]
+        return self.moved(value, made.tensor, made.time, is_copy=True)
+
+    def step(self, t: int, before: Layout, step: Step, value: int, time: int) -> int:
+        """Add one step of a path."""
+        tensor = self.graph.tensors[t]
+        size = self.bytes_of(tensor, step.layout)
+
+        def opaque(source: int) -> int:
+            return self.out.add(Value(Kind.OPAQUE, (source,), size, t, time, is_copy=True))
+
+        match step.kind:
+            case "slice":
+                return self.moved(value, t, time, size, is_copy=True)
+            case "mask":
+                return self.out.add(Value(Kind.FUSIBLE, (value,), size, t, time, is_copy=True))
+            case "all-gather" | "reduce-scatter":
+                outer = local_shape(tensor.shape, before, self.mesh.sizes)[: step.dim]
+                if math.prod(outer) == 1:
+                    return opaque(value)
+                # The group's tiles must be contiguous: operand and result lie transposed.
+                size_before = self.bytes_of(tensor, before)
+                tiles = self.moved(value, t, time, size_before, is_copy=True)
+                moved = opaque(tiles)
+                self.transposed.add(moved)
+                return moved
+            case "all-to-all":
+                # A tuple of pieces in, one out, and their concatenation.
+                tiles, paths = self.moved(value, t, time, size, is_copy=True), step.group_size**2
+                pieces = self.out.add(
+                    Value(Kind.OPAQUE, (tiles,), size, t, time, is_copy=True, num_paths=paths)
+                )
+                return self.moved(pieces, t, time, size, is_copy=True)
+            case _:
+                return opaque(value)
+
+    # Operators.
+
+    def operators(self, decision: GraphDecision) -> None:
+        """Add all operators."""
+        for time, (op, chosen) in enumerate(
+            zip(self.graph.operators, decision.operators, strict=True)
+        ):
+            if not all(self.graph.tensors[t].generated for t in op.outputs):
+                self.operator(time, op, chosen)
+
+    def operator(self, time: int, op: Operator, chosen: OperatorDecision) -> None:
+        """Add one operator with what its operands need before."""
+        uses = zip(op.inputs, chosen.uses, strict=True)
+        operands = [self.use(t, use, time) for t, use in uses]
+        if op.structure is not None:
+            self.loop(time, op, op.structure, chosen, operands)
+            return
+        if op.rule.halos:
+            operands = self.with_edges(time, op, chosen, operands)
+        treated = self.target.treatment(op, self.shapes(op, chosen) if op.heavy else ())
+        for k, kind in treated.rewritten:
+            v, t = operands[k], op.inputs[k]
+            size = self.out.values[v].num_bytes
+            is_moving = kind == Kind.FUSIBLE
+            operands[k] = self.out.add(Value(kind, (v,), size, t, time, is_moving=is_moving))
+        if op.heavy:
+            operands = [self.widened(v, t, time) for v, t in zip(operands, op.inputs, strict=True)]
+        for _ in range(treated.num_parts):
+            size = self.bytes_of(self.graph.tensors[op.outputs[0]], chosen.results[0])
+            part = Value(Kind.FUSIBLE, (operands[0],), size, op.outputs[0], time, is_expensive=True)
+            operands.append(self.out.add(part))
+        if treated.num_indices:
+            t, length = op.inputs[-1], self.out.values[operands[-1]].num_bytes
+            size = _INDEX_BYTES * length // self.graph.tensors[t].itemsize
+            index = Value(Kind.OPAQUE, (), size, t, time)
+            operands += [self.out.add(index) for _ in range(treated.num_indices)]
+        # Several results of one operator lie in one tuple: the first stands for the instruction.
+        for t, layout in zip(op.outputs, chosen.results, strict=True):
+            self.home[t] = (self.result(time, op, treated, t, layout, tuple(operands)), layout)
+
+    def shapes(self, op: Operator, chosen: OperatorDecision) -> tuple[tuple[int, ...], ...]:
+        """Return shapes of the operands on one device."""
+        return tuple(
+            local_shape(self.graph.tensors[t].shape, use.layout, self.mesh.sizes)
+            for t, use in zip(op.inputs, chosen.uses, strict=True)
+        )
+
+    def result(
+        self, time: int, op: Operator, treated: Treatment, t: int, layout: Layout,
+        operands: tuple[int, ...],
+    ) -> int:  # fmt: skip
+        """Add a result of an operator."""
+        tensor = self.graph.tensors[t]
+        size = self.bytes_of(tensor, layout)
+        itemsize = self.product_itemsize(tensor) if op.heavy else tensor.itemsize
+        value = self.out.add(
+            Value(
+                treated.kind,
+                operands,
+                size * itemsize // max(tensor.itemsize, 1),
+                t,
+                time,
+                is_expensive=treated.is_expensive,
+                is_moving=treated.is_moving,
+                is_reshaped=treated.is_reshaped,
+                is_in_place=treated.is_in_place,
+            )
+        )
+        if itemsize != tensor.itemsize:
+            value = self.out.add(Value(Kind.FUSIBLE, (value,), size, t, time))
+        return self.moved(value, t, time) if treated.is_copied else value
+
+    def product_itemsize(self, tensor: Tensor) -> int:
+        """Return bytes of an element where a dense product reads or makes it."""
+        return self.target.product_itemsize(tensor, self.mesh.device)
+
+    def widened(self, value: int, t: int, time: int) -> int:
+        """Return an operand of a dense product in the dtype in which it is computed."""
+        tensor = self.graph.tensors[t]
+        itemsize = self.product_itemsize(tensor)
+        if itemsize == tensor.itemsize:
+            return value
+        size = self.out.values[value].num_bytes * itemsize // tensor.itemsize
+        return self.out.add(Value(Kind.FUSIBLE, (value,), size, t, time))
+
+    def with_edges(
+        self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
+    ) -> list[int]:
+        """Return the operands with the edges of the neighbours around them."""
+        sizes, tensors = self.mesh.sizes, [self.graph.tensors[t] for t in op.inputs]
+        shapes = [tensor.shape for tensor in tensors]
+        pieces: dict[int, list[int]] = {}
+        for edge, elements in edge_elements(op.rule, chosen.strategy, sizes, shapes):
+            k = edge.halo.operand
+            size = elements * tensors[k].itemsize
+            sent = self.moved(operands[k], op.inputs[k], time, size)
+            edge_value = Value(Kind.OPAQUE, (sent,), size, op.inputs[k], time, is_copy=True)
+            pieces.setdefault(k, [operands[k]]).append(self.out.add(edge_value))
+        found = list(operands)
+        for k, parts in pieces.items():
+            shape = extended_shape(op.rule, chosen.strategy, sizes, k, shapes[k])
+            size = math.prod(shape) * tensors[k].itemsize
+            found[k] = self.out.add(
+                Value(
+                    Kind.FUSIBLE, tuple(parts), size, op.inputs[k], time,
+                    is_copy=True, is_moving=True,
+                )
+            )  # fmt: skip
+        return found
+
+    # Loops and branches.
+
+    def loop(
+        self, time: int, op: Operator, structure: Structure, chosen: OperatorDecision,
+        operands: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Add an operator with bodies: its carries, itself, and its results."""
+        out = self.out
+        carried = {k for k, _ in structure.carries}
+        reads: list[int] = []
+        for k, v in enumerate(operands):
+            size, t = out.values[v].num_bytes, op.inputs[k]
+            reads.append(out.add(Value(Kind.INITIAL, (v,), size, t, time)) if k in carried else v)
+        first = op.outputs[0] if op.outputs else -1
+        loop = out.add(Value(Kind.OPAQUE, tuple(reads), 0, first, time))
+        out.loops[loop] = time
+        for t, layout in zip(op.outputs, chosen.results, strict=True):
+            size = self.bytes_of(self.graph.tensors[t], layout)
+            self.home[t] = (out.add(Value(Kind.PART, (loop,), size, t, time)), layout)
+
+    def result_of_body(
+        self, structure: Structure, j: int, t: int, use: Use, inputs: dict[int, int]
+    ) -> None:
+        """Add what becomes of a result of a body.
+
+        Args:
+            structure: How the body is bound to its operator.
+            j: The result of the operator, or PREDICATE.
+            t: The tensor in the body.
+            use: The layout that is wanted.
+            inputs: For each operand of the operator its value in the body.
+        """
+        out, end = self.out, len(self.graph.operators)
+        value = self.use(t, use, end)
+        made, size = out.values[value], self.bytes_of(self.graph.tensors[t], use.layout)
+        carried = structure.carry_of(j)
+        if carried is not None:
+            carry = inputs[carried]
+            if value == carry:
+                return
+            # The new carry is written into the old one; a collective only if it does not read it.
+            is_direct = made.kind == Kind.OPAQUE and made.is_copy and carry not in made.inputs
+            if not is_direct or value in out.outputs:
+                value = out.add(Value(Kind.FUSIBLE, (value,), size, t, end))
+            out.aliases[value] = carry
+        elif j in structure.stacked_results:
+            # A slice of the stacked result is written in place.
+            value = self.moved(value, t, end, size * structure.length)
+            out.in_loop.add(value)
+        elif j != PREDICATE:
+            # The result of a branch is written into that of the operator.
+            if made.kind == Kind.INPUT or value in out.outputs:
+                value = out.add(Value(Kind.FUSIBLE, (value,), size, t, end))
+            out.in_loop.add(value)
+        out.outputs.append(value)

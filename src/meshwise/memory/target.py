@@ -1,0 +1,54 @@
+"""What a target's compiler is asked about memory, and the targets that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from meshwise.cluster.mesh import DeviceSpec
+from meshwise.graph.graph import Operator, Tensor
+from meshwise.memory.local_program import Instructions, LocalProgram, Treatment, Value
+
+
+class Target(Protocol):
+    """The rules by which a compiler gives memory to the program of one device.
+
+    All of them are pure functions.  `memory.peak` asks them in this order: how each operator is
+    treated, which values get a buffer, and in which order the instructions run.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the target, as `cpu`."""
+        ...
+
+    @property
+    def margin_share(self) -> float:
+        """What the compiler may need on top of the temporaries, as a share of them."""
+        ...
+
+    def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
+        """Return how the compiler treats an operator without bodies.
+
+        Args:
+            op: The operator.
+            shapes: Shapes of the operands on one device, of dense products and convolutions.
+        """
+        ...
+
+    def product_itemsize(self, tensor: Tensor, device: DeviceSpec) -> int:
+        """Return bytes of an element of a tensor where a dense product reads or makes it."""
+        ...
+
+    def instructions(self, program: LocalProgram) -> Instructions:
+        """Return what runs after fusion, and on which buffers."""
+        ...
+
+    def order(self, program: Instructions, values: Sequence[Value]) -> list[int]:
+        """Return positions of the instructions in the order in which they run.
+
+        Args:
+            program: The instructions.
+            values: The values of the program.
+        """
+        ...
