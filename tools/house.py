@@ -269,7 +269,8 @@ def table(columns: list[list[Module]]) -> str:
     lines = ["| | " + " | ".join(f"{n}" for n in ("now", "other")[: len(every)]) + " |"]
     lines += ["|---|" + "---:|" * len(every)]
     for name in every[0]:
-        cells = [len(f[name]) if isinstance(f[name], list) else f[name] for f in every]
+        values = [f[name] for f in every]
+        cells = [len(value) if isinstance(value, list) else value for value in values]
         lines.append(f"| {name} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
     lines += ["", "| folder | " + " | ".join(("lines", "other")[: len(every)]) + " |"]
     lines += ["|---|" + "---:|" * len(every)]
