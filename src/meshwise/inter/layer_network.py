@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
@@ -21,7 +22,6 @@ from meshwise.inter.boundary import Boundary, with_boundaries
 from meshwise.inter.footprint import Footprint, footprint
 from meshwise.inter.held import HeldBytes, held_bytes, repeated_bytes, resident_bytes
 from meshwise.inter.piece import PieceGraph
-from meshwise.inter.reduced import ReducedLayer
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
 from meshwise.intra.network import Network, build_network
@@ -187,7 +187,7 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
         return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
 
     return LayerBounds(
-        loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
+        loop_s=ConditionalBounds(problem, (layer.entering.node, layer.leaving.node)).of_all_pairs(),
         arriving_s=count * layer.arriving_s,
         returning_s=count * layer.returning_s,
         resident_bytes=least(resident_bytes(layer.piece, layer.network, layer.ties)),

@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from assignment.test_encoding import random_problem
 
 import meshwise as mw
 from assignment.problems import random_instance
+from assignment.test_encoding import random_problem
 from meshwise.assignment.encoding import encode
 from meshwise.assignment.files.dump import dump_problem
 from meshwise.assignment.files.reader import parse_instance, read_instance
