@@ -11,10 +11,12 @@ import pytest
 from assignment.random_problems import random_problem
 from intra.full_formulation import solve_ilp
 from meshwise.assignment.answer_check import check_solution, objective_fs
-from meshwise.assignment.bounds.dual_ascent import ascend
+from meshwise.assignment.bounds.conditional import ConditionalBounds
+from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.bounds.row_prices import price_rows
+from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import PairCost, Problem, is_feasible, objective
-from meshwise.assignment.reductions.problem_reduction import reduce_problem
+from meshwise.assignment.reductions.reduction import reduce_problem
 from meshwise.assignment.solve import solve
 from meshwise.errors import SolverError
 
@@ -49,29 +51,76 @@ def test_the_ilp_alone_finds_the_optimum(seed):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_reductions_keep_the_optimum_and_extend_every_answer(seed):
+@pytest.mark.parametrize("keep", [(), (0, 2)])
+def test_reductions_keep_the_optimum_and_extend_every_answer(seed, keep):
     problem = random_problem(seed, holes=seed % 2 == 1)
-    reduction = reduce_problem(problem)
+    reduction = reduce_problem(problem, keep=keep)
     wanted = best_cost(problem)
     if reduction.infeasible:
         assert np.isinf(wanted)
         return
-    small = reduction.problem
+    assert set(keep) <= set(reduction.nodes.tolist())
+    small = problem_of(reduction.network)
     every = itertools.product(*(range(len(c)) for c in small.costs))
     best = min(every, key=lambda c: objective(small, c))
-    assert objective(small, best) + reduction.constant == pytest.approx(wanted)
-    assert objective(problem, reduction.expand(best)) == pytest.approx(wanted)
+    assert objective(small, best) + reduction.network.constant == pytest.approx(wanted)
+    full = reduction.expand(np.array(best, np.int64))
+    assert objective(problem, full) == pytest.approx(wanted)
+    assert reduction.restrict(full).tolist() == list(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_equal_choices_the_first_stays(seed):
+    """Whatever the neighbours do: each node has each of its choices twice."""
+    problem = random_problem(seed)
+    twice = Problem(
+        costs=tuple(np.tile(c, 2) for c in problem.costs),
+        pairs=tuple(PairCost(u=p.u, v=p.v, cost=np.tile(p.cost, (2, 2))) for p in problem.pairs),
+    )
+    assert solve(twice).choice == solve(problem).choice
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_of_fixed_nodes(seed):
+    problem = random_problem(seed, holes=seed % 2 == 1)
+    nodes = (0, len(problem.costs) - 1)
+    bounds = ConditionalBounds(problem, nodes)
+    rough = bounds.of_all_pairs()
+    for a, b in itertools.product(*(range(len(problem.costs[n])) for n in nodes)):
+        costs = list(problem.costs)
+        for n, c in zip(nodes, (a, b), strict=True):
+            costs[n] = np.where(np.arange(len(costs[n])) == c, costs[n], np.inf)
+        wanted = best_cost(dataclasses.replace(problem, costs=tuple(costs)))
+        if np.isinf(rough[a, b]):
+            assert np.isinf(wanted)
+            continue
+        low, choice = bounds.of_pair(a, b)
+        assert low <= wanted + 1e-9
+        if choice is not None and (choice[nodes[0]], choice[nodes[1]]) == (a, b):
+            assert objective(problem, choice) == pytest.approx(wanted)
+        found = solve(bounds.fixed(a, b))
+        if found.choice:
+            assert objective(problem, bounds.expand(found.choice)) == pytest.approx(wanted)
+        else:
+            assert np.isinf(wanted)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_dual_ascent_bounds_and_keeps_an_optimum(seed):
-    problem = random_problem(seed)
-    found = ascend(problem, None, passes=30)
+def test_messages_bound_and_keep_an_optimum(seed):
+    problem = random_problem(seed, holes=seed % 2 == 1)
+    reduction = reduce_problem(problem, keep=range(len(problem.costs)))
+    if reduction.infeasible:
+        assert np.isinf(best_cost(problem))
+        return
+    found = relax(reduction.network, None, passes=30)
     wanted = best_cost(problem)
     assert found.bound <= wanted + 1e-9
-    assert found.cost >= wanted
-    kept = itertools.product(*(np.flatnonzero(mask).tolist() for mask in found.keep))
-    assert min(objective(problem, c) for c in kept) == pytest.approx(wanted)
+    assert found.cost >= wanted - 1e-9
+    small = problem_of(reduction.network)
+    masks = np.split(found.choices_left(), reduction.network.first_choice[1:-1])
+    kept = itertools.product(*(np.flatnonzero(mask).tolist() for mask in masks))
+    best = min(objective(small, c) for c in kept) + reduction.network.constant
+    assert best == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("seed", range(30))

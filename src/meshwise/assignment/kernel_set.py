@@ -5,22 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from meshwise.assignment.bounds.ascent import Ascent
-from meshwise.assignment.bounds.dual_ascent import ascend
 from meshwise.assignment.bounds.exact_bound import choices_within, exact_bound
 from meshwise.assignment.bounds.messages import cost_of, room_left, sweep
+from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.exact.enumeration import enumerate_choices
 from meshwise.assignment.exact.small_problem import network_of
 from meshwise.assignment.instance import Instance
 from meshwise.assignment.problem import PairCost, Problem, Row
 from meshwise.assignment.proof.proof import prove
 from meshwise.assignment.proof.trials import probe
-from meshwise.assignment.reductions.dominance import (
-    add_dearest,
-    drop_impossible,
-    folded_between,
-    not_beaten,
+from meshwise.assignment.reductions.reduction import (
+    reduce_instance,
+    reduce_network,
+    reduce_problem,
 )
-from meshwise.assignment.reductions.reduction import reduce_instance, reduce_network
 from meshwise.assignment.search.component import scratch_for
 from meshwise.assignment.search.descent import DescentWithin
 from meshwise.assignment.search.forward_checking import find_consistent
@@ -39,17 +37,12 @@ _CHOICES = 3
 
 def compile_reductions() -> None:
     """Compile the reductions."""
-    worst = np.zeros((2, 2))
-    add_dearest(worst, np.eye(2))
-    not_beaten(worst)
-    drop_impossible(np.ones(2, np.bool_), np.eye(2))
-    folded_between(np.ones(2), np.eye(2), np.eye(2))
     problem = Problem(
         costs=(np.ones(2), np.ones(2)),
         pairs=(PairCost(u=0, v=1, cost=np.eye(2)),),
         rows=(Row(nodes=((0, np.ones(2)),), pairs=((0, 1, np.eye(2)),), limit=2.0),),
     )
-    ascend(problem, None, passes=1)
+    relax(reduce_problem(problem, keep=(0, 1)).network, None, passes=1).choices_left()
     DescentWithin(problem).improved((0, 0))
     reduction = reduce_instance(_made_up())
     network = reduction.network

@@ -4,10 +4,12 @@
 # Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwise.assignment.problem import PairCost, Problem
 from meshwise.assignment.reductions.arrays import Buffers, Edges, Items, Nodes, least_in
 from meshwise.kernels.compiler import NONE, kernel, part
 
@@ -168,6 +170,70 @@ def _pieces(
         np.array(widths[1:], dtype=np.int64),
         np.array(bytes_of[1:], dtype=np.int64),
     )
+
+
+def cost_network(problem: Problem) -> Network:
+    """Return the network of a planner's problem, whole; rows are left out.
+
+    Args:
+        problem: The problem; u < v in each pair.
+    """
+    size = np.array([len(costs) for costs in problem.costs], np.int64)
+    u = np.array([pair.u for pair in problem.pairs], np.int64)
+    v = np.array([pair.v for pair in problem.pairs], np.int64)
+    return network_without_rows(
+        size,
+        _joined(problem.costs),
+        u,
+        v,
+        starts(size[u] * size[v]),
+        _joined([pair.cost.ravel() for pair in problem.pairs]),
+    )
+
+
+def network_without_rows(
+    size: Array, cost: Array, u: Array, v: Array, first_entry: Array, matrices: Array
+) -> Network:
+    """Return a network of nodes and edges alone; the arguments are those of `Network`."""
+    none = np.zeros(0, np.int64)
+    return Network(
+        size=size,
+        first_choice=starts(size),
+        cost=cost,
+        u=u,
+        v=v,
+        first_entry=first_entry,
+        matrices=matrices,
+        first_u=starts(size[u])[:-1],
+        first_v=starts(size[v])[:-1],
+        first_later=starts(np.bincount(u, minlength=len(size))),
+        later=np.argsort(u, kind="stable"),
+        first_earlier=starts(np.bincount(v, minlength=len(size))),
+        earlier=np.argsort(v, kind="stable"),
+        item_low=none,
+        item_high=none,
+        first_item=np.zeros(len(size) + 1, np.int64),
+        first_usage=none,
+        usage=none,
+        capacity=none,
+        constant=0.0,
+    )
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return np.concatenate(arrays).astype(np.float64) if len(arrays) else np.zeros(0)
+
+
+def problem_of(network: Network) -> Problem:
+    """Return the nodes and edges of a network as a planner's problem, without the constant."""
+    size, first = network.size, network.first_entry
+    costs = np.split(network.cost, network.first_choice[1:-1]) if len(size) else []
+    ends = zip(network.u.tolist(), network.v.tolist(), strict=True)
+    pairs = [
+        PairCost(u=u, v=v, cost=network.matrices[first[e] : first[e + 1]].reshape(size[u], size[v]))
+        for e, (u, v) in enumerate(ends)
+    ]
+    return Problem(costs=tuple(costs), pairs=tuple(pairs))
 
 
 def build_network(

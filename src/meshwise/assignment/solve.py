@@ -1,8 +1,7 @@
-"""Solve a problem: reductions and dual ascent in turn, then `engine` on what is left.
+"""Solve a problem: reductions and bounds in turn, then `engine` on what is left.
 
-Large problems, and those with rows that are to be proved, go there at once: its reductions are
-compiled and reach further.  What is small does without its kernels, which take a while to compile
-on a machine that does not keep them yet.
+Large problems, and those with rows that are to be proved, go there at once: it ends at the limit of
+time, whatever it does.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.assignment.bounds.dual_ascent import ascend
-from meshwise.assignment.bounds.row_prices import Priced, price_rows
+from meshwise.assignment.bounds.relaxation import relax
+from meshwise.assignment.bounds.row_prices import price_rows
 from meshwise.assignment.engine import solve_encoded
+from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import Problem, Row, Solution, is_feasible, objective
-from meshwise.assignment.reductions.problem_reduction import Reduction, reduce_problem
+from meshwise.assignment.reductions.reduction import Reduction, reduce_network, reduce_problem
 from meshwise.assignment.validity import check_problem
 from meshwise.errors import SolverError
 
 # Is given a problem and the cost of its solution, None without one.
 Recorder = Callable[[Problem, float | None], object]
 
-# Reductions and dual ascent take turns while each turn removes a good part of the choices.
+# Reductions and bounds take turns while each turn removes a good part of the choices.
 _ROUNDS = 8
 _PASSES = 60
 _SHRINK = 0.9
@@ -87,87 +87,112 @@ def _solved(
         if found.status == "infeasible" and problem.rows:
             return _none(price_rows(problem, None).nearest)
         return found
+    if problem.rows:
+        return _within_rows(problem, best, deadline=deadline, seed=seed)
     return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
 
 
 def _in_turns(
     problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int, exact: bool
 ) -> Solution:
-    """Reductions and bounds in turn, then the solver."""
-    chain: list[Reduction] = []
-    small, first, constant, bound = problem, best, 0.0, 0.0
+    """Reductions and bounds in turn, then the solver of instances; the problem has no rows."""
+    chain = [reduce_problem(problem)]
+    first = None if best is None else np.array(best, np.int64)
+    bound = -math.inf
     for _ in range(_ROUNDS):
-        reduction = reduce_problem(small)
+        reduction = chain[-1]
         if reduction.infeasible:
             return _none(())
-        chain.append(reduction)
-        small = reduction.problem
-        constant += reduction.constant
-        if not small.costs:
-            return _answer(problem, chain, (), best, status="optimal", num_left=0)
+        network = reduction.network
         first = reduction.restrict(first) if first is not None else None
-        before = sum(len(c) for c in small.costs)
-        if not exact:
-            first, proved = _briefly(small, first, deadline, seed)
-            if proved is not None:
-                bound = proved
-                break
-        found = price_rows(small, first) if problem.rows else ascend(small, first, passes=_PASSES)
-        if math.isinf(found.bound):
-            nearest = found.nearest if isinstance(found, Priced) else None
-            return _none(_expanded(chain, nearest) if nearest else ())
-        first, bound = found.choice, found.bound
+        if not len(network.size):
+            return _answer(problem, chain, np.zeros(0, np.int64), best, status="optimal")
+        found = relax(network, first, passes=_PASSES)
+        first, bound = found.choice, max(bound, found.bound)
         if first is not None and bound >= found.cost * (1 - _EXACT):
-            return _answer(problem, chain, first, best, status="optimal", num_left=0)
-        if isinstance(found, Priced) or sum(map(np.sum, found.keep)) > _SHRINK * before:
+            return _answer(problem, chain, first, best, status="optimal")
+        keep = found.choices_left()
+        if keep.sum() > _SHRINK * len(keep):
             break
-        small = _restricted(small, found.keep)
-    if not exact and first is not None:
-        return _answer(
-            problem,
-            chain,
-            first,
-            best,
-            status="bounded",
-            num_left=len(small.costs),
-            bound=bound + constant,
-        )
-    left = deadline - time.monotonic()
-    found = solve_encoded(small, incumbent=first, time_limit_s=left, seed=seed)
-    bound = max(found.bound, bound) + constant
+        chain.append(reduce_network(network, keep))
+    network = chain[-1].network
+    small = problem_of(network)
+    if not exact and first is not None and _num_entries(small) > _BRIEF:
+        return _answer(problem, chain, first, best, status="bounded", bound=bound)
+    found = solve_encoded(
+        small,
+        incumbent=None if first is None else tuple(first.tolist()),
+        time_limit_s=deadline - time.monotonic(),
+        seed=seed,
+        brief=not exact and first is not None,
+    )
+    bound = max(found.bound + network.constant, bound)
     if found.choice:
-        return _answer(
-            problem,
-            chain,
-            found.choice,
-            best,
-            status=found.status,
-            num_left=len(small.costs),
-            bound=bound,
-        )
+        status = found.status if exact or found.status == "optimal" else "bounded"
+        choice = np.array(found.choice, np.int64)
+        return _answer(problem, chain, choice, best, status=status, bound=bound)
     if best is None:
         return dataclasses.replace(found, bound=bound)
-    return Solution(
-        choice=best,
-        cost=objective(problem, best),
-        bound=bound,
-        status=found.status,
-        num_left=len(small.costs),
-    )
+    cost = objective(problem, best)
+    num_left = len(network.size)
+    return Solution(choice=best, cost=cost, bound=bound, status=found.status, num_left=num_left)
 
 
-def _briefly(
-    problem: Problem, first: tuple[int, ...] | None, deadline: float, seed: int
-) -> tuple[tuple[int, ...] | None, float | None]:
-    """What the solver finds with a bounded amount of work, and a bound if that will do."""
-    if _num_entries(problem) > _BRIEF:
-        return first, None
+def _within_rows(
+    problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int
+) -> Solution:
+    """A bounded amount of work on a problem with rows, whose nodes no reduction touches."""
+    ends = {u for row in problem.rows for u, _ in row.nodes}
+    ends |= {u for row in problem.rows for pair in row.pairs for u in pair[:2]}
+    reduction = reduce_problem(problem, keep=ends)
+    if reduction.infeasible:
+        return _none(())
+    chain = [reduction]
+    first = None if best is None else reduction.restrict(np.array(best, np.int64))
+    known = None if first is None else tuple(first.tolist())
+    small = _with_rows(problem.rows, reduction)
+    if _num_entries(small) <= _BRIEF:
+        left = deadline - time.monotonic()
+        found = solve_encoded(small, incumbent=known, time_limit_s=left, seed=seed, brief=True)
+        known = found.choice or known
+        if found.choice and found.bound >= found.cost * (1 - _NEARLY):
+            bound = found.bound + reduction.network.constant
+            choice = np.array(found.choice, np.int64)
+            return _answer(problem, chain, choice, best, status="bounded", bound=bound)
+    priced = price_rows(small, known)
+    if math.isinf(priced.bound):
+        return _none(_expanded(chain, np.array(priced.nearest, np.int64)) if priced.nearest else ())
+    bound = priced.bound + reduction.network.constant
+    if priced.choice is not None:
+        status = "optimal" if priced.bound >= priced.cost * (1 - _EXACT) else "bounded"
+        choice = np.array(priced.choice, np.int64)
+        return _answer(problem, chain, choice, best, status=status, bound=bound)
     left = deadline - time.monotonic()
-    found = solve_encoded(problem, incumbent=first, time_limit_s=left, seed=seed, brief=True)
+    found = solve_encoded(small, incumbent=None, time_limit_s=left, seed=seed)
+    bound = max(found.bound + reduction.network.constant, bound)
     if not found.choice:
-        return first, None
-    is_near = found.bound >= found.cost * (1 - _NEARLY)
-    return found.choice, found.bound if is_near or not problem.rows else None
+        return dataclasses.replace(found, bound=bound)
+    choice = np.array(found.choice, np.int64)
+    return _answer(problem, chain, choice, best, status=found.status, bound=bound)
+
+
+def _with_rows(rows: Sequence[Row], reduction: Reduction) -> Problem:
+    """What is left of a problem, with its rows over the choices that are left."""
+    number = {int(u): i for i, u in enumerate(reduction.nodes)}
+    left = {u: reduction.choices(i) for u, i in number.items()}
+    return dataclasses.replace(
+        problem_of(reduction.network),
+        rows=tuple(
+            dataclasses.replace(
+                row,
+                nodes=tuple((number[u], w[left[u]]) for u, w in row.nodes),
+                pairs=tuple(
+                    (number[u], number[v], w[np.ix_(left[u], left[v])]) for u, v, w in row.pairs
+                ),
+            )
+            for row in rows
+        ),
+    )
 
 
 def _has_weights(row: Row) -> bool:
@@ -190,40 +215,30 @@ def _none(nearest: tuple[int, ...]) -> Solution:
     )
 
 
-def _expanded(chain: Sequence[Reduction], choice: tuple[int, ...]) -> tuple[int, ...]:
+def _expanded(chain: Sequence[Reduction], choice: NDArray[np.int64]) -> tuple[int, ...]:
     for reduction in reversed(chain):
         choice = reduction.expand(choice)
-    return choice
-
-
-def _restricted(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
-    """Forbid the choices outside of `keep`; the next reduction removes them."""
-    return Problem(
-        costs=tuple(np.where(mask, c, np.inf) for c, mask in zip(problem.costs, keep, strict=True)),
-        pairs=problem.pairs,
-        rows=problem.rows,
-    )
+    return tuple(choice.tolist())
 
 
 def _answer(
     problem: Problem,
     chain: Sequence[Reduction],
-    choice: tuple[int, ...],
+    choice: NDArray[np.int64],
     best: tuple[int, ...] | None,
     *,
     status: str,
-    num_left: int,
     bound: float = -math.inf,
 ) -> Solution:
     """Extend a choice of the last reduction to the whole problem."""
-    choice = _expanded(chain, choice)
-    cost = objective(problem, choice)
+    full = _expanded(chain, choice)
+    cost = objective(problem, full)
     if best is not None and objective(problem, best) < cost:
-        choice, cost = best, objective(problem, best)
+        full, cost = best, objective(problem, best)
     return Solution(
-        choice=choice,
+        choice=full,
         cost=cost,
         bound=cost if status == "optimal" else min(bound, cost),
         status=status,
-        num_left=num_left,
+        num_left=len(chain[-1].network.size),
     )

@@ -1,6 +1,7 @@
 """Lower bounds: messages along the network, and prices of the memory rows.
 
-`messages` passes cost between nodes and edges, `ascent` moves prices of memory along the gradient
-of the bound, and `exact_bound` computes a bound in whole numbers, with the choices that it rules
-out.
+`messages` passes cost between nodes and edges.  `relaxation` settles them where there are no rows;
+`conditional` does so for all choices of two nodes at once.  `ascent` moves prices of memory along
+the gradient of the bound, `row_prices` brackets those of a planner's rows, and `exact_bound`
+computes a bound in whole numbers, with the choices that it rules out.
 """

@@ -43,7 +43,13 @@ def rises(network: Network, held: Messages) -> NDArray[np.float64]:
 
 
 def choices_within(
-    network: Network, held: Messages, prices: NDArray[np.float64], bound: float, cost: float
+    network: Network,
+    held: Messages,
+    prices: NDArray[np.float64],
+    bound: float,
+    cost: float,
+    *,
+    step: float = 1.0,
 ) -> NDArray[np.bool_]:
     """Choices that could be part of a cheaper solution than one known.
 
@@ -53,12 +59,12 @@ def choices_within(
         prices: Of a byte in each row.
         bound: Lower bound that they prove.
         cost: Cost of the solution known.
+        step: A better solution is cheaper by so much at least: 1 where costs are whole.
     """
     above = rises(network, held)
-    # Whole costs: a better solution is cheaper by one at least.  The bound is a difference of sums
-    # of this size, each rounded.
+    # The bound is a difference of sums of this size, each rounded.
     slack = 1e-9 * (abs(cost) + float(prices @ network.capacity))
-    return bound + above <= cost - 1 + slack
+    return bound + above <= cost - step + slack
 
 
 def dearest(network: Network) -> float:

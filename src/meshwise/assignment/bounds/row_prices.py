@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.bounds.dual_ascent import ascend
+from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.problem import (
     Array,
     PairCost,
@@ -25,7 +25,7 @@ from meshwise.assignment.problem import (
     objective,
     row_weight,
 )
-from meshwise.assignment.reductions.problem_reduction import reduce_problem
+from meshwise.assignment.reductions.reduction import reduce_problem
 from meshwise.assignment.search.descent import DescentWithin
 
 _STEPS = 12
@@ -81,15 +81,13 @@ def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float
 
 def relaxed(problem: Problem) -> tuple[tuple[int, ...], float]:
     """A good choice of a problem without rows, and a lower bound."""
-    reduction = reduce_problem(problem, dominance=False)
+    reduction = reduce_problem(problem)
     if reduction.infeasible:
         return (), math.inf
-    if not reduction.problem.costs:
-        return reduction.expand(()), reduction.constant
-    ascent = ascend(reduction.problem, None, passes=_PASSES)
-    if ascent.choice is None:
-        return (), ascent.bound + reduction.constant
-    return reduction.expand(ascent.choice), ascent.bound + reduction.constant
+    found = relax(reduction.network, None, passes=_PASSES)
+    if found.choice is None:
+        return (), found.bound
+    return tuple(reduction.expand(found.choice).tolist()), found.bound
 
 
 def _excess(problem: Problem, choice: Sequence[int]) -> float:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.bounds.dual_ascent import MovedCosts
-from meshwise.assignment.flat_problem import Flat
+from meshwise.assignment.bounds.messages import no_messages, sweep
 from meshwise.assignment.problem import Array, Problem, objective
+from meshwise.assignment.reductions.reduction import Reduction, reduce_problem
+from meshwise.kernels.compiler import BACKWARD, FORWARD
 
 _PASSES = 80
 _SLACK = 1e-9
@@ -98,8 +99,14 @@ def _cheapest_first(
     problem: Problem, held: Sequence[Array], limit: float
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Choices of the first nodes with a lower bound of what they lead to, in its order."""
-    bound, nodes, before = _moved(problem)
+    reduction = reduce_problem(problem, keep=range(len(problem.costs)))
+    if reduction.infeasible:
+        return
+    bound, nodes, before = _moved(reduction)
     count = len(nodes)
+    left = [reduction.choices(u) for u in range(count)]
+    numbers = [choices.tolist() for choices in left]
+    held = [weights[choices] for weights, choices in zip(held, left, strict=True)]
     at_least = [0.0] * (count + 1)
     for u in reversed(range(count)):
         at_least[u] = at_least[u + 1] + float(held[u].min())
@@ -107,7 +114,7 @@ def _cheapest_first(
     heap: list[tuple[float, int, tuple[int, ...], float]] = [(0.0, 0, (), 0.0)]
     while heap:
         excess, _, choice, holds = heapq.heappop(heap)
-        yield bound + excess, choice
+        yield bound + excess, tuple(of[i] for of, i in zip(numbers, choice, strict=False))
         u = len(choice)
         if u == count:
             continue
@@ -119,16 +126,29 @@ def _cheapest_first(
                 heapq.heappush(heap, (more, -u, (*choice, i), holds + stays))
 
 
-def _moved(problem: Problem) -> tuple[float, list[Array], list[list[tuple[int, Array]]]]:
+def _moved(reduction: Reduction) -> tuple[float, list[Array], list[list[tuple[int, Array]]]]:
     """A bound, and what choices of nodes and of pairs (by the later node) lie above it."""
-    costs = MovedCosts(Flat.of(problem))
+    network = reduction.network
+    held = no_messages(network)
     for _ in range(_PASSES):
-        costs.raise_bound()
-    nodes = [c - c.min() for c in costs.nodes]
+        sweep(FORWARD, network, held)
+        sweep(BACKWARD, network, held)
+    bound = network.constant
+    nodes: list[Array] = []
+    for u in range(len(network.size)):
+        values = held.node[network.first_choice[u] : network.first_choice[u + 1]]
+        bound += float(values.min())
+        nodes.append(values - values.min())
     before: list[list[tuple[int, Array]]] = [[] for _ in nodes]
-    for pair, matrix in zip(problem.pairs, costs.pairs, strict=True):
-        before[pair.v].append((pair.u, matrix - matrix.min()))
-    return costs.bound(), nodes, before
+    for e, (u, v) in enumerate(zip(network.u.tolist(), network.v.tolist(), strict=True)):
+        rows, width = int(network.size[u]), int(network.size[v])
+        first, at_u, at_v = network.first_entry[e], network.first_u[e], network.first_v[e]
+        own: Array = network.matrices[first : first + rows * width].reshape(rows, width)
+        matrix: Array = own + held.at_u[at_u : at_u + rows, None]
+        matrix = matrix + held.at_v[at_v : at_v + width]
+        bound += float(matrix.min())
+        before[v].append((u, matrix - matrix.min()))
+    return bound, nodes, before
 
 
 def cheaper_neighbour(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from meshwise.assignment.exact.integer_program import ExactAnswer, solve_exactly
 from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
-from meshwise.assignment.network import Network, starts
+from meshwise.assignment.network import Network, network_without_rows, starts
 from meshwise.errors import SolverError
 
 # Costs of choices and of pairs of choices that a small problem has at most.
@@ -72,27 +72,21 @@ def network_of(instance: Instance) -> Network:
     has_item = (ranks[:, 0] < ranks[:, 1]) & (instance.limit is not None)
     num_rows = max(len(times) - 1, 0) if instance.limit is not None else 0
     owner = np.flatnonzero(has_item)
-    return Network(
-        size=size,
-        first_choice=instance.first_choice,
-        cost=_floats(instance.costs),
-        u=u,
-        v=v,
-        first_entry=instance.first_entry,
-        matrices=_floats(instance.edge_costs),
-        first_u=starts(size[u])[:-1],
-        first_v=starts(size[v])[:-1],
-        first_later=starts(np.bincount(u, minlength=len(size))),
-        later=np.argsort(u, kind="stable"),
-        first_earlier=starts(np.bincount(v, minlength=len(size))),
-        earlier=np.argsort(v, kind="stable"),
+    network = network_without_rows(
+        size,
+        _floats(instance.costs),
+        u,
+        v,
+        instance.first_entry,
+        _floats(instance.edge_costs),
+    )
+    return network._replace(
         item_low=ranks[owner, 0],
         item_high=ranks[owner, 1],
         first_item=starts(has_item),
         first_usage=instance.first_choice[:-1][owner],
         usage=instance.usages,
         capacity=np.full(num_rows, instance.limit or 0, np.int64),
-        constant=0.0,
     )
 
 

@@ -34,6 +34,7 @@ class Nodes(NamedTuple):
         cost: Of the choices left; infinite for those about to go.
         original: Numbers of the choices left as they were at the beginning.
         alive: Whether the node still decides.
+        locked: Whether the node must stay, with all choices that are possible.
         first_half: First half-edge, -1 for none.
         first_item: First usage item, -1 for none.
     """
@@ -44,6 +45,7 @@ class Nodes(NamedTuple):
     cost: Array
     original: Array
     alive: Array
+    locked: Array
     first_half: Array
     first_item: Array
 

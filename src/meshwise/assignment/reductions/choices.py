@@ -150,10 +150,13 @@ def _beats(
 
 @part
 def drop_dominated(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers) -> bool:
-    """Price choices that another one of the node beats at infinity; whether there were any."""
+    """Price choices that another one of the node beats at infinity; whether there were any.
+
+    Of equal ones the first stays.
+    """
     start = nodes.start[i]
     dropped = False
-    for b in range(nodes.size[i]):
+    for b in range(nodes.size[i] - 1, -1, -1):
         for a in range(nodes.size[i]):
             left = a != b and nodes.cost[start + a] < INF
             if left and _beats(a, b, i, nodes, edges, items, buffers):

@@ -4,13 +4,15 @@
 # Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
-from meshwise.assignment.network import Network, build_network
+from meshwise.assignment.network import Network, build_network, cost_network
+from meshwise.assignment.problem import Problem
 from meshwise.assignment.reductions.arrays import (
     END,
     INFEASIBLE,
@@ -71,6 +73,10 @@ def _look_at_edges(
                 way = follows(e, nodes, edges, buffers)
                 if half & 1:
                     way = (way & 1) << 1 | way >> 1
+                if nodes.locked[other]:
+                    way &= 2
+                if nodes.locked[i]:
+                    way &= 1
                 # Bit 0: the other one follows i; bit 1: i follows it.
                 if way == 3:
                     fewer = degree(i, nodes, edges) < degree(other, nodes, edges)
@@ -132,6 +138,8 @@ def _run(nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work)
         if absorbed:
             if nodes.alive[i]:
                 push(i, work)
+        elif nodes.locked[i]:
+            continue
         elif nodes.first_item[i] < 0 and may_eliminate(i, nodes, edges):
             buffers = eliminate(i, nodes, edges, buffers, work)
         elif nodes.size[i] > 1 and _dominance_cells(i, nodes, edges) <= _DOMINANCE_CELLS:
@@ -169,6 +177,23 @@ class Reduction:
         full[self.nodes] = self.original[self.network.first_choice[:-1] + choice]
         _replay(self.log, self.num_original, full)
         return full
+
+    def restrict(self, choice: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return a choice of the problem as one of the network; None if a part of it was dropped.
+
+        Args:
+            choice: One choice for each node of the problem.
+        """
+        first = self.network.first_choice
+        places = np.flatnonzero(self.original == np.repeat(choice[self.nodes], np.diff(first)))
+        if len(places) < len(self.nodes):
+            return None
+        return places - first[:-1]
+
+    def choices(self, node: int) -> NDArray[np.int64]:
+        """Return what is left of the choices of a node, which is the network's `node`."""
+        first = self.network.first_choice
+        return self.original[first[node] : first[node + 1]]
 
 
 @kernel
@@ -215,6 +240,7 @@ def _state(
         cost=_floats(instance.costs),
         original=number.astype(np.int32),
         alive=np.ones(count, np.bool_),
+        locked=np.zeros(count, np.bool_),
         first_half=np.full(count, -1, np.int64),
         first_item=np.where(live, np.arange(count), -1)
         if instance.limit is not None
@@ -281,6 +307,19 @@ def reduce_network(
     return _reduced(_state_of_network(network, keep, limit, stop), limit, network.constant)
 
 
+def reduce_problem(problem: Problem, *, keep: Iterable[int] = ()) -> Reduction:
+    """Shrink the costs of a planner's problem without changing its optimum.
+
+    Args:
+        problem: The problem; its rows are left out.
+        keep: Nodes that stay, with all choices that are possible.
+    """
+    network = cost_network(problem)
+    state = _state_of_network(network, np.ones(len(network.cost), np.bool_), 0, None)
+    state[0].locked[list(keep)] = True
+    return _reduced(state, None, 0.0)
+
+
 def _reduced(
     state: tuple[Nodes, Edges, Items, Buffers, Work], limit: int | None, constant: float
 ) -> Reduction:
@@ -344,6 +383,7 @@ def _state_of_network(
         cost=np.where(keep, network.cost, np.inf),
         original=number.astype(np.int32),
         alive=np.ones(count, np.bool_),
+        locked=np.zeros(count, np.bool_),
         first_half=np.full(count, -1, np.int64),
         first_item=np.where(has_items, network.first_item[:-1], -1),
     )

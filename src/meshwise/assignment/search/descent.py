@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwise.assignment.flat_problem import Flat, Ints
+from meshwise.assignment.network import Network, cost_network
 from meshwise.assignment.problem import Problem, row_weight
-from meshwise.assignment.search.descent_kernels import FlatRows, Scratch, descend, descend_within
+from meshwise.assignment.search.descent_kernels import NodeRows, Scratch, descend, descend_within
 
 _SWEEPS = 30
 
 
-def improved(flat: Flat, choice: Ints) -> tuple[int, ...]:
-    """Best choice node by node until nothing changes; rows are not looked at.
+def improve_in_place(network: Network, choice: NDArray[np.int64]) -> None:
+    """Take the best choice node by node until nothing changes; rows are not looked at.
 
     Args:
-        flat: Costs.
-        choice: Of all nodes; changed.
+        network: The costs, infinite ones too.
+        choice: One choice for each node; changed.
     """
-    descend(_SWEEPS, flat, np.zeros(flat.most_choices()), choice)
-    return tuple(choice.tolist())
+    descend(_SWEEPS, network, np.zeros(int(network.size.max(initial=0))), choice)
 
 
 class DescentWithin:
@@ -32,16 +32,16 @@ class DescentWithin:
             problem: Each pair of nodes at most once.
         """
         self._problem = problem
-        self._flat, self._rows = Flat.of(problem), FlatRows.of(problem)
-        self._scratch = Scratch.of(self._flat)
+        self._network, self._rows = cost_network(problem), NodeRows.of(problem)
+        self._scratch = Scratch.of(self._network)
 
     def improved(self, choice: tuple[int, ...]) -> tuple[int, ...]:
-        """Best choice node by node and pair by pair, among those that keep all rows.
+        """Return the best choice, node by node and pair by pair, among those that keep all rows.
 
         Args:
-            choice: Satisfies the rows.
+            choice: A choice that keeps the rows.
         """
         room = np.array([r.limit - row_weight(r, choice) for r in self._problem.rows], np.float64)
         better = np.array(choice, np.int64)
-        descend_within(_SWEEPS, self._flat, self._rows, room, self._scratch, better)
+        descend_within(_SWEEPS, self._network, self._rows, room, self._scratch, better)
         return tuple(better.tolist())

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.assignment.flat_problem import Flat, Ints, cost_at
+from meshwise.assignment.network import Network
 from meshwise.assignment.problem import Problem
 from meshwise.kernels.compiler import kernel, part
 
+Ints = NDArray[np.int64]
 Array = Any
 # Of a node, a pair, a row or an entry.
 Number = Any
 
 
-class FlatRows(NamedTuple):
+class NodeRows(NamedTuple):
     """The rows of a problem, by node: what each node weighs, alone and with another one.
 
     Attributes:
@@ -41,7 +42,7 @@ class FlatRows(NamedTuple):
     limit: NDArray[np.float64]
 
     @classmethod
-    def of(cls, problem: Problem) -> FlatRows:
+    def of(cls, problem: Problem) -> NodeRows:
         """The rows of a problem."""
         entries: list[list[tuple[int, int, bool, int]]] = [[] for _ in problem.costs]
         weights: list[NDArray[np.float64]] = [np.zeros(0)]
@@ -86,28 +87,50 @@ class Scratch(NamedTuple):
     both: NDArray[np.float64]
 
     @classmethod
-    def of(cls, flat: Flat) -> Scratch:
+    def of(cls, net: Network) -> Scratch:
         """For a problem."""
-        most = flat.most_choices()
+        most = int(net.size.max(initial=0))
         one, two = (2, most), (most, most)
         return cls(np.zeros(one), np.zeros(one), np.zeros(two), np.zeros(two), np.zeros(two))
 
 
+@part
+def _cost_at(i: Number, without: Number, net: Network, choice: Array, total: Array) -> None:
+    """Cost of each choice of node `i` with its neighbours as they are, but for one (-1: none)."""
+    start, size = net.first_choice[i], net.size[i]
+    total[:size] = net.cost[start : start + size]
+    for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+        e = net.earlier[k]
+        other = net.u[e]
+        if other != without:
+            row = net.first_entry[e] + choice[other] * size
+            for s in range(size):
+                total[s] += net.matrices[row + s]
+    for k in range(net.first_later[i], net.first_later[i + 1]):
+        e = net.later[k]
+        other = net.v[e]
+        if other != without:
+            others = net.size[other]
+            column = net.first_entry[e] + choice[other]
+            for s in range(size):
+                total[s] += net.matrices[column + s * others]
+
+
 @kernel
-def descend(sweeps: int, flat: Flat, scratch: Array, choice: Array) -> None:
+def descend(sweeps: int, net: Network, scratch: Array, choice: Array) -> None:
     """Take the best choice node by node until nothing changes; rows are not looked at.
 
     Args:
         sweeps: At most so many.
-        flat: Costs, infinite ones too.
+        net: Costs, infinite ones too.
         scratch: As long as a node has choices at most.
         choice: Of all nodes; changed.
     """
     for _ in range(sweeps):
         changed = False
-        for i in range(len(flat.node_at) - 1):
-            cost_at(i, -1, flat, choice, scratch)
-            best = np.argmin(scratch[: flat.node_at[i + 1] - flat.node_at[i]])
+        for i in range(net.size.size):
+            _cost_at(i, -1, net, choice, scratch)
+            best = np.argmin(scratch[: net.size[i]])
             if scratch[best] < scratch[choice[i]]:
                 choice[i] = best
                 changed = True
@@ -117,7 +140,7 @@ def descend(sweeps: int, flat: Flat, scratch: Array, choice: Array) -> None:
 
 @part
 def _weigh(
-    p: Number, size: Number, flat: Flat, rows: FlatRows, choice: Array, weight: Array
+    p: Number, size: Number, net: Network, rows: NodeRows, choice: Array, weight: Array
 ) -> None:
     """Add entry `p` to the weight of each choice of its node, with its neighbour as it is."""
     at, other = rows.weight_at[p], rows.other[p]
@@ -125,7 +148,7 @@ def _weigh(
         for s in range(size):
             weight[s] += rows.weight[at + s]
     elif rows.is_first[p]:
-        others = flat.node_at[other + 1] - flat.node_at[other]
+        others = net.size[other]
         column = at + choice[other]
         for s in range(size):
             weight[s] += rows.weight[column + s * others]
@@ -141,8 +164,8 @@ def _weigh_row(
     k: Number,
     i: Number,
     without: Number,
-    flat: Flat,
-    rows: FlatRows,
+    net: Network,
+    rows: NodeRows,
     choice: Array,
     weight: Array,
 ) -> Number:
@@ -153,32 +176,32 @@ def _weigh_row(
         k: The row.
         i: The node.
         without: A neighbour that is left out, -1 for none.
-        flat: The problem.
+        net: The problem.
         rows: Its rows.
         choice: Of all nodes.
         weight: For the result.
     """
-    size = flat.node_at[i + 1] - flat.node_at[i]
+    size = net.size[i]
     weight[:size] = 0.0
     while p < rows.entry_at[i + 1] and rows.row[p] == k:
         if without < 0 or rows.other[p] != without:
-            _weigh(p, size, flat, rows, choice, weight)
+            _weigh(p, size, net, rows, choice, weight)
         p += 1
     return p
 
 
 @part
 def _move_one(
-    i: Number, flat: Flat, rows: FlatRows, choice: Array, room: Array, scratch: Scratch
+    i: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: Scratch
 ) -> bool:
     """Take the cheapest choice of node `i` that keeps all rows."""
     cost, weight = scratch.cost[0], scratch.weight[0]
-    cost_at(i, -1, flat, choice, cost)
-    size, now = flat.node_at[i + 1] - flat.node_at[i], choice[i]
+    _cost_at(i, -1, net, choice, cost)
+    size, now = net.size[i], choice[i]
     p = rows.entry_at[i]
     while p < rows.entry_at[i + 1]:
         k = rows.row[p]
-        p = _weigh_row(p, k, i, -1, flat, rows, choice, weight)
+        p = _weigh_row(p, k, i, -1, net, rows, choice, weight)
         for s in range(size):
             if weight[s] - weight[now] > room[k]:
                 cost[s] = np.inf
@@ -188,7 +211,7 @@ def _move_one(
     p = rows.entry_at[i]
     while p < rows.entry_at[i + 1]:
         k = rows.row[p]
-        p = _weigh_row(p, k, i, -1, flat, rows, choice, weight)
+        p = _weigh_row(p, k, i, -1, net, rows, choice, weight)
         room[k] -= weight[best] - weight[now]
     choice[i] = best
     return True
@@ -200,8 +223,8 @@ def _weigh_both(
     p: Number,
     q: Number,
     e: Number,
-    flat: Flat,
-    rows: FlatRows,
+    net: Network,
+    rows: NodeRows,
     choice: Array,
     scratch: Scratch,
 ) -> None:
@@ -212,16 +235,16 @@ def _weigh_both(
         p: The first entry of the first node that is of the row, or behind all.
         q: The same of the second node.
         e: The pair.
-        flat: The problem.
+        net: The problem.
         rows: Its rows.
         choice: Of all nodes.
         scratch: For the result, in `pair_weight`.
     """
-    i, j = flat.u[e], flat.v[e]
-    size, others = flat.node_at[i + 1] - flat.node_at[i], flat.node_at[j + 1] - flat.node_at[j]
+    i, j = net.u[e], net.v[e]
+    size, others = net.size[i], net.size[j]
     left, right = scratch.weight[0], scratch.weight[1]
-    end = _weigh_row(p, k, i, j, flat, rows, choice, left)
-    _weigh_row(q, k, j, i, flat, rows, choice, right)
+    end = _weigh_row(p, k, i, j, net, rows, choice, left)
+    _weigh_row(q, k, j, i, net, rows, choice, right)
     for s in range(size):
         for t in range(others):
             scratch.pair_weight[s, t] = left[s] + right[t]
@@ -234,13 +257,13 @@ def _weigh_both(
 
 
 @part
-def _row_of(p: Number, i: Number, rows: FlatRows) -> Number:
+def _row_of(p: Number, i: Number, rows: NodeRows) -> Number:
     """Row of entry `p` of node `i`; behind all rows if there is none."""
     return rows.row[p] if p < rows.entry_at[i + 1] else len(rows.limit)
 
 
 @part
-def _behind(p: Number, k: Number, i: Number, rows: FlatRows) -> Number:
+def _behind(p: Number, k: Number, i: Number, rows: NodeRows) -> Number:
     """The first entry of node `i` from `p` on that is not of row `k`."""
     while _row_of(p, i, rows) == k:
         p += 1
@@ -248,17 +271,17 @@ def _behind(p: Number, k: Number, i: Number, rows: FlatRows) -> Number:
 
 
 @part
-def _price_both(e: Number, flat: Flat, choice: Array, scratch: Scratch) -> None:
+def _price_both(e: Number, net: Network, choice: Array, scratch: Scratch) -> None:
     """Cost of each pair of choices of the nodes of pair `e`, in `pair_cost`."""
-    i, j = flat.u[e], flat.v[e]
-    size, others = flat.node_at[i + 1] - flat.node_at[i], flat.node_at[j + 1] - flat.node_at[j]
+    i, j = net.u[e], net.v[e]
+    size, others = net.size[i], net.size[j]
     left, right = scratch.cost[0], scratch.cost[1]
-    cost_at(i, j, flat, choice, left)
-    cost_at(j, i, flat, choice, right)
-    at = flat.pair_at[e]
+    _cost_at(i, j, net, choice, left)
+    _cost_at(j, i, net, choice, right)
+    at = net.first_entry[e]
     for s in range(size):
         for t in range(others):
-            scratch.pair_cost[s, t] = left[s] + right[t] + flat.matrix[at + s * others + t]
+            scratch.pair_cost[s, t] = left[s] + right[t] + net.matrices[at + s * others + t]
 
 
 @part
@@ -274,13 +297,13 @@ def _cheapest(cost: Array) -> tuple[int, int]:
 
 @part
 def _move_two(
-    e: Number, flat: Flat, rows: FlatRows, choice: Array, room: Array, scratch: Scratch
+    e: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: Scratch
 ) -> bool:
     """Take the cheapest choices of the nodes of pair `e` that keep all rows."""
-    i, j = flat.u[e], flat.v[e]
+    i, j = net.u[e], net.v[e]
     a, b = choice[i], choice[j]
-    size, others = flat.node_at[i + 1] - flat.node_at[i], flat.node_at[j + 1] - flat.node_at[j]
-    _price_both(e, flat, choice, scratch)
+    size, others = net.size[i], net.size[j]
+    _price_both(e, net, choice, scratch)
     cost, weight = scratch.pair_cost[:size, :others], scratch.pair_weight
     if not cost.min() < cost[a, b]:
         return False
@@ -289,7 +312,7 @@ def _move_two(
         k = min(_row_of(p, i, rows), _row_of(q, j, rows))
         if k == len(rows.limit):
             break
-        _weigh_both(k, p, q, e, flat, rows, choice, scratch)
+        _weigh_both(k, p, q, e, net, rows, choice, scratch)
         for s in range(size):
             for t in range(others):
                 if weight[s, t] - weight[a, b] > room[k]:
@@ -303,7 +326,7 @@ def _move_two(
         k = min(_row_of(p, i, rows), _row_of(q, j, rows))
         if k == len(rows.limit):
             break
-        _weigh_both(k, p, q, e, flat, rows, choice, scratch)
+        _weigh_both(k, p, q, e, net, rows, choice, scratch)
         room[k] -= weight[s, t] - weight[a, b]
         p, q = _behind(p, k, i, rows), _behind(q, k, j, rows)
     choice[i], choice[j] = s, t
@@ -312,13 +335,13 @@ def _move_two(
 
 @kernel
 def descend_within(
-    sweeps: int, flat: Flat, rows: FlatRows, room: Array, scratch: Scratch, choice: Array
+    sweeps: int, net: Network, rows: NodeRows, room: Array, scratch: Scratch, choice: Array
 ) -> None:
     """Take the best choices node by node and pair by pair until nothing changes.
 
     Args:
         sweeps: At most so many.
-        flat: Costs, infinite ones too.
+        net: Costs, infinite ones too.
         rows: That must be kept.
         room: Of each row at `choice`; changed.
         scratch: Of the problem.
@@ -326,9 +349,9 @@ def descend_within(
     """
     for _ in range(sweeps):
         changed = False
-        for i in range(len(flat.node_at) - 1):
-            changed |= _move_one(i, flat, rows, choice, room, scratch)
-        for e in range(len(flat.u)):
-            changed |= _move_two(e, flat, rows, choice, room, scratch)
+        for i in range(net.size.size):
+            changed |= _move_one(i, net, rows, choice, room, scratch)
+        for e in range(len(net.u)):
+            changed |= _move_two(e, net, rows, choice, room, scratch)
         if not changed:
             return

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
@@ -25,7 +26,6 @@ from meshwise.inter.layer_cost.choice_bytes import (
     resident_bytes,
 )
 from meshwise.inter.layer_cost.footprint import Footprint, footprint
-from meshwise.inter.layer_cost.layer_reduction import ReducedLayer
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
 from meshwise.intra.network import Network, build_network
@@ -192,7 +192,7 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
         return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
 
     return LayerBounds(
-        loop_s=ReducedLayer(problem, (layer.entering.node, layer.leaving.node)).bounds(),
+        loop_s=ConditionalBounds(problem, (layer.entering.node, layer.leaving.node)).of_all_pairs(),
         arriving_s=count * layer.arriving_s,
         returning_s=count * layer.returning_s,
         resident_bytes=least(resident_bytes(layer.piece, layer.network, layer.ties)),

@@ -17,11 +17,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import PairCost, Problem, objective
 from meshwise.assignment.solve import solve
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.layer_network import LayerFace, LayerNetwork
-from meshwise.inter.layer_cost.layer_reduction import ReducedLayer
 from meshwise.intra.network import BLOCK, Network
 from meshwise.plan.decision import GraphDecision
 
@@ -118,8 +118,8 @@ class ConditionedLayer:
         self.problem = _priced(layer, price)
         self.seed, self.time_limit_s, self.exact = seed, time_limit_s, exact
         nodes = (layer.entering.node, layer.leaving.node)
-        self._reduced = ReducedLayer(self.problem, nodes)
-        self.bound_s = self._reduced.bounds()
+        self._bounds = ConditionalBounds(self.problem, nodes)
+        self.bound_s = self._bounds.of_all_pairs()
         self.proved_s = self.bound_s.copy()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
@@ -159,7 +159,7 @@ class ConditionedLayer:
             self._settle(enters, leaves)
             return
         self._is_raised[enters, leaves] = True
-        raised, choice = self._reduced.bound(enters, leaves)
+        raised, choice = self._bounds.of_pair(enters, leaves)
         self.bound_s[enters, leaves] = max(raised, self.bound_s[enters, leaves])
         self.proved_s[enters, leaves] = self.bound_s[enters, leaves]
         if choice is not None and self._has_states(choice, enters, leaves):
@@ -181,13 +181,13 @@ class ConditionedLayer:
         if self.is_exact[enters, leaves]:
             return
         found = solve(
-            self._reduced.fixed(enters, leaves),
+            self._bounds.fixed(enters, leaves),
             time_limit_s=self.time_limit_s,
             seed=self.seed,
             exact=self.exact,
         )
         if found.choice:
-            full = self._reduced.expand(found.choice)
+            full = self._bounds.expand(found.choice)
             cost = objective(self.problem, full)
             self._keep(enters, leaves, full, cost)
             proved = cost - (found.cost - found.bound)
