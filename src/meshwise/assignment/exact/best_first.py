@@ -143,11 +143,10 @@ def _moved(reduction: Reduction) -> tuple[float, list[Array], list[list[tuple[in
     for e, (u, v) in enumerate(zip(network.u.tolist(), network.v.tolist(), strict=True)):
         rows, width = int(network.size[u]), int(network.size[v])
         first, at_u, at_v = network.first_entry[e], network.first_u[e], network.first_v[e]
-        own: Array = network.matrices[first : first + rows * width].reshape(rows, width)
-        matrix: Array = own + held.at_u[at_u : at_u + rows, None]
-        matrix = matrix + held.at_v[at_v : at_v + width]
+        matrix = network.matrices[first : first + rows * width].reshape(rows, width)
+        matrix = matrix + held.at_u[at_u : at_u + rows, None] + held.at_v[at_v : at_v + width]
         bound += float(matrix.min())
-        before[v].append((u, matrix - matrix.min()))
+        before[int(v)].append((int(u), matrix - matrix.min()))
     return bound, nodes, before
 
 
