@@ -1,1 +1,4 @@
-"""The planner between operators: layers, stages, submeshes, and what the pipeline costs."""
+"""The planner across meshes, in five rooms: clustering, layer_cost, cost_table, stages, search.
+
+`kernel_set` compiles the kernels ahead of time.
+"""
