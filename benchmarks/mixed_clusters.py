@@ -26,13 +26,13 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import NamedLayers, finished
-from meshwise.inter.search.search import Found, search
+from meshwise.inter.search.search import FoundPipeline, search
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
@@ -108,7 +108,9 @@ def _compared(
     return row
 
 
-def on_real_devices(naive: Found, slowest: Cluster, cluster: Cluster, costs: VariantCosts) -> Found:
+def on_real_devices(
+    naive: FoundPipeline, slowest: Cluster, cluster: Cluster, costs: VariantCosts
+) -> FoundPipeline:
     """A plan for equal hosts put on the hosts that are there, in their order.
 
     Args:
@@ -137,7 +139,7 @@ def on_real_devices(naive: Found, slowest: Cluster, cluster: Cluster, costs: Var
         for name in _COLUMNS[1:]:
             columns[name][:, :, i, 0] = getattr(runs, name)
     submeshes = tuple(
-        Submesh(
+        StageSubmesh(
             num_hosts=place.kind.num_hosts,
             devices_per_host=place.kind.devices_per_host,
             memory_bytes=place.kind.device.memory_bytes,
@@ -167,10 +169,12 @@ def on_real_devices(naive: Found, slowest: Cluster, cluster: Cluster, costs: Var
         space="these stages",
     )
     ways = tuple((way,) for way in variants)
-    return Found(plan=plan, problem=problem, kinds=kinds, variants=ways, tried=dict(naive.tried))
+    return FoundPipeline(
+        plan=plan, problem=problem, kinds=kinds, variants=ways, tried=dict(naive.tried)
+    )
 
 
-def _places(naive: Found, slowest: Cluster, cluster: Cluster) -> list[Place]:
+def _places(naive: FoundPipeline, slowest: Cluster, cluster: Cluster) -> list[Place]:
     """Where the stages of a plan for equal hosts lie."""
     size = slowest.devices_per_host
     shapes = [naive.kinds[s.submesh].shape for s in naive.plan.stages]

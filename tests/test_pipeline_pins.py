@@ -19,7 +19,7 @@ import meshwise as mw
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.inter.cost_table.variant import Variant
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.plan import Plan
 from meshwise.planner.pinned_layers import PinnedCosts, PinnedSource
@@ -139,7 +139,7 @@ def test_where_a_layout_does_not_fit_a_mesh_only_its_layer_has_no_plan() -> None
     layers = layering(3)
     pins = {"0/0": P("y", None)}
     costs = PinnedCosts(PinnedSource(layers, pins), IntraOptions(), pins)
-    price = MemoryPrice()
+    price = BytePrice()
     pair = Variant(mesh=CLUSTER.submesh(0, 1, 0, 2).kind.mesh((2,)), remat="none", price=price)
     runs = costs.runs(pair, 4)
     assert runs is not None

@@ -23,7 +23,7 @@ from meshwise.simulate.actions import Flow
 from meshwise.simulate.chunks import stage_cost
 from meshwise.simulate.flows import host_links
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.timeline import Timeline
 
 
@@ -74,18 +74,18 @@ def run_way(planned: PlannedStages, way: Way) -> Timeline:
     cluster = Cluster.virtual(planned.cluster)
     stages = planned.stages
     chunks = [replace(s.chunk, forward_gather_s=0.0, backward_gather_s=0.0) for s in stages]
-    boundaries: list[Boundary] = []
+    boundaries: list[StageBoundary] = []
     for k, (left, right) in enumerate(pairwise(stages)):
         num_bytes = left.send_bytes
         ends = (left, left.leaves), (right, right.enters)
         there = _flows(planned, cluster, way.strategy, ends, num_bytes)
         back = _flows(planned, cluster, way.strategy, ends[::-1], num_bytes)
         boundaries.append(
-            Boundary(
+            StageBoundary(
                 source=k,
                 destination=k + 1,
-                forward=Crossing(flows=there),
-                backward=Crossing(flows=back),
+                forward=StageCrossing(flows=there),
+                backward=StageCrossing(flows=back),
             )
         )
         if way.strategy == GATHERED:
@@ -151,7 +151,7 @@ def _mesh(cluster: Cluster, stage: Stage) -> LogicalMesh:
 
 
 def _task_costs(
-    costs: Sequence[StageCost], boundaries: Sequence[Boundary], rate: float
+    costs: Sequence[StageCost], boundaries: Sequence[StageBoundary], rate: float
 ) -> TaskCosts:
     """Seconds of the slowest task of each kind, and of the longest transfer alone."""
     longest_s = 0.0

@@ -20,7 +20,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.replanning import replanned
-from meshwise.inter.search.search import Found, search
+from meshwise.inter.search.search import FoundPipeline, search
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageProblem
@@ -80,7 +80,7 @@ def _searched(work: Work, options: SearchOptions, report: Report) -> Answer:
     return dataclasses.replace(_answer(plan, timeline), by_way=ways)
 
 
-def _finished(work: Work, found: Found) -> tuple[Plan, Timeline]:
+def _finished(work: Work, found: FoundPipeline) -> tuple[Plan, Timeline]:
     return finished(
         work.layers,
         work.cluster,

@@ -14,7 +14,7 @@ from itertools import pairwise
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import stage_plan
-from meshwise.inter.search.search import Found
+from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
@@ -23,7 +23,9 @@ from meshwise.simulate.chunks import simulate_chunks
 from meshwise.simulate.stage_run import chunk_of
 
 
-def seconds_by_way(plan: Plan, found: Found, costs: VariantCosts) -> tuple[tuple[str, float], ...]:
+def seconds_by_way(
+    plan: Plan, found: FoundPipeline, costs: VariantCosts
+) -> tuple[tuple[str, float], ...]:
     """Simulated seconds of a step with each way of `resharding.between`.
 
     Args:
@@ -39,7 +41,9 @@ def seconds_by_way(plan: Plan, found: Found, costs: VariantCosts) -> tuple[tuple
     return tuple((way, _seconds(way, plan, found, ends)) for way in WAYS)
 
 
-def _seconds(way: str, plan: Plan, found: Found, ends: list[tuple[Layout, Layout]]) -> float:
+def _seconds(
+    way: str, plan: Plan, found: FoundPipeline, ends: list[tuple[Layout, Layout]]
+) -> float:
     chunks = [chunk_of(stage) for stage in plan.stages]
     there: list[float] = []
     back: list[float] = []

@@ -10,21 +10,21 @@ from layered import run_cost
 import meshwise as mw
 from meshwise.baselines.fixed_stages import fixed_stages
 from meshwise.baselines.result import Candidate, Refused, best_of, least_s
-from meshwise.baselines.simulated import Pipeline, simulate
+from meshwise.baselines.simulated import SimulatedPipeline, simulate
 from meshwise.inter.cost_table.variant import Variant
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 QUARTER = next(k for k in HOST.submesh_kinds() if k.shape == (1, 2))
 WAYS = tuple(
-    Variant(mesh=QUARTER.mesh((2,)), remat=remat, price=MemoryPrice()) for remat in ("none", "full")
+    Variant(mesh=QUARTER.mesh((2,)), remat=remat, price=BytePrice()) for remat in ("none", "full")
 )
 B = 8
 
 
 def pipeline(chunks, schedule=ONE_F_ONE_B, meshes=4, num_bytes=0.0):
-    return Pipeline(
+    return SimulatedPipeline(
         chunks=tuple(chunks),
         crossing_bytes=(num_bytes,) * (len(chunks) - 1),
         meshes=(QUARTER,) * meshes,
@@ -71,7 +71,7 @@ def test_transfers_between_hosts_take_their_time():
     two = mw.Cluster.virtual("2x p3.16xlarge")
     whole = next(k for k in two.submesh_kinds() if k.shape == (1, 8))
     num_bytes = two.nic.bytes_per_s
-    sent = Pipeline(
+    sent = SimulatedPipeline(
         chunks=(run_cost(), run_cost()),
         crossing_bytes=(num_bytes,),
         meshes=(whole, whole),

@@ -15,7 +15,7 @@ from meshwise.baselines.layer_methods import INTRA_OP, RESTRICTIONS, restricted_
 from meshwise.baselines.roles import OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import PlanError
 from meshwise.inter.cost_table.variant import Variant
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.inter.stages.submeshes import uniform_submeshes
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.collectives import collectives
@@ -24,7 +24,7 @@ from meshwise.plan.verify import verify_decision
 ONE_AXIS = mesh(4, bandwidths=(10e9,))
 TWO_AXES = mesh(2, 4, bandwidths=(1e9, 30e9))
 ROWS, B = 32, 2
-FREE = MemoryPrice()
+FREE = BytePrice()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_data_parallel_sums_gradients_once_a_step(gpt):
 def test_zero_holds_less(gpt):
     piece = gpt.graph(1, 1, B)
     # Memory is dear enough that parameters are gathered in each micro-batch, not kept.
-    price = MemoryPrice(seconds_per_byte=1e-8)
+    price = BytePrice(seconds_per_byte=1e-8)
     held = [
         planned(m, piece, ONE_AXIS, price)[1].memory.resident_bytes
         for m in ("DataParallel", "Zero2", "Zero3")
@@ -167,12 +167,12 @@ def test_axes_that_do_not_divide_the_experts_are_left_to_zero():
 def test_no_method_is_cheaper_than_the_free_layer(sizes, on):
     rows, width, inner = sizes
     piece = perceptron_layers(rows, width, inner).graph(1, 1, B)
-    free = ConditionedLayer(restricted_layer(INTRA_OP, piece, on, IntraOptions()), MemoryPrice())
+    free = ConditionedLayer(restricted_layer(INTRA_OP, piece, on, IntraOptions()), BytePrice())
     for method in RESTRICTIONS:
         if method.startswith("Megatron") and len(on.sizes) < 2:
             continue
         network = restricted_layer(method, piece, on, IntraOptions())
-        layer = ConditionedLayer(network, MemoryPrice())
+        layer = ConditionedLayer(network, BytePrice())
         # The rows decide how activations cross a cut: no more than one state is left.
         states = np.argwhere(np.isfinite(layer.bound_s))
         assert len(states) <= 1, method
@@ -186,11 +186,11 @@ def test_no_method_is_cheaper_than_the_free_layer(sizes, on):
 def test_no_method_is_cheaper_than_a_free_block(gpt, layer):
     piece = gpt.graph(layer, layer, B)
     free = ConditionedLayer(
-        restricted_layer(INTRA_OP, piece, TWO_AXES, IntraOptions()), MemoryPrice()
+        restricted_layer(INTRA_OP, piece, TWO_AXES, IntraOptions()), BytePrice()
     )
     for method in RESTRICTIONS:
         mine = ConditionedLayer(
-            restricted_layer(method, piece, TWO_AXES, IntraOptions()), MemoryPrice()
+            restricted_layer(method, piece, TWO_AXES, IntraOptions()), BytePrice()
         )
         for enters, leaves in np.argwhere(np.isfinite(mine.bound_s)).tolist():
             plan = mine.entry(enters, leaves)
@@ -199,7 +199,7 @@ def test_no_method_is_cheaper_than_a_free_block(gpt, layer):
 
 def test_runs_add_up_and_the_table_agrees(gpt):
     costs = MethodCosts("DataParallel", gpt, IntraOptions())
-    way = Variant(mesh=ONE_AXIS, remat="none", price=MemoryPrice())
+    way = Variant(mesh=ONE_AXIS, remat="none", price=BytePrice())
     parts = [costs.run(way, B, k, k) for k in range(6)]
     assert None not in parts
     whole = costs.run(way, B, 0, 5)

@@ -14,7 +14,7 @@ import meshwise as mw
 from graph_builders import DEVICE, mesh, perceptron
 from meshwise.baselines.methods import BASELINES, plan_baseline
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
-from meshwise.baselines.search import Place, plan_intra_op
+from meshwise.baselines.search import MeshPlace, plan_intra_op
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.intra.options import IntraOptions
@@ -188,7 +188,7 @@ def test_intra_op_is_never_dearer_under_a_limit():
     graph, batch = problem(3, 2048, 256)
     three = plan_baseline("Zero3", graph, ONE_AXIS, batch, IntraOptions())
     options = IntraOptions(memory_bytes=three.peak_bytes)
-    place = Place(
+    place = MeshPlace(
         graph=graph, mesh=ONE_AXIS, batch_dims=batch, options=options, parts=regions(graph)
     )
     best = plan_intra_op(place)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from meshwise.calibrate import measure, programs
-from meshwise.calibrate.clock import Effort, seconds_a_turn
+from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.measure import QUICK_SIZES, calibrate, group_sizes
 from meshwise.cluster.collectives import COLLECTIVES
 from meshwise.cluster.profile import read_profile
@@ -20,7 +20,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError
 from meshwise.runtime.hlo import hlo_collectives
 
-EFFORT = Effort(repeats=3, run_s=0.1)
+EFFORT = Repetition(repeats=3, run_s=0.1)
 
 
 class Pretended:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from meshwise.cli import main
 from meshwise.doctor.finding import Finding, findings_text, is_sound
-from meshwise.doctor.jax_probe import Answer, ask, check_devices, check_virtual
+from meshwise.doctor.jax_probe import ProbeAnswer, ask, check_devices, check_virtual
 from meshwise.doctor.machine import (
     check_accelerator,
     check_complete,
@@ -160,9 +160,9 @@ def test_a_probe_that_fails_says_why():
 
 def test_what_a_probe_says_becomes_a_finding():
     data = {"platform": "gpu", "kinds": {"H100": 8}, "memory_bytes": 64 * 2**30}
-    assert check_devices(Answer(data=data)).found == "gpu: 8 x H100, 64 GiB each"
-    assert "8 virtual CPU devices is right" in check_virtual(Answer(data=data)).found
-    failed = Answer(data=None, failure="exit code 1: no device")
+    assert check_devices(ProbeAnswer(data=data)).found == "gpu: 8 x H100, 64 GiB each"
+    assert "8 virtual CPU devices is right" in check_virtual(ProbeAnswer(data=data)).found
+    failed = ProbeAnswer(data=None, failure="exit code 1: no device")
     for check in (check_devices, check_virtual):
         finding = check(failed)
         assert finding.status == "broken"

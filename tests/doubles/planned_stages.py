@@ -12,7 +12,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.layer_cost.layer_network import layer_network
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat
 from meshwise.runtime.pipeline.build import StageChoice
@@ -54,7 +54,7 @@ def planned_stages(
         costs = [
             ConditionedLayer(
                 layer_network(layers.graph(k, k, num_microbatches, remat), mesh, options),
-                MemoryPrice(),
+                BytePrice(),
                 exact=False,
             )
             for k in range(first, last + 1)

@@ -8,7 +8,7 @@ import pytest
 import meshwise as mw
 from meshwise.inter.layer_cost.layer_network import layer_bounds, layer_network
 from meshwise.inter.layer_cost.recomputation import again_s, repeated
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
@@ -50,7 +50,7 @@ def test_nothing_is_repeated_where_everything_is(gpt: Layering) -> None:
 def test_the_sum_of_choices_is_the_time_of_the_plan(gpt: Layering) -> None:
     piece = gpt.graph(1, 1, B, "none")
     network = layer_network(piece, MESH, IntraOptions())
-    layer = ConditionedLayer(network, MemoryPrice())
+    layer = ConditionedLayer(network, BytePrice())
     states = [int(s) for s in np.unravel_index(np.argmin(layer.bound_s), layer.bound_s.shape)]
     entry = layer.entry(states[0], states[1])
     assert entry is not None

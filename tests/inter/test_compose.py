@@ -14,7 +14,7 @@ from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.layer_network import layer_network
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of, variants_of
 from meshwise.inter.stages.stage_construction import build_stages
@@ -53,7 +53,7 @@ def conditioned(
                     again_s=tuple(np.zeros_like(s) for s in network.again_s),
                     problem=tied_problem(network.network, network.ties),
                 )
-            known[c] = ConditionedLayer(network, MemoryPrice(seconds_per_byte=price, in_flight=2.0))
+            known[c] = ConditionedLayer(network, BytePrice(seconds_per_byte=price, in_flight=2.0))
     return [known[c] for c in layers.classes]
 
 
@@ -167,7 +167,7 @@ def test_held_bytes_are_those_of_the_plan(gpt: Layering, price: float) -> None:
 def test_no_run_is_below_its_bound(gpt: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
     costs = VariantCosts(gpt, IntraOptions())
-    runs = costs.runs(Variant(mesh=mesh, remat="none", price=MemoryPrice()), 4)
+    runs = costs.runs(Variant(mesh=mesh, remat="none", price=BytePrice()), 4)
     own = costs.bounds(mesh, "none", 4)
     assert runs is not None
     assert own is not None
@@ -265,7 +265,7 @@ def test_rematerialisation_holds_less_and_takes_longer(gpt: Layering) -> None:
     found = {}
     for remat in ("none", "full"):
         network = layer_network(gpt.graph(1, 1, B, remat), mesh, IntraOptions())
-        layer = ConditionedLayer(network, MemoryPrice())
+        layer = ConditionedLayer(network, BytePrice())
         state = int(np.argmin(np.diagonal(layer.bound_s)))
         entry = layer.entry(state, state)
         assert entry is not None

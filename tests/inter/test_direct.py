@@ -20,7 +20,7 @@ from meshwise.assignment.solve import solve
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice, planned
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, planned
 from meshwise.intra.options import IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
@@ -58,7 +58,7 @@ def composed(layers: Sequence[LayerNetwork]) -> float:
     known: dict[int, ConditionedLayer] = {}
     for layer in layers:
         if id(layer) not in known:
-            known[id(layer)] = ConditionedLayer(layer, MemoryPrice(), exact=True)
+            known[id(layer)] = ConditionedLayer(layer, BytePrice(), exact=True)
     run = [known[id(layer)] for layer in layers]
     compose(run)
     plans = entries(run, 0, cheapest_states(run, 0, len(run) - 1))

@@ -20,7 +20,7 @@ from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stages.directions import build_either_way, mirrored
@@ -94,7 +94,7 @@ class Formulas(VariantCosts):
         return tuple(float(array[first, last]) for array in held)
 
     def bounds(self, mesh, remat, num_microbatches):
-        runs = self.runs(Variant(mesh=mesh, remat=remat, price=MemoryPrice()), num_microbatches)
+        runs = self.runs(Variant(mesh=mesh, remat=remat, price=BytePrice()), num_microbatches)
         return RunBounds(
             loop_s=0.9 * runs.loop_s,
             resident_bytes=runs.resident_bytes,

@@ -15,14 +15,14 @@ from meshwise.inter.cost_table import layer_process
 from meshwise.inter.cost_table.layer_process import Ask, SecondProcess
 from meshwise.inter.cost_table.variant import LayerKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.intra.options import IntraOptions
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
 ASKS = [Ask(MESH, remat, count) for count in (2, 4) for remat in ("none", "full")]
 EVERY = np.ones((2, 2), np.bool_)
 WAYS = [
-    Variant(mesh=MESH, remat=remat, price=MemoryPrice(seconds_per_byte=price))
+    Variant(mesh=MESH, remat=remat, price=BytePrice(seconds_per_byte=price))
     for remat in ("none", "full")
     for price in (0.0, 1e-9)
 ]

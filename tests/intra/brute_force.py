@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from meshwise.intra.expand import expand
-from meshwise.intra.network import Network
+from meshwise.intra.network import LayoutNetwork
 from meshwise.memory.peak import peak
 
 
 def brute_force(
-    network: Network, memory_bytes: int | None = None, below: float = math.inf
+    network: LayoutNetwork, memory_bytes: int | None = None, below: float = math.inf
 ) -> tuple[float, tuple[int, ...]]:
     """Cheapest choice that fits and costs less than `below`, with its cost; (below, ()) if none.
 

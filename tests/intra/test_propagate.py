@@ -7,21 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.intra.network import Edge, Node
+from meshwise.intra.network import Edge, LayoutNode
 from meshwise.intra.propagate import propagate
 
 MOVE = np.array([[0.0, 3.0], [3.0, 0.0]])
 
 
-def node(position: int, *cost_s: float) -> Node:
-    return Node(kind="boundary", ref=(position,), cost_s=np.array(cost_s), position=(position,))
+def node(position: int, *cost_s: float) -> LayoutNode:
+    return LayoutNode(
+        kind="boundary", ref=(position,), cost_s=np.array(cost_s), position=(position,)
+    )
 
 
 def edge(source: int, target: int) -> Edge:
     return Edge(source=source, target=target, cost_s=MOVE, place=(0, 0), group=0, key=0)
 
 
-def network(nodes: list[Node], edges: list[Edge]) -> Any:
+def network(nodes: list[LayoutNode], edges: list[Edge]) -> Any:
     return SimpleNamespace(nodes=tuple(nodes), edges=tuple(edges))
 
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 from meshwise.memory.cpu.target import CpuTarget
 from meshwise.memory.heap import heap_bytes
 from meshwise.memory.live import most_live
-from meshwise.memory.local_program import Instruction, Kind, LocalProgram, Value
+from meshwise.memory.local_program import (
+    InstructionKind,
+    LocalInstruction,
+    LocalProgram,
+    LocalValue,
+)
 
-INPUT, FUSIBLE, VIEW, REDUCE, OPAQUE = (
-    Kind.INPUT, Kind.FUSIBLE, Kind.VIEW, Kind.REDUCE, Kind.OPAQUE,
-)  # fmt: skip
+INPUT, FUSIBLE, VIEW = InstructionKind.INPUT, InstructionKind.FUSIBLE, InstructionKind.VIEW
+REDUCE, OPAQUE = InstructionKind.REDUCE, InstructionKind.OPAQUE
 TARGET = CpuTarget()
 
 
-def made(*rows: tuple[Kind, tuple[int, ...], int], outputs: tuple[int, ...]) -> LocalProgram:
+def made(
+    *rows: tuple[InstructionKind, tuple[int, ...], int], outputs: tuple[int, ...]
+) -> LocalProgram:
     """A program from (kind, inputs, bytes); sizes are multiples of the heap's alignment."""
     program = LocalProgram()
     for kind, inputs, num_bytes in rows:
-        program.add(Value(kind, inputs, num_bytes, 0, 0))
+        program.add(LocalValue(kind, inputs, num_bytes, 0, 0))
     program.outputs.extend(outputs)
     return program
 
@@ -27,7 +33,7 @@ def changed(program: LocalProgram, v: int, **fields: bool) -> LocalProgram:
     return program
 
 
-def steps_of(program: LocalProgram) -> tuple[Instruction, ...]:
+def steps_of(program: LocalProgram) -> tuple[LocalInstruction, ...]:
     return TARGET.instructions(program).steps
 
 
@@ -87,7 +93,7 @@ def test_a_repeated_value_stays_until_its_readers_ran_and_so_does_what_it_is_mad
 
 
 def test_element_wise_result_lies_over_a_dying_operand_and_a_product_does_not() -> None:
-    def chain(kind: Kind) -> LocalProgram:
+    def chain(kind: InstructionKind) -> LocalProgram:
         return made((INPUT, (), 128), (OPAQUE, (0,), 128), (kind, (1,), 128), outputs=(2,))
 
     assert peak_of(chain(FUSIBLE)) == 128

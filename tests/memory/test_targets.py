@@ -11,7 +11,7 @@ from meshwise.errors import ClusterError
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import LoopRule
 from meshwise.memory.cpu.target import CpuTarget
-from meshwise.memory.local_program import Kind
+from meshwise.memory.local_program import InstructionKind
 from meshwise.memory.targets import TARGETS, memory_model, target_of
 
 DEVICE = Cluster.virtual("1x p3.16xlarge").mesh((8,)).device
@@ -33,20 +33,20 @@ def test_targets_have_names() -> None:
 @pytest.mark.parametrize(
     ("kind", "treated"),
     [
-        ("reshape", Kind.VIEW),
-        ("add", Kind.FUSIBLE),
-        ("sort", Kind.OPAQUE),
-        ("gather", Kind.FUSIBLE),
+        ("reshape", InstructionKind.VIEW),
+        ("add", InstructionKind.FUSIBLE),
+        ("sort", InstructionKind.OPAQUE),
+        ("gather", InstructionKind.FUSIBLE),
     ],
 )
-def test_kinds(kind: str, treated: Kind) -> None:
+def test_kinds(kind: str, treated: InstructionKind) -> None:
     assert CpuTarget().treatment(operator(kind), ()).kind == treated
 
 
 def test_a_scatter_is_in_place_and_wants_its_updates_in_order() -> None:
     treated = CpuTarget().treatment(operator("scatter-add", 3), ())
     assert treated.is_in_place
-    assert treated.rewritten == ((1, Kind.FUSIBLE), (2, Kind.FUSIBLE))
+    assert treated.rewritten == ((1, InstructionKind.FUSIBLE), (2, InstructionKind.FUSIBLE))
 
 
 @pytest.mark.parametrize(

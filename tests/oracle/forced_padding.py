@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwise.trace.padding.classes import DimClass, dim_classes, padded_loops
-from meshwise.trace.padding.emit import Padding, run_padded
-from meshwise.trace.padding.region import Place, Region
+from meshwise.trace.padding.emit import PaddingEmitter, run_padded
+from meshwise.trace.padding.region import PaddedRegion, Place
 from meshwise.trace.padding.scopes import Scope, nest, ports_of, scopes_of
 from meshwise.trace.padding.values import PaddedValue
 from meshwise.trace.program import Program
@@ -38,7 +38,7 @@ def possible_places(root: Scope, dim_class: DimClass, rules: RuleCache) -> list[
 
 def forced_padding(
     program: Program, choose: Callable[[Sequence[Place]], Sequence[Place]], by: int
-) -> tuple[Scope, Padding]:
+) -> tuple[Scope, PaddingEmitter]:
     """Padding of all classes that some equation can run with.
 
     Args:
@@ -49,9 +49,9 @@ def forced_padding(
     root, rules = nest(program), RuleCache()
     found = [(c, possible_places(root, c, rules)) for c in dim_classes(root, rules)]
     found = [(c, places) for c, places in found if any(port < 0 for _, _, port in places)]
-    regions = tuple(Region(c, frozenset(choose(places))) for c, places in found)
+    regions = tuple(PaddedRegion(c, frozenset(choose(places))) for c, places in found)
     sizes = tuple(region.dim_class.size + by for region in regions)
-    return root, Padding(regions=regions, sizes=sizes, rules=rules)
+    return root, PaddingEmitter(regions=regions, sizes=sizes, rules=rules)
 
 
 def everywhere(places: Sequence[Place]) -> Sequence[Place]:
@@ -82,6 +82,6 @@ def filled_with_garbage(value: PaddedValue, sizes: dict[int, int]) -> PaddedValu
     return PaddedValue(lax.pad(array, jnp.asarray(garbage, array.dtype), config))
 
 
-def run(root: Scope, padding: Padding, args: Sequence[Any]) -> list[Any]:
+def run(root: Scope, padding: PaddingEmitter, args: Sequence[Any]) -> list[Any]:
     """Results of a padded program."""
     return jax.jit(lambda *leaves: run_padded(root, padding, leaves))(*args)

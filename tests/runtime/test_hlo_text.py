@@ -8,7 +8,7 @@ from meshwise.errors import ProgramError
 from meshwise.runtime.hlo import hlo_collectives, hlo_dense_flop, parse_module
 from meshwise.runtime.hlo_collectives import mesh_groups, parse_replica_groups
 from meshwise.runtime.hlo_loops import trip_count
-from meshwise.runtime.hlo_parse import Shape, parse_shapes
+from meshwise.runtime.hlo_parse import HloShape, parse_shapes
 
 HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n\n"
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {
@@ -79,7 +79,7 @@ def test_bytes_of_types(text: str, num_bytes: int) -> None:
 
 def test_unknown_dtype_is_an_error() -> None:
     with pytest.raises(ProgramError, match="q7"):
-        _ = Shape(dtype="q7", dims=(2,)).num_bytes
+        _ = HloShape(dtype="q7", dims=(2,)).num_bytes
 
 
 def test_gpu_asynchronous_pairs_count_once() -> None:

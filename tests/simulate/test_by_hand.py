@@ -65,7 +65,7 @@ import pytest
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.timeline import ONCE
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "simulate"
@@ -88,23 +88,23 @@ def stage(forward_s, backward_s, sync_s, resident_bytes, held_bytes):
 
 STAGES = (stage(2, 4, 1, 100, 10), stage(3, 5, 2, 200, 20), stage(1, 2, 0, 300, 30))
 BOUNDARIES = (
-    Boundary(
+    StageBoundary(
         source=0,
         destination=1,
-        forward=Crossing(flows=(Flow(0, 1, 10.0),), receive_bytes=3),
-        backward=Crossing(flows=(Flow(1, 0, 10.0),)),
+        forward=StageCrossing(flows=(Flow(0, 1, 10.0),), receive_bytes=3),
+        backward=StageCrossing(flows=(Flow(1, 0, 10.0),)),
     ),
-    Boundary(
+    StageBoundary(
         source=1,
         destination=2,
-        forward=Crossing(flows=(Flow(1, 2, 20.0),), send_bytes=7),
-        backward=Crossing(flows=(Flow(2, 1, 10.0),)),
+        forward=StageCrossing(flows=(Flow(1, 2, 20.0),), send_bytes=7),
+        backward=StageCrossing(flows=(Flow(2, 1, 10.0),)),
     ),
-    Boundary(
+    StageBoundary(
         source=0,
         destination=2,
-        forward=Crossing(flows=(Flow(0, 2, 5.0),)),
-        backward=Crossing(flows=(Flow(2, 0, 5.0),)),
+        forward=StageCrossing(flows=(Flow(0, 2, 5.0),)),
+        backward=StageCrossing(flows=(Flow(2, 0, 5.0),)),
     ),
 )
 
@@ -151,8 +151,8 @@ def test_two_stages_that_stop_for_their_transfers():
     """
     schedule = make_schedule("1f1b", num_stages=2, num_microbatches=2)
     stages = [StageCost(forward_s=1.0, backward_s=2.0)] * 2
-    there, back = Crossing(flows=(Flow(0, 1, 10.0),)), Crossing(flows=(Flow(1, 0, 10.0),))
-    boundary = Boundary(source=0, destination=1, forward=there, backward=back)
+    there, back = StageCrossing(flows=(Flow(0, 1, 10.0),)), StageCrossing(flows=(Flow(1, 0, 10.0),))
+    boundary = StageBoundary(source=0, destination=1, forward=there, backward=back)
     stops = simulate_pipeline(schedule, stages, [boundary], [HOST] * 2, overlap=False)
     assert [(t.start_s, t.end_s) for t in stops.transfers] == [(1, 2), (3, 4), (6, 7), (10, 11)]
     assert stops.step_time_s == 13.0

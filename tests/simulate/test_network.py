@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshwise.errors import ClusterError
 from meshwise.simulate.actions import Action, Flow, HostLinks, Transfer
 from meshwise.simulate.engine import run_streams
-from meshwise.simulate.network import Network, fair_rates
+from meshwise.simulate.network import SharedNetwork, fair_rates
 
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=40.0)
 
@@ -82,7 +82,7 @@ def test_a_message_arrives_with_its_last_flow():
 def test_an_impossible_bandwidth_is_refused(rate):
     hosts = [HOST, HostLinks(nic_bytes_per_s=rate, link_bytes_per_s=1.0)]
     with pytest.raises(ClusterError, match="host 1 has a bandwidth of"):
-        Network(hosts)
+        SharedNetwork(hosts)
 
 
 PATHS = st.lists(st.tuples(st.integers(0, 4), st.integers(5, 9)), min_size=1, max_size=12)

@@ -20,7 +20,7 @@ from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Task, depende
 from meshwise.schedules.verify import running_order
 from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.trace import chrome_trace
 
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=40.0)
@@ -94,10 +94,10 @@ def test_what_weights_need_alone_is_less_than_what_the_backward_needs():
 
 def chain(count, num_bytes, latency_s=0.0):
     def crossing(a, b):
-        return Crossing(flows=(Flow(a, b, num_bytes, latency_s),))
+        return StageCrossing(flows=(Flow(a, b, num_bytes, latency_s),))
 
     return [
-        Boundary(
+        StageBoundary(
             source=i, destination=i + 1, forward=crossing(i, i + 1), backward=crossing(i + 1, i)
         )
         for i in range(count - 1)
@@ -170,7 +170,7 @@ def problems(draw):
     def crossing():
         host = st.integers(0, hosts - 1)
         flow = st.tuples(host, host, st.floats(0.0, 20.0), st.sampled_from([0.0, 0.125]))
-        return Crossing(
+        return StageCrossing(
             flows=tuple(Flow(*f) for f in draw(st.lists(flow, max_size=3))),
             send_bytes=draw(st.integers(0, 9)),
             receive_bytes=draw(st.integers(0, 9)),
@@ -178,7 +178,9 @@ def problems(draw):
 
     pairs = st.tuples(st.integers(0, n * v - 1), st.integers(0, n * v - 1))
     boundaries = [
-        Boundary(source=min(pair), destination=max(pair), forward=crossing(), backward=crossing())
+        StageBoundary(
+            source=min(pair), destination=max(pair), forward=crossing(), backward=crossing()
+        )
         for pair in draw(st.lists(pairs, max_size=4))
         if pair[0] != pair[1]
     ]
@@ -289,7 +291,7 @@ def test_equal_input_gives_an_equal_trace_byte_for_byte(problem):
 def test_several_boundaries_may_join_the_same_stages():
     schedule = make_schedule("inference", num_stages=2, num_microbatches=1)
     twice = [
-        Boundary(source=0, destination=1, forward=Crossing(flows=(Flow(0, 1, 10.0),)))
+        StageBoundary(source=0, destination=1, forward=StageCrossing(flows=(Flow(0, 1, 10.0),)))
         for _ in range(2)
     ]
     timeline = simulate_pipeline(schedule, equal_stages(2), twice, [HOST] * 2)
@@ -310,13 +312,13 @@ def test_several_boundaries_may_join_the_same_stages():
         (
             "1f1b",
             [StageCost(forward_s=1.0)] * 2,
-            [Boundary(source=1, destination=0)],
+            [StageBoundary(source=1, destination=0)],
             "a boundary joins stages 1 and 0; it must join a lower to a higher of 2",
         ),
         (
             "1f1b",
             [StageCost(forward_s=1.0)] * 2,
-            [Boundary(source=1, destination=2)],
+            [StageBoundary(source=1, destination=2)],
             "a boundary joins stages 1 and 2",
         ),
         (

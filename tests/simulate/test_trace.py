@@ -11,7 +11,7 @@ import pytest
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.trace import chrome_trace
 
 HOST = HostLinks(nic_bytes_per_s=1e9, link_bytes_per_s=1e10)
@@ -20,10 +20,10 @@ HOST = HostLinks(nic_bytes_per_s=1e9, link_bytes_per_s=1e10)
 @pytest.fixture(scope="module")
 def timeline():
     def crossing(a, b):
-        return Crossing(flows=(Flow(a, b, 7e6, 1e-5),), receive_bytes=4)
+        return StageCrossing(flows=(Flow(a, b, 7e6, 1e-5),), receive_bytes=4)
 
     boundaries = [
-        Boundary(source=a, destination=b, forward=crossing(a, b), backward=crossing(b, a))
+        StageBoundary(source=a, destination=b, forward=crossing(a, b), backward=crossing(b, a))
         for a, b in ((0, 1), (1, 2), (0, 2))
     ]
     stages = [

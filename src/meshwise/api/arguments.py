@@ -49,7 +49,7 @@ class ArgumentOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class ArgumentSlot:
     """A positional argument of a call: its number, its name if known, and how it is passed."""
 
     position: int
@@ -90,7 +90,7 @@ class Binding:
     """
 
     step_name: str
-    slots: tuple[Slot, ...]
+    slots: tuple[ArgumentSlot, ...]
     positions: tuple[int, ...]
     static: frozenset[int]
     signature: StepSignature
@@ -262,12 +262,16 @@ def _without_partials(fun: Callable[..., Any]) -> Callable[..., Any]:
     return fun
 
 
-def _slots(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> tuple[Slot, ...]:
+def _slots(
+    options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]
+) -> tuple[ArgumentSlot, ...]:
     parameters = options.parameters or ()
     names = [p.name for p in parameters]
-    slots = [Slot(position=n, name=names[n] if n < len(names) else None) for n in range(num_args)]
+    slots = [
+        ArgumentSlot(position=n, name=names[n] if n < len(names) else None) for n in range(num_args)
+    ]
     slots += [
-        Slot(position=n, name=p.name, by_keyword=True)
+        ArgumentSlot(position=n, name=p.name, by_keyword=True)
         for n, p in enumerate(parameters)
         if n >= num_args and p.kind == p.POSITIONAL_OR_KEYWORD and p.name in keywords
     ]
@@ -275,7 +279,7 @@ def _slots(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -
 
 
 def _resolved(
-    option: str, numbers: tuple[int, ...], options: ArgumentOptions, slots: tuple[Slot, ...]
+    option: str, numbers: tuple[int, ...], options: ArgumentOptions, slots: tuple[ArgumentSlot, ...]
 ) -> tuple[int, ...]:
     """Numbers counted from the front; a negative one counts from the end of the call."""
     passed = 1 + slots[-1].position if slots else 0
@@ -328,7 +332,7 @@ def _numbers(option: str, value: Any, or_else: str = "") -> tuple[int, ...]:
         ) from None
 
 
-def _check_hashable(name: str, slot: Slot, value: Any) -> None:
+def _check_hashable(name: str, slot: ArgumentSlot, value: Any) -> None:
     try:
         hash(value)
     except TypeError as error:

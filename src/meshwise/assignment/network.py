@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwise.assignment.problem import PairCost, Problem
-from meshwise.assignment.reductions.arrays import Buffers, Edges, Items, Nodes, least_in
+from meshwise.assignment.reductions.arrays import Edges, Items, Nodes, ReductionBuffers, least_in
 from meshwise.kernels.compiler import NONE, kernel, part
 
 Array = Any
@@ -74,7 +74,7 @@ def starts(counts: Array) -> Array:
 @kernel
 def _copy_matrices(
     chosen: np.ndarray, flip: np.ndarray, first: np.ndarray, nodes: Nodes, edges: Edges,
-    buffers: Buffers, out: np.ndarray,
+    buffers: ReductionBuffers, out: np.ndarray,
 ) -> None:  # fmt: skip
     for k in range(chosen.size):
         e = chosen[k]
@@ -118,7 +118,7 @@ def _cuts(i: int, row_of: np.ndarray, nodes: Nodes, items: Items, cuts: np.ndarr
 
 @kernel
 def _pieces(
-    alive: Array, row_of: Array, nodes: Nodes, items: Items, buffers: Buffers,
+    alive: Array, row_of: Array, nodes: Nodes, items: Items, buffers: ReductionBuffers,
     capacity: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Usage of each node as pieces that do not overlap, the least bytes taken from `capacity`.
@@ -240,7 +240,7 @@ def build_network(
     nodes: Nodes,
     edges: Edges,
     items: Items,
-    buffers: Buffers,
+    buffers: ReductionBuffers,
     *,
     binding: Array,
     capacity: Array,

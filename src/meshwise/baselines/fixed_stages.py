@@ -10,13 +10,13 @@ import numpy as np
 from meshwise.baselines.layer_costs import summed
 from meshwise.baselines.restricted_stages import with_cuts
 from meshwise.baselines.result import Candidate, ChosenStage, Refused
-from meshwise.baselines.simulated import Pipeline
+from meshwise.baselines.simulated import SimulatedPipeline
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.simulate.chunks import Chunk
@@ -110,7 +110,7 @@ def _chosen(
             )
             for (first, last), v in zip(chunks, chosen, strict=True)
         ),
-        pipeline=Pipeline(
+        pipeline=SimulatedPipeline(
             chunks=tuple(c for c in picked if c is not None),
             crossing_bytes=tuple(crossing_bytes),
             meshes=(kind,) * count,
@@ -145,7 +145,7 @@ def _problem(
                 arrays[name][(*at, v)] = getattr(total, name)
     if not np.isfinite(arrays["microbatch_s"]).any():
         raise InfeasibleError("no layer has a plan on this mesh under the method's restrictions")
-    submesh = Submesh(
+    submesh = StageSubmesh(
         num_hosts=kind.num_hosts,
         devices_per_host=kind.devices_per_host,
         memory_bytes=memory_bytes,

@@ -11,7 +11,7 @@ from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.inter.search.microbatch_counts import microbatch_counts
 from meshwise.inter.search.search_space import SearchOptions
 
@@ -45,7 +45,7 @@ def variants(
         Variant(
             mesh=mesh,
             remat=remat,
-            price=MemoryPrice(seconds_per_byte=price * step_s / memory, in_flight=_IN_FLIGHT),
+            price=BytePrice(seconds_per_byte=price * step_s / memory, in_flight=_IN_FLIGHT),
         )
         for mesh in meshes
         for remat in options.remats

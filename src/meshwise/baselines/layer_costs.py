@@ -17,7 +17,7 @@ from meshwise.inter.layer_cost.recomputation import again_s
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, gathers
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
 from meshwise.inter.stages.stage_problem import StageCosts
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
@@ -73,7 +73,7 @@ class MethodCosts:
 
     def table(
         self,
-        submeshes: Sequence[Submesh],
+        submeshes: Sequence[StageSubmesh],
         variants: Sequence[Sequence[Variant]],
         num_microbatches: int,
     ) -> StageCosts:

@@ -9,7 +9,7 @@ from meshwise.baselines.layer_costs import MethodCosts
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
 from meshwise.baselines.restricted_stages import one_device_a_stage
 from meshwise.baselines.result import BaselineResult, Candidate, ChosenStage, Refused, best_of
-from meshwise.baselines.simulated import Pipeline
+from meshwise.baselines.simulated import SimulatedPipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.variant_costs import LayerSource, logical_views
@@ -130,7 +130,7 @@ def _pipeline(
             label=f"{len(stages)} stages B={b}",
             objective_s=step_time(problem, plan.stages).total_s,
             stages=tuple(stages),
-            pipeline=Pipeline(
+            pipeline=SimulatedPipeline(
                 chunks=tuple(chunks),
                 crossing_bytes=tuple(crossing_bytes(source, s.last_layer, b) for s in stages[:-1]),
                 meshes=tuple(kinds[s.submesh] for s in plan.stages),

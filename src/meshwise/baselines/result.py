@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwise.baselines.simulated import Pipeline, simulate
+from meshwise.baselines.simulated import SimulatedPipeline, simulate
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.stage import Remat
 
@@ -44,7 +44,7 @@ class Candidate:
     label: str
     objective_s: float
     stages: tuple[ChosenStage, ...]
-    pipeline: Pipeline
+    pipeline: SimulatedPipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def best_of(
     )
 
 
-def least_s(pipeline: Pipeline) -> float:
+def least_s(pipeline: SimulatedPipeline) -> float:
     """What no simulation goes below: the work of the busiest mesh."""
     count = len(pipeline.meshes)
     work = [0.0] * count

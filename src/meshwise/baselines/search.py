@@ -18,7 +18,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators
-from meshwise.intra.judged import Answer
+from meshwise.intra.judged import JudgedChoice
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
 from meshwise.intra.price import step_time_s
@@ -35,7 +35,7 @@ OPTIMAL, BOUNDED, TIME_LIMIT = "optimal", "bounded", "time limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class MeshPlace:
     """A graph on a mesh, with what is asked of its plan.
 
     Attributes:
@@ -54,7 +54,7 @@ class Place:
     parts: tuple[Region, ...]
     evaluators: Evaluators = field(default_factory=Evaluators)
 
-    def restricted(self, name: str, *, loosely: bool = False) -> Place | None:
+    def restricted(self, name: str, *, loosely: bool = False) -> MeshPlace | None:
         """The same place under the restrictions of a named method.
 
         Args:
@@ -91,12 +91,12 @@ class Place:
         )
 
 
-def _is_flat(place: Place) -> bool:
+def _is_flat(place: MeshPlace) -> bool:
     return len(place.mesh.sizes) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundOnMesh:
     """The best plan of a search.
 
     Attributes:
@@ -114,7 +114,7 @@ class Search:
     """A search that goes on over more places with what it knows."""
 
     def __init__(self) -> None:
-        self.best: Found | None = None
+        self.best: FoundOnMesh | None = None
         # No plan that fits costs less, whatever the place.
         self._bound_s = math.inf
         self._num_places = 0
@@ -122,7 +122,7 @@ class Search:
         self._is_tied = False
         self._refusals: list[InfeasibleError] = []
 
-    def over(self, places: Sequence[Place]) -> None:
+    def over(self, places: Sequence[MeshPlace]) -> None:
         """Search among all plans of some places; they are numbered as they come."""
         first = self._num_places
         self._num_places += len(places)
@@ -146,7 +146,7 @@ class Search:
                     if not (has_flat and name in _FLAT and not _is_flat(places[i])):
                         self._try_method(places[i], first + i, name)
 
-    def _tried(self, place: Place, number: int, made: Prepared, bound_s: float) -> float:
+    def _tried(self, place: MeshPlace, number: int, made: Prepared, bound_s: float) -> float:
         """Look for a better plan of a place; a bound of all its plans that fit."""
         if self._is_beaten(bound_s):
             return bound_s
@@ -159,7 +159,7 @@ class Search:
         self._status.add(result.status)
         return max(result.bound_s, bound_s)
 
-    def _try_method(self, place: Place, number: int, name: str) -> None:
+    def _try_method(self, place: MeshPlace, number: int, name: str) -> None:
         """Look for a better plan among those of a named method: never is one of them better."""
         wider = place.restricted(name, loosely=True)
         try:
@@ -175,7 +175,7 @@ class Search:
             return
         self._squeezed(place, number, lambda: loose)
 
-    def _squeezed(self, place: Place, number: int, made: Callable[[], Prepared]) -> bool:
+    def _squeezed(self, place: MeshPlace, number: int, made: Callable[[], Prepared]) -> bool:
         """Look for a better plan of a method; whether it has plans that fit, or is beaten.
 
         Args:
@@ -194,7 +194,7 @@ class Search:
             return False
         return True
 
-    def _refuse_far(self, place: Place, free: Answer) -> None:
+    def _refuse_far(self, place: MeshPlace, free: JudgedChoice) -> None:
         """Refuse a method that holds far more than the smallest plan, where none fits yet.
 
         Raises:
@@ -207,11 +207,11 @@ class Search:
         if free.num_bytes > _FAR * min(known, default=math.inf):
             raise too_large(limit, free.peak, is_proved=False)
 
-    def _keep(self, place: Place, number: int, result: IntraResult) -> None:
+    def _keep(self, place: MeshPlace, number: int, result: IntraResult) -> None:
         price_s = place.price_s(result)
         best = self.best
         if best is None or (price_s, number) < (best.price_s, best.place):
-            self.best = Found(place=number, result=result, price_s=price_s)
+            self.best = FoundOnMesh(place=number, result=result, price_s=price_s)
 
     def _is_beaten(self, bound_s: float) -> bool:
         """Whether what is bounded so costs more than the best plan."""
@@ -229,7 +229,7 @@ class Search:
     def _is_optimal(self) -> bool:
         return self.best is not None and self._bound_s >= self._cost_s() * (1 - _SLACK)
 
-    def found(self) -> Found:
+    def found(self) -> FoundOnMesh:
         """The best plan, with what holds of all places.
 
         Raises:
@@ -253,7 +253,7 @@ class Search:
         return dataclasses.replace(self.best, result=result)
 
 
-def plan_intra_op(place: Place) -> IntraResult:
+def plan_intra_op(place: MeshPlace) -> IntraResult:
     """Plan a graph freely; where that is not proved best, no named method is better.
 
     A plan that is optimal needs no comparison: every method searches a part of its space.

@@ -14,7 +14,7 @@ from meshwise.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class SimulatedPipeline:
     """Runs of layers on meshes.
 
     Attributes:
@@ -32,7 +32,7 @@ class Pipeline:
     schedule: PipelineSchedule
 
 
-def simulate(pipeline: Pipeline, cluster: Cluster) -> Timeline:
+def simulate(pipeline: SimulatedPipeline, cluster: Cluster) -> Timeline:
     """One step on a cluster of equal hosts.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class Repetition:
     """How carefully to measure.
 
     Attributes:
@@ -25,7 +25,7 @@ class Effort:
 
 
 def seconds_a_turn(
-    run: Callable[[int], Any], effort: Effort, now: Callable[[], float] = time.perf_counter
+    run: Callable[[int], Any], effort: Repetition, now: Callable[[], float] = time.perf_counter
 ) -> float:
     """Median seconds of one turn, without the call itself.
 

@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from meshwise.calibrate.clock import Effort, seconds_a_turn
+from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.timed_program import Exported
 from meshwise.runtime.compile import checked
 from meshwise.spmd.program import compile_options
 
-EFFORT = Effort(repeats=3, run_s=0.02, max_turns=64)
+EFFORT = Repetition(repeats=3, run_s=0.02, max_turns=64)
 
 
 class ProgramClock:
     """Holds compiled programs, and times one at a time."""
 
-    def __init__(self, effort: Effort = EFFORT) -> None:
+    def __init__(self, effort: Repetition = EFFORT) -> None:
         """Args: how carefully to measure."""
         self._effort = effort
         self._runs: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import jax
 
-from meshwise.calibrate.clock import Effort, seconds_a_turn
+from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate
 from meshwise.calibrate.programs import collective_loop, matmul_loop, memory_passes
 from meshwise.cluster.collectives import COLLECTIVES
@@ -37,7 +37,7 @@ class Sizes:
     matmul: tuple[tuple[str, tuple[int, ...]], ...]
     memory: tuple[int, ...]
     collectives: tuple[int, ...]
-    effort: Effort
+    effort: Repetition
 
     @property
     def num_matmuls(self) -> int:
@@ -56,7 +56,7 @@ CPU_SIZES = Sizes(
     # Eight devices of the largest read and write 64 MiB together, more than most caches hold.
     memory=(2**18, 2**21, 2**23),
     collectives=(2**12, 2**16, 2**20, 2**24),
-    effort=Effort(repeats=7, run_s=0.03),
+    effort=Repetition(repeats=7, run_s=0.03),
 )
 ACCELERATOR_SIZES = Sizes(
     matmul=(
@@ -66,13 +66,13 @@ ACCELERATOR_SIZES = Sizes(
     ),
     memory=(2**22, 2**26, 2**30),
     collectives=(2**12, 2**16, 2**20, 2**24, 2**28),
-    effort=Effort(repeats=9, run_s=0.05),
+    effort=Repetition(repeats=9, run_s=0.05),
 )
 QUICK_SIZES = Sizes(
     matmul=(("float32", (64, 128)), ("bfloat16", (128,))),
     memory=(2**20,),
     collectives=(2**12, 2**18),
-    effort=Effort(repeats=3, run_s=0.005),
+    effort=Repetition(repeats=3, run_s=0.005),
 )
 
 Run = Callable[[int], Any]

@@ -29,7 +29,7 @@ _GROUPS, _GROUP = "groups", "group"
 _ITEM_BYTES = 4
 
 
-class Loop:
+class TimedLoop:
     """A compiled loop; called with a number of turns it runs them and waits for their end."""
 
     def __init__(self, compiled: Any, whole: NamedSharding, operands: Sequence[Any]) -> None:
@@ -50,7 +50,7 @@ class Loop:
         return self._compiled.as_text()
 
 
-def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> Loop:
+def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> TimedLoop:
     """Products `x @ w` of square matrices, each of the last result."""
     mesh = _mesh(devices, len(devices))
     rng = np.random.default_rng(0)
@@ -85,7 +85,9 @@ def memory_passes(devices: Sequence[Any], num_bytes: int) -> Callable[[int], Any
     return run
 
 
-def collective_loop(devices: Sequence[Any], kind: str, group_size: int, num_bytes: int) -> Loop:
+def collective_loop(
+    devices: Sequence[Any], kind: str, group_size: int, num_bytes: int
+) -> TimedLoop:
     """Collectives of float32, in groups of neighbouring devices.
 
     Args:
@@ -130,7 +132,7 @@ def _mesh(devices: Sequence[Any], group_size: int) -> Mesh:
     return Mesh(np.asarray(devices, object).reshape(-1, group_size), (_GROUPS, _GROUP))
 
 
-def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> Loop:
+def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> TimedLoop:
     """Runs `body` a number of times on the first operand; every device has all operands."""
 
     def turns(count: Any, first: Any, *others: Any) -> Any:
@@ -143,4 +145,4 @@ def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> Loop
     program = jax.jit(mapped, compiler_options=options)
     placed = [jax.device_put(operand, whole) for operand in operands]
     compiled = program.lower(jnp.int32(1), *placed).compile()
-    return Loop(compiled, whole, placed)
+    return TimedLoop(compiled, whole, placed)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshwise.cluster.host import HostSpec, Link, Peak
+from meshwise.cluster.host import HostSpec, Link, PeakRate
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.units import GIB, GIGA, MICRO, TERA, gbit_per_s
 
@@ -84,7 +84,7 @@ def _host(
         nic=Link(latency_s=nic_latency_s, bytes_per_s=nic_peak_bytes_per_s * LINK_EFFICIENCY),
         num_nics=num_nics,
         source=f"{source}; links and NICs reach {LINK_EFFICIENCY:.0%} of the peak (assumed)",
-        peak=Peak(
+        peak=PeakRate(
             flop_per_s=tuple(sorted(chip.peak_flop_per_s.items())),
             memory_bytes=int(chip.memory_bytes),
             memory_bytes_per_s=chip.memory_bytes_per_s,

@@ -23,7 +23,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class PeakRate:
     """What the makers promise, of which `HostSpec` and `DeviceSpec` say what is reached.
 
     Attributes:
@@ -66,7 +66,7 @@ class HostSpec:
     nic: Link
     num_nics: int = 1
     source: str = ""
-    peak: Peak | None = None
+    peak: PeakRate | None = None
 
     @property
     def nics_bytes_per_s(self) -> float:

@@ -7,7 +7,7 @@ from typing import cast
 
 from meshwise.cluster import fields
 from meshwise.cluster.fields import Table, required, shown, table_of
-from meshwise.cluster.host import HostSpec, Link, Peak
+from meshwise.cluster.host import HostSpec, Link, PeakRate
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
 
@@ -177,9 +177,9 @@ def _points(value: object, where: str) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _peak(value: object, where: str) -> Peak:
+def _peak(value: object, where: str) -> PeakRate:
     table = table_of(value, where, _PEAK_KEYS)
-    return Peak(
+    return PeakRate(
         flop_per_s=_rates(required(table, "flop_per_s", where), where),
         memory_bytes=fields.count(table, "memory_bytes", where),
         memory_bytes_per_s=fields.number(table, "memory_bytes_per_s", where),

@@ -20,7 +20,7 @@ _LAST_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProbeAnswer:
     """What a probe said.
 
     Attributes:
@@ -38,7 +38,7 @@ def ask(
     command: Sequence[str] = _PROBE,
     limit_s: float = _LIMIT_S,
     environment: Mapping[str, str] | None = None,
-) -> Answer:
+) -> ProbeAnswer:
     """Run a probe and read the JSON in the last line of what it says."""
     settings = dict(os.environ if environment is None else environment)
     try:
@@ -53,22 +53,22 @@ def ask(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer(data=None, failure=f"no answer within {limit_s:.0f} s")
+        return ProbeAnswer(data=None, failure=f"no answer within {limit_s:.0f} s")
     except OSError as error:
-        return Answer(data=None, failure=f"cannot start {command[0]}: {error.strerror}")
+        return ProbeAnswer(data=None, failure=f"cannot start {command[0]}: {error.strerror}")
     lines = done.stdout.strip().splitlines()
     try:
         data: object = json.loads(lines[-1]) if lines and done.returncode == 0 else None
     except ValueError:
         data = None
     if isinstance(data, dict):
-        return Answer(data=cast(Mapping[str, Any], data))
+        return ProbeAnswer(data=cast(Mapping[str, Any], data))
     said = [line for line in done.stderr.strip().splitlines() if line.strip()][-_LAST_LINES:]
     reason = " / ".join(line.strip() for line in said) or "it said nothing"
-    return Answer(data=None, failure=f"exit code {done.returncode}: {reason}")
+    return ProbeAnswer(data=None, failure=f"exit code {done.returncode}: {reason}")
 
 
-def check_devices(answer: Answer) -> Finding:
+def check_devices(answer: ProbeAnswer) -> Finding:
     """The devices that JAX sees by itself."""
     if answer.data is None:
         return Finding(
@@ -85,7 +85,7 @@ def check_devices(answer: Answer) -> Finding:
     return Finding(what="JAX devices", status="ok", found=f"{data['platform']}: {kinds}{size}")
 
 
-def check_virtual(answer: Answer) -> Finding:
+def check_virtual(answer: ProbeAnswer) -> Finding:
     """Whether a collective runs on virtual CPU devices."""
     if answer.data is None:
         return Finding(
@@ -99,6 +99,6 @@ def check_virtual(answer: Answer) -> Finding:
     return Finding(what="virtual devices", status="ok", found=found)
 
 
-def ask_both() -> tuple[Answer, Answer]:
+def ask_both() -> tuple[ProbeAnswer, ProbeAnswer]:
     """What JAX sees by itself, and whether it runs virtual CPU devices."""
     return ask(), ask(["--virtual", str(_VIRTUAL)])

@@ -23,7 +23,7 @@ from meshwise.graph.loops import (
 )
 
 
-class Edge(NamedTuple):
+class HaloEdge(NamedTuple):
     """One permute of an operator.
 
     Attributes:
@@ -41,7 +41,7 @@ class Edge(NamedTuple):
     from_before: bool
 
 
-def edges(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> Iterator[Edge]:
+def edges(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> Iterator[HaloEdge]:
     """The permutes of an operator under a strategy, in the order in which they run."""
     for halo in rule.halos:
         axes = tuple(a for a in axes_of_loop(strategy, halo_loop(rule, halo)) if sizes[a] > 1)
@@ -49,7 +49,7 @@ def edges(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> Iterator[
             count = math.prod(sizes[a] for a in axes)
             for width, from_before in ((halo.low, True), (halo.high, False)):
                 if width:
-                    yield Edge(halo, axes, count, width, from_before)
+                    yield HaloEdge(halo, axes, count, width, from_before)
 
 
 def extended_shape(
@@ -74,7 +74,7 @@ def edge_elements(
     strategy: Strategy,
     sizes: Sequence[int],
     shapes: Sequence[Sequence[int]],
-) -> tuple[tuple[Edge, int], ...]:
+) -> tuple[tuple[HaloEdge, int], ...]:
     """Each permute with the elements that one device sends.
 
     Args:
@@ -89,7 +89,7 @@ def edge_elements(
     layouts = operand_layouts(rule, strategy, sizes)
     assert layouts is not None
     blocks = [list(local_shape(s, w, sizes)) for s, w in zip(shapes, layouts, strict=True)]
-    out: list[tuple[Edge, int]] = []
+    out: list[tuple[HaloEdge, int]] = []
     for i, edge in enumerate(found):
         block = blocks[edge.halo.operand]
         others = math.prod(size for d, size in enumerate(block) if d != edge.halo.dim)

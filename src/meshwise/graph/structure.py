@@ -21,7 +21,7 @@ PREDICATE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BodyPart:
     """One body.
 
     Attributes:
@@ -53,7 +53,7 @@ class Structure:
     """
 
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[BodyPart, ...]
     carries: tuple[tuple[int, int], ...] = ()
     stacked_operands: frozenset[int] = frozenset()
     stacked_results: frozenset[int] = frozenset()
@@ -123,7 +123,7 @@ def scan_structure(
     return Structure(
         kind=SCAN,
         parts=(
-            Part(
+            BodyPart(
                 operands=tuple(range(num_operands)), results=tuple(range(num_results)), trips=length
             ),
         ),
@@ -137,7 +137,7 @@ def scan_structure(
 
 def cond_structure(*, num_operands: int, num_results: int, num_branches: int) -> Structure:
     """A `cond` or `switch`: operand 0 is the number of the branch that runs."""
-    branch = Part(
+    branch = BodyPart(
         operands=tuple(range(1, num_operands)), results=tuple(range(num_results)), trips=1
     )
     return Structure(kind=COND, parts=(branch,) * num_branches, whole_operands=frozenset((0,)))
@@ -156,12 +156,12 @@ def while_structure(
     return Structure(
         kind=WHILE,
         parts=(
-            Part(
+            BodyPart(
                 operands=(*range(num_predicate_consts), *carries),
                 results=(PREDICATE,),
                 trips=length + 1,
             ),
-            Part(
+            BodyPart(
                 operands=(*range(num_predicate_consts, first), *carries),
                 results=tuple(range(num_carry)),
                 trips=length,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import LoopRule
-from meshwise.intra.blocks import CLUSTER, Block
+from meshwise.intra.blocks import CLUSTER, OperatorBlock
 from meshwise.intra.regions import OWN_GROUP, Region
-from meshwise.intra.shapes import Member, Shape
+from meshwise.intra.shapes import BlockShape, Member
 
 # A tensor as a block sees it: id and copy group of the use (OWN_GROUP for what it makes itself).
 Local = tuple[int, int]
 # The shape of a block, its tensors in order, and a number that equal shapes share.
-Known = tuple[Shape, tuple[Local, ...], int]
+Known = tuple[BlockShape, tuple[Local, ...], int]
 
 
 class BlockShapes:
@@ -47,7 +47,7 @@ class BlockShapes:
             known[number] = self._shape(region, region.blocks.blocks[number])
         return known[number]
 
-    def _shape(self, region: Region, block: Block) -> Known:
+    def _shape(self, region: Region, block: OperatorBlock) -> Known:
         graph = region.graph
         made = {t for i in block.members for t in graph.operators[i].outputs}
         if block.kind != CLUSTER:
@@ -75,7 +75,7 @@ class BlockShapes:
             for t in graph.operators[i].outputs:
                 if any(u not in inside for u in region.users[t]):
                     visible.add(index[t, OWN_GROUP])
-        shape = Shape(
+        shape = BlockShape(
             block=block,
             members=tuple(members),
             locals=tuple(graph.tensors[t] for t, _ in index),

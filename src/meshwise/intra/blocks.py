@@ -25,7 +25,7 @@ BODIES = "bodies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class OperatorBlock:
     """Operators that decide together.
 
     Attributes:
@@ -51,7 +51,7 @@ class Blocks:
         may_be_partial: Tensors that may stay partial sums between blocks.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[OperatorBlock, ...]
     block_of: tuple[int, ...]
     may_be_partial: frozenset[int]
 
@@ -268,13 +268,13 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
         root = clusters.find(i) if i in clusters.parent else i
         kinds[i] = BODIES if op.bodies else SINGLE
         members.setdefault(root, []).append(i)
-    blocks: list[Block] = []
+    blocks: list[OperatorBlock] = []
     block_of = [-1] * len(graph.operators)
     for root, ops in sorted(members.items(), key=lambda item: item[1][0]):
         for i in ops:
             block_of[i] = len(blocks)
         if root not in clusters.parent:
-            blocks.append(Block(kind=kinds[ops[0]], members=tuple(ops)))
+            blocks.append(OperatorBlock(kind=kinds[ops[0]], members=tuple(ops)))
             continue
         numbers: dict[tuple[int, int], int] = {}
         classes: list[tuple[int, ...]] = []
@@ -287,7 +287,7 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
                     row.append(numbers.setdefault(clusters.find_loop((i, loop)), len(numbers)))
             classes.append(tuple(row))
         blocks.append(
-            Block(
+            OperatorBlock(
                 kind=CLUSTER,
                 members=tuple(ops),
                 classes=tuple(classes),

@@ -11,7 +11,7 @@ from meshwise.graph.layout import Layout, replicated, shift_in
 from meshwise.graph.loops import NONE, Strategy
 from meshwise.graph.structure import PREDICATE
 from meshwise.intra.blocks import BODIES, CLUSTER
-from meshwise.intra.network import Network
+from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import strategy_layouts
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
@@ -23,7 +23,7 @@ def free_use(layout: Layout) -> Use:
 
 
 class _Expander:
-    def __init__(self, network: Network, choice: Sequence[int]) -> None:
+    def __init__(self, network: LayoutNetwork, choice: Sequence[int]) -> None:
         self.network = network
         self.choice = choice
         self.sizes = network.mesh.sizes
@@ -231,7 +231,7 @@ class _Expander:
         return whole if found is None else found[0]
 
 
-def expand(network: Network, choice: Sequence[int]) -> GraphDecision:
+def expand(network: LayoutNetwork, choice: Sequence[int]) -> GraphDecision:
     """The decision about every operator that a choice of every node means."""
     expander = _Expander(network, choice)
     graph: Graph = network.graph

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 
 from meshwise.assignment.bounds.row_prices import priced_problem
 from meshwise.assignment.exact.best_first import (
-    Effort,
+    BestFirstEffort,
     cheaper_neighbour,
     cheapest_that_fits,
 )
 from meshwise.assignment.problem import Array, Problem, Row, Solution, objective, row_weight
 from meshwise.assignment.search.descent import DescentWithin
 from meshwise.assignment.search.mixture import Recombiner
-from meshwise.intra.judged import Answer, Judge
+from meshwise.intra.judged import Judge, JudgedChoice
 from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
 from meshwise.intra.refusal import too_large
 from meshwise.memory.peak import Peak
@@ -65,7 +65,7 @@ _MAX_NEIGHBOURS = 1_000
 _SLACK = 1e-9
 
 
-def fit(judge: Judge, free: Answer, *, limit: int, below_s: float = math.inf) -> Answer:
+def fit(judge: Judge, free: JudgedChoice, *, limit: int, below_s: float = math.inf) -> JudgedChoice:
     """A cheap plan that fits.
 
     Args:
@@ -109,19 +109,19 @@ def fit(judge: Judge, free: Answer, *, limit: int, below_s: float = math.inf) ->
 class _Priced:
     """A search with prices on rows: each row is what is live at the peak of a plan that was met."""
 
-    def __init__(self, judge: Judge, free: Answer, limit: int, below_s: float) -> None:
+    def __init__(self, judge: Judge, free: JudgedChoice, limit: int, below_s: float) -> None:
         self.judge = judge
         self.free = free
         self.limit = limit
         self.below_s = below_s
         # What plans within the rows cost at least, as far as prices say.
         self.about_s = -math.inf
-        self.best: Answer | None = None
+        self.best: JudgedChoice | None = None
         self.rows = [_scaled_row(judge, free, limit)]
         self.prices = [free.solution.cost / free.num_bytes]
         self.met = {free.solution.choice: free}
 
-    def search(self) -> Answer | None:
+    def search(self) -> JudgedChoice | None:
         """The best plan that fits among those that were met; None if none was."""
         self._begin()
         idle = 0
@@ -256,18 +256,18 @@ def _sum_of_rows(rows: Sequence[Row], prices: Sequence[float]) -> Row:
     )
 
 
-def _scaled_row(judge: Judge, answer: Answer, limit: int) -> Row:
+def _scaled_row(judge: Judge, answer: JudgedChoice, limit: int) -> Row:
     """What is live at the peak of a plan, within its part of the limit."""
     row = judge.row_of(answer.peak)
     part = row_weight(row, answer.solution.choice) / answer.num_bytes
     return dataclasses.replace(row, limit=limit * part)
 
 
-def _is_cheaper(one: Answer, other: Answer) -> bool:
+def _is_cheaper(one: JudgedChoice, other: JudgedChoice) -> bool:
     return one.solution.cost < other.solution.cost
 
 
-def _cheaper(judge: Judge, free: Answer, least: Least, limit: int) -> Answer:
+def _cheaper(judge: Judge, free: JudgedChoice, least: Least, limit: int) -> JudgedChoice:
     """The plan of least peak, which fits, or a cheaper one: costs weigh more while it fits."""
     best, low, high = least.answer, COST_SHARE, _MOST_SHARE
     for _ in range(_SHARES):
@@ -284,7 +284,9 @@ def _cheaper(judge: Judge, free: Answer, least: Least, limit: int) -> Answer:
     return best
 
 
-def _by_enumeration(judge: Judge, found: Answer | None, limit: int) -> tuple[Answer | None, float]:
+def _by_enumeration(
+    judge: Judge, found: JudgedChoice | None, limit: int
+) -> tuple[JudgedChoice | None, float]:
     """A plan that fits, the cheapest if the search comes to its end, and a lower bound."""
     judged: dict[tuple[int, ...], tuple[GraphDecision, Peak]] = {}
 
@@ -303,7 +305,7 @@ def _by_enumeration(judge: Judge, found: Answer | None, limit: int) -> tuple[Ans
         fits,
         held=judge.input_bytes(),
         limit=limit,
-        effort=Effort(steps=_MAX_STEPS, questions=questions, deadline=judge.deadline),
+        effort=BestFirstEffort(steps=_MAX_STEPS, questions=questions, deadline=judge.deadline),
     )
     best = cheapest.choice
     if not cheapest.proved and best is not None:
@@ -317,4 +319,6 @@ def _by_enumeration(judge: Judge, found: Answer | None, limit: int) -> tuple[Ans
         return found, cheapest.bound
     cost = objective(judge.problem, best)
     solution = Solution(choice=best, cost=cost, bound=0.0, status="", num_left=0)
-    return Answer(solution=solution, decision=judged[best][0], peak=judged[best][1]), cheapest.bound
+    return JudgedChoice(
+        solution=solution, decision=judged[best][0], peak=judged[best][1]
+    ), cheapest.bound

@@ -12,7 +12,7 @@ from meshwise.assignment.problem import Array, Problem, Row, Solution, objective
 from meshwise.assignment.solve import Recorder, solve
 from meshwise.intra.expand import expand
 from meshwise.intra.memory_rows import MemoryRows
-from meshwise.intra.network import Network
+from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.shapes import local_bytes
 from meshwise.intra.ties import Ties, tied_row
 from meshwise.memory.peak import Peak, peak
@@ -20,7 +20,7 @@ from meshwise.plan.decision import GraphDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JudgedChoice:
     """A solution with its plan and the plan's true peak."""
 
     solution: Solution
@@ -46,7 +46,7 @@ class Judge:
         record: Is given each problem that is solved.
     """
 
-    network: Network
+    network: LayoutNetwork
     ties: Ties
     problem: Problem
     deadline: float
@@ -59,12 +59,12 @@ class Judge:
         decision = expand(self.network, self.ties.spread(tuple(choice)))
         return decision, peak(self.network.graph, decision, self.network.mesh)
 
-    def answer(self, choice: Sequence[int]) -> Answer:
+    def answer(self, choice: Sequence[int]) -> JudgedChoice:
         """A choice as an answer without a bound."""
         decision, high = self.of_choice(choice)
         cost = objective(self.problem, choice)
         solution = Solution(choice=tuple(choice), cost=cost, bound=0.0, status="", num_left=0)
-        return Answer(solution=solution, decision=decision, peak=high)
+        return JudgedChoice(solution=solution, decision=decision, peak=high)
 
     def row_of(self, high: Peak) -> Row:
         """What is live at a peak, as a row without a limit."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwise.assignment.bounds.row_prices import priced_problem
 from meshwise.assignment.problem import Problem, Row, objective, row_weight
-from meshwise.intra.judged import Answer, Judge
+from meshwise.intra.judged import Judge, JudgedChoice
 
 _ROUNDS = 12
 # Rounds without a smaller peak after which no more are tried.
@@ -43,12 +43,12 @@ class Least:
         weights: Of the rows.
     """
 
-    answer: Answer
+    answer: JudgedChoice
     problem: Problem
     weights: tuple[float, ...]
 
 
-def least_peak(judge: Judge, free: Answer) -> Least:
+def least_peak(judge: Judge, free: JudgedChoice) -> Least:
     """The plan of least peak that was met.
 
     Args:
@@ -60,7 +60,7 @@ def least_peak(judge: Judge, free: Answer) -> Least:
     return replace(found, answer=_descended(judge, found.answer, work))
 
 
-def lightest(judge: Judge, least: Least, free: Answer, cost_share: float) -> tuple[int, ...]:
+def lightest(judge: Judge, least: Least, free: JudgedChoice, cost_share: float) -> tuple[int, ...]:
     """The choice of about least weighted bytes and costs; empty if there is none.
 
     Args:
@@ -73,21 +73,21 @@ def lightest(judge: Judge, least: Least, free: Answer, cost_share: float) -> tup
     return _lightest(judge, least.problem.rows, least.weights, unit, cost_share)
 
 
-def _smaller(best: Answer, other: Answer) -> Answer:
+def _smaller(best: JudgedChoice, other: JudgedChoice) -> JudgedChoice:
     """The one of less peak; of equal ones the cheaper one."""
 
-    def key(answer: Answer) -> tuple[int, float]:
+    def key(answer: JudgedChoice) -> tuple[int, float]:
         return answer.num_bytes, answer.solution.cost
 
     return other if key(other) < key(best) else best
 
 
-def _by_weights(judge: Judge, free: Answer) -> Least:
+def _by_weights(judge: Judge, free: JudgedChoice) -> Least:
     """The plan of least peak among those that weighted rows give."""
     rows = [judge.row_of(free.peak)]
     weights = [1.0]
     best, with_weights = free, weights
-    known: dict[tuple[int, ...], Answer] = {free.solution.choice: free}
+    known: dict[tuple[int, ...], JudgedChoice] = {free.solution.choice: free}
     idle = 0
     for turn in range(_ROUNDS):
         # First bytes alone: they say what holding less costs, which may be far more than the step.
@@ -116,7 +116,7 @@ def _by_weights(judge: Judge, free: Answer) -> Least:
     return Least(answer=best, problem=problem, weights=tuple(with_weights))
 
 
-def _unit(free: Answer, least: Answer) -> float:
+def _unit(free: JudgedChoice, least: JudgedChoice) -> float:
     """Bytes that weigh as much as a second: those of a plan over what the dearer one costs."""
     cost = max(free.solution.cost, least.solution.cost)
     return free.num_bytes / cost if cost > 0 else 1.0
@@ -131,7 +131,7 @@ def _lightest(
     return judge.solve_free(priced)
 
 
-def _descended(judge: Judge, start: Answer, work: int) -> Answer:
+def _descended(judge: Judge, start: JudgedChoice, work: int) -> JudgedChoice:
     """A plan that no change of one node makes smaller, or where the work ended.
 
     Args:
@@ -153,7 +153,7 @@ def _descended(judge: Judge, start: Answer, work: int) -> Answer:
             return best
 
 
-def _lighter_neighbours(judge: Judge, answer: Answer) -> Iterator[tuple[int, ...]]:
+def _lighter_neighbours(judge: Judge, answer: JudgedChoice) -> Iterator[tuple[int, ...]]:
     """Choices that differ in one node and are lighter at the peak of a plan, the lightest first."""
     choice, row = answer.solution.choice, judge.row_of(answer.peak)
     weights = {u: w.copy() for u, w in row.nodes}

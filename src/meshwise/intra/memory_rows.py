@@ -19,7 +19,7 @@ from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.blocks import BODIES, CLUSTER
-from meshwise.intra.network import BLOCK, Edge, Network
+from meshwise.intra.network import BLOCK, Edge, LayoutNetwork
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import local_bytes, strategy_layouts
 from meshwise.memory.liveness import Liveness, liveness
@@ -62,7 +62,7 @@ class _Later:
 class MemoryRows:
     """Writes rows for one network."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: LayoutNetwork) -> None:
         self.network = network
         self.sizes = network.mesh.sizes
         self.live: list[Liveness] = [liveness(r.graph) for r in network.regions]

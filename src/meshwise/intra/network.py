@@ -36,7 +36,7 @@ INPUT, BLOCK, BOUNDARY, COPY, RESULT = "input", "block", "boundary", "copy", "re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class LayoutNode:
     """One decision.
 
     Attributes:
@@ -81,13 +81,13 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class LayoutNetwork:
     """All decisions about one graph on one mesh."""
 
     graph: Graph
     mesh: LogicalMesh
     regions: tuple[Region, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayoutNode, ...]
     edges: tuple[Edge, ...]
     block_nodes: dict[tuple[int, int], int]
     maker: dict[Place, int]
@@ -115,7 +115,7 @@ class _Builder:
     options: IntraOptions
     evaluators: tuple[Evaluator, Evaluator]  # outside of loops, and in their bodies
     regions: tuple[Region, ...]
-    nodes: list[Node] = field(default_factory=list[Node])
+    nodes: list[LayoutNode] = field(default_factory=list[LayoutNode])
     edges: list[Edge] = field(default_factory=list[Edge])
     sources: dict[Place, _Source] = field(default_factory=dict[Place, _Source])
     uses: dict[tuple[int, int, int], list[_Use]] = field(
@@ -132,7 +132,7 @@ class _Builder:
     def key(self, value: object) -> int:
         return self.keys.setdefault(value, len(self.keys))
 
-    def add(self, node: Node) -> int:
+    def add(self, node: LayoutNode) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
@@ -148,7 +148,7 @@ class _Builder:
         position: tuple[int, ...],
     ) -> int:
         return self.add(
-            Node(
+            LayoutNode(
                 kind=kind,
                 ref=ref,
                 cost_s=np.zeros(len(layouts)),
@@ -201,7 +201,7 @@ class _Builder:
                 where = shape.members[0].op.where or shape.members[0].op.kind
                 raise InfeasibleError(f"{where}: no strategy is left under the restrictions")
             node = self.add(
-                Node(
+                LayoutNode(
                     kind=BLOCK,
                     ref=(region.index, number),
                     cost_s=table.cost_s * region.trips,
@@ -335,7 +335,7 @@ def build_network(
     options: IntraOptions,
     parts: tuple[Region, ...] | None = None,
     evaluators: Evaluators | None = None,
-) -> Network:
+) -> LayoutNetwork:
     """All decisions about a graph on a mesh.
 
     Args:
@@ -360,7 +360,7 @@ def build_network(
         builder.blocks(region)
     builder.outputs()
     builder.connect()
-    return Network(
+    return LayoutNetwork(
         graph=graph,
         mesh=mesh,
         regions=builder.regions,

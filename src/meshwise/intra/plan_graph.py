@@ -21,8 +21,8 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.fit import fit
-from meshwise.intra.judged import Answer, Judge
-from meshwise.intra.network import Network, build_network
+from meshwise.intra.judged import Judge, JudgedChoice
+from meshwise.intra.network import LayoutNetwork, build_network
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.propagate import propagate
 from meshwise.intra.refusal import no_choice, too_large
@@ -119,7 +119,7 @@ def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Recorder | None:
     return partial(dump_problem, folder=options.dump_ilp, what=what)
 
 
-def _propagated(network: Network) -> Solution:
+def _propagated(network: LayoutNetwork) -> Solution:
     """The choice of sharding propagation."""
     choice = propagate(network)
     cost = sum(float(n.cost_s[c]) for n, c in zip(network.nodes, choice, strict=True))
@@ -127,14 +127,14 @@ def _propagated(network: Network) -> Solution:
     return Solution(choice=choice, cost=cost, bound=cost, status="greedy", num_left=0)
 
 
-def free_answer(made: Prepared) -> Answer:
+def free_answer(made: Prepared) -> JudgedChoice:
     """The cheapest choice as a plan with its peak."""
     decision, high = made.judge.of_choice(made.free.choice)
-    return Answer(solution=made.free, decision=decision, peak=high)
+    return JudgedChoice(solution=made.free, decision=decision, peak=high)
 
 
 def planned(
-    made: Prepared, free: Answer | None = None, *, below_s: float = math.inf
+    made: Prepared, free: JudgedChoice | None = None, *, below_s: float = math.inf
 ) -> IntraResult:
     """The cheapest plan that was found to fit.
 

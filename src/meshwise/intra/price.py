@@ -8,7 +8,7 @@ from meshwise.graph.layout import Layout
 from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
-from meshwise.intra.shapes import Shape, moved_bytes
+from meshwise.intra.shapes import BlockShape, moved_bytes
 from meshwise.intra.tables import Evaluator
 from meshwise.plan.decision import GraphDecision, Use
 
@@ -69,7 +69,7 @@ class _Compute:
             total += self.known[key]
         return total
 
-    def block_s(self, shape: Shape, decision: GraphDecision) -> float:
+    def block_s(self, shape: BlockShape, decision: GraphDecision) -> float:
         evaluator = self.evaluator
         chosen = tuple(decision.operators[i].strategy for i in shape.block.members)
         if shape.block.kind == CLUSTER:

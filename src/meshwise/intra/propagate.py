@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from meshwise.assignment.problem import Array
-from meshwise.intra.network import Network
+from meshwise.intra.network import LayoutNetwork
 
 
-def propagate(network: Network) -> tuple[int, ...]:
+def propagate(network: LayoutNetwork) -> tuple[int, ...]:
     """The choice of each node that is cheapest given the nodes decided before it."""
     around: list[list[tuple[int, Array]]] = [[] for _ in network.nodes]
     own: list[Array] = [node.cost_s for node in network.nodes]

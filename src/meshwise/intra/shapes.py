@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.loops import Strategy, divides, operand_layouts, result_layouts
-from meshwise.intra.blocks import Block
+from meshwise.intra.blocks import OperatorBlock
 
 # Layouts of the operands and of the results of an operator.
 Ways: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...]]
@@ -49,7 +49,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class BlockShape:
     """What a table depends on.
 
     Attributes:
@@ -60,7 +60,7 @@ class Shape:
         visible: Locals made here that are used outside.
     """
 
-    block: Block
+    block: OperatorBlock
     members: tuple[Member, ...]
     locals: tuple[Tensor, ...]
     outer: frozenset[int]
@@ -118,7 +118,7 @@ class Walk:
             self.moves.append((x, source, layout))
 
 
-def cluster_bytes(shape: Shape, walk: Walk, sizes: tuple[int, ...]) -> int:
+def cluster_bytes(shape: BlockShape, walk: Walk, sizes: tuple[int, ...]) -> int:
     """Bytes that a fused cluster reads and writes on one device."""
     views = {x for m in shape.members if is_view(m.op) for x in m.outputs}
     total = 0
@@ -130,7 +130,7 @@ def cluster_bytes(shape: Shape, walk: Walk, sizes: tuple[int, ...]) -> int:
 
 
 def moved_bytes(
-    shape: Shape,
+    shape: BlockShape,
     member: Member,
     operands: tuple[Layout, ...],
     results: tuple[Layout, ...],

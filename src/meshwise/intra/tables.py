@@ -21,8 +21,8 @@ from meshwise.graph.loops import NONE, Strategy, enumerate_strategies, passing
 from meshwise.intra.block_shapes import BlockShapes
 from meshwise.intra.options import ALPA, AllowedChoices
 from meshwise.intra.shapes import (
+    BlockShape,
     Member,
-    Shape,
     Table,
     Walk,
     Ways,
@@ -111,7 +111,7 @@ class Evaluator:
 
     # -- one operator alone -------------------------------------------------------------------
 
-    def _worth(self, op: Operator, strategy: Strategy, shape: Shape) -> bool:
+    def _worth(self, op: Operator, strategy: Strategy, shape: BlockShape) -> bool:
         """Drop strategies that no plan needs."""
         member = shape.members[0]
         sizes = self.sizes
@@ -133,7 +133,7 @@ class Evaluator:
 
     def single(
         self,
-        shape: Shape,
+        shape: BlockShape,
         allowed: AllowedChoices | None,
         only: frozenset[Strategy] | None = None,
     ) -> Table:
@@ -188,7 +188,7 @@ class Evaluator:
 
     # -- a cluster ----------------------------------------------------------------------------
 
-    def cluster(self, shape: Shape) -> Table:
+    def cluster(self, shape: BlockShape) -> Table:
         """Table of a cluster: one choice maps each mesh axis to a class of loops or to none."""
         runs: list[Walk] = []
         wants: dict[int, list[tuple[Layout, ...]]] = {x: [] for x in sorted(shape.outer)}
@@ -212,7 +212,7 @@ class Evaluator:
             moves=tuple(tuple(run.moves) for run in runs),
         )
 
-    def _ways(self, shape: Shape, choice: tuple[int, ...]) -> list[Walk]:
+    def _ways(self, shape: BlockShape, choice: tuple[int, ...]) -> list[Walk]:
         """A choice with partial sums reduced as late as may be, and as early.
 
         The mean of a batch norm has several users: passed on to each, it is reduced for each.
@@ -223,7 +223,9 @@ class Evaluator:
         early = self.walk(shape, choice, may_pass=False)
         return [late] if early is None else [late, early]
 
-    def walk(self, shape: Shape, choice: tuple[int, ...], *, may_pass: bool = True) -> Walk | None:
+    def walk(
+        self, shape: BlockShape, choice: tuple[int, ...], *, may_pass: bool = True
+    ) -> Walk | None:
         """Derive the strategies of all members from one choice of a cluster.
 
         Args:
@@ -245,7 +247,7 @@ class Evaluator:
         return self._account(shape, tuple(chosen), ways)
 
     def _member_strategy(
-        self, shape: Shape, place: int, choice: tuple[int, ...], made: dict[int, Layout]
+        self, shape: BlockShape, place: int, choice: tuple[int, ...], made: dict[int, Layout]
     ) -> Strategy:
         member, row = shape.members[place], shape.block.classes[place]
         strategy: list[int] = []
@@ -260,7 +262,7 @@ class Evaluator:
             strategy = [c if c >= 0 else NONE for c in strategy]
         return tuple(strategy)
 
-    def _pass(self, shape: Shape, member: Member, axis: int, made: dict[int, Layout]) -> int:
+    def _pass(self, shape: BlockShape, member: Member, axis: int, made: dict[int, Layout]) -> int:
         """Let a partial sum pass if that does not make it larger."""
         partial = [
             k
@@ -281,7 +283,7 @@ class Evaluator:
 
     def _may_pass(
         self,
-        shape: Shape,
+        shape: BlockShape,
         member: Member,
         axis: int,
         made: dict[int, Layout],
@@ -301,7 +303,7 @@ class Evaluator:
                 return False
         return True
 
-    def account(self, shape: Shape, chosen: tuple[Strategy, ...]) -> Walk | None:
+    def account(self, shape: BlockShape, chosen: tuple[Strategy, ...]) -> Walk | None:
         """Costs and layouts of a cluster whose members run with the strategies `chosen`."""
         ways: list[Ways] = []
         for member, strategy in zip(shape.members, chosen, strict=True):
@@ -311,7 +313,9 @@ class Evaluator:
             ways.append(found)
         return self._account(shape, chosen, ways)
 
-    def _account(self, shape: Shape, chosen: tuple[Strategy, ...], ways: list[Ways]) -> Walk | None:
+    def _account(
+        self, shape: BlockShape, chosen: tuple[Strategy, ...], ways: list[Ways]
+    ) -> Walk | None:
         walk = Walk(strategies=chosen, ways=ways)
         seen: set[tuple[int, Layout]] = set()
         for member, (operands, results) in zip(shape.members, ways, strict=True):
@@ -335,7 +339,7 @@ class Evaluator:
         walk.cost_s += self.fused_s(shape, walk)
         return walk
 
-    def cluster_edges_s(self, shape: Shape, chosen: tuple[Strategy, ...]) -> float:
+    def cluster_edges_s(self, shape: BlockShape, chosen: tuple[Strategy, ...]) -> float:
         """Seconds that the members of a cluster take to exchange edges."""
         return sum(
             self.edges_s(m.op, strategy, [shape.locals[x] for x in m.inputs])
@@ -343,7 +347,7 @@ class Evaluator:
             if m.op.rule.halos
         )
 
-    def fused_s(self, shape: Shape, walk: Walk) -> float:
+    def fused_s(self, shape: BlockShape, walk: Walk) -> float:
         """Seconds of a cluster without its collectives: it runs as if fused."""
         if self.objective == ALPA:
             return 0.0

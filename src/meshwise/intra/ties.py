@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.assignment.problem import Array, PairCost, Problem, Row
-from meshwise.intra.network import BLOCK, Network
+from meshwise.intra.network import BLOCK, LayoutNetwork
 
 # Distance up to which surroundings are compared.  At 3 the two normalisations of a block differ
 # and q, k and v do too where that matters, while only the first and last layers stand apart.
@@ -31,12 +31,12 @@ class Ties:
         return tuple(choice[c] for c in self.class_of)
 
 
-def untied(network: Network) -> Ties:
+def untied(network: LayoutNetwork) -> Ties:
     """Each node is its own class."""
     return Ties(class_of=tuple(range(len(network.nodes))), count=len(network.nodes))
 
 
-def find_ties(network: Network) -> Ties:
+def find_ties(network: LayoutNetwork) -> Ties:
     """Classes of nodes that look alike."""
     colour = [node.key for node in network.nodes]
     around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
@@ -56,7 +56,7 @@ def find_ties(network: Network) -> Ties:
     return Ties(class_of=class_of, count=len(first))
 
 
-def tied_problem(network: Network, ties: Ties, *, only_loops: bool = False) -> Problem:
+def tied_problem(network: LayoutNetwork, ties: Ties, *, only_loops: bool = False) -> Problem:
     """The network as a problem with one node a class.
 
     Args:

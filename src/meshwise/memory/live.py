@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from meshwise.memory.heap import Lifetime
-from meshwise.memory.local_program import Instruction, Instructions
+from meshwise.memory.local_program import Instructions, LocalInstruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def _readers(program: Instructions) -> dict[int, int]:
     return found
 
 
-def _dying(step: Instruction, left: dict[int, int]) -> list[int]:
+def _dying(step: LocalInstruction, left: dict[int, int]) -> list[int]:
     """Count the reads of an instruction, and return the buffers that nothing reads afterwards."""
     found: list[int] = []
     for b in (*step.reads, *step.may_read):
@@ -92,7 +92,7 @@ def _dying(step: Instruction, left: dict[int, int]) -> list[int]:
 
 
 def _overwritten(
-    step: Instruction,
+    step: LocalInstruction,
     made: Mapping[int, Lifetime],
     live: Mapping[int, Lifetime],
     dying: Sequence[int],

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Kind(IntEnum):
+class InstructionKind(IntEnum):
     """How a compiler treats the instruction that makes a value."""
 
     INPUT = 0  # It lies outside and stays there.
@@ -39,18 +39,18 @@ class Treatment(NamedTuple):
         num_indices: Arrays of int32, as long as its last operand, that it needs beside that.
     """
 
-    kind: Kind
+    kind: InstructionKind
     is_expensive: bool = False
     is_moving: bool = False
     is_reshaped: bool = False
     is_in_place: bool = False
-    rewritten: tuple[tuple[int, Kind], ...] = ()
+    rewritten: tuple[tuple[int, InstructionKind], ...] = ()
     is_copied: bool = False
     num_parts: int = 0
     num_indices: int = 0
 
 
-class Value(NamedTuple):
+class LocalValue(NamedTuple):
     """One array on one device.
 
     Attributes:
@@ -68,7 +68,7 @@ class Value(NamedTuple):
             pieces, and joined again, piece by piece.
     """
 
-    kind: Kind
+    kind: InstructionKind
     inputs: tuple[int, ...]
     num_bytes: int
     tensor: int
@@ -94,20 +94,20 @@ class LocalProgram:
         is_body: Whether it is the body of a loop, or a branch.
     """
 
-    values: list[Value] = field(default_factory=list[Value])
+    values: list[LocalValue] = field(default_factory=list[LocalValue])
     outputs: list[int] = field(default_factory=list[int])
     aliases: dict[int, int] = field(default_factory=dict[int, int])
     loops: dict[int, int] = field(default_factory=dict[int, int])
     in_loop: set[int] = field(default_factory=set[int])
     is_body: bool = False
 
-    def add(self, value: Value) -> int:
+    def add(self, value: LocalValue) -> int:
         """Append a value and return its position."""
         self.values.append(value)
         return len(self.values) - 1
 
 
-class Instruction(NamedTuple):
+class LocalInstruction(NamedTuple):
     """What runs at once, after fusion.
 
     Attributes:
@@ -139,7 +139,7 @@ class Instructions:
         num_values: Values that are no input and are not fused, views included.
     """
 
-    steps: tuple[Instruction, ...]
+    steps: tuple[LocalInstruction, ...]
     results: tuple[int, ...]
     over_input: frozenset[int]
     num_values: int

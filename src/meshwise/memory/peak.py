@@ -17,7 +17,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.memory.heap import heap_bytes
 from meshwise.memory.live import most_live
-from meshwise.memory.local_program import Instructions, Kind, LocalProgram
+from meshwise.memory.local_program import InstructionKind, Instructions, LocalProgram
 from meshwise.memory.program import program_of_body, program_of_graph
 from meshwise.memory.target import Target
 from meshwise.memory.targets import target_of
@@ -172,7 +172,7 @@ def _last_uses(made: Instructions, program: LocalProgram) -> dict[int, int]:
 def _buffer(graph: Graph, program: LocalProgram, v: int, end: int, path: tuple[int, ...]) -> Buffer:
     value = program.values[v]
     where = graph.tensors[value.tensor].name
-    is_input = value.kind == Kind.INPUT or value.time < 0
+    is_input = value.kind == InstructionKind.INPUT or value.time < 0
     if not is_input and value.time < len(graph.operators):
         op = graph.operators[value.time]
         where = op.where or op.kind

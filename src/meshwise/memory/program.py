@@ -14,10 +14,10 @@ from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
-from meshwise.memory.local_program import Kind, LocalProgram, Treatment, Value
+from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
 from meshwise.memory.target import Target
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.resharding.within import Step, path
+from meshwise.resharding.within import ReshardingStep, path
 
 _INDEX_BYTES = 4
 
@@ -86,7 +86,9 @@ class _Writer:
         self.home: dict[int, tuple[int, Layout]] = {}
         self.legs: dict[tuple[int, int, Layout, Layout], int] = {}
         self.generated: dict[tuple[int, Layout], int] = {}
-        self.paths: dict[tuple[tuple[int, ...], int, Layout, Layout], tuple[Step, ...]] = {}
+        self.paths: dict[
+            tuple[tuple[int, ...], int, Layout, Layout], tuple[ReshardingStep, ...]
+        ] = {}
         self.sizes: dict[tuple[tuple[int, ...], int, Layout], int] = {}
         # Values gathered along a dim that is not the major one lie transposed.
         self.transposed: set[int] = set()
@@ -101,7 +103,7 @@ class _Writer:
 
     def input(self, t: int, num_bytes: int) -> int:
         """Add an input of the graph."""
-        return self.out.add(Value(Kind.INPUT, (), num_bytes, t, -1))
+        return self.out.add(LocalValue(InstructionKind.INPUT, (), num_bytes, t, -1))
 
     def moved(
         self, value: int, t: int, time: int, num_bytes: int = -1, *, is_copy: bool = False
@@ -117,7 +119,9 @@ class _Writer:
         """
         size = self.out.values[value].num_bytes if num_bytes < 0 else num_bytes
         return self.out.add(
-            Value(Kind.FUSIBLE, (value,), size, t, time, is_copy=is_copy, is_moving=True)
+            LocalValue(
+                InstructionKind.FUSIBLE, (value,), size, t, time, is_copy=is_copy, is_moving=True
+            )
         )
 
     # Uses: from the layout of the definition to that of the operand.
@@ -129,7 +133,9 @@ class _Writer:
             key = (t, use.layout)
             if key not in self.generated:
                 size = self.bytes_of(tensor, use.layout)
-                self.generated[key] = self.out.add(Value(Kind.FUSIBLE, (), size, t, time))
+                self.generated[key] = self.out.add(
+                    LocalValue(InstructionKind.FUSIBLE, (), size, t, time)
+                )
             return self.generated[key]
         value, home = self.home[t]
         if home != use.via:
@@ -159,19 +165,23 @@ class _Writer:
         made = self.out.values[value]
         return self.moved(value, made.tensor, made.time, is_copy=True)
 
-    def step(self, t: int, before: Layout, step: Step, value: int, time: int) -> int:
+    def step(self, t: int, before: Layout, step: ReshardingStep, value: int, time: int) -> int:
         """Add one step of a path."""
         tensor = self.graph.tensors[t]
         size = self.bytes_of(tensor, step.layout)
 
         def opaque(source: int) -> int:
-            return self.out.add(Value(Kind.OPAQUE, (source,), size, t, time, is_copy=True))
+            return self.out.add(
+                LocalValue(InstructionKind.OPAQUE, (source,), size, t, time, is_copy=True)
+            )
 
         match step.kind:
             case "slice":
                 return self.moved(value, t, time, size, is_copy=True)
             case "mask":
-                return self.out.add(Value(Kind.FUSIBLE, (value,), size, t, time, is_copy=True))
+                return self.out.add(
+                    LocalValue(InstructionKind.FUSIBLE, (value,), size, t, time, is_copy=True)
+                )
             case "all-gather" | "reduce-scatter":
                 outer = local_shape(tensor.shape, before, self.mesh.sizes)[: step.dim]
                 if math.prod(outer) == 1:
@@ -186,7 +196,15 @@ class _Writer:
                 # A tuple of pieces in, one out, and their concatenation.
                 tiles, paths = self.moved(value, t, time, size, is_copy=True), step.group_size**2
                 pieces = self.out.add(
-                    Value(Kind.OPAQUE, (tiles,), size, t, time, is_copy=True, num_paths=paths)
+                    LocalValue(
+                        InstructionKind.OPAQUE,
+                        (tiles,),
+                        size,
+                        t,
+                        time,
+                        is_copy=True,
+                        num_paths=paths,
+                    )
                 )
                 return self.moved(pieces, t, time, size, is_copy=True)
             case _:
@@ -215,18 +233,25 @@ class _Writer:
         for k, kind in treated.rewritten:
             v, t = operands[k], op.inputs[k]
             size = self.out.values[v].num_bytes
-            is_moving = kind == Kind.FUSIBLE
-            operands[k] = self.out.add(Value(kind, (v,), size, t, time, is_moving=is_moving))
+            is_moving = kind == InstructionKind.FUSIBLE
+            operands[k] = self.out.add(LocalValue(kind, (v,), size, t, time, is_moving=is_moving))
         if op.heavy:
             operands = [self.widened(v, t, time) for v, t in zip(operands, op.inputs, strict=True)]
         for _ in range(treated.num_parts):
             size = self.bytes_of(self.graph.tensors[op.outputs[0]], chosen.results[0])
-            part = Value(Kind.FUSIBLE, (operands[0],), size, op.outputs[0], time, is_expensive=True)
+            part = LocalValue(
+                InstructionKind.FUSIBLE,
+                (operands[0],),
+                size,
+                op.outputs[0],
+                time,
+                is_expensive=True,
+            )
             operands.append(self.out.add(part))
         if treated.num_indices:
             t, length = op.inputs[-1], self.out.values[operands[-1]].num_bytes
             size = _INDEX_BYTES * length // self.graph.tensors[t].itemsize
-            index = Value(Kind.OPAQUE, (), size, t, time)
+            index = LocalValue(InstructionKind.OPAQUE, (), size, t, time)
             operands += [self.out.add(index) for _ in range(treated.num_indices)]
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
@@ -248,7 +273,7 @@ class _Writer:
         size = self.bytes_of(tensor, layout)
         itemsize = self.product_itemsize(tensor) if op.heavy else tensor.itemsize
         value = self.out.add(
-            Value(
+            LocalValue(
                 treated.kind,
                 operands,
                 size * itemsize // max(tensor.itemsize, 1),
@@ -261,7 +286,7 @@ class _Writer:
             )
         )
         if itemsize != tensor.itemsize:
-            value = self.out.add(Value(Kind.FUSIBLE, (value,), size, t, time))
+            value = self.out.add(LocalValue(InstructionKind.FUSIBLE, (value,), size, t, time))
         return self.moved(value, t, time) if treated.is_copied else value
 
     def product_itemsize(self, tensor: Tensor) -> int:
@@ -275,7 +300,7 @@ class _Writer:
         if itemsize == tensor.itemsize:
             return value
         size = self.out.values[value].num_bytes * itemsize // tensor.itemsize
-        return self.out.add(Value(Kind.FUSIBLE, (value,), size, t, time))
+        return self.out.add(LocalValue(InstructionKind.FUSIBLE, (value,), size, t, time))
 
     def with_edges(
         self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
@@ -288,15 +313,17 @@ class _Writer:
             k = edge.halo.operand
             size = elements * tensors[k].itemsize
             sent = self.moved(operands[k], op.inputs[k], time, size)
-            edge_value = Value(Kind.OPAQUE, (sent,), size, op.inputs[k], time, is_copy=True)
+            edge_value = LocalValue(
+                InstructionKind.OPAQUE, (sent,), size, op.inputs[k], time, is_copy=True
+            )
             pieces.setdefault(k, [operands[k]]).append(self.out.add(edge_value))
         found = list(operands)
         for k, parts in pieces.items():
             shape = extended_shape(op.rule, chosen.strategy, sizes, k, shapes[k])
             size = math.prod(shape) * tensors[k].itemsize
             found[k] = self.out.add(
-                Value(
-                    Kind.FUSIBLE, tuple(parts), size, op.inputs[k], time,
+                LocalValue(
+                    InstructionKind.FUSIBLE, tuple(parts), size, op.inputs[k], time,
                     is_copy=True, is_moving=True,
                 )
             )  # fmt: skip
@@ -314,13 +341,20 @@ class _Writer:
         reads: list[int] = []
         for k, v in enumerate(operands):
             size, t = out.values[v].num_bytes, op.inputs[k]
-            reads.append(out.add(Value(Kind.INITIAL, (v,), size, t, time)) if k in carried else v)
+            reads.append(
+                out.add(LocalValue(InstructionKind.INITIAL, (v,), size, t, time))
+                if k in carried
+                else v
+            )
         first = op.outputs[0] if op.outputs else -1
-        loop = out.add(Value(Kind.OPAQUE, tuple(reads), 0, first, time))
+        loop = out.add(LocalValue(InstructionKind.OPAQUE, tuple(reads), 0, first, time))
         out.loops[loop] = time
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             size = self.bytes_of(self.graph.tensors[t], layout)
-            self.home[t] = (out.add(Value(Kind.PART, (loop,), size, t, time)), layout)
+            self.home[t] = (
+                out.add(LocalValue(InstructionKind.PART, (loop,), size, t, time)),
+                layout,
+            )
 
     def result_of_body(
         self, structure: Structure, j: int, t: int, use: Use, inputs: dict[int, int]
@@ -343,9 +377,11 @@ class _Writer:
             if value == carry:
                 return
             # The new carry is written into the old one; a collective only if it does not read it.
-            is_direct = made.kind == Kind.OPAQUE and made.is_copy and carry not in made.inputs
+            is_direct = (
+                made.kind == InstructionKind.OPAQUE and made.is_copy and carry not in made.inputs
+            )
             if not is_direct or value in out.outputs:
-                value = out.add(Value(Kind.FUSIBLE, (value,), size, t, end))
+                value = out.add(LocalValue(InstructionKind.FUSIBLE, (value,), size, t, end))
             out.aliases[value] = carry
         elif j in structure.stacked_results:
             # A slice of the stacked result is written in place.
@@ -353,7 +389,7 @@ class _Writer:
             out.in_loop.add(value)
         elif j != PREDICATE:
             # The result of a branch is written into that of the operator.
-            if made.kind == Kind.INPUT or value in out.outputs:
-                value = out.add(Value(Kind.FUSIBLE, (value,), size, t, end))
+            if made.kind == InstructionKind.INPUT or value in out.outputs:
+                value = out.add(LocalValue(InstructionKind.FUSIBLE, (value,), size, t, end))
             out.in_loop.add(value)
         out.outputs.append(value)

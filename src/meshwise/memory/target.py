@@ -7,7 +7,7 @@ from typing import Protocol
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.graph.graph import Operator, Tensor
-from meshwise.memory.local_program import Instructions, LocalProgram, Treatment, Value
+from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 
 
 class Target(Protocol):
@@ -44,7 +44,7 @@ class Target(Protocol):
         """Return what runs after fusion, and on which buffers."""
         ...
 
-    def order(self, program: Instructions, values: Sequence[Value]) -> list[int]:
+    def order(self, program: Instructions, values: Sequence[LocalValue]) -> list[int]:
         """Return positions of the instructions in the order in which they run.
 
         Args:

@@ -27,7 +27,7 @@ ByKind = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class DecidedScope:
     """One graph of a nest.
 
     Attributes:
@@ -63,14 +63,14 @@ class Communication:
 NO_COMMUNICATION = Communication()
 
 
-def scopes(graph: Graph, decision: GraphDecision) -> Iterator[Scope]:
+def scopes(graph: Graph, decision: GraphDecision) -> Iterator[DecidedScope]:
     """The graph and all bodies inside, outer ones first."""
     arguments = {ident: position for position, ident in enumerate(graph.inputs)}
-    scope = Scope(path=(), graph=graph, decision=decision, times=1, arguments=arguments)
+    scope = DecidedScope(path=(), graph=graph, decision=decision, times=1, arguments=arguments)
     yield from _with_inner(scope)
 
 
-def _with_inner(scope: Scope) -> Iterator[Scope]:
+def _with_inner(scope: DecidedScope) -> Iterator[DecidedScope]:
     yield scope
     for i, (op, chosen) in enumerate(
         zip(scope.graph.operators, scope.decision.operators, strict=True)
@@ -85,7 +85,7 @@ def _with_inner(scope: Scope) -> Iterator[Scope]:
                 if op.inputs[k] in scope.arguments and structure.carried_result(k) is None
             }
             yield from _with_inner(
-                Scope(
+                DecidedScope(
                     path=(*scope.path, i, p),
                     graph=body,
                     decision=decided,
@@ -103,7 +103,7 @@ def communication(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> C
     return found
 
 
-def _add_scope(found: Communication, scope: Scope, mesh: LogicalMesh) -> None:
+def _add_scope(found: Communication, scope: DecidedScope, mesh: LogicalMesh) -> None:
     graph, legs = scope.graph, Legs(scope.graph, scope.decision)
     makers = {t: i for i, op in enumerate(graph.operators) if op.heavy for t in op.outputs}
 
@@ -138,7 +138,12 @@ def _add_scope(found: Communication, scope: Scope, mesh: LogicalMesh) -> None:
 
 
 def _add_move(
-    seconds: ByKind, scope: Scope, ident: int, before: Layout, after: Layout, mesh: LogicalMesh
+    seconds: ByKind,
+    scope: DecidedScope,
+    ident: int,
+    before: Layout,
+    after: Layout,
+    mesh: LogicalMesh,
 ) -> None:
     tensor = scope.graph.tensors[ident]
     for step in path(tensor.shape, tensor.itemsize, before, after, mesh):
@@ -149,7 +154,7 @@ def _add_move(
 
 
 def _add_edges(
-    seconds: ByKind, scope: Scope, op: Operator, chosen: OperatorDecision, mesh: LogicalMesh
+    seconds: ByKind, scope: DecidedScope, op: Operator, chosen: OperatorDecision, mesh: LogicalMesh
 ) -> None:
     tensors = [scope.graph.tensors[ident] for ident in op.inputs]
     shapes = [tensor.shape for tensor in tensors]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from meshwise.graph.graph import Graph, Operator, Tensor
-from meshwise.graph.halo import Edge, edge_elements
+from meshwise.graph.halo import HaloEdge, edge_elements
 from meshwise.graph.layout import Layout
-from meshwise.graph.structure import Part
+from meshwise.graph.structure import BodyPart
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
 
@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
         where: Operator and source line.
     """
 
-    edge: Edge
+    edge: HaloEdge
     num_bytes: int
     times: int
     where: str
@@ -70,7 +70,7 @@ def place(operator: Operator) -> str:
 
 def inside(
     operator: Operator, chosen: OperatorDecision
-) -> Iterator[tuple[Part, Graph, GraphDecision]]:
+) -> Iterator[tuple[BodyPart, Graph, GraphDecision]]:
     """The bodies of an operator with their decisions; none for most."""
     if operator.structure is not None:
         yield from zip(operator.structure.parts, operator.bodies, chosen.bodies, strict=True)

@@ -25,7 +25,7 @@ from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules import inference
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.equations import inlined, run_inlined
-from meshwise.trace.layers.followed import FollowedStages, Home
+from meshwise.trace.layers.followed import ArgumentHome, FollowedStages
 from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages
 from meshwise.trace.layers.unstack import unstacked
 from meshwise.trace.step import OpenStep, StepSignature, TracedStep, open_step, trace_step
@@ -88,7 +88,7 @@ def _forward_plan(
     cut: ForwardStages,
     ways: Sequence[_PlannedStage],
     step: OpenStep,
-    homes: Sequence[Home | None],
+    homes: Sequence[ArgumentHome | None],
     plan: Plan,
     request: PlanRequest,
 ) -> Plan:
@@ -174,23 +174,23 @@ def _check(request: PlanRequest) -> None:
             )
 
 
-def _homes(step: OpenStep, plan: Plan) -> list[Home | None]:
+def _homes(step: OpenStep, plan: Plan) -> list[ArgumentHome | None]:
     """Where each flat argument lives; None for those that follow none."""
     # By shape and the end of the path, which they must share.
-    there: dict[object, list[Home]] = {}
+    there: dict[object, list[ArgumentHome]] = {}
     for number, stage in enumerate(plan.stages):
         for layer in stage.layers:
             for item in layer.arguments:
-                home = Home(number, item.layout, item.name)
+                home = ArgumentHome(number, item.layout, item.name)
                 there.setdefault(_end(item.name, item.shape), []).append(home)
-    found: list[Home | None] = []
+    found: list[ArgumentHome | None] = []
     for n, (mine, aval) in enumerate(zip(step.names, step.in_avals, strict=True)):
-        ranked: dict[int, list[Home]] = {}
+        ranked: dict[int, list[ArgumentHome]] = {}
         for home in () if n in step.batch_dims else there.get(_end(mine, aval.shape), ()):
             apart = distance(mine, home.name)
             if apart is not None:
                 ranked.setdefault(apart, []).append(home)
-        by_name: dict[str, Home] = {}
+        by_name: dict[str, ArgumentHome] = {}
         for home in ranked[min(ranked)] if ranked else []:
             # What several stages have, as a tied embedding, has its home on the first of them.
             by_name.setdefault(home.name, home)
@@ -217,7 +217,7 @@ def _end(name: str, shape: tuple[int, ...]) -> object:
 def _planned(
     part: ForwardStage,
     step: OpenStep,
-    homes: Sequence[Home | None],
+    homes: Sequence[ArgumentHome | None],
     plan: Plan,
     request: PlanRequest,
 ) -> _PlannedStage:
@@ -260,7 +260,7 @@ def _planned(
 def _beside_bytes(
     number: int,
     step: OpenStep,
-    homes: Sequence[Home | None],
+    homes: Sequence[ArgumentHome | None],
     plan: Plan,
     counted: Collection[int] = (),
 ) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from meshwise.baselines.methods import plan_baseline
-from meshwise.baselines.search import Place, Search, plan_intra_op
+from meshwise.baselines.search import MeshPlace, Search, plan_intra_op
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
@@ -247,7 +247,7 @@ class _Candidate:
 
     traced: TracedStep
     step: TracedStep
-    place: Place
+    place: MeshPlace
     cluster: Cluster | None
 
     def planned(self, request: PlanRequest) -> Plan:
@@ -346,7 +346,7 @@ def _candidate(
         strategies={**pins.strategies, **forced.strategies},
         dump_ilp=request.dump_ilp,
     )
-    place = Place(
+    place = MeshPlace(
         graph=graph,
         mesh=mesh,
         batch_dims=step.batch_dims,

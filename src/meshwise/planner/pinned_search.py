@@ -18,7 +18,7 @@ from meshwise.inter.search.pin_conflicts import (
     smallest_conflict,
 )
 from meshwise.inter.search.remedies import least_memory_counts, remedies
-from meshwise.inter.search.search import Found, search
+from meshwise.inter.search.search import FoundPipeline, search
 from meshwise.inter.search.search_space import DEAREST, SearchOptions
 from meshwise.planner.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
@@ -37,7 +37,7 @@ def pinned_search(
     times: LayerTimes | None = None,
     costs: VariantCosts | None = None,
     seeks_remedies: bool = True,
-) -> tuple[NamedLayers, Found, VariantCosts]:
+) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
     """Find the fastest pipeline that keeps to pins.
 
     Args:
@@ -106,7 +106,7 @@ def _search(
     options: SearchOptions,
     report: Callable[[str], object],
     costs: VariantCosts,
-) -> tuple[Found, VariantCosts]:
+) -> tuple[FoundPipeline, VariantCosts]:
     """The search; where nothing fits, once more with plans that hold as little as they can.
 
     Raises:

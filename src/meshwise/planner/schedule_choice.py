@@ -14,7 +14,7 @@ from meshwise.inter.search.interleaving import interleaved_pipelines
 from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.search.remedies import least_memory_counts
 from meshwise.inter.search.replanning import replanned
-from meshwise.inter.search.search import Found
+from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.split_stage import WaitingWeightsError
 from meshwise.plan.decision import GraphDecision
@@ -262,7 +262,7 @@ def _planned_together(asked: _Asked) -> PlannedPipeline:
 
 
 def _planned(
-    asked: _Asked, source: NamedLayers, found: Found, costs: VariantCosts
+    asked: _Asked, source: NamedLayers, found: FoundPipeline, costs: VariantCosts
 ) -> PlannedPipeline:
     """What was found as a plan that can be read, simulated and run."""
     layers = asked.layers

@@ -24,7 +24,7 @@ MAX_JOBS = 64
 _SAME = 1e-12
 
 
-class Found(NamedTuple):
+class FoundOrder(NamedTuple):
     """What a search found.
 
     Attributes:
@@ -40,7 +40,7 @@ def depth_first(
     jobs: Sequence[Job],
     max_nodes: int = MAX_NODES,
     incumbent: Sequence[Timed] | None = None,
-) -> Found:
+) -> FoundOrder:
     """The best schedule, or the best that is found in so many nodes; of many jobs the known one.
 
     Args:
@@ -50,12 +50,12 @@ def depth_first(
     """
     known = load_balanced(jobs) if incumbent is None else incumbent
     if len(jobs) > MAX_JOBS:
-        return Found(tuple(known), False)
+        return FoundOrder(tuple(known), False)
     search = _Search(jobs, max_nodes, known)
     if jobs:
         search.descend((), Ports(), frozenset(range(len(jobs))), 0.0)
     best = search.best if search.order is None else in_order(jobs, search.order)
-    return Found(tuple(best), search.nodes <= max_nodes)
+    return FoundOrder(tuple(best), search.nodes <= max_nodes)
 
 
 def least_s(jobs: Sequence[Job]) -> float:

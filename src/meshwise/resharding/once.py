@@ -16,7 +16,7 @@ from typing import NamedTuple
 from meshwise.resharding.tiles import Box, holders, num_elements, overlap
 
 
-class Piece(NamedTuple):
+class SentPiece(NamedTuple):
     """A part of a tile.
 
     Attributes:
@@ -42,7 +42,7 @@ class HomedTile(NamedTuple):
 
     box: Box
     home: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentPiece, ...]
     copies: tuple[int, ...]
     owners: tuple[int, ...]
 
@@ -70,14 +70,14 @@ def homed_tiles(source: Mapping[int, Box], destination: Mapping[int, Box]) -> tu
             box: who for part, who in given.items() if num_elements(box := overlap(tile, part))
         }
         home = min(needing, key=lambda d: (_missing(tile, source.get(d)), received.get(d, 0), d))
-        pieces: list[Piece] = []
+        pieces: list[SentPiece] = []
         for box in sorted(parts):
             who = parts[box]
             sender = home if home in who else min(who, key=lambda d: (sent.get(d, 0), d))
             if sender != home:
                 sent[sender] = sent.get(sender, 0) + num_elements(box)
                 received[home] = received.get(home, 0) + num_elements(box)
-            pieces.append(Piece(box, sender))
+            pieces.append(SentPiece(box, sender))
         others = [d for d in needing if d != home]
         owners = tuple(d for d in others if source.get(d) == tile)
         copies = tuple(d for d in others if d not in owners)

@@ -36,7 +36,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReshardingStep:
     """One step of a path.
 
     Attributes:
@@ -263,7 +263,7 @@ def path(
     mesh: LogicalMesh,
     *,
     forbid: frozenset[str] = NOTHING,
-) -> tuple[Step, ...]:
+) -> tuple[ReshardingStep, ...]:
     """The cheapest steps from `src` to `dst`; of equally cheap paths the shortest.
 
     Args:
@@ -287,13 +287,13 @@ def path(
     if parents[node][0] < 0:
         banned = f" without {', '.join(sorted(forbid))}" if forbid else ""
         raise PlanError(f"no resharding leads from {src} to {dst} (shape {tuple(shape)}){banned}")
-    steps: list[Step] = []
+    steps: list[ReshardingStep] = []
     while node != source:
         node, edge = parents[node]
         move = graph.moves[edge]
         free = move.kind in FREE
         steps.append(
-            Step(
+            ReshardingStep(
                 kind=move.kind,
                 axes=move.axes,
                 dim=move.dim,
@@ -307,7 +307,7 @@ def path(
     return tuple(reversed(steps))
 
 
-def path_time_s(steps: Sequence[Step], mesh: LogicalMesh) -> float:
+def path_time_s(steps: Sequence[ReshardingStep], mesh: LogicalMesh) -> float:
     """Seconds of a path; equals the entry of `cost_matrix` up to `ROUNDING`."""
     time_s = 0.0
     for step in steps:

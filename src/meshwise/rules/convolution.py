@@ -15,7 +15,7 @@ from meshwise.graph.loops import DimMap, Halo, LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 from meshwise.rules.windows import (
-    Blocks,
+    WindowBlocks,
     Windows,
     blocks_of_positions,
     blocks_of_windows,
@@ -43,7 +43,7 @@ def _windows(eqn: Equation, dim: int) -> Windows:
     )
 
 
-def _spatial_blocks(eqn: Equation, dim: int) -> tuple[Blocks | None, bool]:
+def _spatial_blocks(eqn: Equation, dim: int) -> tuple[WindowBlocks | None, bool]:
     """Blocks of a spatial dim, and whether they are of the kernel instead of the result.
 
     Where both are possible, those that exchange less.

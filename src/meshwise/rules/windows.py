@@ -40,7 +40,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class WindowBlocks:
     """One loop of the windows of a dim cut into blocks.
 
     Attributes:
@@ -58,7 +58,7 @@ class Blocks:
 
 def _blocks(
     windows: Windows, count: int, step: int, other_count: int, other_step: int
-) -> Blocks | None:
+) -> WindowBlocks | None:
     base = windows.base
     if not windows.size or count * step != windows.size * base:
         return None
@@ -71,7 +71,7 @@ def _blocks(
         after = 0  # too few for one window more
     # XLA:CPU gives wrong results for negative padding of a kernel as long as the image.
     cut = tuple(max(0, -(padding // base)) for padding in (before, after))
-    return Blocks(
+    return WindowBlocks(
         low=low,
         high=high,
         cut=(cut[0], cut[1]),
@@ -79,12 +79,12 @@ def _blocks(
     )
 
 
-def blocks_of_windows(windows: Windows) -> Blocks | None:
+def blocks_of_windows(windows: Windows) -> WindowBlocks | None:
     """The windows in blocks; None if they are not aligned with blocks of the operand."""
     return _blocks(windows, windows.count, windows.stride, windows.length, windows.dilation)
 
 
-def blocks_of_positions(windows: Windows) -> Blocks | None:
+def blocks_of_positions(windows: Windows) -> WindowBlocks | None:
     """The positions of each window in blocks; None if not aligned with the operand."""
     return _blocks(windows, windows.length, windows.dilation, windows.count, windows.stride)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from meshwise.errors import ProgramError
-from meshwise.runtime.hlo_parse import Computation, Instruction, Module, Shape, parse_module
+from meshwise.runtime.hlo_parse import Computation, HloInstruction, HloShape, Module, parse_module
 from meshwise.runtime.hlo_walk import executed
 
 KINDS = {
@@ -78,7 +78,7 @@ def hlo_collectives(
     num_devices = max(module.num_partitions * module.num_replicas, math.prod(mesh_sizes))
     axis_groups = _axis_groups(mesh_sizes)
 
-    def read(computation: Computation, instruction: Instruction) -> HloCollective | None:
+    def read(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
         kind = collective_kind(instruction)
         if kind is None:
             return None
@@ -106,14 +106,14 @@ def hlo_collectives(
 
     memo: dict[tuple[str, str], HloCollective | None] = {}
 
-    def cached(computation: Computation, instruction: Instruction) -> HloCollective | None:
+    def cached(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
         key = (computation.name, instruction.name)
         if key not in memo:
             found = read(computation, instruction)
             memo[key] = None if found is None or found.group_size == 1 else found
         return memo[key]
 
-    def weigh(computation: Computation, instruction: Instruction) -> float:
+    def weigh(computation: Computation, instruction: HloInstruction) -> float:
         found = cached(computation, instruction)
         # A collective of no bytes (an empty tensor) is still listed.
         return 0.0 if found is None else found.num_bytes + 1e-3
@@ -137,7 +137,7 @@ def bytes_by_kind(
     return dict(totals)
 
 
-def collective_kind(instruction: Instruction) -> str | None:
+def collective_kind(instruction: HloInstruction) -> str | None:
     """The kind of a collective as in `HloCollective`; None for what moves nothing."""
     opcode = instruction.opcode
     if opcode == "send" and "_xla_send_recv_source_target_pairs" in instruction.attributes:
@@ -147,8 +147,8 @@ def collective_kind(instruction: Instruction) -> str | None:
 
 
 def _data_operands(
-    computation: Computation, instruction: Instruction
-) -> tuple[tuple[Shape, ...], ...]:
+    computation: Computation, instruction: HloInstruction
+) -> tuple[tuple[HloShape, ...], ...]:
     shapes = computation.operand_shapes(instruction)
     # `ragged-all-to-all` and `send` have their data first, then offsets or a token.
     return shapes[:1] if instruction.opcode in ("ragged-all-to-all", "send") else shapes
@@ -175,7 +175,7 @@ def mesh_groups(mesh_sizes: Sequence[int], axes: Sequence[int]) -> Groups:
 
 
 def _permute_groups(
-    instruction: Instruction,
+    instruction: HloInstruction,
     mesh_sizes: Sequence[int],
     axis_groups: dict[frozenset[frozenset[int]], tuple[int, ...]],
 ) -> tuple[Groups, tuple[int, ...] | None]:
@@ -216,7 +216,7 @@ def _components(pairs: Sequence[tuple[int, int]]) -> Groups:
 
 
 def _replica_groups(
-    module: Module, instruction: Instruction, kind: str, num_devices: int
+    module: Module, instruction: HloInstruction, kind: str, num_devices: int
 ) -> Groups:
     text = instruction.attribute("replica_groups") or "{}"
     groups = parse_replica_groups(text)

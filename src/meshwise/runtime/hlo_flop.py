@@ -11,7 +11,7 @@ import math
 import re
 
 from meshwise.errors import ProgramError
-from meshwise.runtime.hlo_parse import Computation, Instruction, Module, Shape, parse_module
+from meshwise.runtime.hlo_parse import Computation, HloInstruction, HloShape, Module, parse_module
 from meshwise.runtime.hlo_walk import executed
 
 # Library calls whose first two operands are matrices and whose first result is their product.
@@ -38,7 +38,7 @@ def hlo_dense_flop(text: str | Module, *, unknown_trip_count: int | None = None)
     return sum(instruction_flop(item.computation, item.instruction) * item.count for item in items)
 
 
-def instruction_flop(computation: Computation, instruction: Instruction) -> int:
+def instruction_flop(computation: Computation, instruction: HloInstruction) -> int:
     """FLOP of one execution of one instruction; 0 if it is no dense product or convolution."""
     if instruction.opcode == "dot":
         left = _operand(computation, instruction, 0)
@@ -56,7 +56,7 @@ def instruction_flop(computation: Computation, instruction: Instruction) -> int:
     return 0
 
 
-def _custom_call_flop(computation: Computation, instruction: Instruction) -> int:
+def _custom_call_flop(computation: Computation, instruction: HloInstruction) -> int:
     target = (instruction.attribute("custom_call_target") or "").strip('"')
     if _MATMUL_CALLS.match(target):
         left = _operand(computation, instruction, 0)
@@ -73,7 +73,7 @@ def _custom_call_flop(computation: Computation, instruction: Instruction) -> int
     return 0
 
 
-def _gemm_contracting_dims(instruction: Instruction) -> tuple[int, ...] | None:
+def _gemm_contracting_dims(instruction: HloInstruction) -> tuple[int, ...] | None:
     config = instruction.backend_config
     config = config.get("gemm_backend_config", config)
     numbers = config.get("dot_dimension_numbers")
@@ -82,7 +82,7 @@ def _gemm_contracting_dims(instruction: Instruction) -> tuple[int, ...] | None:
     return tuple(int(dim) for dim in numbers.get("lhs_contracting_dimensions", ()))
 
 
-def _conv_call_flop(computation: Computation, instruction: Instruction, target: str) -> int:
+def _conv_call_flop(computation: Computation, instruction: HloInstruction, target: str) -> int:
     """Library convolutions: each of the three forms does the work of the forward one."""
     first, second = (_operand(computation, instruction, number) for number in (0, 1))
     result = instruction.shapes[0]
@@ -93,7 +93,7 @@ def _conv_call_flop(computation: Computation, instruction: Instruction, target: 
     return 2 * result.num_elements * _kernel_reads(instruction, second)
 
 
-def _kernel_reads(instruction: Instruction, kernel: Shape) -> int:
+def _kernel_reads(instruction: HloInstruction, kernel: HloShape) -> int:
     """Kernel elements that one output element reads: window times input features of its group."""
     labels = instruction.attribute("dim_labels") or ""
     found = re.fullmatch(r"[^_]+_([^-]+)->.+", labels)
@@ -102,5 +102,5 @@ def _kernel_reads(instruction: Instruction, kernel: Shape) -> int:
     return kernel.num_elements // kernel.dims[found.group(1).index("o")]
 
 
-def _operand(computation: Computation, instruction: Instruction, number: int) -> Shape:
+def _operand(computation: Computation, instruction: HloInstruction, number: int) -> HloShape:
     return computation.operand_shapes(instruction)[number][0]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwise.runtime.hlo_parse import Computation, Instruction, Module
+from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module
 
 
-def called_names(instruction: Instruction) -> tuple[str, ...]:
+def called_names(instruction: HloInstruction) -> tuple[str, ...]:
     """Computations that one execution of the instruction runs once (no loop, no branch)."""
     if instruction.opcode in ("async-done", "async-update"):
         return ()  # Their `calls` repeats the one of async-start.
@@ -23,7 +23,7 @@ def called_names(instruction: Instruction) -> tuple[str, ...]:
     return names
 
 
-def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+def trip_count(module: Module, computation: Computation, loop: HloInstruction) -> int | None:
     """Trips of a `while` instruction, or None if the text does not tell.
 
     XLA writes `known_trip_count` where it proved one; else the count follows from an induction
@@ -43,7 +43,7 @@ class _Value:
     offset: int
 
 
-def _induction_trips(module: Module, computation: Computation, loop: Instruction) -> int | None:
+def _induction_trips(module: Module, computation: Computation, loop: HloInstruction) -> int | None:
     (condition,) = loop.computation_names("condition")
     (body,) = loop.computation_names("body")
     start = computation.by_name.get(loop.operands[0])
@@ -117,7 +117,7 @@ def _comparison(module: Module, condition: Computation) -> tuple[str, _Value, _V
 
 
 def _bind(
-    module: Module, computation: Computation, call: Instruction, bound: dict[int, _Value | None]
+    module: Module, computation: Computation, call: HloInstruction, bound: dict[int, _Value | None]
 ) -> dict[int, _Value | None]:
     return {
         number: _scalar(module, computation, name, bound)

@@ -35,7 +35,7 @@ _OPEN = {"(": ")", "{": "}", "[": "]"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class HloShape:
     """Shape of one array: HLO dtype name and dims (bounds, where a dim is dynamic)."""
 
     dtype: str
@@ -63,7 +63,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class HloInstruction:
     """One HLO instruction.
 
     Attributes:
@@ -79,7 +79,7 @@ class Instruction:
 
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[HloShape, ...]
     operands: tuple[str, ...]
     operand_types: tuple[str, ...]
     literal: str
@@ -128,22 +128,22 @@ class Computation:
     """One HLO computation; text order is the schedule, if the module has one."""
 
     name: str
-    instructions: tuple[Instruction, ...]
-    by_name: dict[str, Instruction]
+    instructions: tuple[HloInstruction, ...]
+    by_name: dict[str, HloInstruction]
 
     @property
-    def root(self) -> Instruction:
+    def root(self) -> HloInstruction:
         """The instruction whose value the computation returns."""
         return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
-    def parameter(self, number: int) -> Instruction | None:
+    def parameter(self, number: int) -> HloInstruction | None:
         """Parameter instruction `number`."""
         for instruction in self.instructions:
             if instruction.opcode == "parameter" and instruction.literal.strip() == str(number):
                 return instruction
         return None
 
-    def operand_shapes(self, instruction: Instruction) -> tuple[tuple[Shape, ...], ...]:
+    def operand_shapes(self, instruction: HloInstruction) -> tuple[tuple[HloShape, ...], ...]:
         """Leaf shapes of each operand.
 
         Raises:
@@ -215,14 +215,14 @@ def parse_module(text: str) -> Module:
     )
 
 
-def parse_shapes(text: str) -> tuple[Shape, ...]:
+def parse_shapes(text: str) -> tuple[HloShape, ...]:
     """Leaf arrays of a type, as `(f32[2,3]{1,0}, (s32[]))`; tokens are left out."""
     shapes = []
     for dtype, dims in _SHAPE.findall(text):
         if dtype in ("token", "opaque"):
             continue
         sizes = tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim.strip())
-        shapes.append(Shape(dtype=dtype, dims=sizes))
+        shapes.append(HloShape(dtype=dtype, dims=sizes))
     return tuple(shapes)
 
 
@@ -284,7 +284,7 @@ def _is_complete(line: str) -> bool:
     return True
 
 
-def _instruction(line: str) -> Instruction:
+def _instruction(line: str) -> HloInstruction:
     if "/*" in line:
         line = _COMMENT.sub("", line)
     found = _NAME.match(line)
@@ -310,7 +310,7 @@ def _instruction(line: str) -> Instruction:
                 raise ProgramError(f"HLO text: cannot read the operand {part[:200]!r}")
             operands.append(operand.group(2))
             types.append(operand.group(1) or "")
-    return Instruction(
+    return HloInstruction(
         name=found.group(2),
         opcode=opcode,
         shapes=parse_shapes(line[position:type_end]),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshwise.errors import ProgramError
 from meshwise.runtime.hlo_loops import called_names, trip_count
-from meshwise.runtime.hlo_parse import Computation, Instruction, Module
+from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +18,13 @@ class Executed:
     """One instruction, its computation, and how often a run of the module executes it."""
 
     computation: Computation
-    instruction: Instruction
+    instruction: HloInstruction
     count: int
 
 
 def executed(
     module: Module,
-    weigh: Callable[[Computation, Instruction], float],
+    weigh: Callable[[Computation, HloInstruction], float],
     *,
     unknown_trip_count: int | None = None,
 ) -> tuple[Executed, ...]:
@@ -59,7 +59,7 @@ def executed(
             memo[name] = tuple(found)
         return memo[name]
 
-    def callees(computation: Computation, instruction: Instruction) -> list[Executed]:
+    def callees(computation: Computation, instruction: HloInstruction) -> list[Executed]:
         if instruction.opcode == "while":
             (body,) = instruction.computation_names("body")
             (condition,) = instruction.computation_names("condition")
@@ -80,7 +80,7 @@ def executed(
     return visit(module.entry)
 
 
-def branch_names(instruction: Instruction) -> tuple[str, ...]:
+def branch_names(instruction: HloInstruction) -> tuple[str, ...]:
     """Branches of a conditional."""
     names = instruction.computation_names("branch_computations")
     for attribute in ("true_computation", "false_computation"):

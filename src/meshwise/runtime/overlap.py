@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from meshwise.runtime.hlo_collectives import collective_kind
 from meshwise.runtime.hlo_loops import called_names
-from meshwise.runtime.hlo_parse import Computation, Instruction, Module
+from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module
 from meshwise.runtime.hlo_walk import branch_names
 
 
@@ -47,7 +47,7 @@ class _Reader:
             )
         return self._known[name]
 
-    def _calls_one(self, instruction: Instruction) -> bool:
+    def _calls_one(self, instruction: HloInstruction) -> bool:
         return any(self.communicates(name) for name in _callees(instruction))
 
     def early(self, computation: Computation) -> list[str]:
@@ -74,7 +74,7 @@ class _Reader:
             waits[now.name] = before
         return found
 
-    def _source(self, computation: Computation, element: Instruction) -> str | None:
+    def _source(self, computation: Computation, element: HloInstruction) -> str | None:
         """The value that an element of a tuple is, if a loop or branch only passes it on."""
         source = computation.by_name[element.operands[0]]
         index = int(element.attribute("index") or 0)
@@ -121,7 +121,7 @@ class _Reader:
             made = body.by_name[inner]
 
 
-def _callees(instruction: Instruction) -> Sequence[str]:
+def _callees(instruction: HloInstruction) -> Sequence[str]:
     if instruction.opcode == "while":
         return (
             *instruction.computation_names("body"),

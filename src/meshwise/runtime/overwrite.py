@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from meshwise.runtime.hlo_parse import Computation, Instruction, Module, parse_module
+from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module, parse_module
 
 _HEADER = re.compile(r"input_output_alias=\{(.*?)\}, [a-z_]+=")
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}: \((\d+), \{\}")
@@ -61,7 +61,7 @@ def _is_read_late(entry: Computation, number: int, position: int) -> bool:
     return any(order[name] > order[writer.name] for name in _readers(entry, parameter.name))
 
 
-def _writer(entry: Computation, name: str) -> Instruction:
+def _writer(entry: Computation, name: str) -> HloInstruction:
     """The first instruction that writes the buffer in which a result lies."""
     now = first = entry.by_name[name]
     while True:
@@ -79,7 +79,7 @@ def _writer(entry: Computation, name: str) -> Instruction:
         first, now = source, entry.by_name[given.operands[_index(now)]]
 
 
-def _index(element: Instruction) -> int:
+def _index(element: HloInstruction) -> int:
     return int(element.attribute("index") or 0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task, dependencies
-from meshwise.schedules.verify import Place, running_order
+from meshwise.schedules.verify import TaskPlace, running_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def clock_times(schedule: Schedule, costs: TaskCosts | None = None) -> tuple[tup
 
 
 def times_in_order(
-    schedule: Schedule, order: tuple[Place, ...], costs: TaskCosts
+    schedule: Schedule, order: tuple[TaskPlace, ...], costs: TaskCosts
 ) -> tuple[tuple[Span, ...], ...]:
     """As `clock_times`, where an order in which the tasks can run is known."""
     clocks = {FORWARD: costs.forward, BACKWARD: costs.backward, WEIGHT: costs.weight}

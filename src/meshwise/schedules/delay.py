@@ -14,7 +14,7 @@ from dataclasses import replace
 from meshwise.errors import PlanError
 from meshwise.schedules.clocks import TaskCosts, num_clocks, times_in_order
 from meshwise.schedules.schedule import BACKWARD, WEIGHT, Schedule, Task
-from meshwise.schedules.verify import Place, running_order
+from meshwise.schedules.verify import TaskPlace, running_order
 
 # Differences of clocks below this share are rounding.
 _SAME = 1e-9
@@ -111,18 +111,20 @@ def delay_weights(schedule: Schedule, costs: TaskCosts) -> Schedule:
     return best
 
 
-def _split_order(split: Schedule, whole: Schedule, order: Sequence[Place]) -> tuple[Place, ...]:
+def _split_order(
+    split: Schedule, whole: Schedule, order: Sequence[TaskPlace]
+) -> tuple[TaskPlace, ...]:
     """An order for the split schedule: that of the whole one, each `W` when its mesh gets there."""
     next_of = [0] * split.num_meshes
-    places: list[Place] = []
+    places: list[TaskPlace] = []
     for mesh, position in order:
         task = whole.tasks[mesh][position]
         tasks = split.tasks[mesh]
         while tasks[next_of[mesh]] != task:
-            places.append(Place(mesh, next_of[mesh]))
+            places.append(TaskPlace(mesh, next_of[mesh]))
             next_of[mesh] += 1
-        places.append(Place(mesh, next_of[mesh]))
+        places.append(TaskPlace(mesh, next_of[mesh]))
         next_of[mesh] += 1
     for mesh, tasks in enumerate(split.tasks):
-        places += [Place(mesh, position) for position in range(next_of[mesh], len(tasks))]
+        places += [TaskPlace(mesh, position) for position in range(next_of[mesh], len(tasks))]
     return tuple(places)

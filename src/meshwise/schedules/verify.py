@@ -9,7 +9,7 @@ from meshwise.errors import ProgramError
 from meshwise.schedules.schedule import Schedule, Task, dependencies
 
 
-class Place(NamedTuple):
+class TaskPlace(NamedTuple):
     """Where a task stands in the table."""
 
     mesh: int
@@ -89,14 +89,14 @@ def _check_each_task_once(schedule: Schedule) -> None:
         raise ProgramError(f"schedule {name} never runs {first}{more}")
 
 
-def running_order(schedule: Schedule) -> tuple[Place, ...]:
+def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
     """An order of all tasks in which each stands after those that it depends on.
 
     Raises:
         ProgramError: There is none; the text says which task waits for which.
     """
     done: set[Task] = set()
-    order: list[Place] = []
+    order: list[TaskPlace] = []
     next_of = [0] * len(schedule.tasks)
     progress = True
     while progress:
@@ -107,7 +107,7 @@ def running_order(schedule: Schedule) -> tuple[Place, ...]:
                 if any(other not in done for other in dependencies(tasks[position], schedule)):
                     break
                 done.add(tasks[position])
-                order.append(Place(mesh, position))
+                order.append(TaskPlace(mesh, position))
                 position += 1
             progress |= position > next_of[mesh]
             next_of[mesh] = position

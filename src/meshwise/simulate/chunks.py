@@ -14,7 +14,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.flows import flows_between, host_links
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.timeline import Timeline
 
 # Where a schedule splits the backward pass and nothing is known of the gradients of weights, they
@@ -99,11 +99,11 @@ def simulate_chunks(
     )
     places = [k % len(meshes) for k in range(len(chunks))]
     boundaries = [
-        Boundary(
+        StageBoundary(
             source=k,
             destination=k + 1,
-            forward=Crossing(flows=flows_between(cluster, meshes[a], meshes[b], there)),
-            backward=Crossing(flows=flows_between(cluster, meshes[b], meshes[a], back)),
+            forward=StageCrossing(flows=flows_between(cluster, meshes[a], meshes[b], there)),
+            backward=StageCrossing(flows=flows_between(cluster, meshes[b], meshes[a], back)),
         )
         for k, ((a, b), there, back) in enumerate(
             zip(pairwise(places), crossing_bytes, back_bytes or crossing_bytes, strict=True)

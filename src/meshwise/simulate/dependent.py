@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshwise.errors import ProgramError
 from meshwise.simulate.actions import Flow, HostLinks
-from meshwise.simulate.network import Network
+from meshwise.simulate.network import SharedNetwork
 
 # Kinds of events: a flow has ended, or its latency is over.
 _END, _LATENCY = range(2)
@@ -71,7 +71,7 @@ class _Simulation:
 
     def __init__(self, flows: Sequence[DependentFlow], hosts: Sequence[HostLinks]) -> None:
         self.flows = flows
-        self.network = Network(hosts)
+        self.network = SharedNetwork(hosts)
         self.number_of: list[int] = []
         self.events: list[tuple[float, int, int, int]] = []
         self.open_waits = [len(set(waits)) for _, waits in flows]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from meshwise.errors import ProgramError
 from meshwise.simulate.actions import Action, Flow, HostLinks, Transfer
 from meshwise.simulate.check import check_streams
-from meshwise.simulate.network import Network
+from meshwise.simulate.network import SharedNetwork
 
 # Kinds of events.
 _ACTION, _FLOW, _LATENCY = range(3)
@@ -30,7 +30,7 @@ class MemoryStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class EngineRun:
     """When everything happened.
 
     Attributes:
@@ -55,7 +55,7 @@ def run_streams(
     transfers: Sequence[Transfer],
     hosts: Sequence[HostLinks],
     resident_bytes: Sequence[int] | None = None,
-) -> Run:
+) -> EngineRun:
     """Simulate.
 
     Args:
@@ -72,7 +72,7 @@ def run_streams(
     """
     check_streams(streams, transfers, len(hosts))
     resident = [0] * len(streams) if resident_bytes is None else list(resident_bytes)
-    engine = _Engine(streams, transfers, Network(hosts), resident)
+    engine = _Engine(streams, transfers, SharedNetwork(hosts), resident)
     engine.run()
     return engine.result()
 
@@ -84,7 +84,7 @@ class _Engine:
         self,
         streams: Sequence[Sequence[Action]],
         transfers: Sequence[Transfer],
-        network: Network,
+        network: SharedNetwork,
         resident: list[int],
     ) -> None:
         meshes = len(streams)
@@ -132,11 +132,11 @@ class _Engine:
         if any(len(done) < len(s) for done, s in zip(self.ends, self.streams, strict=True)):
             raise ProgramError(self._deadlock())
 
-    def result(self) -> Run:
+    def result(self) -> EngineRun:
         """What happened."""
         last = [ends[-1] for ends in self.ends if ends]
         last += [end for end in self.transfer_end if not math.isnan(end)]
-        return Run(
+        return EngineRun(
             start_s=tuple(map(tuple, self.starts)),
             end_s=tuple(map(tuple, self.ends)),
             transfer_start_s=tuple(self.transfer_start),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwise.simulate.actions import Action, Transfer
-from meshwise.simulate.engine import Run
+from meshwise.simulate.engine import EngineRun
 
 Interval = tuple[float, float]
 
@@ -16,7 +16,7 @@ def busy_s(streams: Sequence[Sequence[Action]]) -> tuple[float, ...]:
 
 
 def exposed_s(
-    streams: Sequence[Sequence[Action]], transfers: Sequence[Transfer], run: Run
+    streams: Sequence[Sequence[Action]], transfers: Sequence[Transfer], run: EngineRun
 ) -> tuple[float, ...]:
     """For each mesh the seconds that it idles while a transfer runs that it waits for.
 
@@ -34,7 +34,9 @@ def exposed_s(
     )
 
 
-def _exposed(stream: Sequence[Action], run: Run, mesh: int, blocking: Sequence[Interval]) -> float:
+def _exposed(
+    stream: Sequence[Action], run: EngineRun, mesh: int, blocking: Sequence[Interval]
+) -> float:
     total = before = 0.0
     first = 0
     ends = (*run.end_s[mesh], run.makespan_s)

@@ -73,7 +73,7 @@ def fair_rates(
     return rates
 
 
-class Network:
+class SharedNetwork:
     """Active flows and their rates.
 
     Raises:

@@ -8,16 +8,16 @@ from typing import NamedTuple
 from meshwise.errors import ProgramError
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 from meshwise.simulate.actions import Action, HostLinks, Transfer
-from meshwise.simulate.engine import Run, run_streams
+from meshwise.simulate.engine import EngineRun, run_streams
 from meshwise.simulate.measure import busy_s, exposed_s
-from meshwise.simulate.stages import Boundary, Crossing, StageCost
+from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.timeline import APPLY, ONCE, SYNC, Event, Timeline, TransferEvent
 
 
 def simulate_pipeline(
     schedule: Schedule,
     stages: Sequence[StageCost],
-    boundaries: Sequence[Boundary],
+    boundaries: Sequence[StageBoundary],
     hosts: Sequence[HostLinks],
     *,
     overlap: bool = True,
@@ -84,11 +84,11 @@ class _Wires(NamedTuple):
     end_bytes: dict[Task, int]
 
 
-def _wires(schedule: Schedule, boundaries: Sequence[Boundary], overlap: bool) -> _Wires:
+def _wires(schedule: Schedule, boundaries: Sequence[StageBoundary], overlap: bool) -> _Wires:
     """Transfers of every boundary and micro-batch."""
     joined = {(b.source, b.destination) for b in boundaries}
     steps = [(s, s + 1) for s in range(schedule.num_stages - 1) if (s, s + 1) not in joined]
-    every = [*boundaries, *(Boundary(source=s, destination=d) for s, d in steps)]
+    every = [*boundaries, *(StageBoundary(source=s, destination=d) for s, d in steps)]
     wires = _Wires([], [], {}, {}, {}, {})
     for b in every:
         for m in range(schedule.num_microbatches):
@@ -101,7 +101,12 @@ def _wires(schedule: Schedule, boundaries: Sequence[Boundary], overlap: bool) ->
 
 
 def _add(
-    wires: _Wires, schedule: Schedule, crossing: Crossing, maker: Task, taker: Task, blocking: bool
+    wires: _Wires,
+    schedule: Schedule,
+    crossing: StageCrossing,
+    maker: Task,
+    taker: Task,
+    blocking: bool,
 ) -> None:
     index = len(wires.transfers)
     wires.transfers.append(
@@ -188,7 +193,7 @@ def _stages_of(schedule: Schedule, mesh: int) -> list[int]:
     return [stage for stage, at in enumerate(schedule.mesh_of_stage) if at == mesh]
 
 
-def _events(schedule: Schedule, run: Run) -> tuple[Event, ...]:
+def _events(schedule: Schedule, run: EngineRun) -> tuple[Event, ...]:
     """What the meshes did; what took no time once a step is left out."""
     events: list[Event] = []
     for mesh, tasks in enumerate(schedule.tasks):
@@ -207,7 +212,7 @@ def _events(schedule: Schedule, run: Run) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _transfer_events(wires: _Wires, run: Run) -> tuple[TransferEvent, ...]:
+def _transfer_events(wires: _Wires, run: EngineRun) -> tuple[TransferEvent, ...]:
     """What moved, in order of start."""
     events: list[TransferEvent] = []
     for index, (transfer, (maker, taker)) in enumerate(
@@ -229,7 +234,9 @@ def _transfer_events(wires: _Wires, run: Run) -> tuple[TransferEvent, ...]:
     return tuple(sorted(events, key=lambda event: event.start_s))
 
 
-def _check(schedule: Schedule, stages: Sequence[StageCost], boundaries: Sequence[Boundary]) -> None:
+def _check(
+    schedule: Schedule, stages: Sequence[StageCost], boundaries: Sequence[StageBoundary]
+) -> None:
     if len(stages) != schedule.num_stages:
         raise ProgramError(
             f"costs of {len(stages)} stages for schedule {schedule.name} of {schedule.num_stages}"

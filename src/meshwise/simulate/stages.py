@@ -47,7 +47,7 @@ class StageCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
+class StageCrossing:
     """What one micro-batch sends in one direction.
 
     Attributes:
@@ -64,7 +64,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boundary:
+class StageBoundary:
     """What passes between two stages, neighbours or not.
 
     Attributes:
@@ -76,5 +76,5 @@ class Boundary:
 
     source: int
     destination: int
-    forward: Crossing = field(default_factory=Crossing)
-    backward: Crossing = field(default_factory=Crossing)
+    forward: StageCrossing = field(default_factory=StageCrossing)
+    backward: StageCrossing = field(default_factory=StageCrossing)

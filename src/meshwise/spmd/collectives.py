@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwise.graph.layout import SUM, Layout
-from meshwise.resharding.within import Step
+from meshwise.resharding.within import ReshardingStep
 from meshwise.spmd.shards import rank_along
 from meshwise.trace.block import take_block
 
 
 def apply_step(
-    value: Any, before: Layout, step: Step, sizes: Sequence[int], names: Sequence[str]
+    value: Any, before: Layout, step: ReshardingStep, sizes: Sequence[int], names: Sequence[str]
 ) -> Any:
     """Run one step on the local tile.
 
@@ -103,7 +103,9 @@ def _negatives_turned(bits: Any) -> Any:
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
-def _reorder_pairs(before: Layout, step: Step, sizes: Sequence[int]) -> list[tuple[int, int]]:
+def _reorder_pairs(
+    before: Layout, step: ReshardingStep, sizes: Sequence[int]
+) -> list[tuple[int, int]]:
     """(source, destination) ranks, in mesh order, for a new order of the axes on a dim."""
     old, new = before.dims[step.dim], step.layout.dims[step.dim]
     group = sorted(old)

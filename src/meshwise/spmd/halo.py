@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshwise.graph.halo import Edge, edges
+from meshwise.graph.halo import HaloEdge, edges
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, Strategy
 from meshwise.spmd.shards import rank_along
@@ -56,7 +56,7 @@ def exchange(
 
 
 def _taken(
-    block: Any, edge: Edge, sizes: Sequence[int], names: Sequence[str], communicate: Communicate
+    block: Any, edge: HaloEdge, sizes: Sequence[int], names: Sequence[str], communicate: Communicate
 ) -> Any:
     """What one side of the block receives; at the end of the dim the neutral element."""
     dim, count = edge.halo.dim, edge.group_size

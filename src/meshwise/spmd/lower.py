@@ -21,7 +21,7 @@ from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
 from meshwise.jax_compat import source_scope
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.resharding.within import FREE, Step, path
+from meshwise.resharding.within import FREE, ReshardingStep, path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.halo import exchange
@@ -57,7 +57,7 @@ class _Device:
             layout = step.layout
         return value
 
-    def _step(self, value: Any, layout: Layout, step: Step) -> Any:
+    def _step(self, value: Any, layout: Layout, step: ReshardingStep) -> Any:
         def run(tile: Any) -> Any:
             return apply_step(tile, layout, step, self.mesh.sizes, self.mesh.names)
 

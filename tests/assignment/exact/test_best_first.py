@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise.assignment.exact.best_first import (
-    Effort,
+    BestFirstEffort,
     cheaper_neighbour,
     cheapest_that_fits,
 )
@@ -19,7 +19,7 @@ from meshwise.assignment.problem import PairCost, Problem, objective
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
-MUCH = Effort(steps=10**6, questions=10**6, deadline=math.inf)
+MUCH = BestFirstEffort(steps=10**6, questions=10**6, deadline=math.inf)
 
 
 @st.composite
@@ -88,7 +88,7 @@ def test_a_search_cut_short_claims_no_more_than_is_true(drawn, steps, questions)
         lambda choice: weight(weights, choice) <= limit,
         held=weights,
         limit=limit,
-        effort=Effort(steps=steps, questions=questions, deadline=math.inf),
+        effort=BestFirstEffort(steps=steps, questions=questions, deadline=math.inf),
     )
     least = min(all_fitting.values(), default=math.inf)
     assert found.bound <= least * (1 + 1e-9) + 1e-12

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assignment.problems import deaf_instance
-from meshwise.assignment.exact.highs import Outcome, Program, solve_program
+from meshwise.assignment.exact.highs import HighsProgram, Outcome, solve_program
 from meshwise.assignment.exact.highs_process import Beside
 from meshwise.assignment.exact.integer_program import num_columns, solve_exactly
 from meshwise.assignment.exact.small_problem import network_of
@@ -19,9 +19,9 @@ from meshwise.errors import SolverError
 FAR_S = 1e6
 
 
-def _knapsack(capacity: float, upper: float = 1.0) -> Program:
+def _knapsack(capacity: float, upper: float = 1.0) -> HighsProgram:
     """The dearest of five things that fit."""
-    return Program(
+    return HighsProgram(
         cost=-np.array([5.0, 4.0, 3.0, 2.0, 1.0]),
         upper=np.full(5, upper),
         num_whole=5,
@@ -44,7 +44,7 @@ def _after(looks: int, then: Callable[[], bool]) -> Callable[[], bool]:
     return look
 
 
-def _solved(beside: Beside, program: Program) -> Outcome | None:
+def _solved(beside: Beside, program: HighsProgram) -> Outcome | None:
     deadline = time.monotonic() + FAR_S
     return beside.solve(program, deadline=deadline, seed=0, must_stop=lambda: False)
 
@@ -122,13 +122,13 @@ def test_it_ends_with_the_process_that_asked() -> None:
         assert beside.process.wait() == 0
 
 
-def _large_program() -> Program:
+def _large_program() -> HighsProgram:
     """A covering whose root takes long."""
     rng, num_columns, num_rows, width = np.random.default_rng(0), 60_000, 30_000, 60
     column = rng.integers(0, num_columns, (num_rows, width)).astype(np.int32)
     column = np.array([np.unique(row) for row in column], dtype=object)
     first = np.concatenate([[0], np.cumsum([len(row) for row in column])]).astype(np.int32)
-    return Program(
+    return HighsProgram(
         cost=rng.random(num_columns),
         upper=np.ones(num_columns),
         num_whole=num_columns,

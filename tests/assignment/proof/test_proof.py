@@ -17,7 +17,7 @@ from meshwise.assignment.instance import evaluate
 from meshwise.assignment.network import Network
 from meshwise.assignment.proof.labels import FOUND, NOTHING, find_labels
 from meshwise.assignment.proof.order import in_order, narrow_order
-from meshwise.assignment.proof.price_lines import Effort, bounds_of, lines_at
+from meshwise.assignment.proof.price_lines import PriceLineEffort, bounds_of, lines_at
 from meshwise.assignment.proof.proof import _improved, _within_cores, prove
 from meshwise.assignment.reductions.reduction import reduce_instance
 
@@ -56,7 +56,7 @@ def test_the_best_choice_is_found_and_proved(tight: float, price: float) -> None
 
 def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself() -> None:
     num_better = 0
-    effort = Effort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
+    effort = PriceLineEffort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
     for seed in range(40):
         network = reduce_instance(random_instance(seed, num_nodes=30, tight=0.4)).network
         if not len(network.size):
@@ -78,7 +78,7 @@ def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself() ->
 
 def test_cores_hold_choices_that_fit_and_cost_less_than_what_is_known() -> None:
     num_found, num_best = 0, 0
-    effort = Effort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
+    effort = PriceLineEffort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
     for seed in range(40):
         instance = random_instance(seed, num_nodes=7, tight=0.3)
         network = reduce_instance(instance).network
@@ -182,7 +182,7 @@ def test_few_labels_find_choices_that_fit_and_prove_nothing_false(beam: int) -> 
         want = optimum(instance)
         dear = dearest(network) + 1
         stop, choice = np.zeros(1, np.int8), np.zeros(len(network.size), np.int64)
-        effort = Effort(stop=stop, left=np.array([10**9]))
+        effort = PriceLineEffort(stop=stop, left=np.array([10**9]))
         lines = lines_at(network, np.ones(len(network.capacity)), dear, effort)
         bounds = bounds_of(network, lines, dear, stop)
         room = min(32 * beam, 10**5)

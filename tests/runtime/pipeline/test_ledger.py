@@ -20,7 +20,7 @@ from meshwise.planner.pipeline import layers_of
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.runtime.pipeline.buffers import buffer_bytes
-from meshwise.runtime.pipeline.pipeline import Pipeline, Step, make_pipeline
+from meshwise.runtime.pipeline.pipeline import Pipeline, PipelineStep, make_pipeline
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule, Task
@@ -53,7 +53,7 @@ def unet(schedule: str) -> tuple[Pipeline, list[Any]]:
     return pipeline, jax.tree.leaves(args)
 
 
-def ledger(step: Step, mesh: int) -> int:
+def ledger(step: PipelineStep, mesh: int) -> int:
     """Bytes of one device of a mesh in all arrays that the step holds, each memory once."""
     devices = set(step.pipeline.meshes[mesh].devices.flat)
     arrays = [*step.buffers[mesh].values(), *step.travelling.values()]
@@ -77,7 +77,7 @@ def test_memory_and_order_are_as_predicted_at_every_instruction(make: Any, sched
     pipeline, flat = make(schedule)
     program, sizes = pipeline.program, buffer_bytes(pipeline)
     predicted = live_bytes(program, sizes)
-    step = Step(pipeline, flat)
+    step = PipelineStep(pipeline, flat)
     position = [0] * len(program.meshes)
     order: list[list[Run]] = [[] for _ in program.meshes]
     measured = []

@@ -26,7 +26,7 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class BestFirstEffort:
     """How much a search may do.
 
     Attributes:
@@ -62,7 +62,7 @@ def cheapest_that_fits(
     *,
     held: Sequence[Array],
     limit: float,
-    effort: Effort,
+    effort: BestFirstEffort,
 ) -> Cheapest:
     """The cheapest choice for which `fits` holds; `known` if none is cheaper or the effort ends.
 

@@ -21,7 +21,7 @@ _STATUS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class HighsProgram:
     """Columns from 0 to `upper`, the first `num_whole` of them whole; rows between two limits.
 
     Attributes:
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def solve_program(
-    program: Program, *, time_limit_s: float, seed: int, must_stop: Callable[[], bool]
+    program: HighsProgram, *, time_limit_s: float, seed: int, must_stop: Callable[[], bool]
 ) -> Outcome:
     """Solve a program; of a large one the root may take long beyond the limit or the stop.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from meshwise.assignment.exact.highs import Outcome, Program, solve_program
+from meshwise.assignment.exact.highs import HighsProgram, Outcome, solve_program
 from meshwise.errors import SolverError
 from meshwise.system.child_process import ChildProcess, requests
 
@@ -41,7 +41,7 @@ class Beside:
         self.end()
 
     def solve(
-        self, program: Program, *, deadline: float, seed: int, must_stop: Callable[[], bool]
+        self, program: HighsProgram, *, deadline: float, seed: int, must_stop: Callable[[], bool]
     ) -> Outcome | None:
         """Solve a program; None if time was over or it was told to stop.
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from meshwise.assignment.bounds.exact_bound import dearest
-from meshwise.assignment.exact.highs import Program, solve_program
+from meshwise.assignment.exact.highs import HighsProgram, solve_program
 from meshwise.assignment.exact.highs_process import Beside
 from meshwise.assignment.network import Network, starts
 
@@ -106,7 +106,7 @@ class _Program:
         self, deadline: float, seed: int, stop: NDArray[np.int8] | None, beside: Beside
     ) -> tuple[str, float, NDArray[np.float64]]:
         """Let HiGHS solve it; its status, bound and values."""
-        program = Program(
+        program = HighsProgram(
             cost=self.cost * self.scale,
             upper=self.upper,
             num_whole=len(self.network.cost),

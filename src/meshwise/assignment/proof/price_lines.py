@@ -33,7 +33,7 @@ _CENTRED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class PriceLineEffort:
     """What ends a proof.
 
     Attributes:
@@ -71,7 +71,9 @@ class Line:
     bound: float
 
 
-def lines_at(network: Network, prices: Floats, target: float, effort: Effort) -> list[Line]:
+def lines_at(
+    network: Network, prices: Floats, target: float, effort: PriceLineEffort
+) -> list[Line]:
     """Lines around these prices, those first; none where the messages prove nothing.
 
     That is so where choices are left that some neighbour forbids altogether: a reduction that was
@@ -100,7 +102,7 @@ def lines_at(network: Network, prices: Floats, target: float, effort: Effort) ->
     return lines
 
 
-def scaled_prices(network: Network, prices: Floats, effort: Effort) -> Floats:
+def scaled_prices(network: Network, prices: Floats, effort: PriceLineEffort) -> Floats:
     """The prices times the number with the best bound: it is concave along a ray."""
     if not prices.any():
         return prices
@@ -128,7 +130,9 @@ def scaled_prices(network: Network, prices: Floats, effort: Effort) -> Floats:
     return best * prices
 
 
-def centred_lines(network: Network, prices: Floats, target: float, effort: Effort) -> list[Line]:
+def centred_lines(
+    network: Network, prices: Floats, target: float, effort: PriceLineEffort
+) -> list[Line]:
     """Lines around good prices: those of the best line, until it is in the middle."""
     lines = lines_at(network, prices, target, effort)
     for _ in range(_CENTRED):

@@ -24,8 +24,8 @@ from meshwise.assignment.network import Network
 from meshwise.assignment.proof.labels import FOUND, GAVE_UP, NOTHING, find_labels
 from meshwise.assignment.proof.order import in_order, narrow_order
 from meshwise.assignment.proof.price_lines import (
-    Effort,
     Line,
+    PriceLineEffort,
     bounds_of,
     centred_lines,
     kept_by,
@@ -117,7 +117,7 @@ def prove(
         choice: One that fits, if any is known.
         work: Entries of matrices that may be looked at.
     """
-    effort = Effort(stop=stop, left=np.array([work], np.int64))
+    effort = PriceLineEffort(stop=stop, left=np.array([work], np.int64))
     known = cost if math.isfinite(cost) else dearest(network) + 1
     order = narrow_order(network)
     placed = in_order(network, order)
@@ -160,7 +160,7 @@ def _back(order: Integers, placed: Integers) -> Integers:
 
 
 def _below(
-    network: Network, lines: list[Line], target: float, allowed: int, effort: Effort
+    network: Network, lines: list[Line], target: float, allowed: int, effort: PriceLineEffort
 ) -> tuple[int, Integers | None]:
     """Search below a target only.
 
@@ -215,7 +215,11 @@ def _below(
 
 
 def _good(
-    network: Network, lines: list[Line], known: float, choice: Integers | None, effort: Effort
+    network: Network,
+    lines: list[Line],
+    known: float,
+    choice: Integers | None,
+    effort: PriceLineEffort,
 ) -> Integers | None:
     """A choice that costs less than what is known, and hardly more than the best; None for none."""
     best: Integers | None = None
@@ -235,7 +239,7 @@ def _good(
 
 
 def _within_cores(
-    network: Network, lines: list[Line], known: float, effort: Effort
+    network: Network, lines: list[Line], known: float, effort: PriceLineEffort
 ) -> Integers | None:
     """The best choice of those that the bounds make hardly dearer, if it is better than known.
 
@@ -259,7 +263,9 @@ def _within_cores(
     return best
 
 
-def _of_core(core: Network, prices: Floats, known: float, effort: Effort) -> Integers | None:
+def _of_core(
+    core: Network, prices: Floats, known: float, effort: PriceLineEffort
+) -> Integers | None:
     """A choice of a core that is better than what is known, or None."""
     if not len(core.size):
         return np.zeros(0, np.int64) if core.constant < known else None
@@ -270,7 +276,9 @@ def _of_core(core: Network, prices: Floats, known: float, effort: Effort) -> Int
     return None if choice is None else _back(order, choice)
 
 
-def _improved(network: Network, prices: Floats, choice: Integers, effort: Effort) -> Integers:
+def _improved(
+    network: Network, prices: Floats, choice: Integers, effort: PriceLineEffort
+) -> Integers:
     """The best of some searches around a choice that fits."""
     if not len(network.size):
         return choice
@@ -302,7 +310,11 @@ def _expanded(chain: list[Reduction], choice: Integers) -> Integers:
 
 
 def _probe(
-    network: Network, lines: list[Line], target: float, effort: Effort, keep: NDArray[np.bool_]
+    network: Network,
+    lines: list[Line],
+    target: float,
+    effort: PriceLineEffort,
+    keep: NDArray[np.bool_],
 ) -> None:
     """Take out what trials prove too dear, from the messages with the best bound."""
     line = max(lines, key=lambda line: line.bound)
@@ -316,7 +328,7 @@ def _probe(
 
 
 def _search(
-    network: Network, prices: Floats, target: float, allowed: int, effort: Effort
+    network: Network, prices: Floats, target: float, allowed: int, effort: PriceLineEffort
 ) -> tuple[int, Integers | None]:
     """Search what is left with labels, in an order of its own."""
     order = narrow_order(network)
@@ -329,7 +341,12 @@ def _search(
 
 
 def _labelled(
-    network: Network, lines: list[Line], target: float, beam: int, allowed: int, effort: Effort
+    network: Network,
+    lines: list[Line],
+    target: float,
+    beam: int,
+    allowed: int,
+    effort: PriceLineEffort,
 ) -> tuple[int, Integers | None]:
     """Search with labels; what `find_labels` says, and the choice."""
     bounds = bounds_of(network, lines, target, effort.stop)

@@ -86,7 +86,7 @@ class Items(NamedTuple):
     next_item: Array
 
 
-class Buffers(NamedTuple):
+class ReductionBuffers(NamedTuple):
     """What grows.
 
     Attributes:
@@ -100,7 +100,7 @@ class Buffers(NamedTuple):
     log: Array
 
 
-class Work(NamedTuple):
+class ReductionWork(NamedTuple):
     """Nodes to look at, and scratch.
 
     Attributes:
@@ -132,7 +132,7 @@ def least_in(values: np.ndarray, low: int, high: int) -> Any:
 
 
 @part
-def push(i: int, work: Work) -> None:
+def push(i: int, work: ReductionWork) -> None:
     """Let node `i` be looked at again."""
     if not work.queued[i]:
         work.queued[i] = True
@@ -192,7 +192,9 @@ def grown(array: Array, need: int) -> Array:
 
 
 @part
-def with_room(need: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> Buffers:
+def with_room(
+    need: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
+) -> ReductionBuffers:
     """Buffers with space for `need` more matrix entries; live matrices may move together."""
     used = work.counters[MATRICES_USED]
     if used + need <= buffers.matrices.size:
@@ -214,11 +216,11 @@ def with_room(need: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Wor
             edges.room[e] = count
             top += count
     work.counters[MATRICES_USED] = top
-    return Buffers(moved, buffers.usages, buffers.log)
+    return ReductionBuffers(moved, buffers.usages, buffers.log)
 
 
 @part
-def with_log(need: int, buffers: Buffers, work: Work) -> Buffers:
+def with_log(need: int, buffers: ReductionBuffers, work: ReductionWork) -> ReductionBuffers:
     """Buffers with space for `need` more entries of the log."""
     log = grown(buffers.log, work.counters[LOG_USED] + need)
-    return Buffers(buffers.matrices, buffers.usages, log)
+    return ReductionBuffers(buffers.matrices, buffers.usages, log)

@@ -9,11 +9,11 @@ import numpy as np
 from meshwise.assignment.reductions.arrays import (
     INF,
     INFEASIBLE,
-    Buffers,
     Edges,
     Items,
     Nodes,
-    Work,
+    ReductionBuffers,
+    ReductionWork,
     neighbour,
     push,
 )
@@ -38,7 +38,7 @@ def _forbid(i: int, s: int, nodes: Nodes) -> int:
 
 
 @part
-def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
+def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers) -> int:
     """Price choices that the edge forbids with every choice of the other node at infinity.
 
     Returns:
@@ -58,7 +58,12 @@ def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int
 
 @part
 def _compact_edges(
-    i: int, kept: np.ndarray, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work
+    i: int,
+    kept: np.ndarray,
+    nodes: Nodes,
+    edges: Edges,
+    buffers: ReductionBuffers,
+    work: ReductionWork,
 ) -> None:
     """Keep the rows or columns of some choices in the matrices of a node's edges."""
     matrix = buffers.matrices
@@ -82,7 +87,9 @@ def _compact_edges(
 
 
 @part
-def compact(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work) -> None:
+def compact(
+    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
+) -> None:
     """Take the choices of infinite cost out of a node, its edges and its items."""
     size, start = nodes.size[i], nodes.start[i]
     kept = np.empty(size, np.int64)
@@ -110,7 +117,9 @@ def compact(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, 
 
 
 @part
-def _uses_no_more(a: int, b: int, i: int, nodes: Nodes, items: Items, buffers: Buffers) -> bool:
+def _uses_no_more(
+    a: int, b: int, i: int, nodes: Nodes, items: Items, buffers: ReductionBuffers
+) -> bool:
     item = nodes.first_item[i]
     while item >= 0:
         first = items.start[item]
@@ -122,7 +131,7 @@ def _uses_no_more(a: int, b: int, i: int, nodes: Nodes, items: Items, buffers: B
 
 @part
 def _beats(
-    a: int, b: int, i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers
+    a: int, b: int, i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers
 ) -> bool:
     """Whether choice `a` uses and costs no more than `b` whatever the neighbours choose."""
     if not _uses_no_more(a, b, i, nodes, items, buffers):
@@ -149,7 +158,9 @@ def _beats(
 
 
 @part
-def drop_dominated(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers) -> bool:
+def drop_dominated(
+    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers
+) -> bool:
     """Price choices that another one of the node beats at infinity; whether there were any.
 
     Of equal ones the first stays.
@@ -167,7 +178,9 @@ def drop_dominated(i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Bu
 
 
 @part
-def settle_items(i: int, nodes: Nodes, items: Items, buffers: Buffers, work: Work) -> None:
+def settle_items(
+    i: int, nodes: Nodes, items: Items, buffers: ReductionBuffers, work: ReductionWork
+) -> None:
     """What every choice uses becomes base load; items that are left empty go."""
     before = -1
     item = nodes.first_item[i]

@@ -15,11 +15,11 @@ from meshwise.assignment.reductions.arrays import (
     LOG_USED,
     MATRICES_USED,
     USAGES_USED,
-    Buffers,
     Edges,
     Items,
     Nodes,
-    Work,
+    ReductionBuffers,
+    ReductionWork,
     degree,
     grown,
     link,
@@ -37,7 +37,9 @@ _MOST_PAIRS = 1 << 16
 
 
 @part
-def _entry(half: int, s: int, t: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> float:
+def _entry(
+    half: int, s: int, t: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
+) -> float:
     """Cost of (choice s of the half-edge's node, choice t of the other node)."""
     e = half >> 1
     width = nodes.size[edges.v[e]]
@@ -47,7 +49,9 @@ def _entry(half: int, s: int, t: int, nodes: Nodes, edges: Edges, buffers: Buffe
 
 
 @kernel
-def merge_parallel(nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> None:
+def merge_parallel(
+    nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
+) -> None:
     """Add up edges between the same two nodes."""
     for i in range(nodes.size.size):
         if work.stop[0]:
@@ -77,7 +81,7 @@ def merge_parallel(nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> 
 
 
 @part
-def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> bool:
+def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers) -> bool:
     """An edge whose cost is a sum of its ends' own costs goes into them; whether it did."""
     u, v, start = edges.u[e], edges.v[e], edges.start[e]
     matrix = buffers.matrices
@@ -103,7 +107,7 @@ def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> bool
 
 
 @part
-def follows(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
+def follows(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers) -> int:
     """Bit 0: the node v of an edge follows u; bit 1: u follows v."""
     start, width = edges.start[e], nodes.size[edges.v[e]]
     result = 3
@@ -126,7 +130,12 @@ def follows(e: int, nodes: Nodes, edges: Edges, buffers: Buffers) -> int:
 
 @part
 def _log_one(
-    node: int, leader: int, choice: np.ndarray, nodes: Nodes, buffers: Buffers, work: Work
+    node: int,
+    leader: int,
+    choice: np.ndarray,
+    nodes: Nodes,
+    buffers: ReductionBuffers,
+    work: ReductionWork,
 ):
     """Note the choice of a node for each choice of another one."""
     count = nodes.original_size[leader]
@@ -144,8 +153,8 @@ def _log_one(
 @part
 def _move_edge(
     half: int, leader: int, image: np.ndarray, nodes: Nodes, edges: Edges,
-    buffers: Buffers, work: Work,
-) -> Buffers:  # fmt: skip
+    buffers: ReductionBuffers, work: ReductionWork,
+) -> ReductionBuffers:  # fmt: skip
     """Hang an edge of a follower on its leader, row `s` being the follower's row `image[s]`."""
     e, other = half >> 1, neighbour(half, edges)
     rows, width = image.size, nodes.size[other]
@@ -182,8 +191,13 @@ def _move_edge(
 
 @part
 def absorb(
-    leader_half: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
-) -> Buffers:
+    leader_half: int,
+    nodes: Nodes,
+    edges: Edges,
+    items: Items,
+    buffers: ReductionBuffers,
+    work: ReductionWork,
+) -> ReductionBuffers:
     """Take out the node at the far end of a half-edge, which follows the one at the near end."""
     e, node = leader_half >> 1, neighbour(leader_half, edges)
     leader = edges.u[e] if leader_half & 1 == 0 else edges.v[e]
@@ -222,7 +236,7 @@ def absorb(
         usages = grown(buffers.usages, top + image.size)
         for s in range(image.size):
             usages[top + s] = usages[items.start[item] + image[s]]
-        buffers = Buffers(buffers.matrices, usages, buffers.log)
+        buffers = ReductionBuffers(buffers.matrices, usages, buffers.log)
         work.counters[USAGES_USED] += image.size
         items.start[item] = top
         items.next_item[item] = nodes.first_item[leader]
@@ -233,7 +247,9 @@ def absorb(
 
 
 @part
-def _fold_alone(i: int, nodes: Nodes, buffers: Buffers, work: Work) -> Buffers:
+def _fold_alone(
+    i: int, nodes: Nodes, buffers: ReductionBuffers, work: ReductionWork
+) -> ReductionBuffers:
     best = nodes.start[i]
     for s in range(nodes.start[i], nodes.start[i] + nodes.size[i]):
         if nodes.cost[s] < nodes.cost[best]:
@@ -249,7 +265,9 @@ def _fold_alone(i: int, nodes: Nodes, buffers: Buffers, work: Work) -> Buffers:
 
 
 @part
-def _fold_one(half: int, i: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work):
+def _fold_one(
+    half: int, i: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
+):
     other = neighbour(half, edges)
     image = np.zeros(nodes.size[other], np.int64)
     for t in range(nodes.size[other]):
@@ -268,8 +286,14 @@ def _fold_one(half: int, i: int, nodes: Nodes, edges: Edges, buffers: Buffers, w
 
 @part
 def _fold_two(
-    one: int, two: int, i: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work
-) -> Buffers:
+    one: int,
+    two: int,
+    i: int,
+    nodes: Nodes,
+    edges: Edges,
+    buffers: ReductionBuffers,
+    work: ReductionWork,
+) -> ReductionBuffers:
     """The best choice of node `i` for each pair of its neighbours' becomes an edge of theirs."""
     u, w = neighbour(one, edges), neighbour(two, edges)
     rows, width = nodes.size[u], nodes.size[w]
@@ -344,7 +368,9 @@ def may_eliminate(i: int, nodes: Nodes, edges: Edges) -> bool:
 
 
 @part
-def eliminate(i: int, nodes: Nodes, edges: Edges, buffers: Buffers, work: Work) -> Buffers:
+def eliminate(
+    i: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
+) -> ReductionBuffers:
     """Take out a node without usage that has at most two edges."""
     one = two = NONE
     half = nodes.first_half[i]

@@ -20,11 +20,11 @@ from meshwise.assignment.reductions.arrays import (
     MATRICES_USED,
     NUM_QUEUED,
     USAGES_USED,
-    Buffers,
     Edges,
     Items,
     Nodes,
-    Work,
+    ReductionBuffers,
+    ReductionWork,
     degree,
     link_all,
     neighbour,
@@ -56,8 +56,8 @@ _ROUNDS = 20
 
 @part
 def _look_at_edges(
-    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
-) -> tuple[bool, Buffers]:
+    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
+) -> tuple[bool, ReductionBuffers]:
     """Fold what can be folded around a node; whether the node or a neighbour was absorbed."""
     half = nodes.first_half[i]
     while half >= 0:
@@ -91,7 +91,7 @@ def _look_at_edges(
 
 @part
 def _drop_impossible(
-    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work
+    i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
 ) -> None:
     """Take out what the edges of a node forbid, here and at its neighbours."""
     degree(i, nodes, edges)
@@ -119,7 +119,9 @@ def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
 
 
 @kernel
-def _run(nodes: Nodes, edges: Edges, items: Items, buffers: Buffers, work: Work) -> Buffers:
+def _run(
+    nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
+) -> ReductionBuffers:
     """Look at nodes until none is queued."""
     done = 0
     while done < work.counters[NUM_QUEUED] and not work.counters[INFEASIBLE]:
@@ -225,7 +227,7 @@ def _replay(log: np.ndarray, sizes: np.ndarray, full: np.ndarray) -> None:
 
 def _state(
     instance: Instance, stop: NDArray[np.int8] | None
-) -> tuple[Nodes, Edges, Items, Buffers, Work]:
+) -> tuple[Nodes, Edges, Items, ReductionBuffers, ReductionWork]:
     sizes = np.diff(instance.first_choice)
     count, num_edges = len(sizes), len(instance.edges)
     first = instance.first_choice[:-1].copy()
@@ -260,7 +262,7 @@ def _state(
         high=np.ascontiguousarray(ranks[:, 1]),
         next_item=np.full(count, -1, np.int64),
     )
-    buffers = Buffers(
+    buffers = ReductionBuffers(
         matrices=_floats(instance.edge_costs),
         usages=instance.usages.copy(),
         log=np.empty(1 << 16, np.int32),
@@ -276,7 +278,7 @@ def _floats(costs: Ints) -> NDArray[np.float64]:
 
 
 @kernel
-def _queue_all(nodes: Nodes, work: Work) -> None:
+def _queue_all(nodes: Nodes, work: ReductionWork) -> None:
     work.counters[NUM_QUEUED] = 0
     for i in range(nodes.size.size):
         if nodes.alive[i]:
@@ -321,7 +323,9 @@ def reduce_problem(problem: Problem, *, keep: Iterable[int] = ()) -> Reduction:
 
 
 def _reduced(
-    state: tuple[Nodes, Edges, Items, Buffers, Work], limit: int | None, constant: float
+    state: tuple[Nodes, Edges, Items, ReductionBuffers, ReductionWork],
+    limit: int | None,
+    constant: float,
 ) -> Reduction:
     nodes, edges, items, buffers, work = state
     link_all(nodes, edges)
@@ -368,7 +372,7 @@ def _reduced(
 
 def _state_of_network(
     network: Network, keep: NDArray[np.bool_], limit: int, stop: NDArray[np.int8] | None
-) -> tuple[Nodes, Edges, Items, Buffers, Work]:
+) -> tuple[Nodes, Edges, Items, ReductionBuffers, ReductionWork]:
     count, num_edges, num_items = len(network.size), len(network.u), len(network.item_low)
     first = network.first_choice[:-1].copy()
     number = np.arange(len(network.cost)) - np.repeat(first, network.size)
@@ -401,7 +405,7 @@ def _state_of_network(
         high=network.item_high.copy(),
         next_item=following,
     )
-    buffers = Buffers(
+    buffers = ReductionBuffers(
         matrices=network.matrices.copy(),
         usages=network.usage.copy(),
         log=np.empty(1 << 16, np.int32),
@@ -413,8 +417,8 @@ def _state_of_network(
     return nodes, edges, items, buffers, work
 
 
-def _work(num_nodes: int, num_times: int, stop: NDArray[np.int8] | None) -> Work:
-    return Work(
+def _work(num_nodes: int, num_times: int, stop: NDArray[np.int8] | None) -> ReductionWork:
+    return ReductionWork(
         queue=np.zeros(num_nodes + 1, np.int64),
         queued=np.zeros(num_nodes, np.bool_),
         counters=np.zeros(8, np.int64),

@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.assignment.reductions.arrays import INFEASIBLE, Buffers, Items, Nodes, Work
+from meshwise.assignment.reductions.arrays import (
+    INFEASIBLE,
+    Items,
+    Nodes,
+    ReductionBuffers,
+    ReductionWork,
+)
 from meshwise.kernels.compiler import kernel, part
 
 
 @part
-def _loads(nodes: Nodes, items: Items, buffers: Buffers, num_times: int):
+def _loads(nodes: Nodes, items: Items, buffers: ReductionBuffers, num_times: int):
     """Most usage, beginning items and ending items at each time, the first as differences."""
     most = np.zeros(num_times + 1, np.int64)
     begin = np.zeros(num_times + 1, np.int64)
@@ -35,7 +41,7 @@ def _loads(nodes: Nodes, items: Items, buffers: Buffers, num_times: int):
 
 @kernel
 def binding_times(
-    nodes: Nodes, items: Items, buffers: Buffers, work: Work, limit: int
+    nodes: Nodes, items: Items, buffers: ReductionBuffers, work: ReductionWork, limit: int
 ) -> np.ndarray:
     """Times whose row could be violated and is not implied by that of the time beside it."""
     num_times = work.base.size - 1

@@ -26,7 +26,7 @@ _MOST_ENTRIES = 1 << 19
 _SAMPLES = 50
 
 
-class Scratch(NamedTuple):
+class ComponentScratch(NamedTuple):
     """Arrays of a search that no try needs to make anew.
 
     Attributes:
@@ -44,9 +44,9 @@ class Scratch(NamedTuple):
     owner: Array
 
 
-def scratch_for(network: Network, stop: Array | None = None) -> Scratch:
+def scratch_for(network: Network, stop: Array | None = None) -> ComponentScratch:
     """Fresh scratch, all prices zero; kernels heed the flag between parts."""
-    return Scratch(
+    return ComponentScratch(
         inside=np.zeros(len(network.size), np.bool_),
         part=np.zeros(len(network.size), np.int64),
         held=no_messages(network, stop),
@@ -78,7 +78,7 @@ def _sort(values: Array, count: int) -> None:
 
 
 @part
-def _entries_inside(i: int, net: Network, work: Scratch) -> int:
+def _entries_inside(i: int, net: Network, work: ComponentScratch) -> int:
     """Entries of the matrices between a node and the part."""
     count = 0
     for k in range(net.first_later[i], net.first_later[i + 1]):
@@ -94,7 +94,12 @@ def _entries_inside(i: int, net: Network, work: Scratch) -> int:
 
 @part
 def pick_part(
-    start: int, size: int, count: int, net: Network, work: Scratch, rng: np.random.Generator
+    start: int,
+    size: int,
+    count: int,
+    net: Network,
+    work: ComponentScratch,
+    rng: np.random.Generator,
 ) -> int:
     """Mark a connected part around a node, besides `size` nodes that are marked already.
 
@@ -130,7 +135,9 @@ def pick_part(
 
 
 @part
-def rival(size: int, net: Network, work: Scratch, room: Array, rng: np.random.Generator) -> int:
+def rival(
+    size: int, net: Network, work: ComponentScratch, room: Array, rng: np.random.Generator
+) -> int:
     """A random node outside that uses the fullest row of some node of the part; -1 for none."""
     i = work.part[below(size, rng)]
     items = net.first_item[i + 1] - net.first_item[i]
@@ -150,7 +157,9 @@ def rival(size: int, net: Network, work: Scratch, room: Array, rng: np.random.Ge
 
 
 @part
-def prepare(part: Array, weight: float, net: Network, choice: Array, work: Scratch) -> float:
+def prepare(
+    part: Array, weight: float, net: Network, choice: Array, work: ComponentScratch
+) -> float:
     """Write the values of the part's nodes; returns what the part costs now."""
     now = 0.0
     for i in part:
@@ -186,7 +195,7 @@ def prepare(part: Array, weight: float, net: Network, choice: Array, work: Scrat
 
 
 @part
-def _collect_inside(forward: bool, i: int, net: Network, work: Scratch) -> tuple[int, int]:
+def _collect_inside(forward: bool, i: int, net: Network, work: ComponentScratch) -> tuple[int, int]:
     """Bring value to a node from the edges behind it; returns its edges before and behind."""
     num_later = num_earlier = 0
     for k in range(net.first_later[i], net.first_later[i + 1]):
@@ -205,7 +214,7 @@ def _collect_inside(forward: bool, i: int, net: Network, work: Scratch) -> tuple
 
 
 @part
-def sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None:
+def sweep_part(forward: bool, part: Array, net: Network, work: ComponentScratch) -> None:
     """As `messages.sweep`, along the edges inside a part."""
     held = work.held
     for position in range(part.size):
@@ -233,7 +242,7 @@ def sweep_part(forward: bool, part: Array, net: Network, work: Scratch) -> None:
 
 
 @part
-def value_within(i: int, s: int, net: Network, choice: Array, work: Scratch) -> float:
+def value_within(i: int, s: int, net: Network, choice: Array, work: ComponentScratch) -> float:
     """Value of choice `s` of a node given the choices of the earlier ones of its part."""
     value = work.held.node[net.first_choice[i] + s]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
@@ -244,7 +253,7 @@ def value_within(i: int, s: int, net: Network, choice: Array, work: Scratch) -> 
 
 
 @part
-def cost_of_part(part: Array, net: Network, choice: Array, work: Scratch) -> float:
+def cost_of_part(part: Array, net: Network, choice: Array, work: ComponentScratch) -> float:
     """Cost of the part's choices and of all its edges."""
     total = 0.0
     for i in part:

@@ -7,7 +7,12 @@ from numpy.typing import NDArray
 
 from meshwise.assignment.network import Network, cost_network
 from meshwise.assignment.problem import Problem, row_weight
-from meshwise.assignment.search.descent_kernels import NodeRows, Scratch, descend, descend_within
+from meshwise.assignment.search.descent_kernels import (
+    DescentScratch,
+    NodeRows,
+    descend,
+    descend_within,
+)
 
 _SWEEPS = 30
 
@@ -33,7 +38,7 @@ class DescentWithin:
         """
         self._problem = problem
         self._network, self._rows = cost_network(problem), NodeRows.of(problem)
-        self._scratch = Scratch.of(self._network)
+        self._scratch = DescentScratch.of(self._network)
 
     def improved(self, choice: tuple[int, ...]) -> tuple[int, ...]:
         """Return the best choice, node by node and pair by pair, among those that keep all rows.

@@ -69,7 +69,7 @@ class NodeRows(NamedTuple):
         )
 
 
-class Scratch(NamedTuple):
+class DescentScratch(NamedTuple):
     """Memory of the passes: costs and weights of two nodes, and of a pair.
 
     Attributes:
@@ -87,7 +87,7 @@ class Scratch(NamedTuple):
     both: NDArray[np.float64]
 
     @classmethod
-    def of(cls, net: Network) -> Scratch:
+    def of(cls, net: Network) -> DescentScratch:
         """For a problem."""
         most = int(net.size.max(initial=0))
         one, two = (2, most), (most, most)
@@ -192,7 +192,7 @@ def _weigh_row(
 
 @part
 def _move_one(
-    i: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: Scratch
+    i: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: DescentScratch
 ) -> bool:
     """Take the cheapest choice of node `i` that keeps all rows."""
     cost, weight = scratch.cost[0], scratch.weight[0]
@@ -226,7 +226,7 @@ def _weigh_both(
     net: Network,
     rows: NodeRows,
     choice: Array,
-    scratch: Scratch,
+    scratch: DescentScratch,
 ) -> None:
     """Weight of each pair of choices of the nodes of pair `e` in row `k`.
 
@@ -271,7 +271,7 @@ def _behind(p: Number, k: Number, i: Number, rows: NodeRows) -> Number:
 
 
 @part
-def _price_both(e: Number, net: Network, choice: Array, scratch: Scratch) -> None:
+def _price_both(e: Number, net: Network, choice: Array, scratch: DescentScratch) -> None:
     """Cost of each pair of choices of the nodes of pair `e`, in `pair_cost`."""
     i, j = net.u[e], net.v[e]
     size, others = net.size[i], net.size[j]
@@ -297,7 +297,7 @@ def _cheapest(cost: Array) -> tuple[int, int]:
 
 @part
 def _move_two(
-    e: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: Scratch
+    e: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: DescentScratch
 ) -> bool:
     """Take the cheapest choices of the nodes of pair `e` that keep all rows."""
     i, j = net.u[e], net.v[e]
@@ -335,7 +335,7 @@ def _move_two(
 
 @kernel
 def descend_within(
-    sweeps: int, net: Network, rows: NodeRows, room: Array, scratch: Scratch, choice: Array
+    sweeps: int, net: Network, rows: NodeRows, room: Array, scratch: DescentScratch, choice: Array
 ) -> None:
     """Take the best choices node by node and pair by pair until nothing changes.
 

@@ -31,7 +31,7 @@ _BETTER = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+class MixtureLabels:
     """Sums of subsets of parts; no label is as good as another one in both.
 
     Attributes:
@@ -48,8 +48,8 @@ class Labels:
 
 
 def with_part(
-    labels: Labels, weight: float, cost: float, most: int = MOST_LABELS, room: float = np.inf
-) -> Labels:
+    labels: MixtureLabels, weight: float, cost: float, most: int = MOST_LABELS, room: float = np.inf
+) -> MixtureLabels:
     """Labels with and without one more part.
 
     Args:
@@ -73,7 +73,7 @@ def with_part(
         low, high = weights[order[0]], weights[order[-1]]
         interval = np.floor((weights[order] - low) * (most / max(high - low, 1e-300)))
         order = order[np.append(interval[1:] != interval[:-1], True)]
-    return Labels(weights[order], costs[order], order % size, order >= size)
+    return MixtureLabels(weights[order], costs[order], order % size, order >= size)
 
 
 def best_subset(parts: Sequence[tuple[float, float]], room: float) -> list[int] | None:
@@ -87,7 +87,7 @@ def best_subset(parts: Sequence[tuple[float, float]], room: float) -> list[int] 
     falls = [min(weight, 0.0) for weight, _ in parts]
     left = np.append(np.cumsum(falls[::-1])[::-1], 0.0)
     slack = 1e-9 * (abs(room) + sum(abs(w) for w, _ in parts))
-    start = Labels(np.zeros(1), np.zeros(1), np.zeros(1, np.intp), np.zeros(1, np.bool_))
+    start = MixtureLabels(np.zeros(1), np.zeros(1), np.zeros(1, np.intp), np.zeros(1, np.bool_))
     steps = [start]
     for number, (weight, cost) in enumerate(parts):
         most = room - float(left[number + 1]) + slack

@@ -16,7 +16,7 @@ import numpy as np
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF
 from meshwise.assignment.search.component import (
-    Scratch,
+    ComponentScratch,
     below,
     cost_of_part,
     pick_part,
@@ -44,7 +44,9 @@ def tries_for(network: Network, most: int) -> int:
 
 
 @part
-def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scratch) -> int:
+def _choose_part(
+    part: Array, net: Network, choice: Array, room: Room, work: ComponentScratch
+) -> int:
     """Choose the part's nodes in order within the room; returns how many found a choice."""
     for position in range(part.size):
         i = part[position]
@@ -63,7 +65,7 @@ def _choose_part(part: Array, net: Network, choice: Array, room: Room, work: Scr
 @kernel
 def improve(
     tries: int, largest: int, heat: float, rivals: float, net: Network, choice: Array, room: Room,
-    work: Scratch, rng: np.random.Generator,
+    work: ComponentScratch, rng: np.random.Generator,
 ) -> float:  # fmt: skip
     """Try new choices for parts of the network; returns by how much the cost fell.
 

@@ -20,7 +20,7 @@ from meshwise.assignment.bounds.messages import follow, room_left, sweep
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF
 from meshwise.assignment.search.component import (
-    Scratch,
+    ComponentScratch,
     below,
     cost_of_part,
     pick_part,
@@ -135,7 +135,9 @@ def _excess_of_choice(i: int, s: int, net: Network, room: Room, rules: Rules) ->
 
 
 @part
-def _choose_all(part: Array, net: Network, choice: Array, room: Room, work: Scratch, rules: Rules):
+def _choose_all(
+    part: Array, net: Network, choice: Array, room: Room, work: ComponentScratch, rules: Rules
+):
     """Choose the part's nodes in order; returns the price of the bytes above rows."""
     total = 0.0
     for i in part:
@@ -184,7 +186,7 @@ def _list_around(part: Array, net: Network, choice: Array, rules: Rules) -> None
 @kernel
 def _mend(
     tries: int, largest: int, penalty: float, net: Network, choice: Array, room: Room,
-    work: Scratch, rules: Rules, rng: np.random.Generator,
+    work: ComponentScratch, rules: Rules, rng: np.random.Generator,
 ) -> bool:  # fmt: skip
     """Choose parts around broken rules anew; whether none is broken any more."""
     before: Array = np.empty(net.size.size, np.int64)
@@ -239,7 +241,7 @@ class Repair:
     network: Network
     choice: Any
     room: Room
-    work: Scratch
+    work: ComponentScratch
     rules: Rules
     penalty: float
 

@@ -37,7 +37,7 @@ AtPrice: TypeAlias = Callable[[float], tuple[tuple[int, ...], float] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class RowEffort:
     """What may be done.
 
     Attributes:
@@ -68,7 +68,7 @@ class Within:
     def __init__(
         self,
         problem: Problem,
-        effort: Effort | None = None,
+        effort: RowEffort | None = None,
         like: Within | None = None,
         at_price: AtPrice | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Within:
         """
         (self.row,) = problem.rows
         self.problem = problem
-        self.effort = effort or Effort()
+        self.effort = effort or RowEffort()
         self._at_price = at_price or self._solved_at
         self._mixer = Recombiner(problem)
         self._points: dict[tuple[int, ...], _Point] = {}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.cost_table.variant import LayerKey
 from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerFace
-from meshwise.inter.layer_cost.run_costs import BoolArray, Layer
+from meshwise.inter.layer_cost.run_costs import BoolArray, LayerMatrices
 from meshwise.inter.layer_cost.state_costs import Entry, EntryCosts, Place
 from meshwise.plan.stage import Remat
 
@@ -28,7 +28,7 @@ GraphKey = tuple[int, Remat, int]
 class LayerCosts(Protocol):
     """What answers requests."""
 
-    def layer(self, key: LayerKey) -> Layer | None:
+    def layer(self, key: LayerKey) -> LayerMatrices | None:
         """One layer under a variant; None if it has no plan."""
         ...
 

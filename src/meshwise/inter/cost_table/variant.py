@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.plan.stage import Remat
 
 
@@ -22,7 +22,7 @@ class Variant:
 
     mesh: LogicalMesh
     remat: Remat
-    price: MemoryPrice
+    price: BytePrice
 
 
 class LayerKey(NamedTuple):

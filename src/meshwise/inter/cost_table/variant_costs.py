@@ -35,14 +35,14 @@ from meshwise.inter.layer_cost.layer_network import (
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
     BoolArray,
-    Layer,
+    LayerMatrices,
     RunCosts,
     cheapest_states,
     compose,
     entries,
     gathers,
 )
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, Entry
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.regions import Region, regions
@@ -160,7 +160,7 @@ class VariantCosts:
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
-        self._layers: dict[LayerKey, Layer | None] = {}
+        self._layers: dict[LayerKey, LayerMatrices | None] = {}
         self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
         self._bounds: dict[object, RunBounds | None] = {}
         self._plans: dict[object, RunPlan] = {}
@@ -195,7 +195,7 @@ class VariantCosts:
         del mesh
         return piece, self.options
 
-    def layers(self, variant: Variant, num_microbatches: int) -> list[Layer] | None:
+    def layers(self, variant: Variant, num_microbatches: int) -> list[LayerMatrices] | None:
         """Every layer under a variant; None if one has no plan."""
         classes = self.source.classes
         keys = {c: LayerKey(c, variant, num_microbatches) for c in dict.fromkeys(classes)}
@@ -232,14 +232,14 @@ class VariantCosts:
         classes = dict.fromkeys(self.source.classes)
         return [c for c in classes if other is not None and other.has(c)]
 
-    def layer(self, key: LayerKey) -> Layer | None:
+    def layer(self, key: LayerKey) -> LayerMatrices | None:
         """One layer under a variant; None if it has no plan."""
         if key not in self._layers:
             c, variant, num_microbatches = key
             network = self._network(c, variant.mesh, variant.remat, num_microbatches)
             way = (c, variant.mesh, variant.remat, num_microbatches)
             # Without a price only memory is asked for (`alone`).
-            is_timed = self.times is not None and variant.price != MemoryPrice()
+            is_timed = self.times is not None and variant.price != BytePrice()
             self._layers[key] = network and ConditionedLayer(
                 network,
                 variant.price,
@@ -426,5 +426,5 @@ class VariantCosts:
         one = self._single.setdefault(
             mesh.device, replace(mesh, axes=(replace(mesh.axes[0], size=1),))
         )
-        way = Variant(mesh=one, remat=remat, price=MemoryPrice())
+        way = Variant(mesh=one, remat=remat, price=BytePrice())
         return self.runs(way, num_microbatches)

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwise.graph.layout import Layout
 from meshwise.intra.candidates import whole_layouts
-from meshwise.intra.network import Edge, Network
+from meshwise.intra.network import Edge, LayoutNetwork
 from meshwise.intra.ties import Ties
 from meshwise.pieces.piece import Crossing, PieceGraph
 
@@ -38,8 +38,8 @@ NOTHING = Boundary(node=-1, layouts=(Layout(()),))
 
 
 def with_boundaries(
-    piece: PieceGraph, network: Network
-) -> tuple[Network, Ties, Boundary, Boundary]:
+    piece: PieceGraph, network: LayoutNetwork
+) -> tuple[LayoutNetwork, Ties, Boundary, Boundary]:
     """A network whose states are single choices.
 
     Returns:
@@ -76,7 +76,7 @@ def with_boundaries(
 
 
 def _without_partial(
-    piece: PieceGraph, network: Network, crossings: tuple[Crossing, ...], *, enters: bool
+    piece: PieceGraph, network: LayoutNetwork, crossings: tuple[Crossing, ...], *, enters: bool
 ) -> dict[int, tuple[Layout, ...]]:
     """For the nodes of what crosses the layouts that are no partial sums: none crosses a cut."""
     found: dict[int, tuple[Layout, ...]] = {}
@@ -108,7 +108,7 @@ def _ends(crossing: Crossing, *, enters: bool) -> tuple[int, int]:
     return (value, cotangent) if enters else (cotangent, value)
 
 
-def _input(piece: PieceGraph, network: Network, position: int) -> int:
+def _input(piece: PieceGraph, network: LayoutNetwork, position: int) -> int:
     """The node that decides how an input lies inside the loop."""
     tensor, loop = piece.graph.inputs[position], piece.graph.operators[piece.loop]
     if tensor in loop.inputs:
@@ -116,7 +116,7 @@ def _input(piece: PieceGraph, network: Network, position: int) -> int:
     return network.maker[0, tensor]
 
 
-def _result(piece: PieceGraph, network: Network, position: int) -> int:
+def _result(piece: PieceGraph, network: LayoutNetwork, position: int) -> int:
     """The node that decides how a result leaves the loop."""
     tensor, loop = piece.graph.outputs[position], piece.graph.operators[piece.loop]
     if tensor in piece.graph.inputs:  # A cotangent that goes on as it came.
@@ -129,7 +129,7 @@ def _result(piece: PieceGraph, network: Network, position: int) -> int:
     return network.boundaries[0, piece.loop, len(loop.inputs) + j if k is None else k]
 
 
-def with_layouts(network: Network, asked: Mapping[int, tuple[Layout, ...]]) -> Network:
+def with_layouts(network: LayoutNetwork, asked: Mapping[int, tuple[Layout, ...]]) -> LayoutNetwork:
     """A network in which some nodes have other lists of layouts, taken from those they have."""
     places = {
         n: np.array([network.nodes[n].layouts.index(w) for w in layouts], np.intp)

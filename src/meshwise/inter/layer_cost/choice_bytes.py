@@ -20,7 +20,7 @@ from meshwise.inter.layer_cost.footprint import (
 )
 from meshwise.inter.layer_cost.recomputation import repeated
 from meshwise.inter.layer_cost.residual_bytes import BodyBytes
-from meshwise.intra.network import Network
+from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.shapes import local_bytes
 from meshwise.intra.ties import Ties
 from meshwise.pieces.phases import read_backward
@@ -47,12 +47,12 @@ class HeldBytes:
     kept_copies: dict[tuple[int, int], Array]
 
 
-def resident_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Array, ...]:
+def resident_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tuple[Array, ...]:
     """`HeldBytes.resident` alone."""
     return _by_class(_of_inputs(piece, network)[0], ties)
 
 
-def repeated_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Array, ...]:
+def repeated_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tuple[Array, ...]:
     """Bytes that a device reads and writes once more for each micro-batch, by choice.
 
     They are not held: the backward pass repeats work (`inter.layer_cost.recomputation`).
@@ -63,7 +63,7 @@ def repeated_bytes(piece: PieceGraph, network: Network, ties: Ties) -> tuple[Arr
     return _by_class(again, ties)
 
 
-def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
+def held_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> HeldBytes:
     """Bytes of one device for each choice of each class of nodes."""
     resident, microbatch = _of_inputs(piece, network)
     pairs: list[tuple[int, int, Array]] = []
@@ -80,11 +80,11 @@ def held_bytes(piece: PieceGraph, network: Network, ties: Ties) -> HeldBytes:
     )
 
 
-def _nothing(network: Network) -> list[Array]:
+def _nothing(network: LayoutNetwork) -> list[Array]:
     return [np.zeros(len(node.cost_s)) for node in network.nodes]
 
 
-def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Array]]:
+def _copies(piece: PieceGraph, network: LayoutNetwork) -> Iterator[tuple[int, int, Array]]:
     """Inputs that the loop reads in another layout than they have."""
     graph, sizes = piece.graph, network.mesh.sizes
     loop = graph.operators[piece.loop]
@@ -107,7 +107,7 @@ def _copies(piece: PieceGraph, network: Network) -> Iterator[tuple[int, int, Arr
         )
 
 
-def _of_inputs(piece: PieceGraph, network: Network) -> tuple[list[Array], list[Array]]:
+def _of_inputs(piece: PieceGraph, network: LayoutNetwork) -> tuple[list[Array], list[Array]]:
     """Resident bytes of each choice of each node, and those of the batch's rows."""
     resident, microbatch = _nothing(network), _nothing(network)
     graph, sizes = piece.graph, network.mesh.sizes

@@ -20,7 +20,7 @@ import numpy as np
 from meshwise.assignment.problem import Array, PairCost, Problem, Row
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.run_costs import cheapest_states, gathers
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 
 # Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if
 # it is above what is proved by no more than this part.
@@ -126,7 +126,7 @@ class JointRun:
             time_limit_s: For each plan of a layer.
             seed: Of the solver.
         """
-        of_price = MemoryPrice(seconds_per_byte=price, in_flight=self.in_flight)
+        of_price = BytePrice(seconds_per_byte=price, in_flight=self.in_flight)
         known = {
             id(layer): ConditionedLayer(
                 layer, of_price, exact=False, time_limit_s=time_limit_s, seed=seed

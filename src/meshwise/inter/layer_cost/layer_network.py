@@ -28,7 +28,7 @@ from meshwise.inter.layer_cost.choice_bytes import (
 from meshwise.inter.layer_cost.footprint import Footprint, footprint
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
-from meshwise.intra.network import Network, build_network
+from meshwise.intra.network import LayoutNetwork, build_network
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import Ties, tied_problem
@@ -81,7 +81,7 @@ class LayerNetwork:
 
     piece: PieceGraph
     mesh: LogicalMesh
-    network: Network
+    network: LayoutNetwork
     ties: Ties
     entering: Boundary
     leaving: Boundary

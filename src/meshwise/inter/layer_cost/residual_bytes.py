@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.graph.layout import Layout
-from meshwise.intra.network import Network
+from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.regions import END, Region
 from meshwise.intra.shapes import Ways, local_bytes
 from meshwise.pieces.phases import backward_operators
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 class BodyBytes:
     """Bytes of tensors of a piece's loop body, by choice."""
 
-    def __init__(self, piece: PieceGraph, network: Network) -> None:
+    def __init__(self, piece: PieceGraph, network: LayoutNetwork) -> None:
         self._piece, self._network = piece, network
         self._region: Region = next(r for r in network.regions if r.path == (piece.loop, 0))
         self._body = self._region.graph

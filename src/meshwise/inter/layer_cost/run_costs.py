@@ -29,7 +29,7 @@ BoolArray = NDArray[np.bool_]
 T = TypeVar("T")
 
 
-class Layer(Protocol):
+class LayerMatrices(Protocol):
     """A layer on one mesh at one price of memory, here (`ConditionedLayer`) or elsewhere.
 
     What is asked of several layers at once is begun for all and then waited for, in this order.
@@ -100,7 +100,7 @@ class _Chain(NamedTuple):
     path: tuple[tuple[int, ...], ...]
 
 
-def cheapest_states(layers: Sequence[Layer], first: int, last: int) -> tuple[int, ...]:
+def cheapest_states(layers: Sequence[LayerMatrices], first: int, last: int) -> tuple[int, ...]:
     """States of the cuts of the cheapest chain over known entries and bounds."""
     chain = _start(layers[first])
     for k in range(first + 1, last + 1):
@@ -109,14 +109,14 @@ def cheapest_states(layers: Sequence[Layer], first: int, last: int) -> tuple[int
 
 
 def gathers(
-    layers: Sequence[Layer], first: int, last: int, states: Sequence[int]
+    layers: Sequence[LayerMatrices], first: int, last: int, states: Sequence[int]
 ) -> tuple[float, float]:
     """Seconds to gather one micro-batch's activation that a run gets, and its cotangent."""
     arriving_s = layers[first].face.arriving_s[states[0]]
     return float(arriving_s), float(layers[last].face.returning_s[states[-1]])
 
 
-def _start(layer: Layer) -> _Chain:
+def _start(layer: LayerMatrices) -> _Chain:
     face = layer.face
     total = face.num_microbatches * face.arriving_s[:, None] + layer.bound_s
     enters = total.argmin(axis=0)
@@ -124,21 +124,21 @@ def _start(layer: Layer) -> _Chain:
     return _Chain(cost, tuple((int(a), b) for b, a in enumerate(enters)))
 
 
-def _extended(chain: _Chain, layer: Layer) -> _Chain:
+def _extended(chain: _Chain, layer: LayerMatrices) -> _Chain:
     total = chain.cost[:, None] + layer.bound_s
     enters = total.argmin(axis=0)
     cost = total[enters, np.arange(total.shape[1])]
     return _Chain(cost, tuple((*chain.path[int(a)], b) for b, a in enumerate(enters)))
 
 
-def _ended(chain: _Chain, last: Layer) -> tuple[float, tuple[int, ...]]:
+def _ended(chain: _Chain, last: LayerMatrices) -> tuple[float, tuple[int, ...]]:
     """Cost and states of the cheapest of some chains that end with one layer."""
     total = chain.cost + last.face.num_microbatches * last.face.returning_s
     best = int(np.argmin(total))
     return float(total[best]), chain.path[best]
 
 
-def compose(layers: Sequence[Layer], wanted: BoolArray | None = None) -> RunCosts:
+def compose(layers: Sequence[LayerMatrices], wanted: BoolArray | None = None) -> RunCosts:
     """Costs of all runs.
 
     Args:
@@ -164,14 +164,16 @@ class _Asked:
     """Places of layers that something is asked of, each once."""
 
     def __init__(self) -> None:
-        self.layers: dict[int, Layer] = {}
+        self.layers: dict[int, LayerMatrices] = {}
         self.places: dict[int, dict[Place, None]] = {}
 
-    def add(self, layer: Layer, place: Place) -> None:
+    def add(self, layer: LayerMatrices, place: Place) -> None:
         self.layers[id(layer)] = layer
         self.places.setdefault(id(layer), {})[place] = None
 
-    def answers(self, begin: Callable[[Layer, Sequence[Place]], Callable[[], T]]) -> dict[int, T]:
+    def answers(
+        self, begin: Callable[[LayerMatrices, Sequence[Place]], Callable[[], T]]
+    ) -> dict[int, T]:
         """What each layer says of its places; another process works while this one does."""
         pairs = [(n, layer, list(self.places[n])) for n, layer in self.layers.items()]
         # Sorting keeps the order of those of the other process: so they are answered.
@@ -181,7 +183,7 @@ class _Asked:
         return {n: end() for n, _, end in begun}
 
     def by_place(
-        self, begin: Callable[[Layer, Sequence[Place]], Callable[[], Sequence[T]]]
+        self, begin: Callable[[LayerMatrices, Sequence[Place]], Callable[[], Sequence[T]]]
     ) -> dict[tuple[int, Place], T]:
         """What layers say of each place."""
         return {
@@ -236,15 +238,15 @@ def _distinct_runs(
     return numbers, links
 
 
-def _layers_of(links: Sequence[_Link[Layer]]) -> list[tuple[Layer, ...]]:
+def _layers_of(links: Sequence[_Link[LayerMatrices]]) -> list[tuple[LayerMatrices, ...]]:
     """The layers of each run, in order."""
-    found: list[tuple[Layer, ...]] = []
+    found: list[tuple[LayerMatrices, ...]] = []
     for before, layer in links:
         found.append((*(found[before] if before >= 0 else ()), layer))
     return found
 
 
-def _paths(links: Sequence[_Link[Layer]]) -> list[tuple[int, ...]]:
+def _paths(links: Sequence[_Link[LayerMatrices]]) -> list[tuple[int, ...]]:
     """States of the cheapest chain of every run; empty for one that has none."""
     chains: list[_Chain] = []
     for before, layer in links:
@@ -253,7 +255,7 @@ def _paths(links: Sequence[_Link[Layer]]) -> list[tuple[int, ...]]:
     return [path if np.isfinite(cost) else () for cost, path in ended]
 
 
-def entries(layers: Sequence[Layer], first: int, states: Sequence[int]) -> list[Entry]:
+def entries(layers: Sequence[LayerMatrices], first: int, states: Sequence[int]) -> list[Entry]:
     """The plans of the layers of a chain whose entries are exact."""
     chain = list(enumerate(itertools.pairwise(states), first))
     asked = _Asked()
@@ -266,7 +268,7 @@ def entries(layers: Sequence[Layer], first: int, states: Sequence[int]) -> list[
 
 def _summed(
     numbers: NDArray[np.int64],
-    links: Sequence[_Link[Layer]],
+    links: Sequence[_Link[LayerMatrices]],
     paths: Sequence[tuple[int, ...]],
 ) -> RunCosts:
     names = ("cost_s", "loop_s", "gather_s", "once_s")

@@ -22,7 +22,7 @@ from meshwise.assignment.problem import PairCost, Problem, objective
 from meshwise.assignment.solve import solve
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.layer_network import LayerFace, LayerNetwork
-from meshwise.intra.network import BLOCK, Network
+from meshwise.intra.network import BLOCK, LayoutNetwork
 from meshwise.plan.decision import GraphDecision
 
 Array = NDArray[np.float64]
@@ -69,7 +69,7 @@ class Entry(EntryCosts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPrice:
+class BytePrice:
     """What a byte costs while a layer is planned: plans that hold less become cheaper.
 
     Attributes:
@@ -94,7 +94,7 @@ class ConditionedLayer:
     def __init__(
         self,
         layer: LayerNetwork,
-        price: MemoryPrice,
+        price: BytePrice,
         *,
         exact: bool = True,
         time_limit_s: float = 60.0,
@@ -242,7 +242,7 @@ def planned(
     )
 
 
-def _priced(layer: LayerNetwork, price: MemoryPrice) -> Problem:
+def _priced(layer: LayerNetwork, price: BytePrice) -> Problem:
     if not price.seconds_per_byte:
         return layer.problem
     rate, held = price.seconds_per_byte, layer.held
@@ -263,7 +263,7 @@ def _priced(layer: LayerNetwork, price: MemoryPrice) -> Problem:
     )
 
 
-def _seconds(network: Network, choice: tuple[int, ...]) -> tuple[float, float]:
+def _seconds(network: LayoutNetwork, choice: tuple[int, ...]) -> tuple[float, float]:
     """Seconds inside and outside of loops."""
     spent = [0.0, 0.0]
     for node, c in zip(network.nodes, choice, strict=True):

@@ -13,7 +13,7 @@ from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.search.layer_work import state_arguments, with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
-from meshwise.inter.search.search import Found
+from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.split_stage import SplitLayer, at_peak, with_weights_apart
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
@@ -86,7 +86,7 @@ class NamedLayers(LayerSource, Protocol):
 def finished(
     source: NamedLayers,
     cluster: Cluster,
-    found: Found,
+    found: FoundPipeline,
     costs: VariantCosts,
     *,
     batch_size: int,
@@ -185,7 +185,9 @@ def finished(
     return plan, timeline
 
 
-def stage_decisions(found: Found, costs: VariantCosts) -> tuple[tuple[GraphDecision, ...], ...]:
+def stage_decisions(
+    found: FoundPipeline, costs: VariantCosts
+) -> tuple[tuple[GraphDecision, ...], ...]:
     """For each stage the plans of its layers."""
     return tuple(
         tuple(plan.decision for plan in stage_plan(found, costs, stage).entries)
@@ -193,7 +195,7 @@ def stage_decisions(found: Found, costs: VariantCosts) -> tuple[tuple[GraphDecis
     )
 
 
-def stage_plan(found: Found, costs: VariantCosts, stage: StageSpan) -> RunPlan:
+def stage_plan(found: FoundPipeline, costs: VariantCosts, stage: StageSpan) -> RunPlan:
     """The plans of the layers of a stage."""
     if stage in found.replanned:
         return found.replanned[stage]
@@ -238,7 +240,7 @@ def pipeline_fingerprint(
 
 def _stage(
     source: NamedLayers,
-    found: Found,
+    found: FoundPipeline,
     costs: VariantCosts,
     index: int,
     first_device: int,

@@ -31,12 +31,12 @@ from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.search.best_cuts import best_cuts, least_cost
 from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
-from meshwise.inter.search.search import Found
+from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions, guessed_s, variants_of
 from meshwise.inter.stages.objective import StepTime
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
@@ -77,7 +77,7 @@ def interleaved_pipelines(
     costs: VariantCosts,
     report: Callable[[str], object] = lambda _: None,
     most: int = 4,
-) -> list[Found]:
+) -> list[FoundPipeline]:
     """The pipelines that promise most, the best first.
 
     Args:
@@ -342,12 +342,12 @@ def _found(
     costs: VariantCosts,
     space: str,
     fitting: Sequence[_Interleaved],
-) -> Found:
+) -> FoundPipeline:
     """The pipeline as a search gives it."""
     runs = costs.runs(chosen.way, chosen.count)
     assert runs is not None
     kind = chosen.kind
-    submesh = Submesh(
+    submesh = StageSubmesh(
         num_hosts=kind.num_hosts,
         devices_per_host=kind.devices_per_host,
         memory_bytes=_memory_bytes(kind, options),
@@ -362,7 +362,7 @@ def _found(
         )
         for k, (first, last) in enumerate(chosen.cuts)
     )
-    return Found(
+    return FoundPipeline(
         plan=StagePlan(
             stages=stages,
             time=chosen.time,

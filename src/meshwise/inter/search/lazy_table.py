@@ -24,7 +24,7 @@ from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.stages.promising_runs import worthwhile
 from meshwise.inter.stages.stage_problem import BoolArray, FloatArray, StageCosts, StageSpan
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.plan.stage import Remat
 
 _MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
@@ -43,7 +43,7 @@ class LazyTable:
     def __init__(
         self,
         costs: VariantCosts,
-        submeshes: Sequence[Submesh],
+        submeshes: Sequence[StageSubmesh],
         variants: Sequence[Sequence[Variant]],
         num_microbatches: int,
         *,

@@ -27,7 +27,7 @@ from meshwise.inter.stages.directions import mirrored
 from meshwise.inter.stages.stage_construction import feasible_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.stages.stage_refusal import what_is_in_the_way
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def fits(
 
 
 def _free(
-    submeshes: Sequence[Submesh], variants: Sequence[Sequence[Variant]], num_layers: int
+    submeshes: Sequence[StageSubmesh], variants: Sequence[Sequence[Variant]], num_layers: int
 ) -> StageCosts:
     """Every stage takes a second and no memory."""
     shape = (num_layers, num_layers, len(submeshes), max(map(len, variants)))

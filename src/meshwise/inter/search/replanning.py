@@ -21,14 +21,14 @@ from functools import partial
 import numpy as np
 
 from meshwise.assignment.problem import objective, row_weight
-from meshwise.assignment.search.within_row import Effort, Within
+from meshwise.assignment.search.within_row import RowEffort, Within
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import RunPlan, VariantCosts
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.state_costs import Entry, planned
 from meshwise.inter.search.finishing import stage_plan
-from meshwise.inter.search.search import Found
+from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 
@@ -60,8 +60,8 @@ class _Tight:
 
 
 def replanned(
-    found: Found, costs: VariantCosts, report: Callable[[str], object] = lambda _: None
-) -> Found:
+    found: FoundPipeline, costs: VariantCosts, report: Callable[[str], object] = lambda _: None
+) -> FoundPipeline:
     """The same stages, with faster plans of their layers where there are any that fit.
 
     Args:
@@ -91,7 +91,9 @@ def replanned(
     return _on_all_devices(found, costs, report)
 
 
-def _on_all_devices(found: Found, costs: VariantCosts, report: Callable[[str], object]) -> Found:
+def _on_all_devices(
+    found: FoundPipeline, costs: VariantCosts, report: Callable[[str], object]
+) -> FoundPipeline:
     """One stage instead, if its plans within the memory of a device are faster.
 
     At the prices of the search it does not fit or takes longer; of pipelines with more stages the
@@ -123,7 +125,7 @@ def _on_all_devices(found: Found, costs: VariantCosts, report: Callable[[str], o
     return replace(better, tried={**found.tried, count: better.plan.total_s})
 
 
-def _tight(found: Found, costs: VariantCosts) -> Iterator[_Tight]:
+def _tight(found: FoundPipeline, costs: VariantCosts) -> Iterator[_Tight]:
     """The stages that a looser limit of memory could make faster."""
     problem, stages = found.problem, found.plan.stages
     count = problem.num_microbatches
@@ -186,7 +188,7 @@ def _seconds(plan: RunPlan, count: int) -> float:
     return busy + count * (plan.arriving_s + plan.returning_s)
 
 
-def _possible_s(found: Found, todo: Sequence[_Tight]) -> float:
+def _possible_s(found: FoundPipeline, todo: Sequence[_Tight]) -> float:
     """Seconds of a step if all these stages were as fast as they can be."""
     problem = found.problem
     faster = problem.costs.microbatch_s.copy()
@@ -213,7 +215,7 @@ class _Run:
     ) -> None:
         self.joint = JointRun(networks, in_flight)
         options = costs.options
-        effort = Effort(time_limit_s=options.time_limit_s, seed=options.seed)
+        effort = RowEffort(time_limit_s=options.time_limit_s, seed=options.seed)
         like = None if alike is None else alike.within
         at_price = partial(
             self.joint.composed, time_limit_s=options.time_limit_s, seed=options.seed
@@ -281,7 +283,7 @@ def held_bytes(plan: RunPlan, in_flight: float) -> float:
     return always + max(m.temporary_bytes for m in memory)
 
 
-def _with_plan(found: Found, stage: StageSpan, plan: RunPlan) -> Found:
+def _with_plan(found: FoundPipeline, stage: StageSpan, plan: RunPlan) -> FoundPipeline:
     """What was found, with another plan of one of its stages."""
     problem = _with_costs(found.problem, stage, plan)
     time = step_time(problem, found.plan.stages)

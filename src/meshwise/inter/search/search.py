@@ -38,7 +38,7 @@ from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.single_stage import seconds_at_the_limit
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import FloatArray, StageProblem, StageSpan
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
@@ -54,7 +54,7 @@ _LIKELY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundPipeline:
     """The best pipeline.
 
     Attributes:
@@ -75,7 +75,7 @@ class Found:
     variants: tuple[tuple[Variant, ...], ...]
     tried: dict[int, float]
     replanned: dict[StageSpan, RunPlan] = field(default_factory=dict[StageSpan, RunPlan])
-    whole: Found | None = None
+    whole: FoundPipeline | None = None
 
 
 def search(
@@ -85,7 +85,7 @@ def search(
     report: Callable[[str], object] = lambda _: None,
     costs: VariantCosts | None = None,
     rule: Rule | None = None,
-) -> tuple[Found, VariantCosts]:
+) -> tuple[FoundPipeline, VariantCosts]:
     """Find the fastest pipeline.
 
     Args:
@@ -168,7 +168,7 @@ class _Search:
     costs: VariantCosts
     beside: SecondProcess
     rule: Rule | None
-    submeshes: list[Submesh] = field(init=False)
+    submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
     variants: list[tuple[Variant, ...]] = field(init=False)
     known: list[_Known] = field(default_factory=list[_Known])
@@ -180,7 +180,7 @@ class _Search:
         second = guessed_s(self.kinds, self.cluster, self.options)
         self.variants = [variants_of(kind, self.options, second) for kind in self.kinds]
 
-    def run(self) -> Found:
+    def run(self) -> FoundPipeline:
         """Search groups of numbers of micro-batches, downwards while the fewest are the best.
 
         Where nothing of a group fits, larger micro-batches rarely do.
@@ -196,7 +196,7 @@ class _Search:
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
         if best is None:
             raise self._nothing()
-        found = Found(
+        found = FoundPipeline(
             plan=best.plan,
             problem=best.problem,
             kinds=tuple(self.kinds),
@@ -205,7 +205,7 @@ class _Search:
         )
         return replace(found, whole=self._whole(best, found))
 
-    def _whole(self, best: _Candidate, found: Found) -> Found | None:
+    def _whole(self, best: _Candidate, found: FoundPipeline) -> FoundPipeline | None:
         """The stage on all devices that promises most if its memory could be met between prices."""
         if self.rule is not None or self.options.pins or self.options.num_stages not in (None, 1):
             return None

@@ -12,10 +12,10 @@ from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import logical_views
-from meshwise.inter.layer_cost.state_costs import MemoryPrice
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.inter.search.stage_pins import StagePin, without_ones
 from meshwise.inter.stages.stage_problem import FloatArray, StageCosts, StageProblem
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat
 from meshwise.schedules.pipeline_schedule import SEARCHED, PipelineSchedule
@@ -81,7 +81,7 @@ def submeshes_of(
     memory_bytes: int | None,
     also: Collection[tuple[int, int] | None] = (),
     places: bool = False,
-) -> tuple[list[SubmeshKind], list[Submesh]]:
+) -> tuple[list[SubmeshKind], list[StageSubmesh]]:
     """Kinds of submeshes of a cluster, for costs and for the stage construction.
 
     Args:
@@ -119,8 +119,8 @@ def submeshes_of(
     return [k for k, _ in split], found
 
 
-def _submesh(kind: SubmeshKind, memory_bytes: int | None) -> Submesh:
-    return Submesh(
+def _submesh(kind: SubmeshKind, memory_bytes: int | None) -> StageSubmesh:
+    return StageSubmesh(
         num_hosts=kind.num_hosts,
         devices_per_host=kind.devices_per_host,
         memory_bytes=kind.device.memory_bytes if memory_bytes is None else memory_bytes,
@@ -129,7 +129,7 @@ def _submesh(kind: SubmeshKind, memory_bytes: int | None) -> Submesh:
 
 def asked_submeshes(
     cluster: Cluster, options: SearchOptions
-) -> tuple[list[SubmeshKind], list[Submesh]]:
+) -> tuple[list[SubmeshKind], list[StageSubmesh]]:
     """`submeshes_of` for options."""
     kinds, submeshes = submeshes_of(
         cluster,
@@ -141,7 +141,7 @@ def asked_submeshes(
     return kinds, [_with_reserve(submesh, options.reserved_share) for submesh in submeshes]
 
 
-def _with_reserve(submesh: Submesh, share: float) -> Submesh:
+def _with_reserve(submesh: StageSubmesh, share: float) -> StageSubmesh:
     reserved = math.ceil(share * submesh.memory_bytes)
     return replace(submesh, memory_bytes=submesh.memory_bytes - reserved, reserved_bytes=reserved)
 
@@ -178,7 +178,7 @@ def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tup
         Variant(
             mesh=mesh,
             remat=remat,
-            price=MemoryPrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT),
+            price=BytePrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT),
         )
         for mesh in _views(kind, options.pins)
         for remat in options.remats

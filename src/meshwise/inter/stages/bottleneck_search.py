@@ -25,7 +25,7 @@ from meshwise.inter.stages.stage_problem import StageSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundStages:
     """The best solution within limits.
 
     Attributes:
@@ -44,7 +44,7 @@ class Found:
 
 
 # (limit of load, limit of once, cost of fill above which nothing is wanted) -> the best, if any.
-Evaluate: TypeAlias = Callable[[float, float, float], Found | None]
+Evaluate: TypeAlias = Callable[[float, float, float], FoundStages | None]
 # Least and largest load, least and largest once.
 _Box: TypeAlias = tuple[float, float, float, float]
 # Clearly below a value: the kernels let what equals a limit to a part in 1e12 pass.
@@ -61,7 +61,7 @@ class SearchResult:
         num_tried: How many pairs of limits were tried.
     """
 
-    best: Found | None
+    best: FoundStages | None
     bound_s: float
     num_tried: int
 
@@ -122,7 +122,7 @@ def ascending(
 
     Source: Alpa section 5.2.
     """
-    best: Found | None = None
+    best: FoundStages | None = None
     num_tried = 0
     for limit in _thinned(loads, epsilon_s):
         if best is not None and limit * step_share >= best.total_s:
@@ -143,7 +143,7 @@ def _thinned(values: Sequence[float], epsilon: float) -> list[float]:
     return kept[::-1]
 
 
-def _rest(box: _Box, found: Found) -> list[_Box]:
+def _rest(box: _Box, found: FoundStages) -> list[_Box]:
     """The box without what lies above the found load and once, its larger part cut in two."""
     a, b, c, d = box
     boxes: list[_Box] = []

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshwise.inter.stages.stage_construction import StagePlan, build_stages_below
 from meshwise.inter.stages.stage_problem import StageProblem
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 
 
 def build_either_way(
@@ -67,5 +67,5 @@ def mirrored(problem: StageProblem) -> StageProblem:
     )
 
 
-def _mirror(problem: StageProblem, submesh: Submesh, first_device: int) -> int:
+def _mirror(problem: StageProblem, submesh: StageSubmesh, first_device: int) -> int:
     return problem.num_devices - first_device - submesh.num_devices

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.inter.stages.bottleneck_search import Found
+from meshwise.inter.stages.bottleneck_search import FoundStages
 from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_arrays import Devices
 from meshwise.inter.stages.stage_kernels import (
@@ -48,7 +48,7 @@ class _Bound:
 
 def least_fill(
     problem: StageProblem, options: StageOptions, load: float, once: float, cutoff: float
-) -> Found | None:
+) -> FoundStages | None:
     """Stages of least fill and transfers within limits, if that is below the cutoff.
 
     Args:
@@ -123,7 +123,7 @@ def _with_best_toll(options: StageOptions, devices: Devices, free: _Bound, cutof
     return best
 
 
-def _found(problem: StageProblem, options: StageOptions, way: list[tuple[int, int]]) -> Found:
+def _found(problem: StageProblem, options: StageOptions, way: list[tuple[int, int]]) -> FoundStages:
     stages = tuple(
         StageSpan(
             first_layer=int(options.where[o, 0]),
@@ -135,7 +135,7 @@ def _found(problem: StageProblem, options: StageOptions, way: list[tuple[int, in
         for o, first_device in way
     )
     time = step_time(problem, stages)
-    return Found(
+    return FoundStages(
         fill_s=time.fill_s + time.transfer_s,
         load_s=time.steady_s,
         once_s=time.once_s,

@@ -25,7 +25,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from meshwise.inter.stages.bottleneck_search import Found, SearchResult, ascending, search_boxes
+from meshwise.inter.stages.bottleneck_search import (
+    FoundStages,
+    SearchResult,
+    ascending,
+    search_boxes,
+)
 from meshwise.inter.stages.least_fill import least_fill
 from meshwise.inter.stages.objective import StepTime, step_time
 from meshwise.inter.stages.stage_options import stage_options
@@ -173,7 +178,7 @@ def _search(
     """The best stages if they take less than `at_most`."""
     options = stage_options(problem, num_stages)
 
-    def evaluate(load: float, once: float, cutoff: float) -> Found | None:
+    def evaluate(load: float, once: float, cutoff: float) -> FoundStages | None:
         return least_fill(problem, options, load, once, cutoff)
 
     if not len(options.where):

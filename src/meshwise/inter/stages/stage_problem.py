@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from meshwise.inter.stages.submeshes import Submesh
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.schedules.pipeline_schedule import ALPA, ONE_F_ONE_B, PipelineSchedule
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class StageCosts:
             left out.
     """
 
-    submeshes: tuple[Submesh, ...]
+    submeshes: tuple[StageSubmesh, ...]
     microbatch_s: FloatArray
     once_s: FloatArray
     resident_bytes: FloatArray

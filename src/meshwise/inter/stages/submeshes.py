@@ -9,7 +9,7 @@ from meshwise.errors import ClusterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submesh:
+class StageSubmesh:
     """A kind of submesh.  On a mixed cluster one shape on two kinds of hosts is two kinds.
 
     Attributes:
@@ -70,7 +70,7 @@ def uniform_submeshes(
     *,
     all_host_counts: bool = False,
     largest_num_hosts: int | None = None,
-) -> tuple[Submesh, ...]:
+) -> tuple[StageSubmesh, ...]:
     """(1, 2^p) up to one host, then whole hosts.
 
     Args:
@@ -96,13 +96,13 @@ def uniform_submeshes(
     most = min(num_hosts, largest_num_hosts or num_hosts)
     shapes += [(n, devices_per_host) for n in _host_counts(num_hosts, most, all_host_counts)]
     return tuple(
-        Submesh(num_hosts=n, devices_per_host=m, memory_bytes=memory_bytes) for n, m in shapes
+        StageSubmesh(num_hosts=n, devices_per_host=m, memory_bytes=memory_bytes) for n, m in shapes
     )
 
 
 def mixed_submeshes(
     hosts: Sequence[HostKind], *, all_shapes: bool = False, largest_num_hosts: int | None = None
-) -> tuple[Submesh, ...]:
+) -> tuple[StageSubmesh, ...]:
     """Kinds of submeshes of hosts that differ, each with the first devices it may have.
 
     A stage takes devices in the cluster's order: a run of devices inside one host, or a run of
@@ -137,7 +137,9 @@ def mixed_submeshes(
                 key = (count, run[0].num_devices, tuple(h.kind for h in run), memory)
                 starts.setdefault(key, []).append(offsets[i])
     return tuple(
-        Submesh(num_hosts=n, devices_per_host=m, memory_bytes=memory, host_kinds=k, starts=tuple(s))
+        StageSubmesh(
+            num_hosts=n, devices_per_host=m, memory_bytes=memory, host_kinds=k, starts=tuple(s)
+        )
         for (n, m, k, memory), s in starts.items()
     )
 

@@ -11,9 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwise.memory.local_program import Instruction, Instructions, Kind, LocalProgram, Value
+from meshwise.memory.local_program import (
+    InstructionKind,
+    Instructions,
+    LocalInstruction,
+    LocalProgram,
+    LocalValue,
+)
 
-_FUSED = (Kind.FUSIBLE, Kind.VIEW)
+_FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 
 
 def instructions(program: LocalProgram) -> Instructions:
@@ -23,7 +29,7 @@ def instructions(program: LocalProgram) -> Instructions:
     over_input, after = made.donations()
     return Instructions(
         steps=tuple(
-            Instruction(
+            LocalInstruction(
                 value=v,
                 reads=made.sources[v],
                 may_read=made.repeated_in[v],
@@ -37,7 +43,9 @@ def instructions(program: LocalProgram) -> Instructions:
         ),
         results=tuple(
             dict.fromkeys(
-                made.root[v] for v in program.outputs if program.values[v].kind != Kind.INPUT
+                made.root[v]
+                for v in program.outputs
+                if program.values[v].kind != InstructionKind.INPUT
             )
         ),
         over_input=frozenset(over_input | program.in_loop),
@@ -91,7 +99,7 @@ def buffers_of(program: LocalProgram, users: list[list[int]]) -> Buffers:
     return Buffers(has, is_repeated)
 
 
-def _is_wide(values: Sequence[Value], operand: int, v: int) -> bool:
+def _is_wide(values: Sequence[LocalValue], operand: int, v: int) -> bool:
     """Return whether an operand has as many bytes as a value, and is not just spread out.
 
     Source: XLA InstructionFusion::EffectivelyAtMostUnary leaves out broadcasts, iotas and scalars.
@@ -99,14 +107,16 @@ def _is_wide(values: Sequence[Value], operand: int, v: int) -> bool:
     size, made = values[v].num_bytes, values[operand]
     if made.num_bytes < size:
         return False
-    if made.kind == Kind.FUSIBLE and len(made.inputs) <= 1:
+    if made.kind == InstructionKind.FUSIBLE and len(made.inputs) <= 1:
         return any(values[u].num_bytes >= made.num_bytes for u in made.inputs)
     return True
 
 
-def _takes_in(reader: Kind, num_readers: int) -> bool:
+def _takes_in(reader: InstructionKind, num_readers: int) -> bool:
     """Return whether a reader computes an operand by itself."""
-    return reader in _FUSED or (reader in (Kind.REDUCE, Kind.INITIAL) and num_readers == 1)
+    return reader in _FUSED or (
+        reader in (InstructionKind.REDUCE, InstructionKind.INITIAL) and num_readers == 1
+    )
 
 
 class _Fusion:
@@ -132,7 +142,7 @@ class _Fusion:
 
     def buffer(self, reader: int, v: int) -> int | None:
         """Return the buffer in which a reader finds a value; None if it computes the value."""
-        if self.values[v].kind == Kind.INPUT:
+        if self.values[v].kind == InstructionKind.INPUT:
             return v
         is_computed = self.is_repeated[v] and self.values[reader].kind in _FUSED
         return self.root[v] if self.has_buffer[v] and not is_computed else None
@@ -140,23 +150,23 @@ class _Fusion:
     def shared_root(self, v: int) -> int | None:
         """Return the buffer in which a value already lies, if it needs none of its own."""
         value = self.values[v]
-        if value.kind not in (Kind.VIEW, Kind.INITIAL):
+        if value.kind not in (InstructionKind.VIEW, InstructionKind.INITIAL):
             return None
         source = value.inputs[0]
         buffer = self.buffer(v, source)
-        if value.kind == Kind.VIEW or buffer is None:
+        if value.kind == InstructionKind.VIEW or buffer is None:
             return buffer
         # The loop may write over a value that nothing else reads.
-        is_own = buffer == source and self.values[source].kind != Kind.INPUT
+        is_own = buffer == source and self.values[source].kind != InstructionKind.INPUT
         is_read_once = len(self.users[source]) == 1 and source not in self.program.outputs
         return source if is_own and is_read_once else None
 
     def assemble(self) -> None:
         """Make an instruction of each value with a buffer of its own."""
         for v, value in enumerate(self.values):
-            if value.kind == Kind.INPUT:
+            if value.kind == InstructionKind.INPUT:
                 continue
-            if value.kind == Kind.PART:
+            if value.kind == InstructionKind.PART:
                 loop = self.position[value.inputs[0]]
                 self.defines[loop] = (*self.defines[loop], v)
                 continue
@@ -172,7 +182,7 @@ class _Fusion:
             self.defines.append(() if v in self.program.loops else (v,))
             self.may_reuse.append(self.reusable(v))
 
-    def read(self, v: int, value: Value) -> None:
+    def read(self, v: int, value: LocalValue) -> None:
         """Find the buffers from which a value is computed."""
         found: dict[int, None] = {}
         again: dict[int, None] = {}
@@ -192,12 +202,12 @@ class _Fusion:
         value = self.values[v]
         if v in self.program.loops:
             # The loop works in the buffers of its initial carries.
-            carries = (u for u in value.inputs if self.values[u].kind == Kind.INITIAL)
+            carries = (u for u in value.inputs if self.values[u].kind == InstructionKind.INITIAL)
             return tuple(self.root[u] for u in carries)
         if value.is_in_place:
             first = self.buffer(v, value.inputs[0])
             return self.sources[value.inputs[0]] if first is None else (first,)
-        if value.kind not in (Kind.FUSIBLE, Kind.INITIAL) or value.is_moving:
+        if value.kind not in (InstructionKind.FUSIBLE, InstructionKind.INITIAL) or value.is_moving:
             return ()
         blocked = self.read_otherwise(v)
         return tuple(b for b in self.sources[v] if b not in blocked)
@@ -214,7 +224,7 @@ class _Fusion:
         while stack:
             reader, is_moved = stack.pop()
             value = self.values[reader]
-            is_moved = is_moved or value.kind == Kind.VIEW or value.is_moving
+            is_moved = is_moved or value.kind == InstructionKind.VIEW or value.is_moving
             for u in value.inputs:
                 buffer = self.buffer(reader, u)
                 if buffer is None:
@@ -236,10 +246,10 @@ class _Fusion:
         after: list[tuple[int, ...]] = [()] * len(self.value)
         for v, argument in aliases.items():
             value = self.values[v]
-            if value.kind == Kind.INPUT or self.root[v] != v:
+            if value.kind == InstructionKind.INPUT or self.root[v] != v:
                 continue
             over_input.add(v)
-            maker = self.position[value.inputs[0] if value.kind == Kind.PART else v]
+            maker = self.position[value.inputs[0] if value.kind == InstructionKind.PART else v]
             # Later readers come first too, unless they may depend on the new value.
             after[maker] = tuple(
                 i

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwise.memory.local_program import Instructions, Value
+from meshwise.memory.local_program import Instructions, LocalValue
 
 _Rank = tuple[int, int, int]
 
@@ -37,7 +37,7 @@ class _Step(NamedTuple):
     num_paths: int
 
 
-def depth_first_order(program: Instructions, values: Sequence[Value]) -> list[int]:
+def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:
     """Return positions of the instructions in the order in which they run.
 
     Args:

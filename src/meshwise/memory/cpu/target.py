@@ -10,7 +10,7 @@ from meshwise.graph.graph import Operator, Tensor
 from meshwise.memory.cpu.fusion import instructions
 from meshwise.memory.cpu.order import depth_first_order
 from meshwise.memory.cpu.treatment import treatment
-from meshwise.memory.local_program import Instructions, LocalProgram, Treatment, Value
+from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 
 # Dtypes of which a device may have no products: XLA converts to float32, and rounds the results.
 # Source: XLA change_op_data_type.cc, float_normalization.cc.
@@ -44,6 +44,6 @@ class CpuTarget:
         """Return what runs after fusion, and on which buffers."""
         return instructions(program)
 
-    def order(self, program: Instructions, values: Sequence[Value]) -> list[int]:
+    def order(self, program: Instructions, values: Sequence[LocalValue]) -> list[int]:
         """Return positions of the instructions in the order in which they run."""
         return depth_first_order(program, values)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from meshwise.graph.graph import Operator
 from meshwise.graph.light import is_light
-from meshwise.memory.local_program import Kind, Treatment
+from meshwise.memory.local_program import InstructionKind, Treatment
 
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "stop_gradient"))
 # Not repeated for a second reader. Source: XLA InstructionFusion::IsExpensive.
@@ -43,7 +43,7 @@ def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         # XLA makes one batch dim of all, and drops it where a device has one row of it.
         # Source: XLA dot_decomposer.cc, RemoveDegenerateDimensionFromDot.
         return Treatment(
-            kind=Kind.OPAQUE,
+            kind=InstructionKind.OPAQUE,
             is_reshaped=len(op.rule.results[0]) != 2,
             rewritten=_rewritten_factors(op, shapes),
         )
@@ -51,15 +51,19 @@ def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         image, kernel, result = op.dim_orders
         is_wanted = (_is_feature_last(image), _is_kernel_in_order(kernel))
         return Treatment(
-            kind=Kind.OPAQUE,
-            rewritten=tuple((k, Kind.FUSIBLE) for k, wanted in enumerate(is_wanted) if not wanted),
+            kind=InstructionKind.OPAQUE,
+            rewritten=tuple(
+                (k, InstructionKind.FUSIBLE) for k, wanted in enumerate(is_wanted) if not wanted
+            ),
             is_copied=not _is_feature_last(result),
         )
     if op.kind == "select_and_scatter_add":
         # XLA finds where in each window the largest element is, by its index along each dim.
         # Source: SelectAndScatterExpander of XLA:CPU.
         rank = len(op.rule.operands[1])
-        return Treatment(kind=Kind.OPAQUE, rewritten=((1, Kind.FUSIBLE),), num_indices=rank)
+        return Treatment(
+            kind=InstructionKind.OPAQUE, rewritten=((1, InstructionKind.FUSIBLE),), num_indices=rank
+        )
     return _treatment_by_name(op.kind, _kind(op), len(op.inputs))
 
 
@@ -77,7 +81,7 @@ def _is_kernel_in_order(order: Sequence[int]) -> bool:
 
 
 @cache
-def _treatment_by_name(name: str, kind: Kind, num_operands: int) -> Treatment:
+def _treatment_by_name(name: str, kind: InstructionKind, num_operands: int) -> Treatment:
     """Return the treatment of an operator whose dims do not matter."""
     is_scatter = name.startswith("scatter")
     # Indices and updates of a scatter are wanted in another order of dims.
@@ -87,26 +91,26 @@ def _treatment_by_name(name: str, kind: Kind, num_operands: int) -> Treatment:
         is_expensive=name in EXPENSIVE or name in BRANCHING or name in PARTS,
         is_moving=name in MOVING,
         is_in_place=is_scatter,
-        rewritten=tuple((k, Kind.FUSIBLE) for k in moved),
+        rewritten=tuple((k, InstructionKind.FUSIBLE) for k in moved),
         num_parts=PARTS.get(name, 0),
     )
 
 
-def _kind(op: Operator) -> Kind:
+def _kind(op: Operator) -> InstructionKind:
     if op.kind in VIEWS:
-        return Kind.VIEW
+        return InstructionKind.VIEW
     if op.kind in FUSIBLE_ALONE:
-        return Kind.FUSIBLE
+        return InstructionKind.FUSIBLE
     if not is_light(op):
-        return Kind.OPAQUE
+        return InstructionKind.OPAQUE
     if any(loop.kind != "parallel" for loop in op.rule.loops):
-        return Kind.REDUCE
-    return Kind.FUSIBLE
+        return InstructionKind.REDUCE
+    return InstructionKind.FUSIBLE
 
 
 def _rewritten_factors(
     op: Operator, shapes: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, Kind], ...]:
+) -> tuple[tuple[int, InstructionKind], ...]:
     """Return which factors of a product are transposed or reshaped before it.
 
     XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already; the transpose
@@ -126,12 +130,12 @@ def _rewritten_factors(
 
     if is_plain(left) and is_plain(right) and not is_dropped:
         return ()
-    found: list[tuple[int, Kind]] = []
+    found: list[tuple[int, InstructionKind]] = []
     for k, dims in enumerate((left, right)):
         free = [x for x in dims if x not in batch and x not in contracted]
         want = [*batch, *free, *contracted] if k == 0 else [*batch, *contracted, *free]
         if len(dims) == count + 2 and dims[:count] == batch and not is_dropped:
             continue
         in_order = [x for x in dims if x >= 0] == [x for x in want if x >= 0]
-        found.append((k, Kind.VIEW if in_order else Kind.FUSIBLE))
+        found.append((k, InstructionKind.VIEW if in_order else InstructionKind.FUSIBLE))
     return tuple(found)

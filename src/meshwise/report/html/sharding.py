@@ -41,7 +41,7 @@ EXPLAINED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class ShownTensor:
     """Tensors of one shape that lie in one way.
 
     Attributes:
@@ -58,7 +58,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class LayerKind:
     """Layers whose state lies in one way.
 
     Attributes:
@@ -70,7 +70,7 @@ class Kind:
 
     letters: str
     mesh: LogicalMesh
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[ShownTensor, ...]
     places: tuple[tuple[int, int], ...]
 
 
@@ -97,7 +97,7 @@ def _tied(plan: Plan) -> str:
     return f"<p>Parameters that several layers read: {escaped(', '.join(plan.tied))}.</p>"
 
 
-def _kinds(plan: Plan) -> list[Kind]:
+def _kinds(plan: Plan) -> list[LayerKind]:
     groups: dict[object, list[tuple[int, Stage, Layer]]] = {}
     for number, stage in enumerate(plan.stages):
         for layer in stage.layers:
@@ -105,7 +105,7 @@ def _kinds(plan: Plan) -> list[Kind]:
             key = (stage.mesh.sizes, stage.mesh.names, inputs)
             groups.setdefault(key, []).append((number, stage, layer))
     return [
-        Kind(
+        LayerKind(
             letters=_letters(k),
             mesh=found[0][1].mesh,
             tensors=folded(_inputs([layer for _, _, layer in found])),
@@ -154,7 +154,7 @@ def _letters(number: int) -> str:
     return text
 
 
-def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Tensor, ...]:
+def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[ShownTensor, ...]:
     """Tensors with what is kept beside them: equal ends of names, equal shapes and layouts.
 
     So a parameter and its moments share a row.  What stands before the end is kept.
@@ -172,7 +172,7 @@ def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Tenso
             "/".join(words[:start])
         )
     return tuple(
-        Tensor(
+        ShownTensor(
             name=name if len(heads) > 1 else "/".join(filter(None, (heads[0], name))),
             heads=tuple(heads) if len(heads) > 1 else (),
             shape=shape,
@@ -185,7 +185,7 @@ def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Tenso
 # -- layers in a row ------------------------------------------------------------------------------
 
 
-def _strip(plan: Plan, kinds: Sequence[Kind]) -> str:
+def _strip(plan: Plan, kinds: Sequence[LayerKind]) -> str:
     """Every layer in order, in the colour of its stage, with the letter of its kind."""
     letter = {layer: kind.letters for kind in kinds for _, layer in kind.places}
     total = plan.stages[-1].last_layer + 1
@@ -210,7 +210,7 @@ def _strip(plan: Plan, kinds: Sequence[Kind]) -> str:
     return f'<div class="wide">{drawing}</div>'
 
 
-def _places(kind: Kind) -> str:
+def _places(kind: LayerKind) -> str:
     """`stage 0: layers 1-5, 7; stage 1: layer 9`."""
     texts: list[str] = []
     for stage, group in itertools.groupby(kind.places, lambda place: place[0]):
@@ -228,7 +228,7 @@ def _places(kind: Kind) -> str:
 # -- one kind of layer ----------------------------------------------------------------------------
 
 
-def _card(kind: Kind) -> str:
+def _card(kind: LayerKind) -> str:
     count = len(kind.places)
     what = "1 layer" if count == 1 else f"{count} layers"
     title = f'<span class="badge kind">{kind.letters}</span> {what}'
@@ -238,7 +238,7 @@ def _card(kind: Kind) -> str:
     )
 
 
-def _tensors(kind: Kind) -> str:
+def _tensors(kind: LayerKind) -> str:
     return tensor_table(kind.tensors, kind.mesh) if kind.tensors else "<p>No state.</p>"
 
 
@@ -252,7 +252,7 @@ def axes_legend(mesh: LogicalMesh) -> str:
     return legend(keys) if keys else "<p>One device.</p>"
 
 
-def tensor_table(tensors: Sequence[Tensor], mesh: LogicalMesh) -> str:
+def tensor_table(tensors: Sequence[ShownTensor], mesh: LogicalMesh) -> str:
     """A row for each tensor; copies that all of them have are named once, above."""
     every = {t.heads for t in tensors}
     note = ""
@@ -288,7 +288,7 @@ def _share(layout: Layout, mesh: LogicalMesh) -> str:
     return "all" if parts == 1 else f"1/{parts}"
 
 
-def _glyph(tensor: Tensor, mesh: LogicalMesh) -> str:
+def _glyph(tensor: ShownTensor, mesh: LogicalMesh) -> str:
     """The tensor as a box cut into tiles, the first of them filled."""
     parts = [math.prod(mesh.sizes[a] for a in axes) for axes in tensor.layout.dims]
     columns = parts[-1] if parts else 1

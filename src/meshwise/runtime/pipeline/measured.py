@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from meshwise.program.instructions import Instruction, Receive, Run, Send
-from meshwise.runtime.pipeline.pipeline import Pipeline, Step
+from meshwise.runtime.pipeline.pipeline import Pipeline, PipelineStep
 from meshwise.runtime.pipeline.traffic import messages, stage_of_program
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.measure import covered
@@ -58,7 +58,7 @@ class _Measured:
         self, pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None]
     ) -> None:
         self.pipeline = pipeline
-        self.step = Step(pipeline, flat)
+        self.step = PipelineStep(pipeline, flat)
         jax.block_until_ready(self.step.buffers)
         self.stages = stage_of_program(pipeline)
         count = len(pipeline.meshes)

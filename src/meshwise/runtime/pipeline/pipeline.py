@@ -72,7 +72,7 @@ class Pipeline:
         Returns:
             Its results, each on the mesh of its stage.
         """
-        return Step(self, flat).run(at_commit)
+        return PipelineStep(self, flat).run(at_commit)
 
 
 def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Schedule) -> Pipeline:
@@ -162,7 +162,7 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, tuple[Mesh, Layout, in
     }
 
 
-class Step:
+class PipelineStep:
     """The buffers of one step."""
 
     def __init__(self, pipeline: Pipeline, flat: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwise.jax_compat import refill
-from meshwise.runtime.pipeline.stacking import Home, Stacking, home_of
+from meshwise.runtime.pipeline.stacking import StackHome, Stacking, home_of
 from meshwise.trace.layers.unstack import Leaf, Unstacked
 
 
@@ -44,7 +44,7 @@ class StackedEnds:
     @staticmethod
     def _home(
         leaf: Leaf, homes: Sequence[NamedSharding | None], shape: Sequence[int]
-    ) -> Home | None:
+    ) -> StackHome | None:
         dim = leaf.dim
         if dim is None:
             return None
@@ -54,7 +54,7 @@ class StackedEnds:
         return home_of(dim, (*shape[:dim], *shape[dim + 1 :]), members)
 
     @staticmethod
-    def _found(dim: int, members: Sequence[Any]) -> Home | None:
+    def _found(dim: int, members: Sequence[Any]) -> StackHome | None:
         """Where a stack would live whose layers are where they are."""
         shardings = [x.sharding for x in members if isinstance(x.sharding, NamedSharding)]
         every = len(shardings) == len(members)

@@ -25,7 +25,7 @@ STAGES, SPREAD = "stages", "spread"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class StackHome:
     """Where a stack lives between steps.
 
     Attributes:
@@ -44,7 +44,7 @@ class Home:
     members: tuple[NamedSharding, ...]
 
 
-def home_of(dim: int, shape: Sequence[int], members: Sequence[NamedSharding]) -> Home:
+def home_of(dim: int, shape: Sequence[int], members: Sequence[NamedSharding]) -> StackHome:
     """Where a stack lives.
 
     Args:
@@ -71,7 +71,9 @@ def home_of(dim: int, shape: Sequence[int], members: Sequence[NamedSharding]) ->
             devices = np.stack([mesh.devices for mesh in meshes])
             union = Mesh(devices, (STAGES, *meshes[0].axis_names))
             sharding = NamedSharding(union, _with_entry(entries, dim, STAGES))
-    return Home(dim=dim, count=len(members), sharding=sharding, runs=runs, members=tuple(members))
+    return StackHome(
+        dim=dim, count=len(members), sharding=sharding, runs=runs, members=tuple(members)
+    )
 
 
 def _spread(dim: int, shape: Sequence[int], meshes: Sequence[Any]) -> NamedSharding:
@@ -106,7 +108,7 @@ class Stacking:
         near = [self._copier.put(member, members[0].sharding) for member in members]
         return jnp.stack(near, axis=dim)
 
-    def apart(self, home: Home, value: Any) -> list[Any]:
+    def apart(self, home: StackHome, value: Any) -> list[Any]:
         """The layers of a stack, wherever it is.
 
         Args:
@@ -127,7 +129,7 @@ class Stacking:
             found += self._split(home, count, home.members[len(found)])(stack)
         return found
 
-    def together(self, home: Home, members: Sequence[Any]) -> Any:
+    def together(self, home: StackHome, members: Sequence[Any]) -> Any:
         """The stack of layers."""
         if not home.runs:
             alone = _dropped(home.sharding, home.dim)
@@ -143,14 +145,14 @@ class Stacking:
         shards = [shard.data for part in parts for shard in part.addressable_shards]
         return jax.make_array_from_single_device_arrays(tuple(shape), home.sharding, shards)
 
-    def _split(self, home: Home, count: int, sharding: NamedSharding) -> Callable[..., Any]:
+    def _split(self, home: StackHome, count: int, sharding: NamedSharding) -> Callable[..., Any]:
         def split(value: Any) -> list[Any]:
             return [lax.index_in_dim(value, k, home.dim, keepdims=False) for k in range(count)]
 
         key = "split", home.dim, count, sharding
         return self._compiled.setdefault(key, jax.jit(split, out_shardings=[sharding] * count))
 
-    def _join(self, home: Home, count: int, sharding: NamedSharding) -> Callable[..., Any]:
+    def _join(self, home: StackHome, count: int, sharding: NamedSharding) -> Callable[..., Any]:
         def join(*members: Any) -> Any:
             return jnp.stack(members, axis=home.dim)
 
@@ -164,7 +166,7 @@ def _dropped(sharding: NamedSharding, dim: int) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
 
-def _parts(home: Home, value: Any) -> list[list[Any]]:
+def _parts(home: StackHome, value: Any) -> list[list[Any]]:
     """For each run the shards of a stack on its devices, in their order."""
     at = {shard.device: shard.data for shard in value.addressable_shards}
     meshes: list[Any] = [sharding.mesh for _, sharding in home.runs]

@@ -13,7 +13,7 @@ from meshwise.trace.layers.unstack import Unstacked
 from meshwise.trace.step import OpenStep, TracedStep
 
 
-class Home(NamedTuple):
+class ArgumentHome(NamedTuple):
     """Where an argument lives.
 
     Attributes:
@@ -44,7 +44,7 @@ class FollowedStages:
 
     ends: Unstacked
     cut: ForwardStages
-    homes: tuple[Home | None, ...]
+    homes: tuple[ArgumentHome | None, ...]
     steps: tuple[TracedStep, ...]
     orders: tuple[tuple[int, ...], ...]
     meshes: tuple[tuple[LogicalMesh, int], ...]

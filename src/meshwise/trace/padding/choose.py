@@ -17,7 +17,7 @@ from meshwise.errors import PlanError
 from meshwise.plan.padding import PaddedDim
 from meshwise.trace.flatten import flatten
 from meshwise.trace.padding.classes import DimClass, dim_classes, padded_loops
-from meshwise.trace.padding.emit import Padding, run_padded
+from meshwise.trace.padding.emit import PaddingEmitter, run_padded
 from meshwise.trace.padding.region import padded_region
 from meshwise.trace.padding.scopes import Scope, nest, scopes_of
 from meshwise.trace.sink import with_constants_inside
@@ -125,7 +125,7 @@ def with_padding(step: TracedStep, dims: Sequence[PaddedDim]) -> TracedStep:
                 f"the plan pads dims of size {dim.size} to {dim.padded_size}, which this step "
                 "does not have; plan again"
             )
-    padding = Padding(
+    padding = PaddingEmitter(
         regions=tuple(padded_region(root, classes[dim.number], rules) for dim in dims),
         sizes=tuple(dim.padded_size for dim in dims),
         rules=rules,

@@ -18,7 +18,7 @@ from meshwise.jax_compat import source_scope
 from meshwise.rules.primitive import rebind
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.padding.classes import REDUCED_OPERANDS, padded_loops
-from meshwise.trace.padding.region import Region
+from meshwise.trace.padding.region import PaddedRegion
 from meshwise.trace.padding.scopes import Scope, ports_of
 from meshwise.trace.padding.shards import PaddedShards
 from meshwise.trace.padding.values import (
@@ -38,7 +38,7 @@ _PLAIN: Form = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
+class PaddingEmitter:
     """What is padded.
 
     Attributes:
@@ -47,7 +47,7 @@ class Padding:
         rules: Rules of the equations.
     """
 
-    regions: tuple[Region, ...]
+    regions: tuple[PaddedRegion, ...]
     sizes: tuple[int, ...]
     rules: RuleCache
 
@@ -73,7 +73,7 @@ class Padding:
 class _Block:
     """Values of one program while it is traced; lives only inside `run_padded`."""
 
-    def __init__(self, scope: Scope, padding: Padding) -> None:
+    def __init__(self, scope: Scope, padding: PaddingEmitter) -> None:
         self.scope = scope
         self.padding = padding
         self.values: dict[int, dict[Form, PaddedValue]] = {}
@@ -251,7 +251,7 @@ def _typed(array: Any, scope: Scope, ident: int) -> Any:
     return array if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(array, dtype)
 
 
-def run_padded(scope: Scope, padding: Padding, args: Sequence[Any]) -> list[Any]:
+def run_padded(scope: Scope, padding: PaddingEmitter, args: Sequence[Any]) -> list[Any]:
     """The step with padded dims inside, on flat arguments.
 
     Args:

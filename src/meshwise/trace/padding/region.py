@@ -24,7 +24,7 @@ _OF_ARGUMENT, _OF_TRANSPOSED, _OF_OTHERS = 14, 15, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class PaddedRegion:
     """The equations and ports of scans that run padded with one class."""
 
     dim_class: DimClass
@@ -35,7 +35,7 @@ class Region:
         return (scope.number, position, port) in self.places
 
 
-def padded_region(root: Scope, dim_class: DimClass, rules: RuleCache) -> Region:
+def padded_region(root: Scope, dim_class: DimClass, rules: RuleCache) -> PaddedRegion:
     """The region of a class with the cheapest border."""
     network = _Network(dim_class, rules)
     network.add(root)
@@ -43,7 +43,7 @@ def padded_region(root: Scope, dim_class: DimClass, rules: RuleCache) -> Region:
         network.produce((root.number, ident), network.outside)
     for ident in root.program.outputs:
         network.consume((root.number, ident), network.outside)
-    return Region(dim_class, network.solved(_border_costs(root)))
+    return PaddedRegion(dim_class, network.solved(_border_costs(root)))
 
 
 def _border_costs(root: Scope) -> Mapping[Value, int]:
