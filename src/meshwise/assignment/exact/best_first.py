@@ -136,17 +136,18 @@ def _moved(reduction: Reduction) -> tuple[float, list[Array], list[list[tuple[in
     bound = network.constant
     nodes: list[Array] = []
     for u in range(len(network.size)):
-        values = held.node[network.first_choice[u] : network.first_choice[u + 1]]
+        values: Array = held.node[network.first_choice[u] : network.first_choice[u + 1]]
         bound += float(values.min())
-        nodes.append(values - values.min())
+        nodes.append(values - float(values.min()))
     before: list[list[tuple[int, Array]]] = [[] for _ in nodes]
-    for e, (u, v) in enumerate(zip(network.u.tolist(), network.v.tolist(), strict=True)):
+    ends: list[tuple[int, int]] = np.stack((network.u, network.v), axis=1).tolist()
+    for e, (u, v) in enumerate(ends):
         rows, width = int(network.size[u]), int(network.size[v])
         first, at_u, at_v = network.first_entry[e], network.first_u[e], network.first_v[e]
-        matrix = network.matrices[first : first + rows * width].reshape(rows, width)
-        matrix = matrix + held.at_u[at_u : at_u + rows, None] + held.at_v[at_v : at_v + width]
+        whole: Array = network.matrices[first : first + rows * width].reshape(rows, width)
+        matrix: Array = whole + held.at_u[at_u : at_u + rows, None] + held.at_v[at_v : at_v + width]
         bound += float(matrix.min())
-        before[v].append((u, matrix - matrix.min()))
+        before[v].append((u, matrix - float(matrix.min())))
     return bound, nodes, before
 
 
