@@ -17,6 +17,10 @@ from meshwise.system.collector import collection_paused
 COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "doctor")
 
 
+# What `pip install 'meshwise[train]'` brings, by the name under which it is imported.
+TRAIN_EXTRA = ("flax", "optax", "orbax")
+
+
 class _LazyGroup(click.Group):
     """Imports a subcommand only when it is asked for, so that `--help` does not load JAX."""
 
@@ -34,8 +38,15 @@ class _LazyGroup(click.Group):
         """The command of a name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        with collection_paused():
-            module = importlib.import_module(f"{__name__}.{cmd_name}")
+        try:
+            with collection_paused():
+                module = importlib.import_module(f"{__name__}.{cmd_name}")
+        except ModuleNotFoundError as error:
+            if error.name not in TRAIN_EXTRA:
+                raise
+            raise click.ClickException(
+                f"`meshwise {cmd_name}` needs {error.name}: pip install 'meshwise[train]'"
+            ) from error
         command: click.Command = getattr(module, cmd_name)
         return command
 

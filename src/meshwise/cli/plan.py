@@ -14,8 +14,6 @@ import click
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
 from meshwise.errors import MeshwiseError
-from meshwise.models.named import MODEL_NAMES, model_config
-from meshwise.models.steps import model_step
 from meshwise.plan.stage import REMATS
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.report.html.page import plan_page
@@ -26,6 +24,18 @@ from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
 from meshwise.trace.step import StepSignature
+
+_WITHOUT_MODELS = "models by name need flax and optax: pip install 'meshwise[train]'"
+
+
+def _model_names() -> str:
+    """Return the names of models for the help, or how to get them."""
+    try:
+        from meshwise.models.named import MODEL_NAMES
+    except ModuleNotFoundError:
+        return _WITHOUT_MODELS
+    return ", ".join(MODEL_NAMES)
+
 
 EXAMPLES = """
 \b
@@ -48,7 +58,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--model", help=f"A model by name: {', '.join(MODEL_NAMES)}.", metavar="NAME")
+@click.option("--model", help=f"A model by name: {_model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
 @click.option(
     "--cluster", type=ClusterName(), required=True, help="As '8x p3.16xlarge', or a file."
@@ -195,7 +205,12 @@ def plan(
 
 def _named(model: str, batch: int, dtype: str) -> tuple[Any, Any, Any]:
     try:
+        from meshwise.models.named import model_config
+        from meshwise.models.steps import model_step
+
         return model_step(model_config(model, dtype=dtype), batch).abstract
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"--model {model}: {_WITHOUT_MODELS}") from error
     except (ValueError, TypeError) as error:
         raise click.UsageError(f"--model {model}: {error}") from error
 
