@@ -23,6 +23,7 @@ from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.simulate.chunks import Chunk
+from meshwise.system.identity import Same
 
 # What puts a batch together where an operator needs all of it.
 _CONCEDED = frozenset(("all-gather",))
@@ -45,7 +46,7 @@ class MethodCosts:
         self._pieces: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
-        self._known: dict[int, tuple[Chunk, Entry]] = {}
+        self._known: dict[Same, Chunk] = {}
 
     def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> Chunk | None:
         """The cost of the layers `first` to `last`; None if they have no plan."""
@@ -150,11 +151,11 @@ class MethodCosts:
 
     def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
         """The cost of a layer's plan; a run has many layers with one plan."""
-        if id(plan) not in self._known:
+        if Same(plan) not in self._known:
             cost = self._priced(self.source.classes[layer], plan, variant, num_microbatches)
             # The plan is kept, so that its id stays taken.
-            self._known[id(plan)] = (cost, plan)
-        return self._known[id(plan)][0]
+            self._known[Same(plan)] = cost
+        return self._known[Same(plan)]
 
     def _priced(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
         piece = self._piece(layer, variant, num_microbatches)

@@ -7,6 +7,7 @@ from meshwise.graph.loops import LoopRule
 from meshwise.intra.blocks import CLUSTER, OperatorBlock
 from meshwise.intra.regions import OWN_GROUP, Region
 from meshwise.intra.shapes import BlockShape, Member
+from meshwise.system.identity import Same
 
 # A tensor as a block sees it: id and copy group of the use (OWN_GROUP for what it makes itself).
 Local = tuple[int, int]
@@ -19,19 +20,17 @@ class BlockShapes:
 
     def __init__(self) -> None:
         self._op_ids: dict[object, int] = {}
-        self._rule_ids: dict[int, tuple[object, int]] = {}
+        self._rule_ids: dict[Same, int] = {}
         self._shape_ids: dict[object, int] = {}
-        # Regions are kept, so that their ids stay taken.
-        self._known: dict[int, tuple[Region, dict[int, Known]]] = {}
+        self._known: dict[Same, dict[int, Known]] = {}
 
     def rule_id(self, rule: LoopRule) -> int:
         """A number that equal rules share."""
-        found = self._rule_ids.get(id(rule))
+        found = self._rule_ids.get(Same(rule))
         if found is None:
-            number = self._op_ids.setdefault(rule, len(self._op_ids))
-            # The rule is kept, so that its id stays taken.
-            found = self._rule_ids[id(rule)] = (rule, number)
-        return found[1]
+            found = self._op_ids.setdefault(rule, len(self._op_ids))
+            self._rule_ids[Same(rule)] = found
+        return found
 
     def _op_id(self, op: Operator, tensors: tuple[Tensor, ...]) -> int:
         """A number that equal operators on equal tensors share."""
@@ -42,7 +41,7 @@ class BlockShapes:
 
     def of_block(self, region: Region, number: int) -> Known:
         """The shape of a block of a region, its tensors in order, and the number of its shape."""
-        _, known = self._known.setdefault(id(region), (region, {}))
+        known = self._known.setdefault(Same(region), {})
         if number not in known:
             known[number] = self._shape(region, region.blocks.blocks[number])
         return known[number]

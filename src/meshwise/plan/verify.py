@@ -23,6 +23,7 @@ from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.walk import place
 from meshwise.resharding.within import path
+from meshwise.system.identity import Same
 
 # Layouts of operands and of results.
 _Made = tuple[tuple[Layout, ...], tuple[Layout, ...]]
@@ -66,7 +67,7 @@ class _Known:
         self.sizes = mesh.sizes
         self.layouts: set[tuple[Layout, tuple[int, ...]]] = set()
         self.changes: set[tuple[tuple[int, ...], int, Layout, Layout]] = set()
-        self.rules: dict[int, tuple[LoopRule, dict[Strategy, _Made]]] = {}
+        self.rules: dict[Same, dict[Strategy, _Made]] = {}
 
 
 def _check_layout(what: str, layout: Layout, shape: tuple[int, ...], known: _Known) -> None:
@@ -143,7 +144,7 @@ def _verify_strategy(
     if chosen.bodies:
         raise PlanError(f"{what} has no body, but the plan has a decision for one")
     strategy = chosen.strategy
-    _, made = known.rules.setdefault(id(operator.rule), (operator.rule, {}))
+    made = known.rules.setdefault(Same(operator.rule), {})
     if strategy not in made:
         made[strategy] = _made(what, operator.rule, strategy, known.sizes)
     operands, results = made[strategy]

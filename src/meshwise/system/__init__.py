@@ -2,5 +2,6 @@
 
 `atomic_file.write_atomically` writes a file whole or not at all, `child_process.ChildProcess` is a
 Python process that answers requests and ends with the one that asks, and
-`collector.collection_paused` holds Python's cyclic garbage collector back while much is made.
+`collector.collection_paused` holds Python's cyclic garbage collector back while much is made, and
+`identity.Same` is an object as a key that is equal to itself only.
 """

@@ -49,6 +49,7 @@ from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
+from meshwise.system.identity import Same
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ class VariantCosts:
         self.times = times
         self._evaluators = Evaluators()
         # The graph is kept, so that its id stays taken.
-        self._regions: dict[int, tuple[Graph, tuple[Region, ...]]] = {}
+        self._regions: dict[Same, tuple[Region, ...]] = {}
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
@@ -277,9 +278,9 @@ class VariantCosts:
         return self._networks[key]
 
     def _parts(self, graph: Graph) -> tuple[Region, ...]:
-        if id(graph) not in self._regions:
-            self._regions[id(graph)] = (graph, regions(graph))
-        return self._regions[id(graph)][1]
+        if Same(graph) not in self._regions:
+            self._regions[Same(graph)] = regions(graph)
+        return self._regions[Same(graph)]
 
     def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
         """The graph to plan of a class of layers."""

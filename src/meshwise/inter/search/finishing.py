@@ -33,6 +33,7 @@ from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays
+from meshwise.system.identity import Same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +58,11 @@ class _KnownLayers:
 
     def __init__(self) -> None:
         self.decisions: dict[GraphDecision, int] = {}
-        # With each fact its key, so that no other object has the key's identity.
-        self._facts: dict[int, tuple[Entry, _LayerFacts]] = {}
+        self._facts: dict[Same, _LayerFacts] = {}
 
     def facts(self, piece: PieceGraph, plan: Entry, mesh: LogicalMesh) -> _LayerFacts:
         """Return the facts of a layer."""
-        if id(plan) not in self._facts:
+        if Same(plan) not in self._facts:
             decision = plan.decision
             ahead, back = pass_seconds(piece, decision, mesh, plan.loop_s)
             found = _LayerFacts(
@@ -71,8 +71,8 @@ class _KnownLayers:
                 backward_s=back,
                 state=state_arguments(piece, decision),
             )
-            self._facts[id(plan)] = plan, found
-        return self._facts[id(plan)][1]
+            self._facts[Same(plan)] = found
+        return self._facts[Same(plan)]
 
 
 class NamedLayers(LayerSource, Protocol):

@@ -13,6 +13,7 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Stage, WeightGradients
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.weight_delays import at_most_held
+from meshwise.system.identity import Same
 from meshwise.units import bytes_text
 
 
@@ -49,9 +50,9 @@ def with_weights_apart(stage: Stage, layers: Sequence[SplitLayer]) -> Stage:
     seconds = 0.0
     late_bytes = temporary_bytes = 0
     # Equal layers share one plan.
-    known: dict[int, tuple[float, int, int]] = {}
+    known: dict[Same, tuple[float, int, int]] = {}
     for layer in layers:
-        key = id(layer.decision)
+        key = Same(layer.decision)
         if key not in known:
             held = footprint(layer.piece, layer.decision, stage.mesh, splits_backward=True)
             late_s = weight_seconds(layer.piece, layer.decision, stage.mesh, layer.backward_s)
