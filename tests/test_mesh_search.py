@@ -147,9 +147,9 @@ def test_no_view_has_a_better_plan_that_fits(name: str) -> None:
 
 def test_the_gap_is_that_of_the_least_bound_of_all_meshes(monkeypatch: Any) -> None:
     """A mesh on which a cheaper plan is possible makes the plan of another one no optimum."""
-    real = search.Place.prepared
+    real = search.MeshPlace.prepared
 
-    def prepared(self: search.Place) -> Any:
+    def prepared(self: search.MeshPlace) -> Any:
         made = real(self)
         if self.mesh.sizes != (2, 4):
             return made
@@ -158,7 +158,7 @@ def test_the_gap_is_that_of_the_least_bound_of_all_meshes(monkeypatch: Any) -> N
 
     program = _perceptron()
     honest = _plan(program)
-    monkeypatch.setattr(search.Place, "prepared", prepared)
+    monkeypatch.setattr(search.MeshPlace, "prepared", prepared)
     plan = _plan(program)
     assert plan.step_time_s == honest.step_time_s
     assert plan.status == "bounded"
@@ -194,10 +194,10 @@ def test_what_an_error_names_does_not_depend_on_the_limit() -> None:
 def test_arguments_that_all_devices_cannot_hold_are_refused_at_once(
     num_microbatches: Any, monkeypatch: Any
 ) -> None:
-    def prepared(_: search.Place) -> None:
+    def prepared(_: search.MeshPlace) -> None:
         raise AssertionError("planned")
 
-    monkeypatch.setattr(search.Place, "prepared", prepared)
+    monkeypatch.setattr(search.MeshPlace, "prepared", prepared)
     step, *specs = _perceptron()
     wrapped = mw.parallelize(
         step,

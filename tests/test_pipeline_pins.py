@@ -196,7 +196,7 @@ def test_contradictions_name_a_smallest_set(
 
 
 @pytest.mark.parametrize(
-    ("kib", "named"), [(38, ["stages=3"]), (50, ["stages=3", "num_microbatches=4"])]
+    ("kib", "named"), [(38, ["stages=3"]), (55, ["stages=3", "num_microbatches=4"])]
 )
 def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str]) -> None:
     # 37 KiB as one stage on four devices; 63 as three stages, less with smaller micro-batches.
@@ -218,7 +218,7 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
     [
         ({"memory_bytes": 36 * 1024}, "there is a pipeline with twice the hosts"),
         (
-            {"memory_bytes": 50 * 1024, "num_stages": 3},
+            {"memory_bytes": 55 * 1024, "num_stages": 3},
             "with .*32 micro-batches or with a number of stages of its own choice",
         ),
         (

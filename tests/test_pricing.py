@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -60,15 +61,17 @@ def pinned_plan(name: str, layout: Any) -> mw.Plan:
 def test_the_price_of_a_rival_is_the_difference_of_two_plans(priced: mw.Plan) -> None:
     plain = parallel().plan(*arguments())
     of_arguments = [rival for rival in priced.rivals if not rival.chosen.operands]
-    assert {rival.what for rival in of_arguments} == {"0/layers/*/kernel", "0/head", "1"}
+    # Equal layers may lie in different ways that cost the same.
+    names = [re.sub(r"layers/\d", "layers/*", rival.what) for rival in of_arguments]
+    assert set(names) == {"0/layers/*/kernel", "0/head", "1"}
     for rival in of_arguments:
         assert rival.rival is not None
         assert rival.rival != rival.chosen
         forced = pinned_plan(rival.what, rival.rival.results[0])
         assert rival.step_time_s == forced.step_time_s
         assert rival.step_time_s >= plain.step_time_s
-    by_name = {rival.what: rival.count for rival in priced.rivals}
-    assert by_name["0/layers/*/kernel"] == 2
+    counts = zip(names, of_arguments, strict=True)
+    assert sum(rival.count for name, rival in counts if name == "0/layers/*/kernel") == 2
 
 
 def test_no_other_layout_is_cheaper_than_the_rival(priced: mw.Plan) -> None:

@@ -21,7 +21,7 @@ _DECIDING = (
 _DECIDING_FILES = (
     _PACKAGE / "planner/pipeline.py",
     _EVALUATION / "steps.py",
-    *(_EVALUATION / "paper" / name for name in ("request/methods.py", "work.py", "ablations.py")),
+    *(_EVALUATION / "paper" / name for name in ("methods.py", "work.py", "ablations.py")),
     _EVALUATION / "paper" / "cut_rules.py",
 )
 

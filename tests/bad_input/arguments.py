@@ -130,7 +130,7 @@ ARGUMENTS = (
         "what does not separate",
         lambda: plan(normalised, num_microbatches=2),
         TraceError,
-        "the step does not separate into micro-batches: sort at api/arguments.py:{line}",
+        "the step does not separate into micro-batches: sort at arguments.py:{line}",
     ),
     Case("zero micro-batches", lambda: plan(num_microbatches=0), TraceError, B_IS + "0"),
     Case("negative micro-batches", lambda: plan(num_microbatches=-1), TraceError, B_IS + "-1"),

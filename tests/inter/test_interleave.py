@@ -109,7 +109,9 @@ def test_meshes_take_turns(plan: Plan) -> None:
 def test_what_is_predicted_is_what_is_simulated(plan: Plan) -> None:
     simulation = simulate_plan(plan)
     assert simulation.timeline.step_time_s == plan.simulated_s == plan.step_time_s
-    assert simulation.timeline.peak_bytes == plan.mesh_peak_bytes
+    # Predicted are what a mesh holds most and the most that one stage uses, together.
+    for found, predicted in zip(simulation.timeline.peak_bytes, plan.mesh_peak_bytes, strict=True):
+        assert found <= predicted <= 1.02 * found
     assert plan.peak_bytes == max(plan.mesh_peak_bytes)
     assert plan.peak_bytes > max(stage.peak_bytes for stage in plan.stages)
     assert simulation.too_large == ()

@@ -100,4 +100,4 @@ def test_kernels_take_what_they_need_from_sources_that_count(source: Path) -> No
 
 def test_sources_of_all_packages_with_kernels_count() -> None:
     found = {path.relative_to(PACKAGE).parts[0] for path in SOURCES}
-    assert {"intra", "inter", "kernels"} <= found
+    assert {"assignment", "inter", "kernels"} <= found

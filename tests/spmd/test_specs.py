@@ -13,8 +13,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from doubles.pipelines import pipeline
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import PlanError
+from meshwise.graph.layout import parse_layout
+from meshwise.plan.stage import Stage
 from oracle.compare import assert_same_x64
 from oracle.gpt_problems import Case, gpt_problem
 from oracle.problem import reference, run
@@ -31,6 +34,10 @@ def step(state: Any, batch: Any, *, scale: Any) -> Any:
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state["momentum"], grads)
     params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], momentum)
     return {"params": params, "momentum": momentum, "extra": None}, loss
+
+
+def spec(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def arguments() -> tuple[Any, Any, Any]:
@@ -147,8 +154,40 @@ def test_another_number_of_leaves_is_refused(pinned: mw.Plan) -> None:
         mw.partition_specs(pinned, state, batch, scale=scale, train=True)
 
 
-def test_a_pipeline_has_no_specs_of_one_mesh(pinned: mw.Plan) -> None:
-    two = dataclasses.replace(pinned, stages=pinned.stages * 2)
-    state, batch, scale = arguments()
-    with pytest.raises(PlanError, match="a plan on one mesh, this one has 2 stages"):
-        mw.partition_specs(two, state, batch, scale=scale)
+def test_leaves_of_a_pipeline_lie_as_on_the_stage_that_keeps_them() -> None:
+    plan = pipeline()
+    there = {x.name: x for stage in plan.stages for x in stage.arguments}
+    state = {name.removeprefix("0/"): spec(x.shape) for name, x in there.items()}
+    found, rows = mw.partition_specs(plan, state, {"x": spec((32, 8))})
+    assert rows == {"x": P()}
+    assert found["params/block_1/mlp/up/kernel"] == P(None, ("x", "y"))
+    assert found["params/block_0/embedding/table"] == P("y")
+    assert found["params/block_1/norm/scale"] == P()
+    with pytest.raises(PlanError, match=r"mlp/up/bias has shape \[3\], the plan is for \[256\]"):
+        mw.partition_specs(plan, state | {"params/block_1/mlp/up/bias": spec((3,))}, {})
+    with pytest.raises(PlanError, match=r"none of the arguments \(0/w\) is kept by a stage"):
+        mw.partition_specs(plan, {"w": spec((3,))})
+
+
+def stacked(*layouts: str) -> mw.Plan:
+    """A pipeline of two stages; each keeps layers of one stack."""
+    plan = pipeline(layers_a_stage=1)
+    stages: list[Stage] = []
+    for k, (stage, layout) in enumerate(zip(plan.stages, layouts, strict=True)):
+        first = stage.layers[0].arguments[0]
+        kept = dataclasses.replace(
+            first, name=f"0/w[{k}]", shape=(8, 16), layout=parse_layout(layout)
+        )
+        layer = dataclasses.replace(stage.layers[0], arguments=(kept,))
+        stages.append(dataclasses.replace(stage, layers=(layer,)))
+    return dataclasses.replace(plan, stages=tuple(stages))
+
+
+def test_a_stack_of_layers_is_split_as_its_layers() -> None:
+    plan = stacked("R S0", "R S0")
+    for shape, wanted in (((2, 8, 16), P(None, None, "x")), ((8, 2, 16), P(None, None, "x"))):
+        assert mw.partition_specs(plan, {"w": spec(shape)}) == ({"w": wanted},)
+    with pytest.raises(PlanError, match=r"has shape \[3, 8, 16\], the plan is for 2 layers"):
+        mw.partition_specs(plan, {"w": spec((3, 8, 16))})
+    with pytest.raises(PlanError, match="the layers of 0/w lie in different ways"):
+        mw.partition_specs(stacked("R S0", "S0 R"), {"w": spec((2, 8, 16))})
