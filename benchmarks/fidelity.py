@@ -18,7 +18,7 @@ import jax
 
 import meshwise as mw
 from benchmarks.fidelity_cases import LISTED, NUM_DEVICES, Case, drawn, held_out, parallel_step
-from meshwise.plan.collectives import Collective
+from meshwise.plan.counts.collectives import Collective
 from meshwise.runtime.hlo import HloCollective, hlo_collectives, hlo_dense_flop, parse_module
 
 # Collectives of one number may be merged or moved; only their sum is compared.

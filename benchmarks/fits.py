@@ -161,7 +161,7 @@ def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
 
     from meshwise.models.named import model_config
     from meshwise.models.steps import model_step
-    from meshwise.plan.device_memory import plan_memory
+    from meshwise.plan.text.device_memory import plan_memory
     from meshwise.planner.pipeline import plan_pipeline
     from meshwise.request.pipeline_request import PipelineRequest
     from meshwise.schedules.pipeline_schedule import SEARCHED, named

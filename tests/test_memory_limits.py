@@ -11,8 +11,8 @@ import meshwise as mw
 from meshwise.errors import InfeasibleError
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.plan import Plan
+from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.pipeline_schedule import named

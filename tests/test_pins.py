@@ -16,7 +16,7 @@ import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import PinError
 from meshwise.graph.layout import parse_layout, used_axes
-from meshwise.plan.walk import visits
+from meshwise.plan.counts.walk import visits
 from meshwise.request.pins import matches
 
 CLUSTER = cpu_cluster(4)

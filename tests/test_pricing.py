@@ -16,7 +16,7 @@ from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.layout import split_layouts
 from meshwise.graph.loops import enumerate_strategies
-from meshwise.plan.contents import dense_sites
+from meshwise.plan.counts.contents import dense_sites
 from meshwise.planner.one_mesh import Forced, plan_on
 from meshwise.spmd.program import partition_spec
 from meshwise.units import seconds_text

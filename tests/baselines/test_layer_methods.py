@@ -18,7 +18,7 @@ from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.inter.stages.submeshes import uniform_submeshes
 from meshwise.intra.options import IntraOptions
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision
 
 ONE_AXIS = mesh(4, bandwidths=(10e9,))

@@ -21,7 +21,7 @@ from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision
 
 ONE_AXIS = mesh(8, bandwidths=(10e9,))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
-from meshwise.plan.collectives import Collective
+from meshwise.plan.counts.collectives import Collective
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage

@@ -8,7 +8,7 @@ from typing import Any
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
-from meshwise.plan.contents import Argument
+from meshwise.plan.counts.contents import Argument
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.simulate.plan import simulate_plan

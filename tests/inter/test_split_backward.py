@@ -16,7 +16,7 @@ from meshwise.models.steps import model_step
 from meshwise.pieces.programs import PhaseProgram, piece_programs
 from meshwise.pieces.roles import PieceRoles
 from meshwise.pieces.split_backward import split_backward
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.trace.layers.layering import Layering
 

@@ -10,7 +10,7 @@ from graph_builders import mesh, perceptron
 from meshwise.intra.options import ALPA, IntraOptions, Restriction
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision
 
 ALPA_FORBIDS = Restriction(forbid=frozenset(("all-gather", "all-to-all")))

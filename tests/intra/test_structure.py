@@ -16,7 +16,7 @@ from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision
 
 ONE_AXIS = mesh(4, bandwidths=(1e9,))

@@ -16,9 +16,9 @@ from jax import lax
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import replicated
-from meshwise.plan.collectives import collectives
-from meshwise.plan.flop import device_flop
-from meshwise.plan.walk import visits
+from meshwise.plan.counts.collectives import collectives
+from meshwise.plan.counts.flop import device_flop
+from meshwise.plan.counts.walk import visits
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives, hlo_dense_flop
 from meshwise.spmd.program import concrete_mesh

@@ -17,7 +17,7 @@ import meshwise as mw
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
 from meshwise.graph.loops import is_feasible
-from meshwise.plan.collectives import collective_s, collectives
+from meshwise.plan.counts.collectives import collective_s, collectives
 from meshwise.plan.verify import verify_decision
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives

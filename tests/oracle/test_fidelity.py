@@ -20,7 +20,7 @@ from benchmarks.fidelity_cases import HELD_OUT_SEEDS, LISTED, drawn
 
 import meshwise as mw
 from meshwise.cluster.spec import Cluster
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives
 from meshwise.spmd.program import concrete_mesh

@@ -23,8 +23,8 @@ import meshwise as mw
 import meshwise.rules.table as rule_table
 import meshwise.spmd.lower as lower
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.plan.counts.walk import reshards
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.walk import reshards
 from meshwise.rules.primitive import PrimitiveRule, Shards
 from meshwise.rules.random import bits_rule, local_bits
 from meshwise.spmd.shards import SpaceShards

@@ -15,7 +15,7 @@ import meshwise as mw
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
 from meshwise.models.losses import mean_cross_entropy
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.planner import one_mesh
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo import hlo_collectives

@@ -10,10 +10,10 @@ import pytest
 
 from graph_builders import Builder, mesh, perceptron, random_graph
 from meshwise.graph.layout import Layout, parse_layout
-from meshwise.plan.contents import Argument, DenseOperator, arguments, dense_operators
+from meshwise.plan.counts.contents import Argument, DenseOperator, arguments, dense_operators
+from meshwise.plan.counts.flop import device_flop
+from meshwise.plan.counts.shares import Communication, communication
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.flop import device_flop
-from meshwise.plan.shares import Communication, communication
 from random_decision import random_decision
 
 MESH = mesh(2, 2)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwise.plan.columns import WIDTH
-from meshwise.plan.device_memory import MemoryCheck, mesh_memories, too_large
+from meshwise.plan.text.columns import WIDTH
+from meshwise.plan.text.device_memory import MemoryCheck, mesh_memories, too_large
 from meshwise.units import GIB
 
 

@@ -10,14 +10,14 @@ import pytest
 from graph_builders import Builder, perceptron, random_graph
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import parse_layout
-from meshwise.plan.collectives import collective_s
-from meshwise.plan.columns import WIDTH, shortened, table
+from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.flop import Replicated
+from meshwise.plan.counts.work import DecidedProgram, work_of
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.explain import explain, layout_spec
-from meshwise.plan.flop import Replicated
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
-from meshwise.plan.work import DecidedProgram, work_of
+from meshwise.plan.text.columns import WIDTH, shortened, table
+from meshwise.plan.text.explain import explain, layout_spec
 from meshwise.units import bytes_text, flop_text, seconds_text
 from random_decision import random_decision
 

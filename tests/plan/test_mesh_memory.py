@@ -6,8 +6,8 @@ import dataclasses
 
 from doubles.pipelines import pipeline, with_memory
 from meshwise.cluster.spec import Cluster
-from meshwise.plan.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.plan.plan import Plan
+from meshwise.plan.text.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
 from meshwise.simulate.plan import Changes, simulate_plan

@@ -16,12 +16,12 @@ from meshwise.cluster.host import HostGroup
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
+from meshwise.plan.counts.work import DecidedProgram, work_of
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
-from meshwise.plan.work import DecidedProgram, work_of
 from random_decision import random_decision
 
 MESH = cpu_cluster(4).mesh((2, 2))

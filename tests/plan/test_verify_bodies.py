@@ -12,11 +12,11 @@ from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
 from meshwise.graph.loops import LoopRule
 from meshwise.graph.structure import cond_structure, while_structure
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
+from meshwise.plan.counts.walk import visits
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.verify import verify_decision
-from meshwise.plan.walk import visits
 
 MESH = mesh(2, 2)
 WHOLE = LoopRule((), (), ())

@@ -9,11 +9,11 @@ import pytest
 from graph_builders import Builder, mesh, perceptron
 from meshwise.graph.layout import parse_layout
 from meshwise.graph.loops import NONE, Loop, LoopRule
-from meshwise.plan.collectives import collective_s, collectives
+from meshwise.plan.counts.collectives import collective_s, collectives
+from meshwise.plan.counts.flop import device_flop, replicated_work, strategy_parts
+from meshwise.plan.counts.walk import reshards, visits
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.flop import device_flop, replicated_work, strategy_parts
 from meshwise.plan.verify import verify_decision
-from meshwise.plan.walk import reshards, visits
 from random_decision import random_decision
 
 MESH = mesh(2, 4, latency_s=1e-6)

@@ -9,8 +9,8 @@ import click
 
 from meshwise.cli.outputs import echo_text
 from meshwise.errors import PlanError
-from meshwise.plan.columns import shortened, with_space_below
-from meshwise.plan.device_memory import plan_memory
+from meshwise.plan.text.columns import shortened, with_space_below
+from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.difference import difference_data, difference_text
 from meshwise.report.plan_diff import plan_differences
 from meshwise.report.plan_file import plan_from_file

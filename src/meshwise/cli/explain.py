@@ -10,8 +10,8 @@ import click
 
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.errors import MeshwiseError
-from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.plan import Plan
+from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import plan_from_file
 from meshwise.system.atomic_file import write_atomically

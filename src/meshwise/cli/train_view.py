@@ -22,9 +22,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
+from meshwise.plan.text.explain import mesh_text
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace

@@ -5,12 +5,12 @@ from __future__ import annotations
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.graph import Graph
-from meshwise.plan.contents import arguments
+from meshwise.plan.counts.contents import arguments
+from meshwise.plan.counts.shares import communication
+from meshwise.plan.counts.work import Work
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fits import local_bytes
-from meshwise.plan.shares import communication
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.work import Work
 
 
 def program_stage(

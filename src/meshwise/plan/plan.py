@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwise.plan.consistent import check_consistent
-from meshwise.plan.explain import explain
-from meshwise.plan.json_form import fields_from_json, plan_to_json
+from meshwise.plan.files.json_form import fields_from_json, plan_to_json
 from meshwise.plan.record import PlanRecord
+from meshwise.plan.text.explain import explain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.plan.collectives import Collective
+from meshwise.plan.counts.collectives import Collective
+from meshwise.plan.counts.flop import NOTHING_REPLICATED, Replicated
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.flop import NOTHING_REPLICATED, Replicated
 from meshwise.plan.padding import NOT_PADDED, Padding
 from meshwise.plan.rivals import MemoryPrice, Rival
 from meshwise.plan.stage import Stage, mesh_peaks

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout
+from meshwise.plan.counts.walk import homes
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.walk import homes
 from meshwise.resharding.within import FREE, path
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.plan.contents import Argument, DenseOperator
+from meshwise.plan.counts.contents import Argument, DenseOperator
 
 # What a backward pass computes again: nothing, all but dense products of weights, or all but what
 # enters the layer.

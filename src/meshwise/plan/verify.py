@@ -20,8 +20,8 @@ from meshwise.graph.loops import (
     result_layouts,
 )
 from meshwise.graph.structure import COND, PREDICATE, Structure
+from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.walk import place
 from meshwise.resharding.within import path
 from meshwise.system.identity import Same
 

@@ -12,11 +12,11 @@ import jax
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
+from meshwise.plan.counts.work import DecidedProgram, work_of, work_together
 from meshwise.plan.fingerprint import joint_fingerprint
 from meshwise.plan.fits import local_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.work import DecidedProgram, work_of, work_together
 from meshwise.planner.followed_layouts import distance
 from meshwise.planner.one_mesh import Forced, plan_on
 from meshwise.request.methods import IntraOp

@@ -11,13 +11,13 @@ from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region
 from meshwise.memory.peak import peak
+from meshwise.plan.counts.walk import place
+from meshwise.plan.counts.work import DecidedProgram, work_of
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
-from meshwise.plan.walk import place
-from meshwise.plan.work import DecidedProgram, work_of
 from meshwise.request.methods import Auto, Follow, IntraOp, Method, Replay
 from meshwise.rules.unruled import hint
 from meshwise.trace.step import TracedStep

@@ -20,7 +20,7 @@ from meshwise.graph.loops import NONE, Strategy, enumerate_strategies
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import OperatorPath
 from meshwise.intra.shapes import strategy_layouts
-from meshwise.plan.contents import dense_sites, pattern
+from meshwise.plan.counts.contents import dense_sites, pattern
 from meshwise.plan.plan import Plan
 from meshwise.plan.rivals import MemoryPrice, Rival, Way
 from meshwise.planner.one_mesh import Forced, plan_on

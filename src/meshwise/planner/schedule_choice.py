@@ -18,9 +18,9 @@ from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.split_stage import WaitingWeightsError
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
+from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.pinned_search import pinned_search
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.pipeline_schedule import name_of, searched_together

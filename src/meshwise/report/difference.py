@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from meshwise.plan.columns import table, with_more
+from meshwise.plan.text.columns import table, with_more
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 Value: TypeAlias = str | int | float | None

@@ -7,12 +7,12 @@ import itertools
 import json
 from typing import Any, TypeAlias
 
-from meshwise.plan.collectives import collective_s
-from meshwise.plan.columns import layout_spec
-from meshwise.plan.contents import pattern
-from meshwise.plan.explain import mesh_text
+from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.contents import pattern
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
+from meshwise.plan.text.columns import layout_spec
+from meshwise.plan.text.explain import mesh_text
 from meshwise.report.difference import Difference, Section, changed, sections
 from meshwise.units import bytes_text, seconds_text
 

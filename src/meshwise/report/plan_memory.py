@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from meshwise.plan.device_memory import (
+from meshwise.plan.plan import Plan
+from meshwise.plan.text.device_memory import (
     PLAN_AGAIN,
     MemoryCheck,
     memory_holder,
     mesh_memories,
     plan_memory,
 )
-from meshwise.plan.plan import Plan
 from meshwise.simulate.plan import Simulation
 
 _PLAN_WITH_CHANGES = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from meshwise.plan.columns import WIDTH, table, with_space_below
 from meshwise.plan.plan import Plan
+from meshwise.plan.text.columns import WIDTH, table, with_space_below
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.simulate.plan import Simulation
 from meshwise.simulate.stage_run import one_a_mesh

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwise.plan.collectives import Collective
+from meshwise.plan.counts.collectives import Collective
 from meshwise.runtime.hlo_collectives import HloCollective, hlo_collectives
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
-from meshwise.plan.device_memory import mesh_memory_bytes, too_large
 from meshwise.plan.places import check_places, device_memory_bytes, placed
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
+from meshwise.plan.text.device_memory import mesh_memory_bytes, too_large
 from meshwise.schedules import gpipe
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.simulate.stage_run import one_a_mesh, simulate_stages

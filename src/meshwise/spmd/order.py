@@ -21,7 +21,7 @@ from jax import lax
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator
-from meshwise.plan.collectives import collectives
+from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.decision import OperatorDecision
 from meshwise.trace.program import Node
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from meshwise.errors import PlanError
-from meshwise.plan.contents import Argument
+from meshwise.plan.counts.contents import Argument
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Stage

@@ -19,8 +19,8 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.shapes import is_view, local_bytes
 from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.counts.walk import homes
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.walk import homes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

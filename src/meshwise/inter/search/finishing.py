@@ -19,7 +19,7 @@ from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan
 from meshwise.pieces.piece import PieceGraph
-from meshwise.plan.contents import Argument
+from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fingerprint import fingerprint, joint_fingerprint
 from meshwise.plan.fits import REPORT

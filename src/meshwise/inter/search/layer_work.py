@@ -10,12 +10,12 @@ from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import piece_programs
 from meshwise.pieces.roles import PieceRoles
 from meshwise.pieces.split_backward import split_backward
-from meshwise.plan.contents import Argument, arguments
+from meshwise.plan.counts.contents import Argument, arguments
+from meshwise.plan.counts.shares import NO_COMMUNICATION, Communication, communication
+from meshwise.plan.counts.work import DecidedProgram, Work, work_of, work_together
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
-from meshwise.plan.shares import NO_COMMUNICATION, Communication, communication
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.work import DecidedProgram, Work, work_of, work_together
 
 
 def layer_work(

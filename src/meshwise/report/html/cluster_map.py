@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.spec import Cluster
-from meshwise.plan.device_memory import MemoryCheck
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
+from meshwise.plan.text.device_memory import MemoryCheck
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
 from meshwise.simulate.stage_run import one_a_mesh
 

@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from meshwise.plan.device_memory import MemoryCheck
+from meshwise.plan.text.device_memory import MemoryCheck
 
 # Width of a picture as wide as the page, in pixels.
 WIDTH = 1180

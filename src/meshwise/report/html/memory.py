@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.plan.device_memory import MemoryCheck
+from meshwise.plan.text.device_memory import MemoryCheck
 from meshwise.report.html.markup import escaped, label, line, num, picture, rect, stage_class, ticks
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.plan import Simulation

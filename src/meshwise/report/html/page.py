@@ -6,10 +6,10 @@ import importlib.resources
 import string
 from collections.abc import Sequence
 
-from meshwise.plan.device_memory import MemoryCheck, mesh_memory_bytes, plan_memory
-from meshwise.plan.explain import mesh_text
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
+from meshwise.plan.text.device_memory import MemoryCheck, mesh_memory_bytes, plan_memory
+from meshwise.plan.text.explain import mesh_text
 from meshwise.report.html.cluster_map import cluster_map
 from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts

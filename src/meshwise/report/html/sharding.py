@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, num_parts
-from meshwise.plan.contents import pattern
+from meshwise.plan.counts.contents import pattern
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Layer, Stage

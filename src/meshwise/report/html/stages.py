@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.plan.device_memory import plan_memory
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
+from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.simulate.plan import Simulation
 from meshwise.units import bytes_text, seconds_text

@@ -7,20 +7,20 @@ import textwrap
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.plan.collectives import collective_s
-from meshwise.plan.columns import (
+from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.contents import Argument, pattern
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
+from meshwise.plan.stage import Stage
+from meshwise.plan.text.columns import (
     WIDTH,
     layout_spec,
     table,
     with_more,
     with_space_below,
 )
-from meshwise.plan.contents import Argument, pattern
-from meshwise.plan.device_memory import mesh_memory_bytes, plan_memory
-from meshwise.plan.explain_costs import costs, memory, rivals
-from meshwise.plan.record import ONE_PROGRAM, PlanRecord
-from meshwise.plan.stage import Stage
-from meshwise.plan.stage_text import layer_lines, stage_lines
+from meshwise.plan.text.device_memory import mesh_memory_bytes, plan_memory
+from meshwise.plan.text.explain_costs import costs, memory, rivals
+from meshwise.plan.text.stage_text import layer_lines, stage_lines
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # Of the column of names in the summary.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise.cluster.spec import Cluster
-from meshwise.plan.columns import WIDTH, shortened
 from meshwise.plan.record import PlanRecord
+from meshwise.plan.text.columns import WIDTH, shortened
 from meshwise.units import bytes_text
 
 # The sentence names that many meshes that are too large, those with the most excess first.

@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from meshwise.errors import PlanError
-from meshwise.plan.json_read import Json
+from meshwise.plan.files.json_read import Json
 
 LINE_LENGTH = 100
 

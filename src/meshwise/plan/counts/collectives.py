@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
+from meshwise.plan.counts.walk import Exchange, transfers
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.walk import Exchange, transfers
 from meshwise.resharding.moves import FREE
 from meshwise.resharding.within import path
 

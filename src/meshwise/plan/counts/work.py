@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.plan.collectives import Collective, collectives
-from meshwise.plan.contents import DenseOperator, dense_operators
+from meshwise.plan.counts.collectives import Collective, collectives
+from meshwise.plan.counts.contents import DenseOperator, dense_operators
+from meshwise.plan.counts.flop import ReplicatedWork, device_flop, replicated_work
+from meshwise.plan.counts.shares import communication
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.flop import ReplicatedWork, device_flop, replicated_work
-from meshwise.plan.shares import communication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

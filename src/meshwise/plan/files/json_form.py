@@ -16,15 +16,15 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.write import cluster_table
 from meshwise.errors import ClusterError, PlanError
 from meshwise.graph.layout import layout_text
-from meshwise.plan import json_read as read
-from meshwise.plan.collectives import Collective
-from meshwise.plan.contents import Argument, DenseOperator
-from meshwise.plan.flop import Replicated
-from meshwise.plan.json_decision import decision_json, read_decision
-from meshwise.plan.json_mesh import mesh_json, read_layout, read_mesh
-from meshwise.plan.json_older import OLDER_PIPELINES, OLDER_PLANS, PIPELINE_FORMAT
-from meshwise.plan.json_read import Json, Reader
-from meshwise.plan.json_write import fields, json_text
+from meshwise.plan.counts.collectives import Collective
+from meshwise.plan.counts.contents import Argument, DenseOperator
+from meshwise.plan.counts.flop import Replicated
+from meshwise.plan.files import json_read as read
+from meshwise.plan.files.json_decision import decision_json, read_decision
+from meshwise.plan.files.json_mesh import mesh_json, read_layout, read_mesh
+from meshwise.plan.files.json_older import OLDER_PIPELINES, OLDER_PLANS, PIPELINE_FORMAT
+from meshwise.plan.files.json_read import Json, Reader
+from meshwise.plan.files.json_write import fields, json_text
 from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.rivals import MemoryPrice, Rival, Way

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, local_shape
+from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.shares import ByKind, Communication, Path, scopes
+from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision, OperatorDecision
-from meshwise.plan.flop import strategy_parts
-from meshwise.plan.shares import ByKind, Communication, Path, scopes
-from meshwise.plan.walk import place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

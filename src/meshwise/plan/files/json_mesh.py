@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
 from meshwise.graph.layout import Layout, parse_layout
-from meshwise.plan import json_read as read
-from meshwise.plan.json_read import Json, Reader
-from meshwise.plan.json_write import fields
+from meshwise.plan.files import json_read as read
+from meshwise.plan.files.json_read import Json, Reader
+from meshwise.plan.files.json_write import fields
 
 
 def mesh_json(mesh: LogicalMesh) -> Json:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.plan.collectives import collective_s
-from meshwise.plan.columns import layout_spec, table, with_more
-from meshwise.plan.contents import pattern
+from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.contents import pattern
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.rivals import Rival, Way
+from meshwise.plan.text.columns import layout_spec, table, with_more
 from meshwise.schedules import inference
 from meshwise.units import bytes_text, seconds_text
 

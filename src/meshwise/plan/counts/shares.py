@@ -15,8 +15,8 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import Layout
+from meshwise.plan.counts.walk import Legs, inside
 from meshwise.plan.decision import GraphDecision, OperatorDecision
-from meshwise.plan.walk import Legs, inside
 from meshwise.resharding.moves import FREE
 from meshwise.resharding.within import path
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import cast
 
-from meshwise.plan.json_read import Json, Upgrade
+from meshwise.plan.files.json_read import Json, Upgrade
 
 PIPELINE_FORMAT = "meshwise-pipeline"
 _NO_REPLICATION: Json = {"flop_share": 0.0, "bytes_share": 0.0, "largest": []}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshwise.plan.columns import layout_spec, shortened, table
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.stage import Layer, Stage
+from meshwise.plan.text.columns import layout_spec, shortened, table
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 from meshwise.graph.layout import layout_text
-from meshwise.plan import json_read as read
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.json_mesh import read_layout
-from meshwise.plan.json_read import Json, Reader
+from meshwise.plan.files import json_read as read
+from meshwise.plan.files.json_mesh import read_layout
+from meshwise.plan.files.json_read import Json, Reader
 
 _USE = re.compile(r"(?P<layout>.*?)(?: via (?P<via>.*?))?(?: group (?P<group>-?\d+))?")
 

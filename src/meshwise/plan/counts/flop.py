@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.loops import NONE, Strategy
+from meshwise.plan.counts.walk import place, visits
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.walk import place, visits
 
 
 def strategy_parts(operator: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> int:
