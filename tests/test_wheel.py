@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +33,13 @@ def test_a_wheel_plans_a_step_and_names_the_extra_that_training_needs(tmp_path: 
         assert found.returncode == code, found.stdout + found.stderr
         return found.stdout + found.stderr
 
+    # A build leaves files beside its source, which would be in the next wheel.
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     pip = ("-m", "pip", "--disable-pip-version-check")
-    run(sys.executable, *pip, "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT))
+    run(sys.executable, *pip, "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(source))
     (wheel,) = tmp_path.glob("*.whl")
     run(sys.executable, "-m", "venv", "fresh")
     python = str(tmp_path / "fresh" / "bin" / "python")

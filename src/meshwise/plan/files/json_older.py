@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import cast
 
 from meshwise.plan.files.json_read import Json, Upgrade
+from meshwise.plan.record import ONE_PROGRAM
 
 PIPELINE_FORMAT = "meshwise-pipeline"
 _NO_REPLICATION: Json = {"flop_share": 0.0, "bytes_share": 0.0, "largest": []}
@@ -49,7 +50,7 @@ def _plan_of_version_3(data: dict[str, Json]) -> dict[str, Json]:
         "cluster": None,
         "model": "",
         "batch_size": 0,
-        "schedule": data.get("schedule") or "one-program",
+        "schedule": data.get("schedule") or ONE_PROGRAM,
         "hides_transfers": False,
         "delays": [],
         "simulated_s": step_s,
