@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from meshwise.cluster.spec import Cluster
@@ -122,14 +123,13 @@ def _search(
         counts = least_memory_counts(options, cluster.num_devices)
         least = least_memory(cluster, options, costs, counts, report)
     has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
+    tight = replace(_least_held(options), shares_bounds=False)
     if least is None or least.num_bytes <= has * _NEARLY:
-        try:
-            tight = replace(_least_held(options), shares_bounds=False)
+        with suppress(InfeasibleError):
             return search(source, cluster, tight, report, costs)
-        except InfeasibleError:
-            if least is None or least.num_bytes <= has:
-                raise
-    raise InfeasibleError(too_little_memory(cluster, options, least))
+    if least is not None and least.num_bytes > has:
+        raise InfeasibleError(too_little_memory(cluster, options, least))
+    return search(source, cluster, replace(tight, bounds_temporary=False), report, costs)
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:

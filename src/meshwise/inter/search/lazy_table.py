@@ -48,6 +48,7 @@ class LazyTable:
         num_microbatches: int,
         *,
         bounds_of: int,
+        is_cautious: bool = False,
         beside: SecondProcess | None = None,
         report: Callable[[str], object],
     ) -> None:
@@ -60,6 +61,9 @@ class LazyTable:
             num_microbatches: B.
             bounds_of: A number of micro-batches that divides B, for rough bounds: a layer takes no
                 more time for the rows of several micro-batches at once than one by one.
+            is_cautious: Whether temporary values have no bound.  One for n devices is an n-th of
+                what one device holds at its peak, which another order of the operators or a copy
+                that one device makes puts too high by some per cent.
             beside: Computes bounds too.
             report: Is told what is being planned.
         """
@@ -67,6 +71,7 @@ class LazyTable:
         self._costs, self._submeshes = costs, tuple(submeshes)
         self._variants, self._count = variants, num_microbatches
         self._bounds_of = bounds_of
+        self._bounded = _MEMORY[:2] if is_cautious else _MEMORY
         self._report = report
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
@@ -134,7 +139,7 @@ class LazyTable:
                 columns["microbatch_s"] = columns["microbatch_s"] + more / self._count
         if alone is not None:
             # Each of n devices holds an n-th at least.
-            for name in _MEMORY:
+            for name in self._bounded:
                 share = getattr(alone, name) / way.mesh.num_devices
                 columns[name] = np.fmax(columns[name], np.where(np.isfinite(share), share, 0.0))
         for name in _NAMES:

@@ -124,7 +124,13 @@ def fits(
     for count in counts:
         try:
             table = LazyTable(
-                costs, submeshes, variants, count, bounds_of=count, report=lambda _: None
+                costs,
+                submeshes,
+                variants,
+                count,
+                bounds_of=count,
+                is_cautious=True,
+                report=lambda _: None,
             )
         except TraceError:
             # The step does not separate so far.

@@ -297,6 +297,7 @@ class _Search:
                 self.variants,
                 count,
                 bounds_of=bounded,
+                is_cautious=not self.options.bounds_temporary,
                 beside=self.beside,
                 report=lambda text: self.report(f"B={count}: {text}"),
             )

@@ -51,6 +51,8 @@ class SearchOptions:
         shares_bounds: Whether several numbers of micro-batches have rough bounds together first.
             What a micro-batch holds is taken to grow no faster than its rows, which may not be so
             by the last per cent.
+        bounds_temporary: Whether stages are left out whose temporary values seem too large before
+            they are planned, which may not be so by some per cent.
         guess_s: About what a step takes, for the scale of prices; None: from the FLOP.
         intra: How layers are planned.
     """
@@ -70,6 +72,7 @@ class SearchOptions:
     places: bool = True
     every_group: bool = True
     shares_bounds: bool = True
+    bounds_temporary: bool = True
     guess_s: float | None = None
     intra: IntraOptions = field(default_factory=IntraOptions)
 
