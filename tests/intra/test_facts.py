@@ -1,4 +1,4 @@
-"""Closed-form answers of docs/facts.md section 7, under the paper's objective, on all meshes."""
+"""FACTS section 7: the closed-form answers under the paper's objective, on all its meshes."""
 
 from __future__ import annotations
 

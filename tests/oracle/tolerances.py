@@ -1,6 +1,6 @@
 """How close results and predictions must come: the tolerances of invariants I1 and I2, all of them.
 
-Source: docs/invariants.md.
+Source: DESIGN section 4.
 """
 
 # After how many steps results are compared.

@@ -8,7 +8,7 @@ stage runs them as programs of their own, in the order of a schedule:
     backward   all else of the body, with what is cheaper to compute again than to keep
     after      once a step: the update
 
-Source: docs/decisions/0013.
+Source: DESIGN decision 4.
 """
 
 from __future__ import annotations

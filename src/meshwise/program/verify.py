@@ -1,6 +1,6 @@
 """A program is checked before any device is touched.
 
-Source: docs/decisions/0022.
+Source: DESIGN decision 12.
 """
 
 from __future__ import annotations
