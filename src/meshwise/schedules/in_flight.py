@@ -23,11 +23,6 @@ def in_flight(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
     return tuple(_most(tasks, until) for tasks in by_stage)
 
 
-def in_flight_on_mesh(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
-    """For each mesh the same, counted over all its stages together."""
-    return tuple(_most(tasks, until) for tasks in schedule.tasks)
-
-
 def held_at_peak(
     schedule: Schedule, stage: int, held_bytes: float, late_bytes: float
 ) -> tuple[int, int]:

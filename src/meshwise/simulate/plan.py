@@ -11,7 +11,7 @@ from meshwise.plan.places import check_places, device_memory_bytes, placed
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.device_memory import mesh_memory_bytes, too_large
-from meshwise.schedules import gpipe
+from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
 from meshwise.simulate.timeline import Timeline
@@ -132,7 +132,7 @@ def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simula
             "the step runs as one program on one mesh, micro-batches in a loop inside; plan again "
             "for another number of them, or for a schedule with stages"
         )
-    timeline = simulate_stages(plan.stages, cluster, gpipe.NAME, 1, hides_transfers=False)
+    timeline = simulate_stages(plan.stages, cluster, GPIPE.name, 1, hides_transfers=False)
     return Simulation(
         cluster=cluster,
         schedule=plan.schedule,

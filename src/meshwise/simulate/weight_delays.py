@@ -10,7 +10,6 @@ from meshwise.plan.stage import Stage
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
-from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 
@@ -48,9 +47,7 @@ def asked_delays(
             delays=spread_delays(k, len(stages)),
         ).step_time_s
 
-    table = make_schedule(
-        schedule.table_name, num_stages=len(stages), num_microbatches=count, num_meshes=len(stages)
-    )
+    table = schedule.table(len(stages), count, len(stages))
     enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
     best, least = 0, step_s(0, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
