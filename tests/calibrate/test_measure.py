@@ -18,7 +18,7 @@ from meshwise.cluster.collectives import COLLECTIVES
 from meshwise.cluster.profile import read_profile
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.hlo.collectives import hlo_collectives
 
 EFFORT = Repetition(repeats=3, run_s=0.1)
 

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ProgramError
 from meshwise.plan.decision import GraphDecision
-from meshwise.runtime.hlo_parse import parse_module
-from meshwise.runtime.overlap import overlapping
-from meshwise.runtime.overwrite import overwritten_too_early
+from meshwise.runtime.hlo.module import parse_module
+from meshwise.runtime.hlo.overlap import overlapping
+from meshwise.runtime.hlo.overwrite import overwritten_too_early
 from meshwise.spmd.program import jitted_step
 from meshwise.trace.step import TracedStep
 

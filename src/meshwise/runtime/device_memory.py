@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from meshwise.errors import ProgramError
+
 
 def host_memory_bytes() -> int:
     """Memory of this host."""
@@ -20,3 +22,26 @@ def device_memory_bytes(devices: Sequence[Any]) -> int | None:
     if devices[0].platform == "cpu":
         return host_memory_bytes() // len(devices)
     return (devices[0].memory_stats() or {}).get("bytes_limit")
+
+
+def device_peak_bytes(compiled: Any) -> int:
+    """Return the bytes that one device holds while a program runs: arguments, results, temporaries.
+
+    Args:
+        compiled: What `jax.jit(...).lower(...).compile()` returns.
+
+    Raises:
+        ProgramError: The backend does not analyse memory.
+
+    Source: `memory_analysis()`, argument + output - alias + temp.  Its `peak_memory_in_bytes`
+    omits temporaries in JAX 0.10.2.
+    """
+    stats = compiled.memory_analysis()
+    if stats is None:
+        raise ProgramError("the backend gives no memory analysis of the compiled program")
+    return (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+    )

@@ -11,6 +11,7 @@ import jax
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
+from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
@@ -22,7 +23,6 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
-from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 

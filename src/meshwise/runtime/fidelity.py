@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise.plan.counts.collectives import Collective
-from meshwise.runtime.hlo_collectives import HloCollective, hlo_collectives
+from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

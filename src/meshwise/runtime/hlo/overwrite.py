@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module, parse_module
+from meshwise.runtime.hlo.module import Computation, HloInstruction, Module
 
 _HEADER = re.compile(r"input_output_alias=\{(.*?)\}, [a-z_]+=")
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}: \((\d+), \{\}")
@@ -21,23 +21,19 @@ _IN_PLACE = ("while", "call")
 _PASS_ON = ("bitcast", "tuple", "get-tuple-element")
 
 
-def overwritten_too_early(text: str, module: Module | None = None) -> tuple[int, ...]:
-    """Parameters of a program that are read after their buffer holds a result.
+def overwritten_too_early(text: str, module: Module) -> tuple[int, ...]:
+    """Return the parameters of a program that are read after their buffer holds a result.
 
     Args:
         text: `compiled.as_text()`, scheduled; the order of its lines is that of execution.
-        module: The same, if it has been read.
+        module: The same, read.
 
     Returns:
         Numbers of parameters, ascending.
-
-    Raises:
-        ProgramError: the text cannot be read.
     """
     header = _HEADER.search(text[: text.find("\n")])
     if header is None:
         return ()
-    module = module or parse_module(text)
     entry = module.computations[module.entry]
     return tuple(
         sorted(

@@ -11,8 +11,8 @@ import math
 import re
 
 from meshwise.errors import ProgramError
-from meshwise.runtime.hlo_parse import Computation, HloInstruction, HloShape, Module, parse_module
-from meshwise.runtime.hlo_walk import executed
+from meshwise.runtime.hlo.module import Computation, HloInstruction, HloShape, Module, parse_module
+from meshwise.runtime.hlo.walk import executed
 
 # Library calls whose first two operands are matrices and whose first result is their product.
 _MATMUL_CALLS = re.compile(r"__onednn\$matmul|__cublas\$(gemm|lt\$matmul.*|lt\$groupedMatmul)$")
@@ -20,7 +20,7 @@ _CONV_CALLS = re.compile(r"__cudnn\$conv|__onednn\$convolution")
 
 
 def hlo_dense_flop(text: str | Module, *, unknown_trip_count: int | None = None) -> int:
-    """FLOP of dots and convolutions in one run on one device, trip counts multiplied in.
+    """Return the FLOP of dots and convolutions in one run on one device, trip counts multiplied in.
 
     Every branch of a conditional counts once.  XLA may have turned a dot with a dim of size
     1 into an element-wise product and a sum; that is no dense product any more.
@@ -34,12 +34,16 @@ def hlo_dense_flop(text: str | Module, *, unknown_trip_count: int | None = None)
             number of times and `unknown_trip_count` is None.
     """
     module = parse_module(text) if isinstance(text, str) else text
-    items = executed(module, instruction_flop, unknown_trip_count=unknown_trip_count)
-    return sum(instruction_flop(item.computation, item.instruction) * item.count for item in items)
+    items = executed(
+        module,
+        lambda computation, instruction: _instruction_flop(computation, instruction) or None,
+        unknown_trip_count=unknown_trip_count,
+    )
+    return sum(item.value * item.count for item in items)
 
 
-def instruction_flop(computation: Computation, instruction: HloInstruction) -> int:
-    """FLOP of one execution of one instruction; 0 if it is no dense product or convolution."""
+def _instruction_flop(computation: Computation, instruction: HloInstruction) -> int:
+    """Return the FLOP of one instruction; 0 if it is no dense product or convolution."""
     if instruction.opcode == "dot":
         left = _operand(computation, instruction, 0)
         contracted = (left.dims[dim] for dim in instruction.int_list("lhs_contracting_dims"))

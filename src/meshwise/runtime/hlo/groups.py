@@ -1,8 +1,6 @@
-"""The collectives of a compiled program, as the plan counts them.
+"""The groups of devices among which a collective runs, from any of XLA's forms.
 
-Bytes are B of FACTS section 1: the tensor as its group sees it whole.  From one device's operand
-of b bytes in a group of n: all-reduce and reduce-scatter b; all-gather, all-to-all and permute
-n b.  Operands are used, never results, since asynchronous forms wrap their results.
+Devices are numbered row-major over the mesh.
 """
 
 from __future__ import annotations
@@ -10,154 +8,24 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from meshwise.errors import ProgramError
-from meshwise.runtime.hlo_parse import Computation, HloInstruction, HloShape, Module, parse_module
-from meshwise.runtime.hlo_walk import executed
+from meshwise.runtime.hlo.module import HloInstruction, Module
 
-KINDS = {
-    "all-reduce": "all-reduce",
-    "reduce-scatter": "reduce-scatter",
-    "all-gather": "all-gather",
-    "all-to-all": "all-to-all",
-    "ragged-all-to-all": "all-to-all",
-    "collective-permute": "permute",
-    "collective-broadcast": "broadcast",
-}
-_WHOLE_OPERAND = ("all-reduce", "reduce-scatter", "broadcast")
-
-Groups = tuple[tuple[int, ...], ...]
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+AxisGroups: TypeAlias = dict[frozenset[frozenset[int]], tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HloCollective:
-    """One collective instruction at one call site.
-
-    Attributes:
-        kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "permute"; also
-            "broadcast", which no plan of ours asks for.
-        group_size: Devices of one group; the largest if they differ.
-        groups: Device numbers, row-major over the mesh.
-        axes: Mesh axis positions, ascending, if the groups are those of mesh axes; else None.
-        num_bytes: B of FACTS section 1 for one group and one execution.
-        count: Executions in one run of the program.
-        name: Name of the instruction.
-        op_name: Where it comes from, as XLA's metadata say.
-    """
-
-    kind: str
-    group_size: int
-    groups: Groups
-    axes: tuple[int, ...] | None
-    num_bytes: int
-    count: int
-    name: str
-    op_name: str
-
-
-def hlo_collectives(
-    text: str | Module, mesh_sizes: Sequence[int], *, unknown_trip_count: int | None = None
-) -> tuple[HloCollective, ...]:
-    """Collectives of a program over more than one device, in text order of the call sites.
-
-    Every branch of a conditional counts once.
+def axis_groups(mesh_sizes: Sequence[int]) -> AxisGroups:
+    """Return the axes of each set of groups that is one of mesh axes; none of them of size 1.
 
     Args:
-        text: Optimised HLO text, or the module read from it.
-        mesh_sizes: Sizes of the mesh axes, major to minor; device numbers are row-major.
-        unknown_trip_count: Trips of loops whose count the text does not tell.
-
-    Raises:
-        ProgramError: The text cannot be read, or a loop around a collective runs an unknown
-            number of times and `unknown_trip_count` is None.
+        mesh_sizes: Sizes of the mesh axes, major to minor.
     """
-    module = parse_module(text) if isinstance(text, str) else text
-    num_devices = max(module.num_partitions * module.num_replicas, math.prod(mesh_sizes))
-    axis_groups = _axis_groups(mesh_sizes)
-
-    def read(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
-        kind = collective_kind(instruction)
-        if kind is None:
-            return None
-        if kind == "permute":
-            groups, axes = _permute_groups(instruction, mesh_sizes, axis_groups)
-        else:
-            groups = _replica_groups(module, instruction, kind, num_devices)
-            axes = axis_groups.get(frozenset(frozenset(group) for group in groups))
-        group_size = max((len(group) for group in groups), default=1)
-        operand_bytes = sum(
-            shape.num_bytes
-            for shapes in _data_operands(computation, instruction)
-            for shape in shapes
-        )
-        return HloCollective(
-            kind=kind,
-            group_size=group_size,
-            groups=groups,
-            axes=axes,
-            num_bytes=operand_bytes * (1 if kind in _WHOLE_OPERAND else group_size),
-            count=1,
-            name=instruction.name,
-            op_name=instruction.op_name,
-        )
-
-    memo: dict[tuple[str, str], HloCollective | None] = {}
-
-    def cached(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
-        key = (computation.name, instruction.name)
-        if key not in memo:
-            found = read(computation, instruction)
-            memo[key] = None if found is None or found.group_size == 1 else found
-        return memo[key]
-
-    def weigh(computation: Computation, instruction: HloInstruction) -> float:
-        found = cached(computation, instruction)
-        # A collective of no bytes (an empty tensor) is still listed.
-        return 0.0 if found is None else found.num_bytes + 1e-3
-
-    records = []
-    for item in executed(module, weigh, unknown_trip_count=unknown_trip_count):
-        found = cached(item.computation, item.instruction)
-        if found is not None and item.count:
-            records.append(replace(found, count=item.count))
-    return tuple(records)
-
-
-def bytes_by_kind(
-    collectives: Iterable[HloCollective],
-) -> dict[tuple[str, tuple[int, ...] | Groups], int]:
-    """Total bytes, counts multiplied in, per (kind, axes); groups stand in where axes is None."""
-    totals: Counter[tuple[str, tuple[int, ...] | Groups]] = Counter()
-    for item in collectives:
-        key = item.groups if item.axes is None else item.axes
-        totals[item.kind, key] += item.num_bytes * item.count
-    return dict(totals)
-
-
-def collective_kind(instruction: HloInstruction) -> str | None:
-    """The kind of a collective as in `HloCollective`; None for what moves nothing."""
-    opcode = instruction.opcode
-    if opcode == "send" and "_xla_send_recv_source_target_pairs" in instruction.attributes:
-        return "permute"  # XLA:GPU splits large permutes into send and recv.
-    # The -done half of an asynchronous pair moves nothing more.
-    return KINDS.get(opcode.removesuffix("-start"))
-
-
-def _data_operands(
-    computation: Computation, instruction: HloInstruction
-) -> tuple[tuple[HloShape, ...], ...]:
-    shapes = computation.operand_shapes(instruction)
-    # `ragged-all-to-all` and `send` have their data first, then offsets or a token.
-    return shapes[:1] if instruction.opcode in ("ragged-all-to-all", "send") else shapes
-
-
-def _axis_groups(mesh_sizes: Sequence[int]) -> dict[frozenset[frozenset[int]], tuple[int, ...]]:
-    """Groups of every set of mesh axes; axes of size 1 never stand in the value."""
     real = [axis for axis, size in enumerate(mesh_sizes) if size > 1]
-    table: dict[frozenset[frozenset[int]], tuple[int, ...]] = {}
+    table: AxisGroups = {}
     for length in range(1, len(real) + 1):
         for axes in itertools.combinations(real, length):
             groups = mesh_groups(mesh_sizes, axes)
@@ -166,7 +34,12 @@ def _axis_groups(mesh_sizes: Sequence[int]) -> dict[frozenset[frozenset[int]], t
 
 
 def mesh_groups(mesh_sizes: Sequence[int], axes: Sequence[int]) -> Groups:
-    """Groups of devices that differ only along `axes`; devices are numbered row-major."""
+    """Return the groups of devices that differ only along some axes.
+
+    Args:
+        mesh_sizes: Sizes of the mesh axes, major to minor.
+        axes: Positions of the axes.
+    """
     members: dict[tuple[int, ...], list[int]] = {}
     for number, place in enumerate(itertools.product(*(range(size) for size in mesh_sizes))):
         rest = tuple(index for axis, index in enumerate(place) if axis not in axes)
@@ -174,12 +47,22 @@ def mesh_groups(mesh_sizes: Sequence[int], axes: Sequence[int]) -> Groups:
     return tuple(tuple(group) for group in members.values())
 
 
-def _permute_groups(
-    instruction: HloInstruction,
-    mesh_sizes: Sequence[int],
-    axis_groups: dict[frozenset[frozenset[int]], tuple[int, ...]],
+def permute_groups(
+    instruction: HloInstruction, mesh_sizes: Sequence[int], known: AxisGroups
 ) -> tuple[Groups, tuple[int, ...] | None]:
-    """The least set of mesh axes along which every pair moves, and its groups."""
+    """Return the groups of a permute, and the least set of mesh axes along which every pair moves.
+
+    Args:
+        instruction: The permute.
+        mesh_sizes: Sizes of the mesh axes, major to minor.
+        known: What `axis_groups` returns for the mesh.
+
+    Returns:
+        The groups; the axes, None if the pairs are not of mesh axes.
+
+    Raises:
+        ProgramError: The instruction names no pairs.
+    """
     pattern = r"source_target_pairs=\{(\{.*?\})\}"
     found = re.search(pattern, instruction.attributes)
     if found is None:
@@ -195,7 +78,7 @@ def _permute_groups(
         axes = tuple(sorted(moved))
         return mesh_groups(mesh_sizes, axes), axes
     groups = _components(pairs)
-    return groups, axis_groups.get(frozenset(frozenset(group) for group in groups))
+    return groups, known.get(frozenset(frozenset(group) for group in groups))
 
 
 def _place(number: int, mesh_sizes: Sequence[int]) -> tuple[int, ...]:
@@ -215,9 +98,20 @@ def _components(pairs: Sequence[tuple[int, int]]) -> Groups:
     return tuple(sorted({tuple(sorted(group)) for group in member.values()}))
 
 
-def _replica_groups(
+def replica_groups(
     module: Module, instruction: HloInstruction, kind: str, num_devices: int
 ) -> Groups:
+    """Return the groups of a collective that is no permute.
+
+    Args:
+        module: Its program.
+        instruction: The collective.
+        kind: Its kind, see `collectives.HloCollective`.
+        num_devices: Devices of the mesh.
+
+    Raises:
+        ProgramError: The groups cannot be read.
+    """
     text = instruction.attribute("replica_groups") or "{}"
     groups = parse_replica_groups(text)
     has_channel = instruction.attribute("channel_id") is not None
@@ -245,12 +139,15 @@ def _replica_groups(
 
 
 def parse_replica_groups(text: str) -> Groups:
-    """Groups from any of XLA's three forms.
+    """Return the groups that a text in one of XLA's three forms names.
 
     Lists `{{0,1},{2,3}}`; iota tiles `[2,4]<=[4,2]T(1,0)`; mesh axes `mesh['a'=2,'b'=4] {'b'}`.
 
+    Args:
+        text: The attribute `replica_groups`.
+
     Raises:
-        ProgramError: None of these forms.
+        ProgramError: The text has none of these forms.
     """
     text = text.strip()
     if text.startswith("{"):

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 
-from meshwise.runtime.hlo_collectives import collective_kind
-from meshwise.runtime.hlo_loops import called_names
-from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module
-from meshwise.runtime.hlo_walk import branch_names
+from meshwise.runtime.hlo.collectives import collective_kind
+from meshwise.runtime.hlo.loops import called_names
+from meshwise.runtime.hlo.module import Computation, HloInstruction, Module
 
 
 def overlapping(module: Module) -> tuple[str, ...]:
-    """Names of the collectives, and of loops with collectives, that do not wait for a loop.
+    """Return the names of collectives, and of loops with such, that do not wait for a loop.
 
     Args:
         module: A scheduled program; the order of its lines is that of execution.
@@ -48,7 +46,7 @@ class _Reader:
         return self._known[name]
 
     def _calls_one(self, instruction: HloInstruction) -> bool:
-        return any(self.communicates(name) for name in _callees(instruction))
+        return any(self.communicates(name) for name in called_names(instruction))
 
     def early(self, computation: Computation) -> list[str]:
         """Names in one computation."""
@@ -87,7 +85,7 @@ class _Reader:
         if source.opcode == "conditional":
             taken = {
                 self._operand(computation, given, self._passed(branch, index))
-                for branch, given in zip(branch_names(source), source.operands[1:], strict=True)
+                for branch, given in zip(called_names(source), source.operands[1:], strict=True)
             }
             return taken.pop() if len(taken) == 1 else None
         return None
@@ -119,14 +117,3 @@ class _Reader:
             if inner is None:
                 return None
             made = body.by_name[inner]
-
-
-def _callees(instruction: HloInstruction) -> Sequence[str]:
-    if instruction.opcode == "while":
-        return (
-            *instruction.computation_names("body"),
-            *instruction.computation_names("condition"),
-        )
-    if instruction.opcode == "conditional":
-        return branch_names(instruction)
-    return called_names(instruction)

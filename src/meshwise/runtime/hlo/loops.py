@@ -1,4 +1,4 @@
-"""Trip counts of the loops of a module.
+"""What an instruction calls, and the trip counts of loops.
 
 XLA writes the count where it proved one; else it is read from an induction variable with constant
 start, step and limit.
@@ -8,26 +8,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwise.runtime.hlo_parse import Computation, HloInstruction, Module
+from meshwise.runtime.hlo.module import Computation, HloInstruction, Module
+
+_CALLS = {
+    "while": ("body", "condition"),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+    "call": ("calls", "to_apply"),
+    "custom-call": ("calls", "called_computations"),
+    # Their `calls` repeats the one of async-start.
+    "async-done": (),
+    "async-update": (),
+}
 
 
 def called_names(instruction: HloInstruction) -> tuple[str, ...]:
-    """Computations that one execution of the instruction runs once (no loop, no branch)."""
-    if instruction.opcode in ("async-done", "async-update"):
-        return ()  # Their `calls` repeats the one of async-start.
-    names = instruction.computation_names("calls")
-    if instruction.opcode == "call":
-        names += instruction.computation_names("to_apply")
-    if instruction.opcode == "custom-call":
-        names += instruction.computation_names("called_computations")
-    return names
+    """Return the names of the computations that an instruction runs.
+
+    Of a `while` the body and the condition, of a conditional the branches.
+
+    Args:
+        instruction: The instruction.
+    """
+    return tuple(
+        name
+        for attribute in _CALLS.get(instruction.opcode, ("calls",))
+        for name in instruction.computation_names(attribute)
+    )
 
 
 def trip_count(module: Module, computation: Computation, loop: HloInstruction) -> int | None:
-    """Trips of a `while` instruction, or None if the text does not tell.
+    """Return the trips of a `while` instruction; None if the text does not tell.
 
     XLA writes `known_trip_count` where it proved one; else the count follows from an induction
     variable with constant start, step and limit.
+
+    Args:
+        module: The program.
+        computation: Where the loop stands.
+        loop: The loop.
     """
     known = loop.backend_config.get("known_trip_count")
     if isinstance(known, dict) and "n" in known:
