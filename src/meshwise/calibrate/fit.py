@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from meshwise.cluster.collectives import collective_terms
+from meshwise.cluster.description.profile import CollectivePoint, MatmulPoint, MemoryPoint
 from meshwise.cluster.host import Link
 from meshwise.cluster.mesh import MeshAxis
-from meshwise.cluster.profile import CollectivePoint, MatmulPoint, MemoryPoint
 
 
 def dense_rates(points: Sequence[MatmulPoint]) -> tuple[tuple[str, float], ...]:

@@ -15,9 +15,9 @@ from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate
 from meshwise.calibrate.programs import collective_loop, matmul_loop, memory_passes
 from meshwise.cluster.collectives import COLLECTIVES
+from meshwise.cluster.description.profile import CollectivePoint, MatmulPoint, MemoryPoint, Profile
 from meshwise.cluster.host import HostSpec, Link
 from meshwise.cluster.mesh import DeviceSpec
-from meshwise.cluster.profile import CollectivePoint, MatmulPoint, MemoryPoint, Profile
 from meshwise.errors import ClusterError
 from meshwise.runtime.device_memory import device_memory_bytes
 from meshwise.units import MICRO, bytes_text, flop_text, seconds_text

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
 
+# Larger than any that was built; beyond it a number is a mistake, and tables would not end.
+MAX_DEVICES = 131072
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -185,3 +188,29 @@ def _slowest_times(
         )
         for dtype, all_ in sorted(sizes.items())
     )
+
+
+def check_size(groups: Sequence[HostGroup], where: str) -> None:
+    """Refuse a cluster of no hosts, or of more devices than there can be.
+
+    Args:
+        groups: Its hosts.
+        where: What describes it, for errors.
+
+    Raises:
+        ClusterError: It is one of these.
+    """
+    if not groups:
+        raise ClusterError(f"{where}: a cluster needs at least one group of hosts, got none")
+    for group in groups:
+        if group.count < 1 or group.host.num_devices < 1 or group.host.num_nics < 1:
+            raise ClusterError(
+                f"{where}: a group needs at least one host with a device and a NIC, got "
+                f"{group.count} hosts {group.host.name!r} with {group.host.num_devices} devices "
+                f"and {group.host.num_nics} NICs"
+            )
+    num_devices = sum(group.count * group.host.num_devices for group in groups)
+    if num_devices > MAX_DEVICES:
+        raise ClusterError(
+            f"{where}: {num_devices} devices; at most {MAX_DEVICES} can be planned for"
+        )

@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from meshwise.cluster.files import read_toml
-from meshwise.cluster.host import HostGroup, HostSpec, Link, slowest
-from meshwise.cluster.limits import check_size
+from meshwise.cluster.description.cluster_file import cluster_fields
+from meshwise.cluster.description.files import read_toml
+from meshwise.cluster.description.host_table import host_table
+from meshwise.cluster.description.profile import read_profile
+from meshwise.cluster.host import HostGroup, HostSpec, Link, check_size, slowest
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
-from meshwise.cluster.profile import read_profile
-from meshwise.cluster.read import cluster_fields
 from meshwise.cluster.submesh import MeshLink, Submesh, SubmeshKind, mesh_link
 from meshwise.cluster.text import groups_of
 from meshwise.cluster.views import MAX_AXES as MAX_AXES
@@ -99,7 +99,7 @@ class Cluster:
         Raises:
             ClusterError: the text is not understood or the host is not in the catalog.
         """
-        given: Any = text
+        given = cast(object, text)
         if not isinstance(given, str):
             raise ClusterError(f"not a cluster: {text!r}; write it as '8x p3.16xlarge'")
         name, groups = groups_of(text)
@@ -107,7 +107,7 @@ class Cluster:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Cluster:
-        """Read a TOML description; `cluster.read` documents its keys.
+        """Read a TOML description; `cluster.description.cluster_file` documents its keys.
 
         Raises:
             ClusterError: the file cannot be read, or a key is missing, unknown or wrong.
@@ -139,6 +139,18 @@ class Cluster:
         if text.lower().endswith(".json"):
             return cls.from_profile(text)
         return cls.virtual(text)
+
+    def table(self) -> dict[str, object]:
+        """Return the description that `description.cluster_file` reads back.
+
+        Each host stands in it with all its numbers: nothing refers to the catalog.
+        """
+        return {
+            "name": self.name,
+            "hosts": [
+                {"count": group.count, "host": host_table(group.host)} for group in self.groups
+            ],
+        }
 
     def slowest(self) -> Cluster:
         """As many equal hosts, each as slow in everything as the slowest; itself if all are equal.

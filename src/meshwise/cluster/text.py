@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 
 from meshwise.cluster.catalog import HOSTS
-from meshwise.cluster.host import HostGroup, HostSpec
-from meshwise.cluster.limits import check_size
+from meshwise.cluster.host import HostGroup, HostSpec, check_size
 from meshwise.cluster.slices import SLICES, slice_group
 from meshwise.errors import ClusterError
 

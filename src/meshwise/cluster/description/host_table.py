@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from meshwise.cluster import fields
-from meshwise.cluster.fields import Table, required, shown, table_of
+from meshwise.cluster.description import fields
+from meshwise.cluster.description.fields import Table, required, shown, table_of
 from meshwise.cluster.host import HostSpec, Link, PeakRate
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError

@@ -52,12 +52,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from meshwise.cluster import fields
-from meshwise.cluster.fields import Table, required, shown, table_of
-from meshwise.cluster.host import HostGroup, HostSpec
-from meshwise.cluster.limits import check_size
-from meshwise.cluster.profile import read_profile
-from meshwise.cluster.read_host import host_of, link_of
+from meshwise.cluster.description import fields
+from meshwise.cluster.description.fields import Table, required, shown, table_of
+from meshwise.cluster.description.host_table import host_of, link_of
+from meshwise.cluster.description.profile import read_profile
+from meshwise.cluster.host import HostGroup, HostSpec, check_size
 from meshwise.cluster.text import catalog_host, groups_name, joined_groups
 from meshwise.errors import ClusterError
 from meshwise.units import GIGA

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from meshwise.cluster import fields
-from meshwise.cluster.fields import Table, required, shown, table_of
-from meshwise.cluster.files import read_json
+from meshwise.cluster.description import fields
+from meshwise.cluster.description.fields import Table, required, shown, table_of
+from meshwise.cluster.description.files import read_json
+from meshwise.cluster.description.host_table import DTYPES, host_of, host_table
 from meshwise.cluster.host import HostSpec
-from meshwise.cluster.read_host import DTYPES, host_of, host_table
 from meshwise.errors import ClusterError
 
 FORMAT = "meshwise-profile"

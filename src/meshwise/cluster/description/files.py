@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from meshwise.errors import ClusterError
 
@@ -40,7 +39,7 @@ def file_text(path: Path, what: str) -> str:
         ) from error
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, object]:
     """The table of a TOML file.
 
     Raises:
