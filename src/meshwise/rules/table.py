@@ -13,25 +13,11 @@ import numpy as np
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
-from meshwise.rules import (
-    along_dim,
-    convolution,
-    dot_general,
-    elementwise,
-    gather,
-    identity,
-    kernel,
-    linalg,
-    ragged_dot,
-    random,
-    reduce,
-    reduce_window,
-    scatter,
-    shape,
-    slicing,
-    whole,
-)
+from meshwise.rules import along_dim, elementwise, identity, kernel, random, reduce, shape, whole
+from meshwise.rules.indexed import gather, scatter, slicing
 from meshwise.rules.primitive import Equation, PrimitiveRule
+from meshwise.rules.products import dot_general, linalg, ragged_dot
+from meshwise.rules.windows import convolution, reduce_window
 
 # What a reduction of booleans means: their sum is never 2.
 _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}

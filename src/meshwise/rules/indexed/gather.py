@@ -16,7 +16,7 @@ from jax import lax
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule
-from meshwise.rules.indexing import (
+from meshwise.rules.indexed.indexing import (
     FILL_OR_DROP,
     GATHER_MODES,
     PROMISE_IN_BOUNDS,

@@ -21,7 +21,7 @@ from jax import lax
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule
-from meshwise.rules.indexing import (
+from meshwise.rules.indexed.indexing import (
     CLIP,
     FILL_OR_DROP,
     GATHER_MODES,

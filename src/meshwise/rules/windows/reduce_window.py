@@ -14,7 +14,12 @@ from meshwise.graph.layout import SUM
 from meshwise.graph.loops import Halo, LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
-from meshwise.rules.windows import Windows, blocks_of_selections, blocks_of_windows, without_ends
+from meshwise.rules.windows.window import (
+    Windows,
+    blocks_of_selections,
+    blocks_of_windows,
+    without_ends,
+)
 
 _SCATTER = "select_and_scatter_add"
 _MONOIDS = {"reduce_window_sum": SUM, "reduce_window_max": "max", "reduce_window_min": "min"}

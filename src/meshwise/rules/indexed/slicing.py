@@ -15,7 +15,7 @@ from jax import lax
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, LoopRule
-from meshwise.rules.indexing import can_shift, is_key
+from meshwise.rules.indexed.indexing import can_shift, is_key
 from meshwise.rules.loop_list import LoopList, dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 

@@ -14,7 +14,7 @@ from meshwise.graph.layout import SUM
 from meshwise.graph.loops import DimMap, Halo, LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
-from meshwise.rules.windows import (
+from meshwise.rules.windows.window import (
     WindowBlocks,
     Windows,
     blocks_of_positions,
