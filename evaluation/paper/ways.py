@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from evaluation.transfers.ways import WAYS, passing
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import stage_plan
@@ -18,7 +19,6 @@ from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
-from meshwise.resharding.between import WAYS, passing
 from meshwise.simulate.chunks import simulate_chunks
 from meshwise.simulate.stage_run import chunk_of
 
@@ -26,7 +26,7 @@ from meshwise.simulate.stage_run import chunk_of
 def seconds_by_way(
     plan: Plan, found: FoundPipeline, costs: VariantCosts
 ) -> tuple[tuple[str, float], ...]:
-    """Simulated seconds of a step with each way of `resharding.between`.
+    """Simulated seconds of a step with each way of `transfers.ways`.
 
     Args:
         plan: The pipeline.

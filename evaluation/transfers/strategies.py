@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from meshwise.resharding.between import GATHERED, SEND_RECV
-from meshwise.resharding.host_tasks import HostTask
+from evaluation.transfers.host_tasks import HostTask
+from evaluation.transfers.ways import GATHERED, SEND_RECV
 
 GLOBAL_GATHERED, BROADCAST = "global all-gather", "broadcast"
 STRATEGIES: Mapping[str, str] = MappingProxyType(

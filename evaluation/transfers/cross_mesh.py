@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from evaluation.transfers.depth_first import depth_first, least_s
+from evaluation.transfers.division import Part, is_partition, open_shop, shares
+from evaluation.transfers.host_tasks import HostTask
+from evaluation.transfers.ordering import Job, Timed, greedy, in_order, load_balanced
+from evaluation.transfers.ordering import naive as in_given_order
+from evaluation.transfers.strategies import BROADCAST, NUM_CHUNKS, seconds
 from meshwise.errors import ClusterError
-from meshwise.resharding.depth_first import depth_first, least_s
-from meshwise.resharding.division import Part, is_partition, open_shop, shares
-from meshwise.resharding.host_tasks import HostTask
-from meshwise.resharding.ordering import Job, Timed, greedy, in_order, load_balanced
-from meshwise.resharding.ordering import naive as in_given_order
-from meshwise.resharding.strategies import BROADCAST, NUM_CHUNKS, seconds
 
 NAIVE, BALANCED, DEPTH_FIRST, GREEDY = "naive", "load balance only", "depth first", "greedy"
 DIVIDED, WHOLE, BEST = "divided", "best of whole boxes", "best"
