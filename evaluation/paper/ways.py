@@ -45,26 +45,22 @@ def _seconds(
     way: str, plan: Plan, found: FoundPipeline, ends: list[tuple[Layout, Layout]]
 ) -> float:
     chunks = [chunk_of(stage) for stage in plan.stages]
-    there: list[float] = []
-    back: list[float] = []
+    crossing: list[tuple[float, float]] = []
     kinds = [found.kinds[s.submesh] for s in found.plan.stages]
     for k, (left, right) in enumerate(pairwise(plan.stages)):
         rate, _ = bytes_per_s(kinds[k], kinds[k + 1])
         ahead = passing(way, left.send_bytes, ends[k + 1][0], right.mesh, rate)
         behind = passing(way, left.send_bytes, ends[k][1], left.mesh, rate)
-        there.append(ahead.crossing_bytes)
-        back.append(behind.crossing_bytes)
+        crossing.append((ahead.crossing_bytes, behind.crossing_bytes))
         chunks[k + 1] = replace(chunks[k + 1], forward_gather_s=ahead.gather_s)
         chunks[k] = replace(chunks[k], backward_gather_s=behind.gather_s)
     assert plan.cluster is not None  # it was planned there
     places = [placed(stage, plan.cluster) for stage in plan.stages]
     return simulate_chunks(
         plan.cluster,
-        plan.schedule,
-        plan.num_microbatches,
+        plan.table(),
         chunks,
         [(place.hosts, place.num_devices) for place in places],
-        there,
+        crossing,
         hides_transfers=plan.hides_transfers,
-        back_bytes=back,
     ).step_time_s

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from evaluation.transfers.unit_tasks import unit_tasks
 from meshwise.graph.layout import Layout
-from meshwise.resharding.tiles import boxes, num_elements, unit_tasks
+from meshwise.resharding.tiles import boxes, num_elements
 
 
 class HostTask(NamedTuple):

@@ -63,8 +63,7 @@ def simulated_s(plan, problem, crossing_bytes=8e9):
     hosts = [s.first_device // 8 for s in plan.stages]
     return simulate_chunks(
         CLUSTER,
-        problem.schedule.table_name,
-        count,
+        problem.schedule.table(len(seconds), count, len(seconds)),
         [
             Chunk(
                 forward_s=0.3 * s,
@@ -80,7 +79,7 @@ def simulated_s(plan, problem, crossing_bytes=8e9):
             (range(h, h + m.num_hosts), m.devices_per_host)
             for h, m in zip(hosts, submeshes, strict=True)
         ],
-        [crossing_bytes / count for _ in pairwise(plan.stages)],
+        [(crossing_bytes / count,) * 2 for _ in pairwise(plan.stages)],
         hides_transfers=problem.schedule.hides_transfers,
     ).step_time_s
 

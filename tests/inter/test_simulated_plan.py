@@ -82,9 +82,10 @@ def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() ->
 
     def step_s(stages: Sequence[Stage], k: int) -> float:
         delays = spread_delays(k, len(stages))
-        return simulate_stages(
-            stages, PLAN.cluster, "eager-1f1b", 8, hides_transfers=True, delays=delays
-        ).step_time_s
+        table = make_schedule(
+            "eager-1f1b", num_stages=len(stages), num_microbatches=8, delays=delays
+        )
+        return simulate_stages(stages, PLAN.cluster, table, hides_transfers=True).step_time_s
 
     def sending(num_bytes: int) -> list[Stage]:
         return [dataclasses.replace(s, send_bytes=num_bytes) for s in PLAN.stages]

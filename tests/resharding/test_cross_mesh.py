@@ -22,11 +22,12 @@ from evaluation.transfers.depth_first import depth_first, least_s
 from evaluation.transfers.host_tasks import HostTask, host_tasks, hosted_mesh
 from evaluation.transfers.ordering import Job, greedy, in_order, load_balanced, makespan_s, naive
 from evaluation.transfers.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
+from evaluation.transfers.unit_tasks import unit_tasks
 from evaluation.transfers.ways import GATHERED, SEND_RECV
 
 from meshwise.errors import ClusterError
 from meshwise.graph.layout import parse_layout
-from meshwise.resharding.tiles import boxes, unit_tasks
+from meshwise.resharding.tiles import boxes
 from meshwise.simulate.actions import HostLinks
 
 RATE = NIC_BYTES_PER_S

@@ -17,7 +17,7 @@ from meshwise.cluster.description.host_table import host_table
 from meshwise.cluster.description.profile import read_profile
 from meshwise.cluster.host import HostGroup, HostSpec, Link, check_size, slowest
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
-from meshwise.cluster.submesh import MeshLink, Submesh, SubmeshKind, mesh_link
+from meshwise.cluster.submesh import Submesh, SubmeshKind
 from meshwise.cluster.text import groups_of
 from meshwise.cluster.views import MAX_AXES as MAX_AXES
 from meshwise.cluster.views import axis_names, check_shape, factorisations
@@ -248,10 +248,6 @@ class Cluster:
         return tuple(
             starts[host] + device for host in submesh.hosts for device in submesh.host_devices
         )
-
-    def link_between(self, source: Submesh, destination: Submesh) -> MeshLink:
-        """What joins two submeshes of this cluster, for transfers from the first to the second."""
-        return mesh_link(source, destination)
 
     def _kinds_of(self, first_host: int, num_hosts: int) -> list[HostSpec]:
         """The kinds of a run of hosts."""

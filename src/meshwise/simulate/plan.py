@@ -11,8 +11,10 @@ from meshwise.plan.places import check_places, device_memory_bytes, placed
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.device_memory import mesh_memory_bytes, too_large
+from meshwise.schedules.delay import with_delays
 from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays
@@ -95,32 +97,40 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
     check_places(plan.stages, cluster)
     if plan.schedule == ONE_PROGRAM:
         return _one_program(plan, cluster, changes)
-    schedule, hides, delays = plan.schedule, plan.hides_transfers, plan.delays
+    hides = plan.hides_transfers
     count = changes.num_microbatches or plan.num_microbatches
     if plan.batch_size % count:
         raise PlanError(f"{count} micro-batches do not divide the batch of {plan.batch_size}")
     stages = plan.stages
     if count != plan.num_microbatches:
         stages = tuple(_cut_into(s, plan.num_microbatches, count) for s in plan.stages)
-    if changes.schedule is not None:
+    if changes.schedule is None:
+        table = make_schedule(
+            plan.schedule,
+            num_stages=len(stages),
+            num_microbatches=count,
+            num_meshes=plan.num_meshes,
+            delays=plan.delays,
+        )
+    else:
         chunks = changes.schedule.chunks
         if len(stages) != chunks * plan.num_meshes:
             raise PlanError(
                 f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "
                 f"{len(stages)} stages on {plan.num_meshes} meshes; plan with that schedule"
             )
-        schedule, hides = changes.schedule.table_name, changes.schedule.hides_transfers
+        hides = changes.schedule.hides_transfers
         delays = asked_delays(changes.schedule, stages, cluster, count)
+        table = changes.schedule.table(len(stages), count, plan.num_meshes)
+        table = with_delays(table, delays) if delays else table
     return Simulation(
         cluster=cluster,
-        schedule=schedule,
+        schedule=table.name,
         num_microbatches=count,
         stages=stages,
         mesh_of_stage=plan.mesh_of_stage,
         memory_bytes=_memory_bytes(plan, changes.cluster),
-        timeline=simulate_stages(
-            stages, cluster, schedule, count, hides_transfers=hides, delays=delays
-        ),
+        timeline=simulate_stages(stages, cluster, table, hides_transfers=hides),
         notes=tuple(_notes(plan, cluster, count)),
     )
 
@@ -132,7 +142,7 @@ def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simula
             "the step runs as one program on one mesh, micro-batches in a loop inside; plan again "
             "for another number of them, or for a schedule with stages"
         )
-    timeline = simulate_stages(plan.stages, cluster, GPIPE.name, 1, hides_transfers=False)
+    timeline = simulate_stages(plan.stages, cluster, GPIPE.table(1, 1, 1), hides_transfers=False)
     return Simulation(
         cluster=cluster,
         schedule=plan.schedule,

@@ -37,23 +37,23 @@ def asked_delays(
     if not schedule.delays_weights:
         return ()
 
-    def step_s(k: int, stages: Sequence[Stage]) -> float:
-        return simulate_stages(
-            stages,
-            cluster,
-            schedule.table_name,
-            count,
-            hides_transfers=schedule.hides_transfers,
-            delays=spread_delays(k, len(stages)),
-        ).step_time_s
+    whole = schedule.table(len(stages), count, len(stages))
 
-    table = schedule.table(len(stages), count, len(stages))
-    enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
-    best, least = 0, step_s(0, stages)
+    def delayed(k: int) -> Schedule:
+        return with_delays(whole, spread_delays(k, len(stages)))
+
+    def step_s(table: Schedule, stages: Sequence[Stage]) -> float:
+        hides = schedule.hides_transfers
+        return simulate_stages(stages, cluster, table, hides_transfers=hides).step_time_s
+
+    at_once = delayed(0)
+    enough = step_s(at_once, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
+    best, least = 0, step_s(at_once, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
-        if least <= enough or not fits(stages, with_delays(table, spread_delays(k, len(stages)))):
+        table = delayed(k)
+        if least <= enough or not fits(stages, table):
             break
-        now = step_s(k, stages)
+        now = step_s(table, stages)
         if now < least * (1 - _SAME):
             best, least = k, now
     return tuple(spread_delays(best, len(stages)))

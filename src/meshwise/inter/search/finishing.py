@@ -137,10 +137,8 @@ def finished(
     timeline = simulate_stages(
         stages,
         cluster,
-        schedule.table_name,
-        count,
+        table,
         hides_transfers=schedule.hides_transfers,
-        delays=delays,
     )
 
     def piece(number: int, layer: Layer) -> PieceGraph:
