@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +24,9 @@ class Repetition:
 
 
 def seconds_a_turn(
-    run: Callable[[int], Any], effort: Repetition, now: Callable[[], float] = time.perf_counter
+    run: Callable[[int], object], effort: Repetition, now: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Median seconds of one turn, without the call itself.
+    """Return the median seconds of one turn, without the call itself.
 
     Args:
         run: Runs a number of turns and waits for their end; the first call may compile.

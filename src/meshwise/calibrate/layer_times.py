@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -20,6 +19,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ClusterError
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
+from meshwise.runtime.devices import Device
 from meshwise.runtime.pipeline.build import programs_alone
 from meshwise.trace.layers.layering import Layering
 
@@ -35,15 +35,15 @@ class MeasuredTimes:
     def __init__(
         self,
         layers: Layering,
-        devices: Sequence[Any],
+        devices: Sequence[Device],
         measure: Measure,
         report: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Begin.
 
         Args:
-            layers: Of the step.
-            devices: Of this process.
+            layers: The layers of the step.
+            devices: The devices of this process.
             measure: Measures programs.
             report: Is told of progress.
         """
