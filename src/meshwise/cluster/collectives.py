@@ -66,9 +66,13 @@ def _hierarchical(kind: str, axes: tuple[MeshAxis, ...]) -> Term:
 
 @functools.lru_cache(maxsize=4096)
 def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
-    """The ways to run a collective over the product of `axes`; its time is the least of them.
+    """Return the ways to run a collective over several axes; its time is the least of them.
 
     A permute pairs devices across all axes at once, so only the slowest link counts.
+
+    Args:
+        kind: A name of `COLLECTIVES`.
+        axes: The axes of the mesh over whose product it runs.
 
     Raises:
         ValueError: `kind` is not a collective.

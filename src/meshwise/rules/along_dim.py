@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
+import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise.graph.loops import LoopRule
@@ -53,7 +53,7 @@ def fft_dims(eqn: Equation) -> tuple[int, ...]:
     return tuple(range(rank - len(eqn.params["fft_lengths"]), rank))
 
 
-def local_fft(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_fft(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The transform, its result in the order of its dims.
 
     XLA:CPU lets the users of a result choose its order and then refuses any but this one.

@@ -7,9 +7,10 @@ only where its dim has the size of the result's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshwise.graph.loops import DimMap, LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
@@ -53,7 +54,7 @@ def _dim_map(shape: tuple[int, ...], result: tuple[int, ...], dims: DimMap) -> D
     )
 
 
-def _holds(source: Any, target: Any) -> bool:
+def _holds(source: DTypeLike, target: DTypeLike) -> bool:
     """Whether a cast between floating types keeps every bit."""
     floats = all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (source, target))
     return floats and jnp.promote_types(source, target) == target
@@ -98,7 +99,7 @@ def bitcast_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (maps[0],), (maps[1],))
 
 
-def local_mulhi(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_mulhi(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The high word of a product, from products of half words.
 
     XLA has no way back from its own form of the operator to StableHLO, which it takes where a

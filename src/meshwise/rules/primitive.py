@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
 
 from meshwise.graph.loops import DimMap, LoopRule
 
@@ -28,10 +30,10 @@ class Equation:
         constants: For each operand its value if it is known at trace time, else None.
     """
 
-    primitive: Any
+    primitive: Primitive
     params: dict[str, Any]
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
+    in_avals: tuple[ShapedArray, ...]
+    out_avals: tuple[ShapedArray, ...]
     constants: tuple[Any, ...]
 
     @property
@@ -81,18 +83,27 @@ class Shards(ABC):
 
 
 RuleFn = Callable[[Equation], LoopRule]
-LocalFn = Callable[[Equation, Shards, Sequence[Any]], list[Any]]
+LocalFn = Callable[[Equation, Shards, Sequence[jax.Array]], list[jax.Array]]
 FlopFn = Callable[[Equation], float]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
-def rebind(eqn: Equation, operands: Sequence[Any], **changes: Any) -> list[Any]:
-    """Run the primitive itself on local operands, with some parameters replaced."""
+def rebind(eqn: Equation, operands: Sequence[jax.Array], **changes: object) -> list[jax.Array]:
+    """Run the primitive itself on local operands, with some parameters replaced.
+
+    Args:
+        eqn: The equation.
+        operands: The local operands.
+        **changes: Parameters in place of those of the equation.
+
+    Returns:
+        The results, a list also where there is one.
+    """
     out = eqn.primitive.bind(*operands, **{**eqn.params, **changes})
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def local_rebind(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_rebind(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Local form of a primitive whose parameters name no sizes."""
     del shards
     return rebind(eqn, operands)

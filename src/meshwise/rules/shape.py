@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -37,7 +37,9 @@ def broadcast_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (follows,), (tuple(results),), linear=_LINEAR)
 
 
-def local_broadcast(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_broadcast(
+    eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Broadcast to the local shape."""
     return rebind(eqn, operands, shape=shards.result_shape(eqn), sharding=None)
 
@@ -105,7 +107,7 @@ def reshape_rule(eqn: Equation) -> LoopRule:
     return LoopRule(atoms, (operand,), (result,), linear=_LINEAR, whole=whole)
 
 
-def local_reshape(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_reshape(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Reshape to the local shape."""
     return rebind(eqn, operands, new_sizes=shards.result_shape(eqn), sharding=None)
 
@@ -146,7 +148,7 @@ def iota_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), operands, (result,))
 
 
-def local_iota(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_iota(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Global indices of the local iterations."""
     shape = shards.result_shape(eqn)
     dim = eqn.params["dimension"]
@@ -164,7 +166,7 @@ def empty_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (), (result,))
 
 
-def local_empty(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_empty(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """As much as the local result needs."""
     return rebind(eqn, operands, shape=shards.result_shape(eqn), out_sharding=None)
 
@@ -182,7 +184,7 @@ def tile_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (tuple(operand),), (tuple(result),), linear=_LINEAR)
 
 
-def local_tile(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_tile(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Repeat the local tile as often as the local result is longer."""
     local = shards.result_shape(eqn)
     have = jnp.shape(operands[0])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
@@ -23,7 +23,7 @@ from meshwise.rules.windows import convolution, reduce_window
 _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
 
 
-def _has_no_sum(aval: Any) -> bool:
+def _has_no_sum(aval: ShapedArray) -> bool:
     """Whether values of a type cannot be partial sums: booleans and random keys."""
     return bool(aval.dtype == np.bool_ or jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
@@ -77,5 +77,9 @@ UNRULED = PrimitiveRule(_unruled)
 
 
 def primitive_rule(eqn: Equation) -> PrimitiveRule:
-    """The row of the table for an equation, `UNRULED` if there is none."""
+    """Return the row of the table for an equation, `UNRULED` if there is none.
+
+    Args:
+        eqn: The equation.
+    """
     return RULES.get(eqn.name, UNRULED)

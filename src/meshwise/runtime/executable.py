@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.device_memory import device_peak_bytes
-from meshwise.runtime.devices import devices_for
+from meshwise.runtime.devices import Device, devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
@@ -43,34 +45,34 @@ class Executable:
 
     traced: TracedStep
     plan: Plan
-    compiled: Any
-    in_shardings: tuple[Any, ...]
+    compiled: jax.stages.Compiled
+    in_shardings: tuple[NamedSharding, ...]
     compile_s: float
     kept: tuple[int, ...]
     handover: Handover
 
     @property
     def out_tree(self) -> Any:
-        """Tree of the results."""
+        """The tree of the results."""
         return self.traced.out_tree
 
     def compiled_text(self) -> dict[str, str]:
-        """Optimised HLO, by name."""
-        return {"step": self.compiled.as_text()}
+        """Return the optimised HLO of each program, by name."""
+        return {"step": self._text}
 
     def measured_peak_bytes(self) -> int:
-        """Memory of one device as XLA reports it."""
+        """Return the memory of one device as XLA reports it, in bytes."""
         return device_peak_bytes(self.compiled)
 
     def traffic(self) -> dict[str, float]:
-        """Nothing passes between meshes."""
+        """Return nothing: there is one mesh."""
         return {}
 
     def fidelity(self) -> tuple[StageFidelity, ...]:
-        """What was predicted, and what was compiled."""
+        """Return what was predicted, and what was compiled."""
         sizes = self.plan.mesh.sizes
         planned = bytes_of(self.plan.collectives)
-        compiled = compiled_bytes_of(self.compiled.as_text(), sizes)
+        compiled = compiled_bytes_of(self._text, sizes)
         return (
             StageFidelity(
                 predicted_peak_bytes=self.plan.peak_bytes,
@@ -80,8 +82,8 @@ class Executable:
             ),
         )
 
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arguments in the shardings of the plan; those that are there already stay.
+    def place(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+        """Return arguments in the shardings of the plan; those that are there already stay.
 
         Raises:
             StateLostError: an argument was donated to an earlier call.
@@ -90,7 +92,7 @@ class Executable:
         given = without_repeats(leaves, self.traced.donated)
         return jax.device_put(list(given), list(self.in_shardings))
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
         """Run a step.
 
         Raises:
@@ -118,6 +120,10 @@ class Executable:
         self.handover.remember(results)
         return results
 
+    @property
+    def _text(self) -> str:
+        return self.compiled.as_text() or ""
+
     def _names(self, positions: Sequence[int]) -> list[str]:
         (layer,) = self.plan.stages[0].layers
         arguments = layer.arguments
@@ -125,7 +131,7 @@ class Executable:
 
 
 def compile_step(
-    traced: TracedStep, plan: Plan, devices: Sequence[Any] | None = None
+    traced: TracedStep, plan: Plan, devices: Sequence[Device] | None = None
 ) -> Executable:
     """Lower and compile a planned step on devices of this process.
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.devices import devices_for
@@ -53,7 +54,7 @@ class ForwardExecutable:
 
     @property
     def out_tree(self) -> Any:
-        """Tree of the results."""
+        """The tree of the results."""
         return self.user.original.out_tree
 
     @property
@@ -61,11 +62,11 @@ class ForwardExecutable:
         """Where each flat argument lives; None for one that may be anywhere."""
         return self.ends.shardings
 
-    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Arguments move to the stages that read them when the step begins."""
+    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+        """Return the arguments: they move to the stages that read them when the step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[Any]) -> list[Any]:
+    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
         """Run the step; nothing is donated to it.
 
         Raises:
@@ -82,7 +83,9 @@ class ForwardExecutable:
                     f"for {aval.dtype}{list(aval.shape)}"
                 )
         flat, _ = self.ends.arguments(leaves)
-        there: dict[Any, Any] = {("argument", n): value for n, value in enumerate(flat)}
+        there: dict[tuple[str, int], ArrayLike] = {
+            ("argument", n): value for n, value in enumerate(flat)
+        }
         for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):
             given = (there[part.inputs[n]] for n in order)
             placed = map(self.copier.put, given, stage.in_shardings)
@@ -96,7 +99,7 @@ class ForwardExecutable:
     def compiled_text(self) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
         return {
-            f"stage {part.stage}": stage.compiled.as_text()
+            f"stage {part.stage}": stage.compiled_text()["step"]
             for part, stage in zip(self.cut.stages, self.stages, strict=True)
         }
 

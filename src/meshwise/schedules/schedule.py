@@ -68,10 +68,14 @@ class Schedule:
 
 
 def dependencies(task: Task, schedule: Schedule) -> tuple[Task, ...]:
-    """Tasks that must have ended before `task` starts.
+    """Return the tasks that must have ended before a task starts.
 
     A forward needs that of the stage before; a backward its own forward and the backward of the
     stage after; a gradient of weights its own backward.
+
+    Args:
+        task: A task of the schedule.
+        schedule: The schedule.
     """
     kind, stage, microbatch = task
     if kind == FORWARD:

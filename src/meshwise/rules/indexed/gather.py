@@ -8,8 +8,9 @@ that is out of range for the whole tensor is filled by exactly one device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -100,7 +101,7 @@ def gather_rule(eqn: Equation) -> LoopRule:
     )
 
 
-def local_gather(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_gather(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Shift the split columns of the indices to the local block, mask what lies outside."""
     operand, indices = operands
     global_sizes = eqn.params["slice_sizes"]
@@ -129,7 +130,7 @@ def local_gather(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list
     )
     batch = _dims(eqn).batch
 
-    def spread(mask: Any) -> Any:
+    def spread(mask: jax.Array) -> jax.Array:
         return lax.broadcast_in_dim(mask, found.shape, batch)
 
     zeros = jnp.zeros_like(found)

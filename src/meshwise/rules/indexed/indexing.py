@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 
 from meshwise.rules.primitive import Shards
 
@@ -21,7 +21,7 @@ GATHER_MODES = (CLIP, FILL_OR_DROP, PROMISE_IN_BOUNDS)
 _INT32_LIMIT = 2**31
 
 
-def is_key(aval: Any) -> bool:
+def is_key(aval: ShapedArray) -> bool:
     """Whether a value is an array of random keys."""
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
@@ -31,12 +31,12 @@ def can_shift(size: int) -> bool:
     return size < _INT32_LIMIT
 
 
-def _at_least_int32(indices: Any) -> Any:
+def _at_least_int32(indices: jax.Array) -> jax.Array:
     # The bound of a dim need not fit an int8 or int16 index.
     return indices if indices.dtype.itemsize >= 4 else indices.astype(jnp.int32)
 
 
-def columns_in_range(indices: Any, bounds: Sequence[int]) -> Any:
+def columns_in_range(indices: jax.Array, bounds: Sequence[int]) -> jax.Array:
     """Which index vectors lie, in every column, in `0 <= index <= bound`; shape of the batch."""
     wide = _at_least_int32(indices)
     inside = jnp.ones(wide.shape[:-1], bool)
@@ -50,12 +50,12 @@ def columns_in_range(indices: Any, bounds: Sequence[int]) -> Any:
 
 def shifted_columns(
     shards: Shards,
-    indices: Any,
+    indices: jax.Array,
     bounds: Sequence[int],
     split: Mapping[int, int],
     *,
     clamp: bool,
-) -> tuple[Any, Any]:
+) -> tuple[jax.Array, jax.Array]:
     """Indices into the local blocks.
 
     Args:
@@ -71,7 +71,7 @@ def shifted_columns(
     """
     wide = _at_least_int32(indices)
     here = jnp.ones(wide.shape[:-1], bool) if clamp else columns_in_range(indices, bounds)
-    columns: list[Any] = []
+    columns: list[jax.Array] = []
     for column, bound in enumerate(bounds):
         top = min(bound, int(np.iinfo(wide.dtype).max))
         index = lax.clamp(wide.dtype.type(0), wide[..., column], wide.dtype.type(top))

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -126,7 +127,7 @@ def scatter_rule(eqn: Equation) -> LoopRule:
     )
 
 
-def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Base on the first part of a split sum; indices outside the local block are dropped."""
     operand, indices, updates = operands
     rule = shards.rule
@@ -175,7 +176,9 @@ def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> lis
     )
 
 
-def _unchanged(eqn: Equation, operand: Any, columns: Any, updates: Any) -> Any:
+def _unchanged(
+    eqn: Equation, operand: jax.Array, columns: jax.Array, updates: jax.Array
+) -> jax.Array:
     """Updates that leave the operand as it is; the indices are in range."""
     if eqn.name in _NEUTRAL:
         return jnp.full_like(updates, _NEUTRAL[eqn.name])

@@ -8,9 +8,10 @@ partial sum, a write leaves the other blocks as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshwise.graph.layout import SUM
@@ -34,7 +35,7 @@ def slice_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (dims,), (dims,), linear=((0,),), whole=_cut_note(cut))
 
 
-def local_slice(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_slice(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Whole dims end at their local size."""
     local = shards.local_shape(eqn.in_avals[0].shape, shards.rule.operands[0])
     follows = shards.rule.operands[0]
@@ -68,8 +69,8 @@ def _dynamic_dims(
 
 
 def _block_starts(
-    shards: Shards, shape: Sequence[int], part: Sequence[int], starts: Sequence[Any]
-) -> tuple[list[Any], Any]:
+    shards: Shards, shape: Sequence[int], part: Sequence[int], starts: Sequence[jax.Array]
+) -> tuple[list[jax.Array], jax.Array | None]:
     """Starts in the local blocks, and whether this device holds the element; None if all do.
 
     Whole dims are taken from 0, what any start there is clamped to.  XLA merges the slice with the
@@ -87,8 +88,8 @@ def _block_starts(
             jnp.zeros_like(start) if loops and size == taken else start
             for start, loops, size, taken in pairs
         ], None
-    here: Any = True
-    places: list[Any] = []
+    here: jax.Array | None = None
+    places: list[jax.Array] = []
     for dim, start in enumerate(starts):
         bound = min(shape[dim] - part[dim], int(jnp.iinfo(start.dtype).max))
         place = jnp.clip(start, 0, bound).astype(_place_type(shape))
@@ -96,15 +97,16 @@ def _block_starts(
             (loop,) = follows[dim]
             size = shards.local_size(loop)
             place = place - shards.block_start(loop)
-            here &= (place >= 0) & (place < size)
+            inside = (place >= 0) & (place < size)
+            here = inside if here is None else here & inside
             place = jnp.clip(place, 0, size - 1)
         places.append(place)
     return places, here
 
 
-def _place_type(shape: Sequence[int]) -> Any:
+def _place_type(shape: Sequence[int]) -> type[np.generic]:
     # The primitives want all starts of one type.
-    return jnp.int32 if all(map(can_shift, shape)) else jnp.int64
+    return np.int32 if all(map(can_shift, shape)) else np.int64
 
 
 def dynamic_slice_rule(eqn: Equation) -> LoopRule:
@@ -114,7 +116,9 @@ def dynamic_slice_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (tuple(dims), *starts), (tuple(result),), ((0,),), note)
 
 
-def local_dynamic_slice(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_dynamic_slice(
+    eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Whole dims at their local size; zero where another device holds the element."""
     operand, *starts = operands
     places, here = _block_starts(shards, eqn.in_avals[0].shape, eqn.out_avals[0].shape, starts)
@@ -130,7 +134,9 @@ def dynamic_update_slice_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), operands, (tuple(dims),), ((0, 1),), note)
 
 
-def local_dynamic_update_slice(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_dynamic_update_slice(
+    eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Where another device holds the element, what is there is written again."""
     operand, update, *starts = operands
     places, here = _block_starts(shards, eqn.in_avals[0].shape, eqn.in_avals[1].shape, starts)

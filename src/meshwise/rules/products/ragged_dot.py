@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from meshwise.graph.layout import SUM
@@ -59,7 +59,9 @@ def ragged_dot_rule(eqn: Equation) -> LoopRule:
     )
 
 
-def local_ragged_dot(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_ragged_dot(
+    eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """With the sizes of the groups inside the local block of the ragged dim."""
     lhs, rhs, sizes = operands
     (ragged,) = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import jax
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import DimMap, Halo, LoopRule
@@ -112,10 +113,10 @@ def _placed(spec: tuple[int, ...], dims: tuple[tuple[int, ...], ...]) -> DimMap:
     return tuple(found)
 
 
-def local_conv(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_conv(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The convolution itself, with the groups that are here and the padding of the blocks."""
     numbers = eqn.params["dimension_numbers"]
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if _groups(eqn) > 1:
         for name in ("feature_group_count", "batch_group_count"):
             changes[name] = max(1, eqn.params[name] // shards.parts(0))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import jax
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import Halo, LoopRule
@@ -115,7 +116,7 @@ def _paddings(eqn: Equation) -> list[tuple[int, int]]:
     return list(eqn.params["padding"] or ((0, 0),) * len(eqn.in_avals[0].shape))
 
 
-def local_window(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_window(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The windows of the blocks, with the padding of the blocks."""
     padding, local = _paddings(eqn), list(operands)
     for dim in _cut_dims(shards):
@@ -126,7 +127,9 @@ def local_window(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list
     return rebind(eqn, local, padding=tuple(padding))
 
 
-def local_selection(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_selection(
+    eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """All windows that touch the blocks; what they give to the neighbours is cut off.
 
     Windows beyond the ends have a cotangent of zero.

@@ -11,8 +11,8 @@ needs the same edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 from jax import lax
 
 
@@ -114,7 +114,7 @@ def blocks_of_selections(windows: Windows) -> Selections | None:
     return Selections(windows=(before, after), elements=(before * stride + low, max(0, beyond)))
 
 
-def without_ends(block: Any, dim: int, cut: tuple[int, int]) -> Any:
+def without_ends(block: jax.Array, dim: int, cut: tuple[int, int]) -> jax.Array:
     """A block without some elements at both ends of a dim."""
     if cut == (0, 0):
         return block
