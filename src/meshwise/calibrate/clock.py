@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """How carefully to measure.
+    """The care with which something is measured.
 
     Attributes:
         repeats: Runs of which the median counts.
-        run_s: A run has as many turns as take about this long.
-        max_turns: But not more than these.
+        run_s: Seconds that a run takes at least; it has as many turns as that needs.
+        max_turns: The most turns of a run.
     """
 
     repeats: int
@@ -30,7 +30,7 @@ def seconds_a_turn(
 
     Args:
         run: Runs a number of turns and waits for their end; the first call may compile.
-        effort: How carefully.
+        effort: The care with which it is measured.
         now: The clock.
     """
 

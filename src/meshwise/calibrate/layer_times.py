@@ -59,7 +59,7 @@ class MeasuredTimes:
         num_microbatches: int,
         decision: GraphDecision,
     ) -> tuple[float, float]:
-        """Seconds of all micro-batches of a step, and of what runs once a step.
+        """Return seconds of all micro-batches of a step, and of what runs once a step.
 
         Raises:
             ClusterError: the mesh has more devices than there are.
@@ -90,7 +90,7 @@ class MeasuredTimes:
         return loop_s, math.fsum(s for name, s in spent.items() if name not in _LOOP)
 
     def _grouped(self, mesh: LogicalMesh) -> Mesh:
-        """The devices of this process in groups of the mesh's shape."""
+        """Return the devices of this process in groups of the mesh's shape."""
         groups = len(self._devices) // mesh.num_devices
         if not groups:
             raise ClusterError(

@@ -31,7 +31,7 @@ class Sizes:
         matmul: Rows of square matrices by dtype.
         memory: Bytes that one device reads and writes.
         collectives: Bytes of tensors as a group sees them whole.
-        effort: How carefully.
+        effort: The care with which it is measured.
     """
 
     matmul: tuple[tuple[str, tuple[int, ...]], ...]

@@ -104,8 +104,8 @@ def collective_loop(
 
     Args:
         devices: All devices.
-        kind: As in `cluster.collectives`.
-        group_size: Divides the number of devices.
+        kind: The kind, as in `cluster.collectives`.
+        group_size: Devices of a group; it divides the number of devices.
         num_bytes: B, the tensor as a group sees it whole; a multiple of 4 times the square of the
             group size.
 

@@ -80,7 +80,7 @@ class Workers:
         self._children.clear()
 
     def __call__(self, programs: Sequence[Measurable]) -> list[float]:
-        """Seconds of programs.
+        """Return seconds of programs.
 
         Raises:
             ProgramError: one cannot be compiled, or a process ended.
@@ -163,7 +163,7 @@ def serve() -> None:
 
 
 def _outcome(work: Callable[[], object]) -> object:
-    """What work gives, or the text of what went wrong."""
+    """Return what work gives, or the text of what went wrong."""
     try:
         return work()
     except (MeshwiseError, jax.errors.JaxRuntimeError, TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ class SubmeshKind:
 
     Attributes:
         host: The kind of each host; where they differ, one as slow as the slowest of them.
-        num_hosts: How many.
+        num_hosts: The number of hosts.
         devices_per_host: Devices of each host that belong to the block, at most all.
     """
 
@@ -42,7 +42,7 @@ class SubmeshKind:
         return self.host.device
 
     def mesh(self, shape: Sequence[int], names: Sequence[str] | None = None) -> LogicalMesh:
-        """All devices of the block as a logical mesh.
+        """Return all devices of the block as a logical mesh.
 
         Args:
             shape: Size of each axis, major to minor.
@@ -62,11 +62,11 @@ class SubmeshKind:
         return logical_mesh(self.host, self.devices_per_host, shape, names)
 
     def mesh_shapes(self, max_axes: int = MAX_AXES) -> tuple[tuple[int, ...], ...]:
-        """The shapes that are worth a try: factorisations that differ in what they cost."""
+        """Return the shapes that are worth a try: factorisations that differ in what they cost."""
         return view_shapes(self.host, self.devices_per_host, self.num_devices, max_axes)
 
     def logical_meshes(self, max_axes: int = MAX_AXES) -> tuple[LogicalMesh, ...]:
-        """The logical meshes that are worth a try, one for each of `mesh_shapes`."""
+        """Return the logical meshes that are worth a try, one for each of `mesh_shapes`."""
         return tuple(self.mesh(shape) for shape in self.mesh_shapes(max_axes))
 
 
@@ -75,7 +75,7 @@ class Submesh:
     """A block of hosts at its place in a cluster.
 
     Attributes:
-        kind: What its costs depend on.
+        kind: The kind of submesh, on which its costs depend.
         first_host: Number of its first host in the cluster.
         first_device: Number of its first device in each of its hosts.
     """

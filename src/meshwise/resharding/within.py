@@ -49,7 +49,7 @@ class ReshardingStep:
         layout: Layout after the step.
         num_bytes: B of FACTS section 1; 0 for slice and mask.
         group_size: Devices in one group.
-        monoid: Of a reduction or mask; else empty.
+        monoid: The monoid of a reduction or mask; else empty.
     """
 
     kind: str

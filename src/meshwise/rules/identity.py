@@ -23,7 +23,7 @@ def identity_rule(eqn: Equation) -> LoopRule:
 
 
 def local_identity(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The operands."""
+    """Return the operands."""
     del eqn, shards
     return list(operands)
 

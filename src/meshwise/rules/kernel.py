@@ -35,9 +35,9 @@ class Kernel:
     """A kernel with its loops.
 
     Attributes:
-        name: For messages and plans.
-        run: Arrays to the list of results.
-        statement: Its loops.
+        name: The name for messages and plans.
+        run: The function, from arrays to the list of results.
+        statement: The loops of the kernel.
         flop: FLOP on whole operands; None for one a result element.
     """
 
@@ -76,7 +76,7 @@ def _refuse_jvp(primals: object, tangents: object, *, kernel: Kernel) -> NoRetur
 def _batched(
     operands: Sequence[jax.Array], dims: Sequence[int | None], *, kernel: Kernel
 ) -> tuple[list[jax.Array], tuple[int, ...]]:
-    """One more parallel loop in front of the batched operands and of all results."""
+    """Return one more parallel loop in front of the batched operands and of all results."""
     mapped = [dim is not None for dim in dims]
     operands = [
         x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)
@@ -116,7 +116,7 @@ def sharded_kernel(
     min: str = "",
     flop: Callable[..., float] | None = None,
 ) -> Any:
-    """A function of arrays as one opaque operator with stated loops; decorator or call.
+    """Return a function of arrays as one opaque operator with stated loops; decorator or call.
 
     `parallelize` does not look into it: it runs the function on the parts of the operands that
     the statement allows, each device on its own.  A Pallas kernel, a call into a library, or
@@ -244,7 +244,7 @@ def _rule(eqn: Equation) -> LoopRule:
 
 
 def _local(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The function on the local parts.
+    """Return the function on the local parts.
 
     Raises:
         TraceError: it does not give the parts of the results.

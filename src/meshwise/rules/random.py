@@ -48,7 +48,7 @@ def bits_rule(eqn: Equation) -> LoopRule:
 
 
 def _times(index: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """`index * stride` as (high, low) words; `index` is uint32, the product below 2**64."""
+    """Return `index * stride` as (high, low) words; `index` is uint32, the product below 2**64."""
     low_stride = stride % _WORD
     a, b = index & (_HALF - 1), index >> 16
     c, d = jnp.uint32(low_stride % _HALF), jnp.uint32(low_stride // _HALF)
@@ -64,7 +64,7 @@ def _times(index: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
 def flat_words(
     indices: Sequence[jax.Array], shape: Sequence[int]
 ) -> tuple[jax.Array | None, jax.Array]:
-    """(high, low) words of the flat index of each element of a tile.
+    """Return (high, low) words of the flat index of each element of a tile.
 
     Args:
         indices: For each dim the global indices (int32) of the local elements.

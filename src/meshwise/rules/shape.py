@@ -47,7 +47,7 @@ def local_broadcast(
 def common_atoms(
     before: Sequence[int], after: Sequence[int]
 ) -> tuple[tuple[Loop, ...], DimMap, DimMap, bool]:
-    """Loops that two shapes of equal element count share.
+    """Return loops that two shapes of equal element count share.
 
     Walks both shapes from the major end; at equal prefixes the greatest common divisor of what
     is left of the two current dims is an atom.  Where it is 1 the dims stay whole until the
@@ -98,7 +98,7 @@ def common_atoms(
 
 
 def reshape_rule(eqn: Equation) -> LoopRule:
-    """Atoms of the two shapes; see `common_atoms`."""
+    """Return atoms of the two shapes; see `common_atoms`."""
     before, after = eqn.in_avals[0].shape, eqn.out_avals[0].shape
     order = eqn.params.get("dimensions") or range(len(before))
     atoms, permuted, result, stuck = common_atoms([before[dim] for dim in order], after)
@@ -149,7 +149,7 @@ def iota_rule(eqn: Equation) -> LoopRule:
 
 
 def local_iota(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Global indices of the local iterations."""
+    """Return global indices of the local iterations."""
     shape = shards.result_shape(eqn)
     dim = eqn.params["dimension"]
     follows = shards.rule.results[0][dim]
@@ -167,7 +167,7 @@ def empty_rule(eqn: Equation) -> LoopRule:
 
 
 def local_empty(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """As much as the local result needs."""
+    """Return an empty tensor of the shape of the local result."""
     return rebind(eqn, operands, shape=shards.result_shape(eqn), out_sharding=None)
 
 

@@ -24,12 +24,12 @@ _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
 
 
 def _has_no_sum(aval: ShapedArray) -> bool:
-    """Whether values of a type cannot be partial sums: booleans and random keys."""
+    """Return whether values of a type cannot be partial sums: booleans and random keys."""
     return bool(aval.dtype == np.bool_ or jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def _typed(row: PrimitiveRule) -> PrimitiveRule:
-    """The row with loops and linear groups that suit the types of the values."""
+    """Return the row with loops and linear groups that suit the types of the values."""
 
     def rule(eqn: Equation) -> LoopRule:
         found = row.rule(eqn)

@@ -34,13 +34,13 @@ class Executable:
     """A compiled step.
 
     Attributes:
-        traced: The step as traced.
-        plan: Its plan.
+        traced: The traced step.
+        plan: The plan of the step.
         compiled: XLA executable on flat arguments.
         in_shardings: Sharding of each flat argument.
         compile_s: Seconds that lowering and compilation took.
         kept: Positions of the arguments that are not donated.
-        handover: What the last run returned in place of what was donated to it.
+        handover: The results of the last run in place of what was donated to it.
     """
 
     traced: TracedStep
@@ -137,8 +137,8 @@ def compile_step(
 
     Args:
         traced: The step.
-        plan: Its plan.
-        devices: As many as the plan's mesh has; the first of the process by default.
+        plan: The plan of the step.
+        devices: At least as many devices as the plan's mesh has; those of the process by default.
 
     Raises:
         ClusterError: the plan needs more devices than there are.

@@ -33,10 +33,10 @@ class ForwardExecutable:
     """A compiled step without gradients.
 
     Attributes:
-        plan: Its plan.
-        cut: What each stage takes and makes.
+        plan: The plan of the step.
+        cut: The inputs and results of each stage.
         stages: The programs.
-        orders: For each program which input of its stage each operand is.
+        orders: For each program the input of its stage that each operand is.
         ends: Takes stacks of layers apart and puts them together.
         user: The user's step: its trees, names and arguments.
         copier: Moves arrays between meshes.
@@ -97,22 +97,22 @@ class ForwardExecutable:
         return with_weak_types(self.ends.results(arrays), original.weak_results)
 
     def compiled_text(self) -> dict[str, str]:
-        """Optimised HLO of each program, by name."""
+        """Return the optimised HLO of each program, by name."""
         return {
             f"stage {part.stage}": stage.compiled_text()["step"]
             for part, stage in zip(self.cut.stages, self.stages, strict=True)
         }
 
     def measured_peak_bytes(self) -> int:
-        """Memory of one device of the worst stage, as XLA reports it for its program."""
+        """Return the memory of one device of the worst stage, as XLA reports it for its program."""
         return max(stage.measured_peak_bytes() for stage in self.stages)
 
     def traffic(self) -> dict[str, float]:
-        """Bytes that pass from stage to stage in a call, each tensor counted once a stage."""
+        """Return the bytes that pass from stage to stage in a call, each tensor once a stage."""
         return {"bytes_between_meshes": float(sum(s.send_bytes for s in self.plan.stages))}
 
     def fidelity(self) -> tuple[StageFidelity, ...]:
-        """For each stage what was predicted, and what was compiled."""
+        """Return for each stage what was predicted, and what was compiled."""
         return tuple(found for stage in self.stages for found in stage.fidelity())
 
 

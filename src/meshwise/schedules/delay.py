@@ -51,7 +51,7 @@ def spread_delays(k: int, num_meshes: int) -> list[int]:
 
 
 def _delayed(tasks: tuple[Task, ...], delay: int) -> tuple[Task, ...]:
-    """One mesh's list with its `W`s."""
+    """Return one mesh's list with its `W`s."""
     weights = [Task(WEIGHT, t.stage, t.microbatch) for t in tasks if t.kind == BACKWARD]
     placed: list[Task] = []
     seen = done = 0

@@ -40,7 +40,7 @@ class Schedule:
     """Who runs what in which order.
 
     Attributes:
-        name: As in `schedules.registry`, or a user's own.
+        name: The name, as in `schedules.registry`, or a user's own.
         num_stages: Stages of the pipeline.
         num_microbatches: Micro-batches of one step.
         num_meshes: Meshes; each runs one or several stages.

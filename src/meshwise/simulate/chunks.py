@@ -27,17 +27,17 @@ class Chunk:
     """One run of layers on one mesh.
 
     Attributes:
-        forward_s: Of one micro-batch.
-        backward_s: Of one micro-batch, recomputation included.
-        once_s: Once a step.
-        resident_bytes: Held all the time by one device.
-        microbatch_bytes: Held for each micro-batch in flight.
-        temporary_bytes: On top at the peak.
-        forward_gather_s: To gather an activation that another mesh sent, before its forward pass.
+        forward_s: Seconds of the forward pass of one micro-batch.
+        backward_s: Seconds of its backward pass, recomputation included.
+        once_s: Seconds of what is done once a step.
+        resident_bytes: Bytes that one device holds all the time.
+        microbatch_bytes: Bytes held for each micro-batch in flight.
+        temporary_bytes: Bytes on top of that at the peak.
+        forward_gather_s: Seconds to gather an activation that another mesh sent, before its forward pass.
         backward_gather_s: The same of a cotangent.
         weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
             for half of it.
-        weight_bytes: Held for each micro-batch between the two; None for `microbatch_bytes`.
+        weight_bytes: Bytes held for each micro-batch between the two; None for `microbatch_bytes`.
     """
 
     forward_s: float
@@ -74,7 +74,7 @@ def simulate_chunks(
     """Return what one step does on a cluster, and when.
 
     Args:
-        cluster: Where it runs.
+        cluster: The cluster on which it runs.
         table: Who runs what in which order; its stages are the chunks.
         chunks: The costs of the chunks, in the order of the layers.
         meshes: Hosts of each mesh, and its devices of each host.
@@ -105,7 +105,7 @@ def simulate_chunks(
 
 
 def stage_cost(chunk: Chunk) -> StageCost:
-    """A chunk as the simulator takes it."""
+    """Return a chunk as the simulator takes it."""
     temporary = round(chunk.temporary_bytes)
     weight_s = _WEIGHT_SHARE * chunk.backward_s if chunk.weight_s is None else chunk.weight_s
     return StageCost(

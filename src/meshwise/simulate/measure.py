@@ -29,7 +29,7 @@ def exposed_s(
     Args:
         streams: For each mesh its actions.
         transfers: All transfers.
-        run: When everything happened.
+        run: The times of everything that happened.
     """
     blocking: list[list[Interval]] = [[] for _ in streams]
     for transfer, start, end in zip(

@@ -22,12 +22,12 @@ from meshwise.simulate.weight_delays import asked_delays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a simulation does otherwise than the plan; None: as the plan.
+    """Differences between a simulation and the plan; None where there is none.
 
     Attributes:
-        cluster: Where it runs: other links and memory; the times of stages stay those of the plan.
-        schedule: Who runs what in which order.
-        num_microbatches: In how many parts the same batch runs; times and bytes of one in
+        cluster: The cluster on which it runs: other links and memory, the same times of stages.
+        schedule: The schedule in place of the plan's.
+        num_microbatches: Parts in which the same batch runs; times and bytes of one are in
             proportion to its rows.
     """
 
@@ -41,14 +41,14 @@ class Simulation:
     """One simulated step of a plan.
 
     Attributes:
-        cluster: Where it ran.
-        schedule: Its name in `schedules.registry`.
-        num_microbatches: B.
-        stages: With the times and bytes that were simulated.
-        mesh_of_stage: For each stage its mesh.
-        memory_bytes: For each mesh what a device has.
-        timeline: What happened.
-        notes: What was taken for granted.
+        cluster: The cluster on which it ran.
+        schedule: The name of the schedule in `schedules.registry`.
+        num_microbatches: Micro-batches of the step.
+        stages: The stages, with the times and bytes that were simulated.
+        mesh_of_stage: The mesh of each stage.
+        memory_bytes: For each mesh the memory of a device.
+        timeline: The timeline of the step.
+        notes: Texts that say what was taken for granted.
     """
 
     cluster: Cluster
@@ -61,7 +61,7 @@ class Simulation:
     notes: tuple[str, ...]
 
     def stages_of(self, mesh: int) -> tuple[Stage, ...]:
-        """The stages of a mesh."""
+        """Return the stages of a mesh."""
         pairs = zip(self.mesh_of_stage, self.stages, strict=True)
         return tuple(stage for m, stage in pairs if m == mesh)
 
@@ -81,7 +81,7 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
 
     Args:
         plan: The plan.
-        changes: What is otherwise than in the plan.
+        changes: The differences from the plan; none by default.
 
     Raises:
         PlanError: the cluster has no place for the stages, the schedule or the number of
@@ -156,7 +156,7 @@ def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simula
 
 
 def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
-    """The stage with other micro-batches; what is not of rows alone is never taken smaller."""
+    """Return the stage with other micro-batches; what not only rows decide never gets less."""
     ratio, late = planned / count, stage.weights
     return replace(
         stage,
@@ -175,7 +175,7 @@ def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
 
 
 def _memory_bytes(plan: PlanRecord, other: Cluster | None) -> tuple[int, ...]:
-    """What a device of each mesh has: the least of its hosts on another cluster."""
+    """Return what a device of each mesh has: the least of its hosts on another cluster."""
     if other is None:
         return mesh_memory_bytes(plan)
     return tuple(device_memory_bytes(stage, other) for stage in one_a_mesh(plan.stages))

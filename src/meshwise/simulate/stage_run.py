@@ -23,7 +23,7 @@ def simulate_stages(
 
     Args:
         stages: The stages.
-        cluster: Where they run.
+        cluster: The cluster on which they run.
         table: Who runs what in which order.
         hides_transfers: Whether transfers run beside computation.
     """
@@ -51,7 +51,7 @@ def one_a_mesh(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def chunk_of(stage: Stage) -> Chunk:
-    """A stage as the simulator takes it."""
+    """Return a stage as the simulator takes it."""
     return Chunk(
         forward_s=stage.forward_s,
         backward_s=stage.backward_s,

@@ -59,7 +59,7 @@ def chrome_trace(timeline: Timeline) -> str:
 
 
 def _lanes(way: str, mesh: int, transfers: Sequence[TransferEvent]) -> list[_Record]:
-    """Slices of one direction, each in the first lane that is free when it starts."""
+    """Return slices of one direction, each in the first lane that is free when it starts."""
     slices: list[_Record] = []
     free_ns: list[int] = []
     for t in transfers:
@@ -87,7 +87,7 @@ def _lanes(way: str, mesh: int, transfers: Sequence[TransferEvent]) -> list[_Rec
 
 
 def _ns(seconds: float) -> int:
-    """Whole nanoseconds, so that what touches still touches after rounding."""
+    """Return whole nanoseconds, so that what touches still touches after rounding."""
     return round(seconds * 1e9)
 
 

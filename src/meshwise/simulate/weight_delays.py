@@ -20,17 +20,17 @@ _SAME = 1e-9
 def asked_delays(
     schedule: PipelineSchedule, stages: Sequence[Stage], cluster: Cluster, count: int
 ) -> tuple[int, ...]:
-    """By how many half steps each stage delays its gradients of weights: as little as suffices.
+    """Return the half steps by which each stage delays its gradients of weights: as few as suffice.
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
     those with which it is shortest.  Longer delays than fit into memory are not looked at.
 
     Args:
-        schedule: What is asked; without delays for none.
+        schedule: The schedule that is asked for; one that does not delay weights gives no delays.
         stages: The stages.
-        cluster: Where they run.
-        count: B.
+        cluster: The cluster on which they run.
+        count: Micro-batches of a step.
 
     Source: FACTS section 3 (AlpaComm), with uneven stages and the cluster's own links.
     """
@@ -60,10 +60,10 @@ def asked_delays(
 
 
 def fits(stages: Sequence[Stage], schedule: Schedule) -> bool:
-    """Whether what waits for gradients of weights fits, as far as it is known.
+    """Return whether what waits for gradients of weights fits, as far as it is known.
 
     Args:
-        stages: Of the pipeline.
+        stages: The stages of the pipeline.
         schedule: It splits the backward pass.
     """
     return all(
@@ -79,7 +79,7 @@ def at_most_held(stage: Stage, schedule: Schedule, number: int) -> Stage:
     Args:
         stage: The stage, its gradients of weights apart.
         schedule: It splits the backward pass.
-        number: Of the stage.
+        number: The number of the stage.
     """
     late = stage.weights
     assert late is not None

@@ -67,12 +67,12 @@ _KIND_KEYS = ("host", "profile", "nic", "num_nics")
 def cluster_fields(
     data: Table, where: str, folder: Path | None = None
 ) -> tuple[str, tuple[HostGroup, ...]]:
-    """Name and groups of hosts of a parsed description.
+    """Return name and groups of hosts of a parsed description.
 
     Args:
-        data: What the TOML file holds.
-        where: Its name, for errors.
-        folder: In which profiles are looked for.
+        data: The table of the TOML file.
+        where: The name of the file, for errors.
+        folder: The folder in which profiles are looked for.
 
     Raises:
         ClusterError: naming the key that is missing, unknown or wrong.
@@ -113,7 +113,7 @@ def _groups(table: Table, where: str, folder: Path | None) -> list[HostGroup]:
 
 
 def _kind(table: Table, where: str, folder: Path | None, key: str) -> HostSpec:
-    """The kind of host that a table names, with the NICs that it states."""
+    """Return the kind of host that a table names, with the NICs that it states."""
     if "profile" in table:
         if key in table:
             raise ClusterError(

@@ -16,7 +16,7 @@ _SHOWN = 60
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it."""
+    """Return a value as an error shows it."""
     try:
         text = repr(value)
     except ValueError:  # A whole number of thousands of digits.
@@ -25,7 +25,7 @@ def shown(value: object) -> str:
 
 
 def table_of(value: object, where: str, known: Sequence[str]) -> Table:
-    """A table with no other keys than the known ones.
+    """Return a table with no other keys than the known ones.
 
     Raises:
         ClusterError: it is something else, or has others.
@@ -42,7 +42,7 @@ def table_of(value: object, where: str, known: Sequence[str]) -> Table:
 
 
 def list_of(value: object, where: str) -> list[object]:
-    """A list.
+    """Return a list.
 
     Raises:
         ClusterError: it is something else.
@@ -53,7 +53,7 @@ def list_of(value: object, where: str) -> list[object]:
 
 
 def required(table: Table, key: str, where: str) -> object:
-    """The value of a key.
+    """Return the value of a key.
 
     Raises:
         ClusterError: it is missing.
@@ -64,7 +64,7 @@ def required(table: Table, key: str, where: str) -> object:
 
 
 def text(table: Table, key: str, where: str, default: str | None = None) -> str:
-    """A text that says something.
+    """Return a text that says something.
 
     Raises:
         ClusterError: it is something else, or missing without a default.
@@ -80,7 +80,7 @@ def text(table: Table, key: str, where: str, default: str | None = None) -> str:
 
 
 def count(table: Table, key: str, where: str, default: int | None = None) -> int:
-    """A whole number above zero.
+    """Return a whole number above zero.
 
     Raises:
         ClusterError: it is something else, or missing without a default.
@@ -98,7 +98,7 @@ def count(table: Table, key: str, where: str, default: int | None = None) -> int
 
 
 def number(table: Table, key: str, where: str, *, above_zero: bool = True) -> float:
-    """A finite number, above zero or zero too.
+    """Return a finite number, above zero or zero too.
 
     Raises:
         ClusterError: it is something else or missing.
@@ -107,7 +107,7 @@ def number(table: Table, key: str, where: str, *, above_zero: bool = True) -> fl
 
 
 def number_of(value: object, key: str, where: str, *, above_zero: bool = True) -> float:
-    """A finite number, above zero or zero too.
+    """Return a finite number, above zero or zero too.
 
     Raises:
         ClusterError: it is something else.

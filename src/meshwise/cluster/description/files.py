@@ -12,11 +12,11 @@ _MAX_BYTES = 64 * 2**20
 
 
 def file_text(path: Path, what: str) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Args:
-        path: Where.
-        what: What it should be, for errors.
+        path: The path of the file.
+        what: The kind of file that it should be, for errors.
 
     Raises:
         ClusterError: it cannot be read, is no file, too large, or not text.
@@ -40,7 +40,7 @@ def file_text(path: Path, what: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, object]:
-    """The table of a TOML file.
+    """Return the table of a TOML file.
 
     Raises:
         ClusterError: it cannot be read or is not TOML.
@@ -59,7 +59,7 @@ def read_toml(path: Path) -> dict[str, object]:
 
 
 def read_json(path: Path) -> object:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
         ClusterError: it cannot be read or is not JSON, or a key stands twice.

@@ -27,7 +27,7 @@ _PEAK_KEYS = (
 
 
 def host_of(value: object, where: str) -> HostSpec:
-    """A host from its table; `read` documents the keys.
+    """Return a host from its table; `cluster_file` documents the keys.
 
     Raises:
         ClusterError: naming the key that is missing, unknown or wrong.
@@ -49,7 +49,7 @@ def host_of(value: object, where: str) -> HostSpec:
 
 
 def link_of(value: object, where: str) -> Link:
-    """A link from its table.
+    """Return a link from its table.
 
     Raises:
         ClusterError: naming the key that is missing, unknown or wrong.
@@ -62,7 +62,7 @@ def link_of(value: object, where: str) -> Link:
 
 
 def host_table(host: HostSpec) -> dict[str, object]:
-    """The table of a host, which `host_of` reads back; equal hosts give equal tables.
+    """Return the table of a host, which `host_of` reads back; equal hosts give equal tables.
 
     1 and 1.0 are equal, so both are 1.0 where a float is.
     """

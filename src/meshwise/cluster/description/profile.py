@@ -34,8 +34,8 @@ class MatmulPoint:
     """A product of two square matrices on every device at once.
 
     Attributes:
-        dtype: Of its operands.
-        size: Rows and columns.
+        dtype: The dtype of its operands.
+        size: Rows and columns of each.
         seconds: Median of one product.
     """
 
@@ -45,7 +45,7 @@ class MatmulPoint:
 
     @property
     def flop(self) -> float:
-        """Of one product."""
+        """The FLOP of one product."""
         return 2.0 * self.size**3
 
 
@@ -54,7 +54,7 @@ class MemoryPoint:
     """An element-wise operator on every device at once.
 
     Attributes:
-        num_bytes: Read and written by one device.
+        num_bytes: Bytes that one device reads and writes.
         seconds: Median of one pass.
     """
 
@@ -67,7 +67,7 @@ class CollectivePoint:
     """One collective, in all its groups at once.
 
     Attributes:
-        kind: As in `cluster.collectives`.
+        kind: The kind, as in `cluster.collectives`.
         group_size: Devices of a group.
         num_bytes: B: the tensor as a group sees it whole.
         seconds: Median of one collective.
@@ -84,12 +84,12 @@ class Profile:
     """One calibration.
 
     Attributes:
-        created: Date and time.
-        command: What was called.
+        created: The date and time.
+        command: The command that was called.
         versions: Pairs (program, version).
-        platform: As JAX calls it, as `cpu`.
-        device_kind: As JAX calls it.
-        host: What the cost model uses.
+        platform: The platform as JAX calls it, as `cpu`.
+        device_kind: The kind of the devices as JAX calls it.
+        host: The host that the cost model uses.
         matmul: All measured products.
         memory: All measured passes over memory.
         collectives: All measured collectives; none on one device.
@@ -106,7 +106,7 @@ class Profile:
     collectives: tuple[CollectivePoint, ...]
 
     def to_json(self) -> str:
-        """As indented JSON that `read_profile` reads back equal."""
+        """Return the profile as indented JSON that `read_profile` reads back equal."""
         data = {
             "format": FORMAT,
             "version": VERSION,
@@ -126,7 +126,7 @@ class Profile:
 
 
 def read_profile(path: str | Path) -> Profile:
-    """A profile from its file.
+    """Return a profile from its file.
 
     Raises:
         ClusterError: the file cannot be read, is no profile or one of another version, or a field

@@ -57,7 +57,7 @@ def _dims(eqn: Equation) -> _Dims:
 
 
 def _passes_fill(eqn: Equation) -> bool:
-    """Whether terms that are each filled still sum to the fill value (0, NaN, infinity)."""
+    """Return whether terms that are each filled still sum to the fill value (0, NaN, infinity)."""
     if eqn.params["mode"] != FILL_OR_DROP:
         return True
     fill = np.asarray(eqn.params["fill_value"])
@@ -65,7 +65,7 @@ def _passes_fill(eqn: Equation) -> bool:
 
 
 def gather_rule(eqn: Equation) -> LoopRule:
-    """Loops in the order: dims of the indices, of the operand."""
+    """Return loops in the order: dims of the indices, of the operand."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     operand, indices = eqn.in_avals[0], eqn.in_avals[1]
     dims = _dims(eqn)

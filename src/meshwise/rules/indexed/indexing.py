@@ -22,12 +22,12 @@ _INT32_LIMIT = 2**31
 
 
 def is_key(aval: ShapedArray) -> bool:
-    """Whether a value is an array of random keys."""
+    """Return whether a value is an array of random keys."""
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def can_shift(size: int) -> bool:
-    """Whether positions along a dim fit the int32 of local indices."""
+    """Return whether positions along a dim fit the int32 of local indices."""
     return size < _INT32_LIMIT
 
 
@@ -37,7 +37,7 @@ def _at_least_int32(indices: jax.Array) -> jax.Array:
 
 
 def columns_in_range(indices: jax.Array, bounds: Sequence[int]) -> jax.Array:
-    """Which index vectors lie, in every column, in `0 <= index <= bound`; shape of the batch."""
+    """Return which index vectors lie in `0 <= index <= bound` in every column."""
     wide = _at_least_int32(indices)
     inside = jnp.ones(wide.shape[:-1], bool)
     for column, bound in enumerate(bounds):
@@ -56,7 +56,7 @@ def shifted_columns(
     *,
     clamp: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Indices into the local blocks.
+    """Return indices into the local blocks.
 
     Args:
         shards: How the loops are split.
@@ -89,7 +89,7 @@ def shifted_columns(
 
 
 def all_first(shards: Shards, loops: Iterable[int]) -> jax.Array | bool:
-    """Whether this is the first part of all the loops."""
+    """Return whether this is the first part of all the loops."""
     first: jax.Array | bool = True
     for loop in loops:
         first = jnp.logical_and(first, shards.is_first(loop))

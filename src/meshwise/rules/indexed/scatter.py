@@ -81,7 +81,7 @@ def _dims(eqn: Equation) -> _Dims:
 
 
 def scatter_rule(eqn: Equation) -> LoopRule:
-    """Loops in the order: dims of the indices, of the operand."""
+    """Return loops in the order: dims of the indices, of the operand."""
     numbers = eqn.params["dimension_numbers"]
     operand, indices, updates = (aval.shape for aval in eqn.in_avals)
     dims = _dims(eqn)
@@ -179,7 +179,7 @@ def local_scatter(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) 
 def _unchanged(
     eqn: Equation, operand: jax.Array, columns: jax.Array, updates: jax.Array
 ) -> jax.Array:
-    """Updates that leave the operand as it is; the indices are in range."""
+    """Return updates that leave the operand as it is; the indices are in range."""
     if eqn.name in _NEUTRAL:
         return jnp.full_like(updates, _NEUTRAL[eqn.name])
     numbers = eqn.params["dimension_numbers"]

@@ -49,7 +49,7 @@ def local_slice(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) ->
 def _dynamic_dims(
     eqn: Equation, part: Sequence[int], kind: str
 ) -> tuple[LoopList, list[tuple[int, ...]], list[tuple[int, ...]], str]:
-    """Loops of a tensor of which a part is read or written, and of the part."""
+    """Return loops of a tensor of which a part is read or written, and of the part."""
     loops = LoopList()
     operand = eqn.in_avals[0]
     of_operand: list[tuple[int, ...]] = []
@@ -71,7 +71,7 @@ def _dynamic_dims(
 def _block_starts(
     shards: Shards, shape: Sequence[int], part: Sequence[int], starts: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], jax.Array | None]:
-    """Starts in the local blocks, and whether this device holds the element; None if all do.
+    """Return starts in the local blocks, and whether this device holds the element; None if all do.
 
     Whole dims are taken from 0, what any start there is clamped to.  XLA merges the slice with the
     one that cut the operand into blocks and forgets to clamp.
@@ -119,7 +119,7 @@ def dynamic_slice_rule(eqn: Equation) -> LoopRule:
 def local_dynamic_slice(
     eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Whole dims at their local size; zero where another device holds the element."""
+    """Return whole dims at their local size; zero where another device holds the element."""
     operand, *starts = operands
     places, here = _block_starts(shards, eqn.in_avals[0].shape, eqn.out_avals[0].shape, starts)
     (found,) = rebind(eqn, (operand, *places), slice_sizes=shards.result_shape(eqn))

@@ -13,7 +13,7 @@ from meshwise.rules.primitive import Equation, PrimitiveRule
 
 
 def dot_rule(eqn: Equation) -> LoopRule:
-    """Loops in the order: batch, free dims of the left, of the right, contracted."""
+    """Return loops in the order: batch, free dims of the left, of the right, contracted."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     lhs, rhs = eqn.in_avals[0].shape, eqn.in_avals[1].shape
     left: list[tuple[int, ...]] = [()] * len(lhs)
@@ -45,7 +45,7 @@ def dot_rule(eqn: Equation) -> LoopRule:
 
 
 def dot_flop(eqn: Equation) -> float:
-    """2 M N K, times the batch."""
+    """Return 2 M N K, times the batch."""
     (lhs_contract, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.in_avals[0].shape
     return 2.0 * math.prod(eqn.out_avals[0].shape) * math.prod(lhs[i] for i in lhs_contract)

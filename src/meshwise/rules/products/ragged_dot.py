@@ -19,7 +19,7 @@ from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 
 
 def ragged_dot_rule(eqn: Equation) -> LoopRule:
-    """Loops in the order: batch, free dims of the left, of the right, contracted."""
+    """Return loops in the order: batch, free dims of the left, of the right, contracted."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions

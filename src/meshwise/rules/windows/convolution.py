@@ -25,12 +25,12 @@ from meshwise.rules.windows.window import (
 
 
 def _groups(eqn: Equation) -> int:
-    """Feature groups or batch groups; XLA allows one of them only."""
+    """Return feature groups or batch groups; XLA allows one of them only."""
     return max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
 
 
 def _windows(eqn: Equation, dim: int) -> Windows:
-    """The windows along one spatial dim."""
+    """Return the windows along one spatial dim."""
     numbers, params = eqn.params["dimension_numbers"], eqn.params
     lhs, rhs, out = (aval.shape for aval in (*eqn.in_avals, *eqn.out_avals))
     return Windows(
@@ -45,7 +45,7 @@ def _windows(eqn: Equation, dim: int) -> Windows:
 
 
 def _spatial_blocks(eqn: Equation, dim: int) -> tuple[WindowBlocks | None, bool]:
-    """Blocks of a spatial dim, and whether they are of the kernel instead of the result.
+    """Return blocks of a spatial dim, and whether they are of the kernel instead of the result.
 
     Where both are possible, those that exchange less.
     """
@@ -58,7 +58,7 @@ def _spatial_blocks(eqn: Equation, dim: int) -> tuple[WindowBlocks | None, bool]
 
 
 def conv_rule(eqn: Equation) -> LoopRule:
-    """Loops in the order: group, batch, output channels, input channels, spatial dims.
+    """Return loops in the order: group, batch, output channels, input channels, spatial dims.
 
     A spatial loop runs over the result, or, where the kernel is as long as the image, over the
     kernel: then it is a sum.
@@ -106,7 +106,7 @@ def conv_rule(eqn: Equation) -> LoopRule:
 
 
 def _placed(spec: tuple[int, ...], dims: tuple[tuple[int, ...], ...]) -> DimMap:
-    """Loops of the dims in the order of the array, from batch, feature, spatial dims."""
+    """Return loops of the dims in the order of the array, from batch, feature, spatial dims."""
     found: list[tuple[int, ...]] = [()] * len(spec)
     for place, loops in zip(spec, dims, strict=True):
         found[place] = loops
@@ -114,7 +114,7 @@ def _placed(spec: tuple[int, ...], dims: tuple[tuple[int, ...], ...]) -> DimMap:
 
 
 def local_conv(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The convolution itself, with the groups that are here and the padding of the blocks."""
+    """Return the convolution, with the groups that are here and the padding of the blocks."""
     numbers = eqn.params["dimension_numbers"]
     changes: dict[str, object] = {}
     if _groups(eqn) > 1:

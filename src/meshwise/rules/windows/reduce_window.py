@@ -51,13 +51,13 @@ def _windows(eqn: Equation, dim: int) -> Windows:
 
 
 def _is_plain(eqn: Equation, windows: Windows, dim: int) -> bool:
-    """Whether each window is one element in its own place."""
+    """Return whether each window is one element in its own place."""
     padding = eqn.params["padding"][dim] if eqn.params["padding"] else (0, 0)
     return (windows.length, windows.stride, windows.base) == (1, 1, 1) and not any(padding)
 
 
 def _edges(eqn: Equation, dim: int) -> tuple[tuple[int, int], ...] | None:
-    """For each operand the elements that a block needs of its neighbours; None if not aligned."""
+    """Return for each operand what a block needs of its neighbours; None if not aligned."""
     windows = _windows(eqn, dim)
     if eqn.name == _SCATTER:
         found = blocks_of_selections(windows)
@@ -67,14 +67,14 @@ def _edges(eqn: Equation, dim: int) -> tuple[tuple[int, int], ...] | None:
 
 
 def _monoids(eqn: Equation) -> tuple[str, ...]:
-    """For each operand the reduction whose neutral element lies beyond its ends."""
+    """Return for each operand the reduction whose neutral element lies beyond its ends."""
     if eqn.name in _MONOIDS:
         return (_MONOIDS[eqn.name],)
     return (SUM, "max" if eqn.params["select_prim"].name == "ge" else "min")
 
 
 def window_rule(eqn: Equation) -> LoopRule:
-    """One loop a dim, over the windows."""
+    """Return one loop a dim, over the windows."""
     loops = LoopList()
     dims: list[tuple[int, ...]] = []
     halos: list[Halo] = []
@@ -106,7 +106,7 @@ def window_rule(eqn: Equation) -> LoopRule:
 
 
 def _cut_dims(shards: Shards) -> list[int]:
-    """Dims whose windows are cut in blocks."""
+    """Return dims whose windows are cut in blocks."""
     follows = shards.rule.operands[0]
     dims = dict.fromkeys(halo.dim for halo in shards.rule.halos)
     return [dim for dim in dims if shards.parts(follows[dim][0]) > 1]
@@ -117,7 +117,7 @@ def _paddings(eqn: Equation) -> list[tuple[int, int]]:
 
 
 def local_window(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The windows of the blocks, with the padding of the blocks."""
+    """Return the windows of the blocks, with the padding of the blocks."""
     padding, local = _paddings(eqn), list(operands)
     for dim in _cut_dims(shards):
         blocks = blocks_of_windows(_windows(eqn, dim))
@@ -130,7 +130,7 @@ def local_window(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -
 def local_selection(
     eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """All windows that touch the blocks; what they give to the neighbours is cut off.
+    """Return all windows that touch the blocks; what they give to the neighbours is cut off.
 
     Windows beyond the ends have a cotangent of zero.
     """
@@ -146,7 +146,7 @@ def local_selection(
 
 
 def window_flop(eqn: Equation) -> float:
-    """One operation for each element of each window."""
+    """Return one operation for each element of each window."""
     return float(math.prod(eqn.out_avals[0].shape) * math.prod(eqn.params["window_dimensions"]))
 
 

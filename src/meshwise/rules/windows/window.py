@@ -80,12 +80,12 @@ def _blocks(
 
 
 def blocks_of_windows(windows: Windows) -> WindowBlocks | None:
-    """The windows in blocks; None if they are not aligned with blocks of the operand."""
+    """Return the windows in blocks; None if they are not aligned with blocks of the operand."""
     return _blocks(windows, windows.count, windows.stride, windows.length, windows.dilation)
 
 
 def blocks_of_positions(windows: Windows) -> WindowBlocks | None:
-    """The positions of each window in blocks; None if not aligned with the operand."""
+    """Return the positions of each window in blocks; None if not aligned with the operand."""
     return _blocks(windows, windows.length, windows.dilation, windows.count, windows.stride)
 
 
@@ -103,7 +103,7 @@ class Selections:
 
 
 def blocks_of_selections(windows: Windows) -> Selections | None:
-    """The elements in blocks, side by side with the windows; None if not aligned."""
+    """Return the elements in blocks, side by side with the windows; None if not aligned."""
     stride, length, low = windows.stride, windows.length, windows.low
     if (windows.base, windows.dilation) != (1, 1) or windows.count * stride != windows.size:
         return None
@@ -115,7 +115,7 @@ def blocks_of_selections(windows: Windows) -> Selections | None:
 
 
 def without_ends(block: jax.Array, dim: int, cut: tuple[int, int]) -> jax.Array:
-    """A block without some elements at both ends of a dim."""
+    """Return a block without some elements at both ends of a dim."""
     if cut == (0, 0):
         return block
     return lax.slice_in_dim(block, cut[0], block.shape[dim] - cut[1], axis=dim)

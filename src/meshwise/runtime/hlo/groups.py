@@ -203,7 +203,7 @@ def _mesh_axes_groups(axes_text: str, order_text: str, chosen_text: str, text: s
 
 
 def _iota(dims: Sequence[int], order: Sequence[int] | None) -> list[int]:
-    """Values 0.. reshaped to `dims`, transposed by `order`, flattened."""
+    """Return values 0.. reshaped to `dims`, transposed by `order`, flattened."""
     order = tuple(range(len(dims))) if order is None else tuple(order)
     strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
     places = itertools.product(*(range(dims[axis]) for axis in order))

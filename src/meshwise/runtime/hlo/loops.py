@@ -146,7 +146,7 @@ def _bind(
 def _scalar(
     module: Module, computation: Computation, name: str, bound: dict[int, _Value | None]
 ) -> _Value | None:
-    """Value of a scalar; `bound` holds the values of the parameters inside a fusion."""
+    """Return the value of a scalar; `bound` holds the values of the parameters inside a fusion."""
     instruction = computation.by_name.get(name)
     if instruction is None:
         return None

@@ -67,8 +67,8 @@ class HloInstruction:
     """One HLO instruction.
 
     Attributes:
-        name: Without the percent sign; unique in its computation.
-        opcode: As printed, `all-gather-start` included.
+        name: The name without the percent sign; unique in its computation.
+        opcode: The opcode as printed, `all-gather-start` included.
         shapes: Leaf arrays of the result, tuples flattened in order.
         operands: Names of the operands.  For `constant` and `parameter` empty.
         operand_types: Types printed in front of the operands (older and GPU texts), else empty.
@@ -87,7 +87,7 @@ class HloInstruction:
     is_root: bool
 
     def attribute(self, name: str) -> str | None:
-        """Text of the attribute `name`, or None."""
+        """Return the text of the attribute `name`, or None."""
         head = name + "="
         if head not in self.attributes:
             return None
@@ -97,11 +97,11 @@ class HloInstruction:
         return None
 
     def int_list(self, name: str) -> tuple[int, ...]:
-        """Integers of an attribute such as `dimensions={0,1}`; empty if it is not there."""
+        """Return the integers of an attribute such as `dimensions={0,1}`; none if it is missing."""
         return tuple(int(word) for word in re.findall(r"-?\d+", self.attribute(name) or ""))
 
     def computation_names(self, name: str) -> tuple[str, ...]:
-        """Computations that an attribute names, as `calls=%f` or `branch_computations={%f, %g}`."""
+        """Return the computations that an attribute names, as `calls=%f`, or several in braces."""
         text = self.attribute(name)
         return tuple(re.findall(r"[^\s,{}%]+", text)) if text else ()
 
@@ -137,14 +137,14 @@ class Computation:
         return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
     def parameter(self, number: int) -> HloInstruction | None:
-        """Parameter instruction `number`."""
+        """Return the parameter instruction `number`."""
         for instruction in self.instructions:
             if instruction.opcode == "parameter" and instruction.literal.strip() == str(number):
                 return instruction
         return None
 
     def operand_shapes(self, instruction: HloInstruction) -> tuple[tuple[HloShape, ...], ...]:
-        """Leaf shapes of each operand.
+        """Return the leaf shapes of each operand.
 
         Raises:
             ProgramError: An operand is neither defined here nor printed with its type.
@@ -168,7 +168,7 @@ class Module:
     """One HLO module.
 
     Attributes:
-        name: As printed.
+        name: The name as printed.
         entry: Name of the entry computation.
         computations: By name, in text order.
         num_replicas: `replica_count` of the header, 1 if absent.
@@ -216,7 +216,7 @@ def parse_module(text: str) -> Module:
 
 
 def parse_shapes(text: str) -> tuple[HloShape, ...]:
-    """Leaf arrays of a type, as `(f32[2,3]{1,0}, (s32[]))`; tokens are left out."""
+    """Return the leaf arrays of a type, as `(f32[2,3]{1,0}, (s32[]))`; tokens are left out."""
     shapes = []
     for dtype, dims in _SHAPE.findall(text):
         if dtype in ("token", "opaque"):
@@ -227,7 +227,7 @@ def parse_shapes(text: str) -> tuple[HloShape, ...]:
 
 
 def split_top_level(text: str) -> Iterator[str]:
-    """Parts between commas that are in no bracket and no string, stripped."""
+    """Return the parts between commas that are in no bracket and no string, stripped."""
     start = position = 0
     while position < len(text):
         char = text[position]
@@ -251,7 +251,7 @@ def _header_int(text: str, name: str) -> int:
 
 
 def _blocks(text: str) -> Iterator[tuple[bool, str, list[str]]]:
-    """Computations as (is entry, name, one string per instruction)."""
+    """Return the computations as (is entry, name, one string per instruction)."""
     current: tuple[bool, str, list[str]] | None = None
     pending = ""
     for line in text.splitlines():
@@ -330,7 +330,7 @@ def _string_end(text: str, start: int) -> int:
 
 
 def _closing(text: str, start: int) -> int:
-    """Position of the bracket that closes the one at `start`, or -1."""
+    """Return the position of the bracket that closes the one at `start`, or -1."""
     depth = 0
     position = start
     while position < len(text):

@@ -37,7 +37,7 @@ class _Reader:
         self._known: dict[str, bool] = {}
 
     def communicates(self, name: str) -> bool:
-        """Whether a computation, or one that it calls, has a collective."""
+        """Return whether a computation, or one that it calls, has a collective."""
         if name not in self._known:
             self._known[name] = any(
                 collective_kind(instruction) is not None or self._calls_one(instruction)
@@ -49,7 +49,7 @@ class _Reader:
         return any(self.communicates(name) for name in called_names(instruction))
 
     def early(self, computation: Computation) -> list[str]:
-        """Names in one computation."""
+        """Return the names in one computation."""
         num_loops = 0
         waits: dict[str, int] = {}
         # What has ended before the last collective or loop so far began: none begins before it.
@@ -73,7 +73,7 @@ class _Reader:
         return found
 
     def _source(self, computation: Computation, element: HloInstruction) -> str | None:
-        """The value that an element of a tuple is, if a loop or branch only passes it on."""
+        """Return the value that an element of a tuple is, if a loop or branch only passes it on."""
         source = computation.by_name[element.operands[0]]
         index = int(element.attribute("index") or 0)
         if source.opcode == "tuple":
@@ -93,14 +93,14 @@ class _Reader:
     def _operand(
         self, computation: Computation, given: str | None, index: int | None
     ) -> str | None:
-        """Element `index` of a tuple that is given to a loop or branch."""
+        """Return element `index` of a tuple that is given to a loop or branch."""
         if given is None or index is None:
             return None
         source = computation.by_name[given]
         return source.operands[index] if source.opcode == "tuple" else None
 
     def _passed(self, name: str, index: int) -> int | None:
-        """The element of its parameter that element `index` of a computation's result is."""
+        """Return the element of its parameter that element `index` of a computation's result is."""
         body = self.module.computations[name]
         if body.root.opcode != "tuple":
             return None

@@ -58,7 +58,7 @@ def _is_read_late(entry: Computation, number: int, position: int) -> bool:
 
 
 def _writer(entry: Computation, name: str) -> HloInstruction:
-    """The first instruction that writes the buffer in which a result lies."""
+    """Return the first instruction that writes the buffer in which a result lies."""
     now = first = entry.by_name[name]
     while True:
         if now.opcode == "bitcast":
@@ -80,7 +80,7 @@ def _index(element: HloInstruction) -> int:
 
 
 def _readers(entry: Computation, parameter: str) -> list[str]:
-    """Names of what reads a parameter; bitcasts and tuples only pass it on."""
+    """Return the names of what reads a parameter; bitcasts and tuples only pass it on."""
     passed = {parameter}
     readers: list[str] = []
     for now in entry.instructions:
