@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from evaluation.hlo_flop import hlo_dense_flop
 
 import meshwise as mw
 from benchmarks.fidelity_cases import LISTED, NUM_DEVICES, Case, drawn, held_out, parallel_step
 from meshwise.plan.counts.collectives import Collective
-from meshwise.runtime.hlo import HloCollective, hlo_collectives, hlo_dense_flop, parse_module
+from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
+from meshwise.runtime.hlo.module import parse_module
 
 # Collectives of one number may be merged or moved; only their sum is compared.
 SCALAR_BYTES = 8

@@ -164,7 +164,7 @@ def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
     from meshwise.plan.text.device_memory import plan_memory
     from meshwise.planner.pipeline import plan_pipeline
     from meshwise.request.pipeline_request import PipelineRequest
-    from meshwise.schedules.pipeline_schedule import SEARCHED, named
+    from meshwise.schedules.registry import SEARCHED, named
     from meshwise.trace.step import StepSignature
 
     cluster = mw.Cluster.virtual(setting.cluster)

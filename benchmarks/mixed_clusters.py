@@ -37,7 +37,7 @@ from meshwise.inter.stages.transfers import transfer_s
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import layers_of
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
 CLUSTERS = Path(__file__).parents[1] / "examples" / "clusters"

@@ -15,16 +15,11 @@ from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.pipeline_schedule import (
-    ALL,
-    CHOICES,
-    EAGER,
-    ONE_F_ONE_B,
-    ZERO_BUBBLE,
-    interleaved,
-    named,
-    searched_together,
-)
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.registry import ALL, choices, named, searched_together
+from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
@@ -48,17 +43,17 @@ def gpt_tiny() -> tuple[Any, Any]:
 
 
 def test_what_one_search_cannot_choose_from_stands_alone() -> None:
-    groups = searched_together((ONE_F_ONE_B, ZERO_BUBBLE, EAGER, interleaved(2)))
-    assert groups == [(ONE_F_ONE_B, EAGER), (ZERO_BUBBLE,), (interleaved(2),)]
+    groups = searched_together((ONE_F_ONE_B, ZERO_BUBBLE, EAGER, Interleaved(chunks=2)))
+    assert groups == [(ONE_F_ONE_B, EAGER), (ZERO_BUBBLE,), (Interleaved(chunks=2),)]
 
 
 def test_the_fastest_of_all_by_simulation_is_taken() -> None:
     # Four stages of one layer; interleaved, two meshes with two stages each.
-    alone = [planned(num_stages=4, schedules=(s,)) for s in CHOICES.values()]
+    alone = [planned(num_stages=4, schedules=(s,)) for s in choices().values()]
     best = planned(num_stages=4)
     assert best.simulated_s == min(plan.simulated_s for plan in alone)
     assert len({plan.simulated_s for plan in alone}) > 2
-    for name in CHOICES:
+    for name in choices():
         assert name in best.space
 
 

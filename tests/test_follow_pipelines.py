@@ -19,7 +19,7 @@ from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.plan.plan import Plan
-from meshwise.schedules import inference
+from meshwise.schedules.inference import INFERENCE
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -66,7 +66,7 @@ def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     _, (state, batch) = gpt_step(CLIPPED)
     state, *_ = staged(state, batch)
     plan = evaluation.plan(state, batch)
-    assert plan.schedule == inference.NAME
+    assert plan.schedule == INFERENCE.name
     assert [stage.first_layer for stage in plan.stages] == [0, 1]
     assert mw.Plan.from_json(plan.to_json()) == plan
     # The head is the transposed embedding.

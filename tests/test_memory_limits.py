@@ -15,7 +15,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.pipeline_schedule import named
+from meshwise.schedules.registry import named
 from meshwise.trace.step import StepSignature
 from meshwise.units import GIB, MIB, bytes_text
 

@@ -27,7 +27,7 @@ from meshwise.planner.pipeline import layers_of, plan_pipeline
 from meshwise.request.pins import Pin
 from meshwise.request.pipeline_pins import layout_value, read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.pipeline_schedule import GPIPE
+from meshwise.schedules.gpipe import GPIPE
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 

@@ -25,7 +25,8 @@ from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
 from meshwise.planner.schedule_choice import plan_layers
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.pipeline_schedule import EAGER, ONE_F_ONE_B
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.plan import simulate_plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import StepSignature

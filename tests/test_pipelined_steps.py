@@ -185,6 +185,6 @@ def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
     assert mw.Auto(stages="auto").stages == "auto"
     with pytest.raises(
         PlanError,
-        match="the schedules that can run are '1f1b', 'eager-1f1b', 'gpipe', 'interleaved-1f1b', ",
+        match="the schedules that can run are '1f1b', 'gpipe', 'eager-1f1b', 'zero-bubble-h1', ",
     ):
         mw.Auto(stages=2, schedule="zero-bubble")  # type: ignore[arg-type]

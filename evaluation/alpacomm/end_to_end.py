@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
+from evaluation.alpacomm.delayed_weights import delay_weights
 from evaluation.alpacomm.stages import PlannedStages, Stage
+from evaluation.transfers.cross_mesh import cross_mesh_plan
+from evaluation.transfers.host_tasks import HostedMesh, host_tasks
+from evaluation.transfers.strategies import BROADCAST, hops
+from evaluation.transfers.ways import GATHERED, SEND_RECV, SIGNAL
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
-from meshwise.resharding.between import GATHERED, SEND_RECV, SIGNAL, gather_s
-from meshwise.resharding.cross_mesh import cross_mesh_plan
-from meshwise.resharding.host_tasks import HostedMesh, host_tasks
-from meshwise.resharding.strategies import BROADCAST, hops
-from meshwise.schedules import eager_one_f_one_b, one_f_one_b
+from meshwise.resharding.between import gather_s
 from meshwise.schedules.clocks import TaskCosts
-from meshwise.schedules.delay import delay_weights
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.actions import Flow
 from meshwise.simulate.chunks import stage_cost
@@ -32,19 +34,19 @@ class Way:
     """How stages send, and when.
 
     Attributes:
-        strategy: Of `resharding.strategies`, or a signal of one byte.
+        strategy: One of `transfers.strategies`, or a signal of one byte.
         schedule: Name in `schedules.registry`.
         overlaps: Whether meshes compute while transfers run.
         delays: Whether gradients of weights are delayed.
     """
 
     strategy: str
-    schedule: str = one_f_one_b.NAME
+    schedule: str = ONE_F_ONE_B.name
     overlaps: bool = False
     delays: bool = False
 
 
-_EAGER = eager_one_f_one_b.NAME
+_EAGER = EAGER.name
 ALL_GATHER, ALL, BOUND = "all-gather", "broadcast, overlap, eager-1F1B", "one byte"
 DELAYED = f"{ALL}, delayed weights"
 PLAIN, OVERLAPPED = "broadcast", "broadcast, overlap"
@@ -118,7 +120,7 @@ def _flows(
     Args:
         planned: The pipeline.
         cluster: Where it runs.
-        strategy: Of `resharding.strategies`, or a signal.
+        strategy: One of `transfers.strategies`, or a signal.
         ends: Sender and receiver with their layouts.
         num_bytes: Of one micro-batch.
     """

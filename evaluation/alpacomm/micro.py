@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from evaluation.alpacomm.cases import NIC_BYTES_PER_S, Case, random_case
 from evaluation.alpacomm.simulated import simulated
-from meshwise.cluster.spec import Cluster
-from meshwise.resharding.between import GATHERED
-from meshwise.resharding.cross_mesh import (
+from evaluation.transfers.cross_mesh import (
     ALGORITHMS,
     BALANCED,
     BEST,
@@ -18,7 +16,9 @@ from meshwise.resharding.cross_mesh import (
     CrossMeshPlan,
     cross_mesh_plan,
 )
-from meshwise.resharding.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
+from evaluation.transfers.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
+from evaluation.transfers.ways import GATHERED
+from meshwise.cluster.spec import Cluster
 from meshwise.simulate.actions import HostLinks
 from meshwise.simulate.flows import host_links
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.resharding.cross_mesh import CrossMeshPlan
-from meshwise.resharding.strategies import hops
+from evaluation.transfers.cross_mesh import CrossMeshPlan
+from evaluation.transfers.dependent_flows import DependentFlow, FlowTimes, run_flows
+from evaluation.transfers.strategies import hops
 from meshwise.simulate.actions import Flow, HostLinks
-from meshwise.simulate.dependent import DependentFlow, FlowTimes, run_flows
 
 
 def dependent_flows(plan: CrossMeshPlan) -> list[DependentFlow]:

@@ -15,7 +15,7 @@ from evaluation.steps import layers_of_model
 from meshwise.errors import MeshwiseError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.system.collector import collection_paused
 
 Report = Callable[[str], object]

@@ -8,7 +8,7 @@ from evaluation.paper.figures import PUBLISHED_PLANS, Figure
 from evaluation.paper.methods import OURS, is_above
 from evaluation.paper.result import Result
 from evaluation.paper.settings import Setting
-from meshwise.resharding.between import GATHERED, SEND_RECV, WAYS
+from evaluation.transfers.ways import GATHERED, SEND_RECV, WAYS
 from meshwise.units import bytes_text, seconds_text
 
 Results = Mapping[tuple[str, str], Result]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from evaluation.transfers.ways import WAYS, passing
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import stage_plan
@@ -18,7 +19,6 @@ from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
-from meshwise.resharding.between import WAYS, passing
 from meshwise.simulate.chunks import simulate_chunks
 from meshwise.simulate.stage_run import chunk_of
 
@@ -26,7 +26,7 @@ from meshwise.simulate.stage_run import chunk_of
 def seconds_by_way(
     plan: Plan, found: FoundPipeline, costs: VariantCosts
 ) -> tuple[tuple[str, float], ...]:
-    """Simulated seconds of a step with each way of `resharding.between`.
+    """Simulated seconds of a step with each way of `transfers.ways`.
 
     Args:
         plan: The pipeline.
@@ -45,26 +45,22 @@ def _seconds(
     way: str, plan: Plan, found: FoundPipeline, ends: list[tuple[Layout, Layout]]
 ) -> float:
     chunks = [chunk_of(stage) for stage in plan.stages]
-    there: list[float] = []
-    back: list[float] = []
+    crossing: list[tuple[float, float]] = []
     kinds = [found.kinds[s.submesh] for s in found.plan.stages]
     for k, (left, right) in enumerate(pairwise(plan.stages)):
         rate, _ = bytes_per_s(kinds[k], kinds[k + 1])
         ahead = passing(way, left.send_bytes, ends[k + 1][0], right.mesh, rate)
         behind = passing(way, left.send_bytes, ends[k][1], left.mesh, rate)
-        there.append(ahead.crossing_bytes)
-        back.append(behind.crossing_bytes)
+        crossing.append((ahead.crossing_bytes, behind.crossing_bytes))
         chunks[k + 1] = replace(chunks[k + 1], forward_gather_s=ahead.gather_s)
         chunks[k] = replace(chunks[k], backward_gather_s=behind.gather_s)
     assert plan.cluster is not None  # it was planned there
     places = [placed(stage, plan.cluster) for stage in plan.stages]
     return simulate_chunks(
         plan.cluster,
-        plan.schedule,
-        plan.num_microbatches,
+        plan.table(),
         chunks,
         [(place.hosts, place.num_devices) for place in places],
-        there,
+        crossing,
         hides_transfers=plan.hides_transfers,
-        back_bytes=back,
     ).step_time_s

@@ -11,7 +11,7 @@ import numpy as np
 import meshwise as mw
 from bad_input.case import STATE, Case, X, plan, step
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.cluster.read import cluster_fields
+from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError, PlanError
 

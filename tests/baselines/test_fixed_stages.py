@@ -13,7 +13,8 @@ from meshwise.baselines.result import Candidate, Refused, best_of, least_s
 from meshwise.baselines.simulated import SimulatedPipeline, simulate
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.layer_cost.state_costs import BytePrice
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 QUARTER = next(k for k in HOST.submesh_kinds() if k.shape == (1, 2))
@@ -57,7 +58,7 @@ def test_equal_stages_take_what_1f1b_takes():
 
 def test_interleaving_divides_the_bubble():
     half = run_cost(forward_s=0.5, backward_s=1.0, resident_bytes=5.0)
-    timeline = simulate(pipeline([half] * 8, interleaved(2)), HOST)
+    timeline = simulate(pipeline([half] * 8, Interleaved(chunks=2)), HOST)
     assert timeline.step_time_s == pytest.approx(3.0 * (B + 3 / 2), abs=1e-3)
 
 
@@ -112,7 +113,7 @@ def test_only_stages_with_much_in_flight_recompute():
 
 
 def test_the_objective_of_interleaved_chunks_counts_all_of_a_mesh():
-    found = chosen(lambda *_: run_cost(), 1e9, num_chunks=8, schedule=interleaved(2))
+    found = chosen(lambda *_: run_cost(), 1e9, num_chunks=8, schedule=Interleaved(chunks=2))
     assert isinstance(found, Candidate)
     assert len(found.pipeline.meshes) == 4
     assert found.objective_s == pytest.approx(6.0 * (B + 3 / 2), abs=1e-3)
@@ -153,7 +154,7 @@ def test_the_fastest_that_fits_is_chosen_and_all_are_listed():
 def test_the_bound_that_prunes_is_one():
     for chunks, schedule in (
         ([run_cost(backward_s=m - 1, once_s=1.0) for m in (1.0, 5.0, 2.0, 3.0)], ONE_F_ONE_B),
-        ([run_cost(backward_s=m - 1) for m in range(2, 10)], interleaved(2)),
+        ([run_cost(backward_s=m - 1) for m in range(2, 10)], Interleaved(chunks=2)),
     ):
         sent = pipeline(chunks, schedule)
         assert least_s(sent) <= simulate(sent, HOST).step_time_s

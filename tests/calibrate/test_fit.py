@@ -8,8 +8,8 @@ import pytest
 
 from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate, predicted_s
 from meshwise.cluster.collectives import COLLECTIVES
+from meshwise.cluster.description.profile import CollectivePoint, MatmulPoint, MemoryPoint
 from meshwise.cluster.host import Link
-from meshwise.cluster.profile import CollectivePoint, MatmulPoint, MemoryPoint
 
 
 def matmul(dtype: str, size: int, seconds: float) -> MatmulPoint:

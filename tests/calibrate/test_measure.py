@@ -15,10 +15,10 @@ from meshwise.calibrate import measure, programs
 from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.measure import QUICK_SIZES, calibrate, group_sizes
 from meshwise.cluster.collectives import COLLECTIVES
-from meshwise.cluster.profile import read_profile
+from meshwise.cluster.description.profile import read_profile
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.hlo.collectives import hlo_collectives
 
 EFFORT = Repetition(repeats=3, run_s=0.1)
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshwise.cli import main
-from meshwise.cluster.profile import read_profile
+from meshwise.cluster.description.profile import read_profile
 from meshwise.errors import ClusterError
 from meshwise.system.atomic_file import write_atomically
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.cluster.profile import (
+from meshwise.cluster.description.profile import (
     CollectivePoint,
     MatmulPoint,
     MemoryPoint,

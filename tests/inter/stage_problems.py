@@ -12,15 +12,13 @@ import numpy as np
 from meshwise.inter.stages.objective import objective_s
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
 from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
-from meshwise.schedules.pipeline_schedule import (
-    EAGER,
-    GPIPE,
-    ONE_F_ONE_B,
-    ZERO_BUBBLE,
-    interleaved,
-)
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 
-SCHEDULES = (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, interleaved(2))
+SCHEDULES = (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, Interleaved(chunks=2))
 
 
 def random_problem(seed, mixed=False, max_layers=6):

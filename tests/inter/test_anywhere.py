@@ -12,7 +12,7 @@ from meshwise.inter.search.search_space import submeshes_of
 from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.transfers import transfer_s
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.chunks import Chunk, simulate_chunks
 
 CLUSTER = Cluster.virtual("2x p3.16xlarge")
@@ -63,8 +63,7 @@ def simulated_s(plan, problem, crossing_bytes=8e9):
     hosts = [s.first_device // 8 for s in plan.stages]
     return simulate_chunks(
         CLUSTER,
-        problem.schedule.table_name,
-        count,
+        problem.schedule.table(len(seconds), count, len(seconds)),
         [
             Chunk(
                 forward_s=0.3 * s,
@@ -80,7 +79,7 @@ def simulated_s(plan, problem, crossing_bytes=8e9):
             (range(h, h + m.num_hosts), m.devices_per_host)
             for h, m in zip(hosts, submeshes, strict=True)
         ],
-        [crossing_bytes / count for _ in pairwise(plan.stages)],
+        [(crossing_bytes / count,) * 2 for _ in pairwise(plan.stages)],
         hides_transfers=problem.schedule.hides_transfers,
     ).step_time_s
 

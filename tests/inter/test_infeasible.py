@@ -13,7 +13,7 @@ from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.stage_refusal import least_sum
 from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
-from meshwise.schedules.pipeline_schedule import GPIPE
+from meshwise.schedules.gpipe import GPIPE
 
 GIB = 2.0**30
 

@@ -27,7 +27,8 @@ from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import layers_of
 from meshwise.report.simulation_text import simulation_text
 from meshwise.schedules.in_flight import held_on_mesh, in_flight
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.trace.step import StepSignature
@@ -138,7 +139,7 @@ def test_nothing_that_is_left_out_promises_more() -> None:
     made, state, batch = model_step(model_config("gpt-1.3b", num_layers=4), 64).abstract
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     layers, flop = layers_of(made, (state, batch), {}, signature, 4)
-    cluster, schedule = mw.Cluster.virtual("2x p3.2xlarge"), interleaved(2)
+    cluster, schedule = mw.Cluster.virtual("2x p3.2xlarge"), Interleaved(chunks=2)
     options = SearchOptions(
         batch_size=64, step_flop=flop, schedules=(schedule,), num_microbatches=(2, 16)
     )

@@ -17,7 +17,11 @@ from meshwise.inter.stages.stage_problem import (
     memory_bytes,
 )
 from meshwise.inter.stages.submeshes import uniform_submeshes
-from meshwise.schedules.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, interleaved
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 
 # Times of a micro-batch of layers 0, 1, 2 on one device; nothing else is possible.
 TIMES = (2.0, 5.0, 3.0)
@@ -74,7 +78,7 @@ def test_eq_2():
         # Fill 1 + 4 + 2 of times without twice the weights' 0.5; each slot's rest of 1 is added.
         (ZERO_BUBBLE, 7.0, 3 * 11.5 + 1.0, 1),
         # Half of each time fills; the other half is added.
-        (interleaved(2), 5.0, 3 * 11.5 + 2.5, 1),
+        (Interleaved(chunks=2), 5.0, 3 * 11.5 + 2.5, 1),
     ],
 )
 def test_the_whole_objective(schedule, fill, steady, bottleneck):
@@ -102,7 +106,7 @@ def test_equal_stages_take_what_the_schedules_say():
     problem = three_stages()
     times = np.where(np.isfinite(problem.costs.microbatch_s), 6.0, np.inf)
     costs = replace(problem.costs, microbatch_s=times, once_s=np.zeros_like(times))
-    for schedule, shown in ((ONE_F_ONE_B, 6.0), (interleaved(3), 2.0), (ZERO_BUBBLE, 5.0)):
+    for schedule, shown in ((ONE_F_ONE_B, 6.0), (Interleaved(chunks=3), 2.0), (ZERO_BUBBLE, 5.0)):
         equal = replace(problem, costs=costs, transfer_s=None, schedule=schedule)
         assert objective_s(equal, STAGES) == pytest.approx(4 * 6.0 + 2 * shown)
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwise.schedules.pipeline_schedule import (
-    ALPA,
-    EAGER,
-    GPIPE,
-    ONE_F_ONE_B,
-    ZERO_BUBBLE,
-    PipelineSchedule,
-    interleaved,
-)
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.gpipe import GPIPE, GPipe
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ALPA, ONE_F_ONE_B, OneFOneB
+from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 
 
 @pytest.mark.parametrize(
@@ -25,7 +21,7 @@ from meshwise.schedules.pipeline_schedule import (
         (ZERO_BUBBLE, [4, 3, 2, 1]),
         (EAGER, [6, 5, 3, 1]),
         # Warm-up of 2 (n - i - 1) + (v - 1) n + 1 chunks, each half a stage: 11, 9, 7, 5.
-        (interleaved(2), [5.5, 4.5, 3.5, 2.5]),
+        (Interleaved(chunks=2), [5.5, 4.5, 3.5, 2.5]),
     ],
 )
 def test_in_flight(schedule, in_flight):
@@ -33,7 +29,7 @@ def test_in_flight(schedule, in_flight):
 
 
 def test_in_flight_is_never_more_than_there_is():
-    for schedule in (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, interleaved(3)):
+    for schedule in (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, Interleaved(chunks=3)):
         assert [schedule.in_flight(s, 8, 2) for s in (8, 4)] == [2, 2]
     # Eq. 5 does not look at B.
     assert ALPA.in_flight(8, 8, 2) == 8
@@ -42,19 +38,19 @@ def test_in_flight_is_never_more_than_there_is():
 def test_fill():
     time, weight = np.array([6.0, 3.0]), np.array([2.0, 2.0])
     assert ONE_F_ONE_B.fill_s(time, weight).tolist() == [6.0, 3.0]
-    assert interleaved(3).fill_s(time, weight).tolist() == [2.0, 1.0]
+    assert Interleaved(chunks=3).fill_s(time, weight).tolist() == [2.0, 1.0]
     # T_F + T_B - T_W, never below 0.
     assert ZERO_BUBBLE.fill_s(time, weight).tolist() == [2.0, 0.0]
     assert ZERO_BUBBLE.fill_s(time, None).tolist() == [6.0, 3.0]
 
 
 def test_interleaving_needs_groups_of_micro_batches():
-    assert interleaved(2).allows(4, 8)
-    assert not interleaved(2).allows(3, 8)
+    assert Interleaved(chunks=2).allows(4, 8)
+    assert not Interleaved(chunks=2).allows(3, 8)
     assert ONE_F_ONE_B.allows(3, 8)
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 2), ("interleaved-1f1b", 1), ("gpipe", 0)])
-def test_chunks_belong_to_interleaving(name, chunks):
-    with pytest.raises(ValueError, match=f"'{name}' with {chunks} chunks"):
-        PipelineSchedule(name=name, chunks=chunks)
+@pytest.mark.parametrize(("schedule", "chunks"), [(OneFOneB, 2), (Interleaved, 1), (GPipe, 0)])
+def test_chunks_belong_to_interleaving(schedule, chunks):
+    with pytest.raises(ValueError, match=f"'{schedule.name}' with {chunks} chunks"):
+        schedule(chunks=chunks)

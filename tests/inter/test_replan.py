@@ -24,7 +24,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.pipeline import layers_of
 from meshwise.planner.schedule_choice import plan_layers
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")

@@ -22,7 +22,9 @@ from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat
-from meshwise.schedules.pipeline_schedule import EAGER, GPIPE, ONE_F_ONE_B
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.units import GIB
 
 COUNTS = (8, 16, 32, 64)

@@ -14,8 +14,8 @@ from meshwise.inter.search.split_stage import at_peak
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage, WeightGradients
 from meshwise.schedules.delay import spread_delays, with_delays
-from meshwise.schedules.pipeline_schedule import CHOICES, PipelineSchedule
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.registry import choices, make_schedule
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.weight_delays import asked_delays
@@ -48,7 +48,7 @@ def test_free_transfers_give_the_closed_form() -> None:
     plan = dataclasses.replace(PLAN, stages=stages, cluster=cluster)
     # 1F1B and GPipe: B t + (n - 1) t, then the update.
     for name in ("1f1b", "gpipe"):
-        found = simulate_plan(plan, Changes(schedule=CHOICES[name]))
+        found = simulate_plan(plan, Changes(schedule=choices()[name]))
         assert found.timeline.step_time_s == pytest.approx((8 + 3) * 0.03 + 0.005)
     # Half as many of twice the size.
     found = simulate_plan(plan, Changes(num_microbatches=4))
@@ -62,7 +62,7 @@ def test_memory_follows_schedule_and_microbatches() -> None:
 
     fixed = 4 * GIB + GIB // 4
     assert peak(Changes()) == fixed + 4 * GIB // 2
-    assert peak(Changes(schedule=CHOICES["gpipe"])) == fixed + 8 * GIB // 2
+    assert peak(Changes(schedule=choices()["gpipe"])) == fixed + 8 * GIB // 2
     # All but what is held for each micro-batch may not shrink with the rows.
     assert peak(Changes(num_microbatches=16)) == fixed + 4 * GIB // 4
 
@@ -78,18 +78,19 @@ def test_another_cluster_has_other_links_and_memory() -> None:
 
 
 def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() -> None:
-    delayed = CHOICES["eager-1f1b-delayed"]
+    delayed = choices()["eager-1f1b-delayed"]
 
     def step_s(stages: Sequence[Stage], k: int) -> float:
         delays = spread_delays(k, len(stages))
-        return simulate_stages(
-            stages, PLAN.cluster, "eager-1f1b", 8, hides_transfers=True, delays=delays
-        ).step_time_s
+        table = make_schedule(
+            "eager-1f1b", num_stages=len(stages), num_microbatches=8, delays=delays
+        )
+        return simulate_stages(stages, PLAN.cluster, table, hides_transfers=True).step_time_s
 
     def sending(num_bytes: int) -> list[Stage]:
         return [dataclasses.replace(s, send_bytes=num_bytes) for s in PLAN.stages]
 
-    assert asked_delays(CHOICES["eager-1f1b"], PLAN.stages, PLAN.cluster, 8) == ()
+    assert asked_delays(choices()["eager-1f1b"], PLAN.stages, PLAN.cluster, 8) == ()
     found = [asked_delays(delayed, sending(n), PLAN.cluster, 8) for n in (0, 10**7, 4 * 10**7)]
     assert found[0] == (0, 0, 0, 0)
     assert found[0] < found[1]
@@ -107,7 +108,7 @@ def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() ->
 
 
 def test_delays_are_no_longer_than_fits() -> None:
-    schedule = CHOICES["eager-1f1b-delayed"]
+    schedule = choices()["eager-1f1b-delayed"]
     late = WeightGradients(seconds=PLAN.stages[0].backward_s / 2, held_bytes=4 * GIB, waiting=0)
     stages = [dataclasses.replace(s, send_bytes=10**7, weights=late) for s in PLAN.stages]
 
@@ -144,7 +145,7 @@ def test_what_does_not_fit_is_named() -> None:
             r"field 'stages\[2\]': 2 devices .* not in cluster '1x p3.8xlarge' of 1 hosts and 4",
         ),
         (Changes(num_microbatches=5), "5 micro-batches do not divide the batch of 32"),
-        (Changes(schedule=PipelineSchedule(name="interleaved-1f1b", chunks=2)),
+        (Changes(schedule=Interleaved(chunks=2)),
          "interleaved-1f1b needs 2 on each mesh; the plan has 4 stages on 4 meshes"),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from benchmarks.fidelity import compiled_collective_bytes, planned_collective_bytes
+from evaluation.hlo_flop import hlo_dense_flop
 from jax import lax
 
 import meshwise as mw
@@ -20,7 +21,7 @@ from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.counts.flop import device_flop
 from meshwise.plan.counts.walk import visits
 from meshwise.runtime.compile import compile_decided
-from meshwise.runtime.hlo import hlo_collectives, hlo_dense_flop
+from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from oracle.compare import assert_same_x64

@@ -20,7 +20,7 @@ from meshwise.graph.loops import is_feasible
 from meshwise.plan.counts.collectives import collective_s, collectives
 from meshwise.plan.verify import verify_decision
 from meshwise.runtime.compile import compile_decided
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd import halo
 from oracle.compare import assert_same_x64
 from oracle.parallel import CLUSTER, decided_step, parallel_step, run_method, traced

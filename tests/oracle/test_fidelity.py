@@ -22,7 +22,7 @@ import meshwise as mw
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.counts.collectives import collectives
 from meshwise.runtime.compile import compile_decided
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.step import StepSignature, TracedStep, trace_step
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW

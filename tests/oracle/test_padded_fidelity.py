@@ -18,7 +18,7 @@ from meshwise.models.losses import mean_cross_entropy
 from meshwise.plan.counts.collectives import collectives
 from meshwise.planner import one_mesh
 from meshwise.runtime.compile import compile_decided
-from meshwise.runtime.hlo import hlo_collectives
+from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import StepSignature, TracedStep, trace_step

@@ -14,9 +14,8 @@ import pytest
 from doubles.pipelines import pipeline
 from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.cluster.read import cluster_fields
+from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import Cluster
-from meshwise.cluster.write import cluster_table
 from meshwise.errors import PlanError
 from meshwise.graph.layout import layout_text
 from meshwise.plan.plan import Plan
@@ -54,7 +53,7 @@ def test_reads_back_equal_and_writes_equal_bytes(plan: Plan) -> None:
     ids=lambda cluster: cluster.name,
 )
 def test_a_cluster_reads_back_equal(cluster: Cluster) -> None:
-    name, groups = cluster_fields(json.loads(json.dumps(cluster_table(cluster))), "x")
+    name, groups = cluster_fields(json.loads(json.dumps(cluster.table())), "x")
     assert Cluster(name=name, groups=groups) == cluster
 
 

@@ -25,7 +25,7 @@ from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.pipeline_schedule import CHOICES
+from meshwise.schedules.registry import choices
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 
@@ -96,7 +96,7 @@ class Case(NamedTuple):
 
 
 def planned(case: Case, memory_bytes: int | None) -> PlannedPipeline:
-    found, schedule = model(case.model), CHOICES[case.schedule]
+    found, schedule = model(case.model), choices()[case.schedule]
     options = dataclasses.replace(
         found.options,
         schedules=(schedule,),
@@ -155,7 +155,7 @@ def cases(
         Case,
         model=st.sampled_from(models),
         cluster=st.sampled_from(clusters),
-        schedule=st.sampled_from(tuple(CHOICES)),
+        schedule=st.sampled_from(tuple(choices())),
         meshes=st.sampled_from(meshes),
         counts=st.sampled_from(counts),
         # From below the least to above what two stages take without a limit.
@@ -186,7 +186,7 @@ def test_fewer_micro_batches_are_looked_at_before_a_refusal() -> None:
     request = PipelineRequest(
         cluster=mw.Cluster.virtual("1x p3.16xlarge"),
         num_layers=3,
-        schedules=(CHOICES["1f1b"],),
+        schedules=(choices()["1f1b"],),
         memory_bytes=402_196,
     )
     plan = plan_pipeline(step, (state, batch), {}, SIGNATURE, request).plan

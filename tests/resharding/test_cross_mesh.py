@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 from evaluation.alpacomm.cases import CASES, NIC_BYTES_PER_S, ONE_TO_MANY, random_case
 from evaluation.alpacomm.simulated import simulated
-
-from meshwise.errors import ClusterError
-from meshwise.graph.layout import parse_layout
-from meshwise.resharding.between import GATHERED, SEND_RECV
-from meshwise.resharding.cross_mesh import (
+from evaluation.transfers.cross_mesh import (
     ALGORITHMS,
     BEST,
     DIVIDED,
@@ -22,11 +18,16 @@ from meshwise.resharding.cross_mesh import (
     bound_s,
     cross_mesh_plan,
 )
-from meshwise.resharding.depth_first import depth_first, least_s
-from meshwise.resharding.host_tasks import HostTask, host_tasks, hosted_mesh
-from meshwise.resharding.ordering import Job, greedy, in_order, load_balanced, makespan_s, naive
-from meshwise.resharding.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
-from meshwise.resharding.tiles import boxes, unit_tasks
+from evaluation.transfers.depth_first import depth_first, least_s
+from evaluation.transfers.host_tasks import HostTask, host_tasks, hosted_mesh
+from evaluation.transfers.ordering import Job, greedy, in_order, load_balanced, makespan_s, naive
+from evaluation.transfers.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
+from evaluation.transfers.unit_tasks import unit_tasks
+from evaluation.transfers.ways import GATHERED, SEND_RECV
+
+from meshwise.errors import ClusterError
+from meshwise.graph.layout import parse_layout
+from meshwise.resharding.tiles import boxes
 from meshwise.simulate.actions import HostLinks
 
 RATE = NIC_BYTES_PER_S

@@ -7,11 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from evaluation.alpacomm.cases import random_case
-
-from meshwise.graph.layout import parse_layout
-from meshwise.resharding.between import GATHERED, SEND_RECV
-from meshwise.resharding.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh
-from meshwise.resharding.strategies import (
+from evaluation.transfers.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh
+from evaluation.transfers.strategies import (
     BROADCAST,
     GLOBAL_GATHERED,
     NUM_CHUNKS,
@@ -19,6 +16,9 @@ from meshwise.resharding.strategies import (
     hops,
     seconds,
 )
+from evaluation.transfers.ways import GATHERED, SEND_RECV
+
+from meshwise.graph.layout import parse_layout
 from meshwise.resharding.tiles import boxes, num_elements
 
 RATE = 2.0

@@ -7,12 +7,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from evaluation.transfers.unit_tasks import unit_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.graph.layout import Layout, parse_layout
 from meshwise.resharding.once import homed_tiles
-from meshwise.resharding.tiles import boxes, num_elements, unit_tasks
+from meshwise.resharding.tiles import boxes, num_elements
 
 MESHES = ((2, 2), (1, 4), (2, 4), (3, 4))
 

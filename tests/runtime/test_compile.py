@@ -13,8 +13,8 @@ import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import ProgramError
 from meshwise.runtime import compile as compile_module
-from meshwise.runtime.hlo_parse import parse_module
-from meshwise.runtime.overlap import overlapping
+from meshwise.runtime.hlo.module import parse_module
+from meshwise.runtime.hlo.overlap import overlapping
 from meshwise.spmd import lower
 from meshwise.spmd.program import jitted_step
 

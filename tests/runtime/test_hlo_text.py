@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from evaluation.hlo_flop import hlo_dense_flop
 
 from meshwise.errors import ProgramError
-from meshwise.runtime.hlo import hlo_collectives, hlo_dense_flop, parse_module
-from meshwise.runtime.hlo_collectives import mesh_groups, parse_replica_groups
-from meshwise.runtime.hlo_loops import trip_count
-from meshwise.runtime.hlo_parse import HloShape, parse_shapes
+from meshwise.runtime.hlo.collectives import hlo_collectives
+from meshwise.runtime.hlo.groups import mesh_groups, parse_replica_groups
+from meshwise.runtime.hlo.loops import trip_count
+from meshwise.runtime.hlo.module import HloShape, parse_module, parse_shapes
 
 HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n\n"
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {

@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwise.runtime.hlo_parse import parse_module
-from meshwise.runtime.overlap import overlapping
+from meshwise.runtime.hlo.module import parse_module
+from meshwise.runtime.hlo.overlap import overlapping
 
 OPTIONS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 

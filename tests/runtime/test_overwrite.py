@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.runtime.overwrite import overwritten_too_early
+from meshwise.runtime.hlo.module import parse_module
+from meshwise.runtime.hlo.overwrite import overwritten_too_early
 
 PARAMS = np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64
 ROWS = np.ones((16, 8), np.float32)
@@ -41,11 +42,12 @@ def _lowered(fun, donated=0):
 
 def test_a_read_after_the_update_is_found():
     text = _lowered(_read_by_a_loop).compile().as_text()
-    assert overwritten_too_early(text) == (0,)
+    assert overwritten_too_early(text, parse_module(text)) == (0,)
     text = _lowered(_read_by_a_loop, donated=()).compile().as_text()
-    assert overwritten_too_early(text) == ()
+    assert overwritten_too_early(text, parse_module(text)) == ()
 
 
 @pytest.mark.parametrize("fun", [_loop_before_the_update, _without_loop, _updated_by_the_loop])
 def test_what_is_in_order_is_left_alone(fun):
-    assert overwritten_too_early(_lowered(fun).compile().as_text()) == ()
+    text = _lowered(fun).compile().as_text()
+    assert overwritten_too_early(text, parse_module(text)) == ()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise.errors import ProgramError
-from meshwise.schedules.registry import SCHEDULES, make_schedule
+from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task, dependencies
 from meshwise.schedules.verify import running_order, verify_schedule
 
@@ -95,7 +95,7 @@ def test_wrong_sizes_are_named(change, message):
 
 
 @given(
-    name=st.sampled_from(sorted(SCHEDULES)),
+    name=st.sampled_from(sorted(tables())),
     n=st.integers(1, 4),
     rounds=st.integers(1, 3),
     data=st.data(),

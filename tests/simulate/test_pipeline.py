@@ -8,14 +8,15 @@ import math
 from pathlib import Path
 
 import pytest
+from evaluation.alpacomm.delayed_weights import delay_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwise.simulate as package
 from meshwise.errors import ProgramError
 from meshwise.schedules.clocks import TaskCosts, clock_times, num_clocks
-from meshwise.schedules.delay import delay_weights, with_delays
-from meshwise.schedules.registry import SCHEDULES, make_schedule
+from meshwise.schedules.delay import with_delays
+from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Task, dependencies
 from meshwise.schedules.verify import running_order
 from meshwise.simulate.actions import Flow, HostLinks
@@ -104,7 +105,7 @@ def chain(count, num_bytes, latency_s=0.0):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("name", sorted(tables()))
 def test_equal_transfers_that_meet_none_take_the_clocks_of_the_table(name):
     # Two engines that share no code: the table's clocks, and events.
     costs = TaskCosts(forward=1.0, backward=2.0, weight=0.5, transfer=0.25)
@@ -139,7 +140,7 @@ def test_eager_1f1b_with_delays_hides_what_plain_1f1b_shows():
 
 @st.composite
 def problems(draw):
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    name = draw(st.sampled_from(sorted(tables())))
     n = draw(st.integers(1, 4))
     v = draw(st.integers(1, 3)) if name in ("interleaved-1f1b", "inference") else 1
     m = n * draw(st.integers(1, 3))

@@ -20,7 +20,8 @@ from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B, interleaved
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 
 
 def megatron_lm(
@@ -101,6 +102,6 @@ def megatron_candidate(
         lambda way, first, last: costs.run(way, b, first, last),
         [crossing_bytes(source, last, b) for _, last in chunks[:-1]],
         num_microbatches=b,
-        schedule=interleaved(point.chunks) if point.chunks > 1 else ONE_F_ONE_B,
+        schedule=Interleaved(chunks=point.chunks) if point.chunks > 1 else ONE_F_ONE_B,
         memory_bytes=memory_of(kind, options),
     )

@@ -23,7 +23,7 @@ from meshwise.inter.layer_cost.recomputation import again_s
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.chunks import Chunk
 
 Report = Callable[[str], object]

@@ -42,11 +42,12 @@ def simulate(pipeline: SimulatedPipeline, cluster: Cluster) -> Timeline:
     hosts = _hosts_of(pipeline.meshes, cluster)
     return simulate_chunks(
         cluster,
-        pipeline.schedule.table_name,
-        pipeline.num_microbatches,
+        pipeline.schedule.table(
+            len(pipeline.chunks), pipeline.num_microbatches, len(pipeline.meshes)
+        ),
         pipeline.chunks,
         [(h, kind.devices_per_host) for h, kind in zip(hosts, pipeline.meshes, strict=True)],
-        pipeline.crossing_bytes,
+        [(num_bytes, num_bytes) for num_bytes in pipeline.crossing_bytes],
         hides_transfers=pipeline.schedule.hides_transfers,
     )
 

@@ -6,17 +6,16 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """How carefully to measure.
+    """The care with which something is measured.
 
     Attributes:
         repeats: Runs of which the median counts.
-        run_s: A run has as many turns as take about this long.
-        max_turns: But not more than these.
+        run_s: Seconds that a run takes at least; it has as many turns as that needs.
+        max_turns: The most turns of a run.
     """
 
     repeats: int
@@ -25,13 +24,13 @@ class Repetition:
 
 
 def seconds_a_turn(
-    run: Callable[[int], Any], effort: Repetition, now: Callable[[], float] = time.perf_counter
+    run: Callable[[int], object], effort: Repetition, now: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Median seconds of one turn, without the call itself.
+    """Return the median seconds of one turn, without the call itself.
 
     Args:
         run: Runs a number of turns and waits for their end; the first call may compile.
-        effort: How carefully.
+        effort: The care with which it is measured.
         now: The clock.
     """
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from meshwise.cluster.collectives import collective_terms
+from meshwise.cluster.description.profile import CollectivePoint, MatmulPoint, MemoryPoint
 from meshwise.cluster.host import Link
 from meshwise.cluster.mesh import MeshAxis
-from meshwise.cluster.profile import CollectivePoint, MatmulPoint, MemoryPoint
 
 
 def dense_rates(points: Sequence[MatmulPoint]) -> tuple[tuple[str, float], ...]:
-    """FLOP/s by dtype, of the largest product of each."""
+    """Return FLOP/s by dtype, of the largest product of each."""
     largest: dict[str, MatmulPoint] = {}
     for point in points:
         if point.dtype not in largest or point.size > largest[point.dtype].size:
@@ -27,7 +27,7 @@ def dense_rates(points: Sequence[MatmulPoint]) -> tuple[tuple[str, float], ...]:
 def dense_times(
     points: Sequence[MatmulPoint],
 ) -> tuple[tuple[str, tuple[tuple[float, float], ...]], ...]:
-    """Seconds of products by dtype and FLOP; a larger product never takes less time."""
+    """Return the seconds of products by dtype and FLOP; a larger product never takes less time."""
     by_dtype: dict[str, dict[float, float]] = {}
     for point in points:
         by_dtype.setdefault(point.dtype, {})[point.flop] = point.seconds
@@ -42,13 +42,13 @@ def _ascending(times: dict[float, float]) -> tuple[float, ...]:
 
 
 def memory_rate(points: Sequence[MemoryPoint]) -> float:
-    """Bytes a second of the largest pass, which no cache holds."""
+    """Return the bytes a second of the largest pass, which no cache holds."""
     largest = max(points, key=lambda point: point.num_bytes)
     return largest.num_bytes / largest.seconds
 
 
 def link_of(points: Sequence[CollectivePoint]) -> Link:
-    """Latency and bandwidth with the least squares of log(predicted / measured).
+    """Return latency and bandwidth with the least squares of log(predicted / measured).
 
     The time of a collective is `a latency_s + b B / bytes_per_s` with a and b of its ring (FACTS
     section 1).  Twice as long counts as much as half as long, for small tensors as for large ones.
@@ -76,7 +76,12 @@ def link_of(points: Sequence[CollectivePoint]) -> Link:
 
 
 def predicted_s(point: CollectivePoint, link: Link) -> float:
-    """What the cost model says of a measured collective."""
+    """Return the seconds that the cost model says of a measured collective.
+
+    Args:
+        point: The collective.
+        link: Latency and bandwidth.
+    """
     axis = MeshAxis(
         name="x",
         size=point.group_size,

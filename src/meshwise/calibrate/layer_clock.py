@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +19,33 @@ from meshwise.spmd.program import compile_options
 EFFORT = Repetition(repeats=3, run_s=0.02, max_turns=64)
 
 
+class _Prepared(NamedTuple):
+    """A compiled program.
+
+    Attributes:
+        compiled: The program.
+        specs: Shapes and dtypes of its operands.
+        shardings: Shardings of its operands.
+    """
+
+    compiled: jax.stages.Compiled
+    specs: Sequence[jax.ShapeDtypeStruct]
+    shardings: Sequence[jax.sharding.Sharding | None]
+
+
 class ProgramClock:
     """Holds compiled programs, and times one at a time."""
 
-    def __init__(self, effort: Repetition = EFFORT) -> None:
-        """Args: how carefully to measure."""
-        self._effort = effort
-        self._runs: dict[str, Any] = {}
+    def __init__(self) -> None:
+        """Begin without a program."""
+        self._runs: dict[str, _Prepared] = {}
 
     def prepare(self, key: str, exported: Exported) -> None:
         """Compile a program.
 
         Args:
-            key: What it is called from now on.
-            exported: As `program.Measurable.export` makes it.
+            key: The name of the program from now on.
+            exported: The program, as `timed_program.Measurable.export` makes it.
 
         Raises:
             ProgramError: on XLA:CPU collectives would race.
@@ -45,10 +59,11 @@ class ProgramClock:
         lowered = jax.jit(program.call, in_shardings=shardings, compiler_options=options).lower(
             *specs
         )
-        self._runs[key] = (checked(lowered, np.array(devices), key), specs, shardings)
+        compiled = checked(lowered, np.array(devices), key)
+        self._runs[key] = _Prepared(compiled, specs, shardings)
 
     def seconds(self, key: str) -> float:
-        """Seconds that a prepared program takes; it is forgotten then."""
+        """Return the seconds that a prepared program takes; it is forgotten then."""
         compiled, specs, shardings = self._runs.pop(key)
         operands = [
             jax.jit(partial(_filled, spec), out_shardings=sharding)()
@@ -61,11 +76,11 @@ class ProgramClock:
                 # XLA:CPU, where devices share a pool of threads (seen with JAX 0.10.2).
                 jax.block_until_ready(compiled(*operands))
 
-        return seconds_a_turn(run, self._effort)
+        return seconds_a_turn(run, EFFORT)
 
 
-def _filled(spec: Any) -> Any:
-    """Something to compute with: numbers in a normal range, indices that exist."""
+def _filled(spec: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return something to compute with: numbers in a normal range, indices that exist."""
     if jnp.issubdtype(spec.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), spec.shape)
     is_float = jnp.issubdtype(spec.dtype, jnp.inexact)

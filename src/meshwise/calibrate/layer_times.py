@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -20,6 +19,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ClusterError
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
+from meshwise.runtime.devices import Device
 from meshwise.runtime.pipeline.build import programs_alone
 from meshwise.trace.layers.layering import Layering
 
@@ -35,15 +35,15 @@ class MeasuredTimes:
     def __init__(
         self,
         layers: Layering,
-        devices: Sequence[Any],
+        devices: Sequence[Device],
         measure: Measure,
         report: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Begin.
 
         Args:
-            layers: Of the step.
-            devices: Of this process.
+            layers: The layers of the step.
+            devices: The devices of this process.
             measure: Measures programs.
             report: Is told of progress.
         """
@@ -59,7 +59,7 @@ class MeasuredTimes:
         num_microbatches: int,
         decision: GraphDecision,
     ) -> tuple[float, float]:
-        """Seconds of all micro-batches of a step, and of what runs once a step.
+        """Return seconds of all micro-batches of a step, and of what runs once a step.
 
         Raises:
             ClusterError: the mesh has more devices than there are.
@@ -90,7 +90,7 @@ class MeasuredTimes:
         return loop_s, math.fsum(s for name, s in spent.items() if name not in _LOOP)
 
     def _grouped(self, mesh: LogicalMesh) -> Mesh:
-        """The devices of this process in groups of the mesh's shape."""
+        """Return the devices of this process in groups of the mesh's shape."""
         groups = len(self._devices) // mesh.num_devices
         if not groups:
             raise ClusterError(

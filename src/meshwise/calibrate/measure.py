@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Protocol
 
 import jax
 
@@ -15,11 +14,12 @@ from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.fit import dense_rates, dense_times, link_of, memory_rate
 from meshwise.calibrate.programs import collective_loop, matmul_loop, memory_passes
 from meshwise.cluster.collectives import COLLECTIVES
+from meshwise.cluster.description.profile import CollectivePoint, MatmulPoint, MemoryPoint, Profile
 from meshwise.cluster.host import HostSpec, Link
 from meshwise.cluster.mesh import DeviceSpec
-from meshwise.cluster.profile import CollectivePoint, MatmulPoint, MemoryPoint, Profile
 from meshwise.errors import ClusterError
 from meshwise.runtime.device_memory import device_memory_bytes
+from meshwise.runtime.devices import Device
 from meshwise.units import MICRO, bytes_text, flop_text, seconds_text
 
 
@@ -31,7 +31,7 @@ class Sizes:
         matmul: Rows of square matrices by dtype.
         memory: Bytes that one device reads and writes.
         collectives: Bytes of tensors as a group sees them whole.
-        effort: How carefully.
+        effort: The care with which it is measured.
     """
 
     matmul: tuple[tuple[str, tuple[int, ...]], ...]
@@ -75,13 +75,12 @@ QUICK_SIZES = Sizes(
     effort=Repetition(repeats=3, run_s=0.005),
 )
 
-Run = Callable[[int], Any]
 # Done, in all, and what was found, as text.
 Report = Callable[[int, int, str], None]
 
 
 def calibrate(
-    devices: Sequence[Any],
+    devices: Sequence[Device],
     *,
     command: str,
     sizes: Sizes | None = None,
@@ -92,51 +91,29 @@ def calibrate(
 
     Args:
         devices: The devices; all work at the same time.
-        command: What was called, for the profile.
+        command: The command that was called, for the profile.
         sizes: What to measure; by default what suits the platform.
-        memory_bytes: Of one device, where JAX does not say it.
+        memory_bytes: Memory of one device, where JAX does not say it.
         report: Is told of every measurement; None for nobody.
 
+    Returns:
+        What was measured, and the host that the cost model reads.
+
     Raises:
-        ClusterError: there is no device, or nobody says how much memory one has.
+        ClusterError: There is no device, or nobody says how much memory one has.
     """
     if not devices:
         raise ClusterError("no devices to measure; pass those of jax.devices()")
     first = devices[0]
-    is_cpu = first.platform == "cpu"
-    sizes = sizes or (CPU_SIZES if is_cpu else ACCELERATOR_SIZES)
     memory_bytes = memory_bytes or device_memory_bytes(devices)
     if memory_bytes is None:
         raise ClusterError(
             f"JAX does not say how much memory {first.device_kind!r} has; pass it, as "
             "`meshwise calibrate --memory 16GB`"
         )
-    groups = group_sizes(len(devices))
-    work = sizes.num_matmuls + len(sizes.memory)
-    work += len(groups) * len(COLLECTIVES) * len(sizes.collectives)
-    done = 0
-
-    def seconds(run: Run, text: Callable[[float], str], call_s: float = 0.0) -> float:
-        nonlocal done
-        whole = seconds_a_turn(run, sizes.effort)
-        # Noise must not make time of nothing.
-        found = max(whole - call_s, whole / 10)
-        done += 1
-        if report is not None:
-            report(done, work, text(found))
-        return found
-
-    matmul = tuple(
-        _matmul(devices, dtype, size, seconds) for dtype, rows in sizes.matmul for size in rows
-    )
-    call_s = seconds_a_turn(memory_passes(devices, 1), sizes.effort)
-    memory = tuple(_memory(devices, num_bytes, call_s, seconds) for num_bytes in sizes.memory)
-    collectives = tuple(
-        _collective(devices, kind, group, num_bytes, seconds)
-        for group in groups
-        for kind in COLLECTIVES
-        for num_bytes in sizes.collectives
-    )
+    sizes = sizes or (CPU_SIZES if first.platform == "cpu" else ACCELERATOR_SIZES)
+    found = _Measurement(devices, sizes, report or (lambda *_: None))
+    matmul, memory, collectives = found.matmul(), found.memory(), found.collectives()
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     versions = [(name, version(name)) for name in ("meshwise", "jax", "jaxlib")]
     return Profile(
@@ -153,62 +130,94 @@ def calibrate(
 
 
 def group_sizes(num_devices: int) -> tuple[int, ...]:
-    """Groups in which collectives are measured: pairs, and all devices."""
+    """Return the sizes of groups in which collectives are measured: pairs, and all devices.
+
+    Args:
+        num_devices: All devices.
+    """
     return tuple(n for n in dict.fromkeys((2, num_devices)) if n > 1 and num_devices % n == 0)
 
 
-class Seconds(Protocol):
-    """Measures and reports; leaves out what a call takes that does nothing."""
+class _Measurement:
+    """Everything that is measured on some devices."""
 
-    def __call__(self, run: Run, text: Callable[[float], str], call_s: float = 0.0) -> float:
-        """Seconds of one turn."""
-        ...
+    def __init__(self, devices: Sequence[Device], sizes: Sizes, report: Report) -> None:
+        self._devices, self._sizes, self._report = devices, sizes, report
+        self._groups = group_sizes(len(devices))
+        self._num_done = 0
+        self._num_all = sizes.num_matmuls + len(sizes.memory)
+        self._num_all += len(self._groups) * len(COLLECTIVES) * len(sizes.collectives)
 
+    def matmul(self) -> tuple[MatmulPoint, ...]:
+        """Measure products."""
+        return tuple(
+            self._product(dtype, size) for dtype, rows in self._sizes.matmul for size in rows
+        )
 
-def _matmul(devices: Sequence[Any], dtype: str, size: int, seconds: Seconds) -> MatmulPoint:
-    def text(found: float) -> str:
-        rate = flop_text(2.0 * size**3 / found)
-        return f"{dtype} product of {size} x {size}: {seconds_text(found)}, {rate}/s a device"
+    def memory(self) -> tuple[MemoryPoint, ...]:
+        """Measure passes over memory, without what a call takes that does nothing."""
+        call_s = seconds_a_turn(memory_passes(self._devices, 1), self._sizes.effort)
+        return tuple(self._pass(num_bytes, call_s) for num_bytes in self._sizes.memory)
 
-    # Without it JAX makes float32 of float64.
-    with jax.enable_x64(dtype == "float64"):
-        found = seconds(matmul_loop(devices, dtype, size), text)
-    return MatmulPoint(dtype=dtype, size=size, seconds=found)
+    def collectives(self) -> tuple[CollectivePoint, ...]:
+        """Measure collectives."""
+        return tuple(
+            self._collective(kind, group, num_bytes)
+            for group in self._groups
+            for kind in COLLECTIVES
+            for num_bytes in self._sizes.collectives
+        )
 
+    def _product(self, dtype: str, size: int) -> MatmulPoint:
+        def text(found: float) -> str:
+            rate = flop_text(2.0 * size**3 / found)
+            return f"{dtype} product of {size} x {size}: {seconds_text(found)}, {rate}/s a device"
 
-def _memory(devices: Sequence[Any], num_bytes: int, call_s: float, seconds: Seconds) -> MemoryPoint:
-    def text(found: float) -> str:
-        rate = bytes_text(num_bytes / found)
-        return f"memory, {bytes_text(num_bytes)}: {seconds_text(found)}, {rate}/s a device"
+        # Without it JAX makes float32 of float64.
+        with jax.enable_x64(dtype == "float64"):
+            found = self._seconds(matmul_loop(self._devices, dtype, size), text)
+        return MatmulPoint(dtype=dtype, size=size, seconds=found)
 
-    run = memory_passes(devices, num_bytes)
-    return MemoryPoint(num_bytes=num_bytes, seconds=seconds(run, text, call_s))
+    def _pass(self, num_bytes: int, call_s: float) -> MemoryPoint:
+        def text(found: float) -> str:
+            rate = bytes_text(num_bytes / found)
+            return f"memory, {bytes_text(num_bytes)}: {seconds_text(found)}, {rate}/s a device"
 
+        run = memory_passes(self._devices, num_bytes)
+        return MemoryPoint(num_bytes=num_bytes, seconds=self._seconds(run, text, call_s))
 
-def _collective(
-    devices: Sequence[Any], kind: str, group: int, num_bytes: int, seconds: Seconds
-) -> CollectivePoint:
-    # Every device's part of its part is a whole number of elements.
-    unit = 4 * group * group
-    num_bytes = max(num_bytes // unit, 1) * unit
+    def _collective(self, kind: str, group: int, num_bytes: int) -> CollectivePoint:
+        # Every device's part of its part is a whole number of elements.
+        unit = 4 * group * group
+        num_bytes = max(num_bytes // unit, 1) * unit
 
-    def text(found: float) -> str:
-        return f"{kind} of {bytes_text(num_bytes)} over {group}: {seconds_text(found)}"
+        def text(found: float) -> str:
+            return f"{kind} of {bytes_text(num_bytes)} over {group}: {seconds_text(found)}"
 
-    run = collective_loop(devices, kind, group, num_bytes)
-    found = seconds(run, text)
-    return CollectivePoint(kind=kind, group_size=group, num_bytes=num_bytes, seconds=found)
+        found = self._seconds(collective_loop(self._devices, kind, group, num_bytes), text)
+        return CollectivePoint(kind=kind, group_size=group, num_bytes=num_bytes, seconds=found)
+
+    def _seconds(
+        self, run: Callable[[int], object], text: Callable[[float], str], call_s: float = 0.0
+    ) -> float:
+        """Return the seconds of one turn, and report them."""
+        whole = seconds_a_turn(run, self._sizes.effort)
+        # Noise must not make time of nothing.
+        found = max(whole - call_s, whole / 10)
+        self._num_done += 1
+        self._report(self._num_done, self._num_all, text(found))
+        return found
 
 
 def _host(
-    devices: Sequence[Any],
+    devices: Sequence[Device],
     matmul: Sequence[MatmulPoint],
     memory: Sequence[MemoryPoint],
     collectives: Sequence[CollectivePoint],
     memory_bytes: int,
     created: str,
 ) -> HostSpec:
-    """What the cost model uses of the measurements."""
+    """Return what the cost model uses of the measurements."""
     kind = devices[0].device_kind
     count = len(devices)
     source = f"measured by meshwise calibrate on {created}, all {count} devices at once"

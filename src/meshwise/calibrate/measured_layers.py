@@ -18,7 +18,7 @@ from meshwise.system.atomic_file import write_atomically
 
 @contextmanager
 def measuring() -> Iterator[Measure]:
-    """Measures programs on the devices of this process; what is known is not measured again."""
+    """Yield what measures programs on the devices of this process, each program once."""
     with Workers() as workers:
         yield KeptTimes(workers, kept_folder())
 
@@ -37,13 +37,13 @@ class KeptTimes:
 
         Args:
             measure: Measures programs.
-            folder: Where times are kept; where it cannot be written, nothing is.
+            folder: The folder of the times; where it cannot be written, nothing is kept.
         """
         self._measure, self._folder = measure, folder
         self._known: dict[str, float] = {}
 
     def __call__(self, programs: Sequence[Measurable]) -> list[float]:
-        """Seconds of programs; of equal ones once."""
+        """Return seconds of programs; of equal ones once."""
         missing: dict[str, Measurable] = {}
         for program in programs:
             if program.key not in self._known and (found := self._read(program.key)) is not None:
@@ -62,7 +62,7 @@ class KeptTimes:
         return self._folder / f"{key}.json"
 
     def _read(self, key: str) -> float | None:
-        """The time that is kept; None if there is none, or the file is none of ours."""
+        """Return the time that is kept; None if there is none, or the file is none of ours."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             seconds = float(json.loads(self._path(key).read_text(encoding="utf-8"))["seconds"])
             return seconds if math.isfinite(seconds) and seconds > 0 else None

@@ -7,7 +7,6 @@ memory or links are measured with their share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from meshwise.cluster.collectives import (
     PERMUTE,
     REDUCE_SCATTER,
 )
+from meshwise.runtime.devices import Device
 from meshwise.spmd.program import compile_options
 
 _GROUPS, _GROUP = "groups", "group"
@@ -32,13 +32,15 @@ _ITEM_BYTES = 4
 class TimedLoop:
     """A compiled loop; called with a number of turns it runs them and waits for their end."""
 
-    def __init__(self, compiled: Any, whole: NamedSharding, operands: Sequence[Any]) -> None:
+    def __init__(
+        self, compiled: jax.stages.Compiled, whole: NamedSharding, operands: Sequence[jax.Array]
+    ) -> None:
         self._compiled, self._whole, self._operands = compiled, whole, operands
         # Numbers of turns, on the devices before a clock is read that matters.
-        self._counts: dict[int, Any] = {}
+        self._counts: dict[int, jax.Array] = {}
 
-    def __call__(self, turns: int) -> Any:
-        """Run."""
+    def __call__(self, turns: int) -> jax.Array:
+        """Run a number of turns, and return the last result."""
         if turns not in self._counts:
             count = jax.device_put(jnp.int32(turns), self._whole)
             self._counts[turns] = jax.block_until_ready(count)
@@ -46,29 +48,39 @@ class TimedLoop:
 
     @property
     def compiled_text(self) -> str:
-        """Its optimised HLO."""
-        return self._compiled.as_text()
+        """The optimised HLO."""
+        return self._compiled.as_text() or ""
 
 
-def matmul_loop(devices: Sequence[Any], dtype: str, size: int) -> TimedLoop:
-    """Products `x @ w` of square matrices, each of the last result."""
+def matmul_loop(devices: Sequence[Device], dtype: str, size: int) -> TimedLoop:
+    """Return a loop of products `x @ w` of square matrices, each of the last result.
+
+    Args:
+        devices: All devices.
+        dtype: The dtype of the matrices.
+        size: Their rows and columns.
+    """
     mesh = _mesh(devices, len(devices))
     rng = np.random.default_rng(0)
     # A product keeps the size of its left operand, so that many of them stay finite.
     w = rng.standard_normal((size, size)) / np.sqrt(size)
     x = rng.standard_normal((size, size))
 
-    def body(x: Any, w: Any) -> Any:
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.dot(x, w, preferred_element_type=x.dtype)
 
     return _loop(mesh, body, [jnp.asarray(x, dtype), jnp.asarray(w, dtype)])
 
 
-def memory_passes(devices: Sequence[Any], num_bytes: int) -> Callable[[int], Any]:
-    """Passes `x + 1` over float32 of which one device reads and writes `num_bytes` together.
+def memory_passes(devices: Sequence[Device], num_bytes: int) -> Callable[[int], object]:
+    """Return what runs a number of passes `x + 1` over float32.
 
     Each is a call of its own into fresh memory, as the results of a step are: on a CPU their pages
     come from the system, which takes longer than to write them.
+
+    Args:
+        devices: All devices.
+        num_bytes: Bytes that one device reads and writes together in one pass.
     """
     mesh = _mesh(devices, len(devices))
     mapped = jax.shard_map(lambda x: x + 1, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
@@ -76,7 +88,7 @@ def memory_passes(devices: Sequence[Any], num_bytes: int) -> Callable[[int], Any
     x = jax.device_put(jnp.zeros(size, jnp.float32), NamedSharding(mesh, P()))
     compiled = jax.jit(mapped).lower(x).compile()
 
-    def run(passes: int) -> Any:
+    def run(passes: int) -> object:
         result = x
         for _ in range(passes):
             result = jax.block_until_ready(compiled(x))
@@ -86,14 +98,14 @@ def memory_passes(devices: Sequence[Any], num_bytes: int) -> Callable[[int], Any
 
 
 def collective_loop(
-    devices: Sequence[Any], kind: str, group_size: int, num_bytes: int
+    devices: Sequence[Device], kind: str, group_size: int, num_bytes: int
 ) -> TimedLoop:
-    """Collectives of float32, in groups of neighbouring devices.
+    """Return a loop of collectives of float32, in groups of neighbouring devices.
 
     Args:
         devices: All devices.
-        kind: As in `cluster.collectives`.
-        group_size: Divides the number of devices.
+        kind: The kind, as in `cluster.collectives`.
+        group_size: Devices of a group; it divides the number of devices.
         num_bytes: B, the tensor as a group sees it whole; a multiple of 4 times the square of the
             group size.
 
@@ -104,7 +116,7 @@ def collective_loop(
     part = whole // group_size
     ring = [(i, (i + 1) % group_size) for i in range(group_size)]
 
-    def body(x: Any) -> Any:
+    def body(x: jax.Array) -> jax.Array:
         match kind:
             case "all-reduce":
                 return lax.psum(x, _GROUP)
@@ -128,14 +140,14 @@ def collective_loop(
     return _loop(_mesh(devices, group_size), body, [zeros])
 
 
-def _mesh(devices: Sequence[Any], group_size: int) -> Mesh:
+def _mesh(devices: Sequence[Device], group_size: int) -> Mesh:
     return Mesh(np.asarray(devices, object).reshape(-1, group_size), (_GROUPS, _GROUP))
 
 
-def _loop(mesh: Mesh, body: Callable[..., Any], operands: Sequence[Any]) -> TimedLoop:
-    """Runs `body` a number of times on the first operand; every device has all operands."""
+def _loop(mesh: Mesh, body: Callable[..., jax.Array], operands: Sequence[jax.Array]) -> TimedLoop:
+    """Return a loop that runs `body` on the first operand; every device has all operands."""
 
-    def turns(count: Any, first: Any, *others: Any) -> Any:
+    def turns(count: jax.Array, first: jax.Array, *others: jax.Array) -> jax.Array:
         return lax.fori_loop(0, count, lambda _, x: body(x, *others), first)
 
     whole = NamedSharding(mesh, P())

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from meshwise.jax_compat import exported_program
+from meshwise.runtime.devices import Device
 from meshwise.runtime.pipeline.compiled import LoweredProgram
 
 
@@ -20,12 +21,12 @@ class Exported(NamedTuple):
     """A program that another process can compile.
 
     Attributes:
-        program: As JAX exports it.
-        sizes: Of the mesh that it is written for.
-        names: Of its axes.
+        program: The program as JAX exports it.
+        sizes: Sizes of the axes of the mesh that it is written for.
+        names: Names of these axes.
     """
 
-    program: Any
+    program: jax.export.Exported
     sizes: tuple[int, ...]
     names: tuple[str, ...]
 
@@ -35,8 +36,8 @@ class Measurable:
     """A program on all devices of this process.
 
     Attributes:
-        name: For messages.
-        key: Of its content and of what it runs on.
+        name: The name for messages.
+        key: Digest of its content and of what it runs on.
         export: Makes the form that `clock.ProgramClock` takes.
     """
 
@@ -46,12 +47,12 @@ class Measurable:
 
 
 def measurable(name: str, program: LoweredProgram, mesh: Mesh) -> Measurable:
-    """A lowered program as something to measure.
+    """Return a lowered program as something to measure.
 
     Args:
-        name: For messages.
-        program: On the devices of this process.
-        mesh: That it is written for.
+        name: The name for messages.
+        program: The program on the devices of this process.
+        mesh: The mesh that it is written for.
     """
     device = mesh.devices.flat[0]
 
@@ -64,7 +65,7 @@ def measurable(name: str, program: LoweredProgram, mesh: Mesh) -> Measurable:
     return Measurable(name=name, key=said.hexdigest()[:32], export=exported)
 
 
-def _runs_on(device: Any) -> tuple[object, ...]:
-    """What else the time of a program depends on."""
+def _runs_on(device: Device) -> tuple[object, ...]:
+    """Return what else the time of a program depends on."""
     found = (device.platform, device.device_kind, version("jaxlib"), len(jax.devices()))
     return (*found, os.cpu_count()) if device.platform == "cpu" else found

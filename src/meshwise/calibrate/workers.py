@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import Timer
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
@@ -27,9 +27,9 @@ class Setup(NamedTuple):
     """What a process must know before it touches a device.
 
     Attributes:
-        platform: Of the devices.
-        num_devices: How many the asking process has.
-        enable_x64: As there.
+        platform: Platform of the devices.
+        num_devices: Devices of the asking process.
+        enable_x64: Whether the asking process computes in 64 bits.
     """
 
     platform: str
@@ -80,7 +80,7 @@ class Workers:
         self._children.clear()
 
     def __call__(self, programs: Sequence[Measurable]) -> list[float]:
-        """Seconds of programs.
+        """Return seconds of programs.
 
         Raises:
             ProgramError: one cannot be compiled, or a process ended.
@@ -129,7 +129,7 @@ def _send(child: ChildProcess, request: object, program: Measurable) -> None:
         raise ProgramError(f"the process that measures {program.name} ended: {error}") from error
 
 
-def _received(child: ChildProcess, name: str) -> Any:
+def _received(child: ChildProcess, name: str) -> object:
     watchdog = Timer(_LONGEST_S, child.kill)
     watchdog.daemon = True
     watchdog.start()
@@ -163,7 +163,7 @@ def serve() -> None:
 
 
 def _outcome(work: Callable[[], object]) -> object:
-    """What work gives, or the text of what went wrong."""
+    """Return what work gives, or the text of what went wrong."""
     try:
         return work()
     except (MeshwiseError, jax.errors.JaxRuntimeError, TypeError, ValueError) as error:

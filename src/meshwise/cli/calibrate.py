@@ -15,7 +15,7 @@ from meshwise.calibrate.measure import QUICK_SIZES
 from meshwise.calibrate.measure import calibrate as measure
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
-from meshwise.cluster.profile import Profile
+from meshwise.cluster.description.profile import Profile
 from meshwise.errors import MeshwiseError
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, flop_text, seconds_text

@@ -19,7 +19,7 @@ from meshwise.planner.pipeline import plan_pipeline
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.pipeline_schedule import ALL, CHOICES, SEARCHED, named
+from meshwise.schedules.registry import ALL, SEARCHED, choices, named
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
@@ -78,9 +78,9 @@ Examples:
     "--schedule",
     "schedules",
     multiple=True,
-    type=click.Choice([*CHOICES, ALL]),
+    type=click.Choice([*choices(), ALL]),
     help="A schedule to choose from; may be repeated; all: every one, planned in turns, the "
-    "fastest by simulation. 1f1b and eager-1f1b by default.",
+    f"fastest by simulation. {' and '.join(s.choice for s in SEARCHED)} by default.",
 )
 @click.option(
     "--remat",

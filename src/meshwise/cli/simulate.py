@@ -14,7 +14,7 @@ from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
-from meshwise.schedules.pipeline_schedule import CHOICES
+from meshwise.schedules.registry import choices
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
@@ -37,7 +37,7 @@ Examples:
     type=ClusterName(),
     help="With other links or memory, as '8x p3.16xlarge', or a file; the plan's by default.",
 )
-@click.option("--schedule", type=click.Choice(list(CHOICES)), help="The plan's by default.")
+@click.option("--schedule", type=click.Choice(list(choices())), help="The plan's by default.")
 @click.option(
     "--microbatches", type=click.IntRange(1), metavar="B", help="The plan's number by default."
 )
@@ -65,7 +65,7 @@ def simulate(
         check_writable(trace_file)
     changes = Changes(
         cluster=cluster,
-        schedule=CHOICES[schedule] if schedule else None,
+        schedule=choices()[schedule] if schedule else None,
         num_microbatches=microbatches,
     )
     try:

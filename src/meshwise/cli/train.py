@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any
 
 import click
 import jax
@@ -18,7 +18,7 @@ from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, Met
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
 from meshwise.models.gpt_sizes import SIZE_NAMES
-from meshwise.request.methods import PipelineScheduleName
+from meshwise.schedules.registry import ALL, choices
 from meshwise.train.build import step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
@@ -115,10 +115,10 @@ def _option(*names: str, **settings: Any) -> Any:
 )
 @_option(
     "--schedule",
-    type=click.Choice(get_args(PipelineScheduleName)),
+    type=click.Choice([*choices(), ALL]),
     metavar="NAME",
     help="Order of the micro-batches in a pipeline: "
-    f"{', '.join(get_args(PipelineScheduleName)[:-1])}, or all for the fastest. Default: 1f1b.",
+    f"{', '.join(choices())}, or all for the fastest. Default: 1f1b.",
 )
 @_option(
     "--memory",

@@ -75,7 +75,7 @@ def _host(
     num_nics: int,
     source: str,
 ) -> HostSpec:
-    """A host whose links and NICs reach `LINK_EFFICIENCY` of their peaks."""
+    """Return a host whose links and NICs reach `LINK_EFFICIENCY` of their peaks."""
     return HostSpec(
         name=name,
         num_devices=num_devices,
@@ -208,7 +208,7 @@ TPU_V6E = _Chip(
 
 
 def _tpu_host(name: str, num_devices: int, chip: _Chip, link: float) -> HostSpec:
-    """A TPU host: chips of all hosts of a slice meet on one torus, so no NIC is shared.
+    """Return a TPU host: chips of all hosts of a slice meet on one torus, so no NIC is shared.
 
     `link` is one ICI link in one direction: the chip's published ICI bandwidth over its links.
     """

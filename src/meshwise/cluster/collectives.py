@@ -31,7 +31,7 @@ class Term(NamedTuple):
 
 
 def _ring(kind: str, size: int, latency_s: float, link_bytes_per_s: float) -> Term:
-    """One ring of `size` devices."""
+    """Return one ring of `size` devices."""
     hops = size - 1
     if hops <= 0:
         return Term(0.0, 0.0)
@@ -49,7 +49,7 @@ def _ring(kind: str, size: int, latency_s: float, link_bytes_per_s: float) -> Te
 
 
 def _hierarchical(kind: str, axes: tuple[MeshAxis, ...]) -> Term:
-    """Axis by axis: the bytes shrink along the fastest axis before the slow ones see them."""
+    """Return the way axis by axis: bytes shrink along the fastest before slow ones see them."""
     size = math.prod(axis.size for axis in axes)
     latency_s = 0.0
     seconds_per_byte = 0.0
@@ -66,9 +66,13 @@ def _hierarchical(kind: str, axes: tuple[MeshAxis, ...]) -> Term:
 
 @functools.lru_cache(maxsize=4096)
 def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
-    """The ways to run a collective over the product of `axes`; its time is the least of them.
+    """Return the ways to run a collective over several axes; its time is the least of them.
 
     A permute pairs devices across all axes at once, so only the slowest link counts.
+
+    Args:
+        kind: A name of `COLLECTIVES`.
+        axes: The axes of the mesh over whose product it runs.
 
     Raises:
         ValueError: `kind` is not a collective.
@@ -85,7 +89,7 @@ def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
 
 
 def collective_time_s(kind: str, axes: tuple[int, ...], num_bytes: int, mesh: LogicalMesh) -> float:
-    """Seconds of one collective over the mesh axes at positions `axes`.
+    """Return the seconds of one collective over the mesh axes at positions `axes`.
 
     Args:
         kind: One of `COLLECTIVES`.

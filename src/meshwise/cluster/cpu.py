@@ -30,38 +30,26 @@ HOP_LATENCY_S = 25 * MICRO
 HOST_MEMORY_BYTES = 16 * GIB
 
 
-def cpu_cluster(
-    num_devices: int,
-    *,
-    host_flop_per_s: tuple[tuple[str, float], ...] = HOST_FLOP_PER_S,
-    host_memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S,
-    host_link_bytes_per_s: float = HOST_LINK_BYTES_PER_S,
-    hop_latency_s: float = HOP_LATENCY_S,
-    host_memory_bytes: int = HOST_MEMORY_BYTES,
-) -> Cluster:
-    """One host whose cores run `num_devices` virtual devices.
+def cpu_cluster(num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES) -> Cluster:
+    """Return one host whose cores run virtual devices.
 
     Args:
         num_devices: Virtual devices.
-        host_flop_per_s: Rates of the whole host, pairs (dtype name, FLOP/s).
-        host_memory_bytes_per_s: Memory bandwidth of the whole host.
-        host_link_bytes_per_s: Bytes a second that all devices together send to each other.
-        hop_latency_s: Latency of one hop of a collective.
         host_memory_bytes: Memory that the devices share.
 
     Raises:
-        ClusterError: there is not at least one device.
+        ClusterError: There is not at least one device.
     """
     if num_devices < 1:
         raise ClusterError(f"a host needs at least one virtual CPU device, got {num_devices}")
     device = DeviceSpec(
         name="virtual CPU",
         memory_bytes=host_memory_bytes // num_devices,
-        memory_bytes_per_s=host_memory_bytes_per_s / num_devices,
-        flop_per_s=tuple((dtype, rate / num_devices) for dtype, rate in host_flop_per_s),
+        memory_bytes_per_s=HOST_MEMORY_BYTES_PER_S / num_devices,
+        flop_per_s=tuple((dtype, rate / num_devices) for dtype, rate in HOST_FLOP_PER_S),
         source=f"host rate / {num_devices} devices; defaults measured 2026-11-20 (cluster/cpu.py)",
     )
-    link = Link(latency_s=hop_latency_s, bytes_per_s=host_link_bytes_per_s / num_devices)
+    link = Link(latency_s=HOP_LATENCY_S, bytes_per_s=HOST_LINK_BYTES_PER_S / num_devices)
     host = HostSpec(
         name="cpu",
         num_devices=num_devices,

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
 
+# Larger than any that was built; beyond it a number is a mistake, and tables would not end.
+MAX_DEVICES = 131072
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -29,9 +32,9 @@ class PeakRate:
     Attributes:
         flop_per_s: Peak rate of dense products, pairs (dtype name, FLOP/s).
         memory_bytes: Memory of one device.
-        memory_bytes_per_s: Its bandwidth.
-        link_bytes_per_s: What one device sends to others of its host.
-        nic_bytes_per_s: What one NIC sends.
+        memory_bytes_per_s: Bandwidth of this memory.
+        link_bytes_per_s: Bandwidth of one device to others of its host.
+        nic_bytes_per_s: Bandwidth of one NIC.
     """
 
     flop_per_s: tuple[tuple[str, float], ...]
@@ -49,14 +52,14 @@ class HostSpec:
     so with as many NICs as devices each has its own.
 
     Attributes:
-        name: As in the catalog.
+        name: The name, as in the catalog.
         num_devices: Devices in the host.
-        device: Their kind.
-        link: What one device reaches towards the others of its host.
+        device: The kind of the devices.
+        link: The link of one device to the others of its host.
         nic: One way to other hosts.
-        num_nics: How many of them the host has.
-        source: Where the numbers of links and NICs come from.
-        peak: What the makers promise; None where only what is reached is known.
+        num_nics: NICs of the host.
+        source: The origin of the numbers of links and NICs.
+        peak: The rates that the makers promise; None where only what is reached is known.
     """
 
     name: str
@@ -74,13 +77,17 @@ class HostSpec:
         return self.num_nics * self.nic.bytes_per_s
 
     def fair_bytes_per_s(self, num_devices: int) -> float:
-        """What `num_devices` devices reach together towards other hosts while all others send."""
+        """Return what devices reach together towards other hosts while all others send.
+
+        Args:
+            num_devices: The number of devices.
+        """
         if num_devices == self.num_devices:
             return self.nics_bytes_per_s
         return self.nics_bytes_per_s * num_devices / self.num_devices
 
     def alone_bytes_per_s(self, num_devices: int) -> float:
-        """What `num_devices` neighbouring devices reach together while no other device sends.
+        """Return what neighbouring devices reach together while no other device sends.
 
         They reach the NICs that they are attached to, and no more than their links carry.
         """
@@ -94,7 +101,7 @@ class HostGroup:
     """Equal hosts that follow each other in a cluster.
 
     Attributes:
-        count: How many.
+        count: The number of hosts.
         host: Their kind.
     """
 
@@ -103,7 +110,7 @@ class HostGroup:
 
 
 def slowest(hosts: Sequence[HostSpec]) -> HostSpec:
-    """A kind of host as slow in everything as the slowest of `hosts`.
+    """Return a kind of host as slow in everything as the slowest of `hosts`.
 
     Smallest number of devices, least memory, lowest rate for each dtype, lowest bandwidths,
     highest latencies.  A NIC is a share of the slowest host's NICs, so that neither one device nor
@@ -159,7 +166,7 @@ def _slowest_device(devices: Sequence[DeviceSpec]) -> DeviceSpec:
 
 
 def _is_as(kind: DeviceSpec, worst: DeviceSpec, dtypes: Sequence[str]) -> bool:
-    """Whether a device has the worst number of each."""
+    """Return whether a device has the worst number of each."""
     return (
         kind.memory_bytes == worst.memory_bytes
         and kind.memory_bytes_per_s == worst.memory_bytes_per_s
@@ -171,7 +178,7 @@ def _is_as(kind: DeviceSpec, worst: DeviceSpec, dtypes: Sequence[str]) -> bool:
 def _slowest_times(
     kinds: Sequence[DeviceSpec],
 ) -> tuple[tuple[str, tuple[tuple[float, float], ...]], ...]:
-    """At each measured size the longest time that any of the kinds takes."""
+    """Return at each measured size the longest time that any of the kinds takes."""
     sizes: dict[str, set[float]] = {}
     for kind in kinds:
         for dtype, points in kind.dense_times:
@@ -185,3 +192,29 @@ def _slowest_times(
         )
         for dtype, all_ in sorted(sizes.items())
     )
+
+
+def check_size(groups: Sequence[HostGroup], where: str) -> None:
+    """Refuse a cluster of no hosts, or of more devices than there can be.
+
+    Args:
+        groups: Its hosts.
+        where: The name of its description, for errors.
+
+    Raises:
+        ClusterError: It is one of these.
+    """
+    if not groups:
+        raise ClusterError(f"{where}: a cluster needs at least one group of hosts, got none")
+    for group in groups:
+        if group.count < 1 or group.host.num_devices < 1 or group.host.num_nics < 1:
+            raise ClusterError(
+                f"{where}: a group needs at least one host with a device and a NIC, got "
+                f"{group.count} hosts {group.host.name!r} with {group.host.num_devices} devices "
+                f"and {group.host.num_nics} NICs"
+            )
+    num_devices = sum(group.count * group.host.num_devices for group in groups)
+    if num_devices > MAX_DEVICES:
+        raise ClusterError(
+            f"{where}: {num_devices} devices; at most {MAX_DEVICES} can be planned for"
+        )

@@ -12,11 +12,11 @@ class DeviceSpec:
     """One kind of device.
 
     Attributes:
-        name: As in the catalog.
+        name: The name, as in the catalog.
         memory_bytes: Usable memory of one device.
         memory_bytes_per_s: Reached memory bandwidth.
         flop_per_s: Reached rate of dense products, pairs (dtype name, FLOP/s).
-        source: Where the numbers come from: datasheet with efficiency, or measured.
+        source: The origin of the numbers: a datasheet with an efficiency, or a measurement.
         dense_times: Measured times of dense products by dtype name: points (FLOP, seconds) in
             ascending order of both.  A dtype without points has its rate at any size.
     """
@@ -29,12 +29,12 @@ class DeviceSpec:
     dense_times: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s for a dtype; an unknown dtype runs at the slowest known rate."""
+        """Return FLOP/s for a dtype; an unknown dtype runs at the slowest known rate."""
         rates = dict(self.flop_per_s)
         return rates[dtype] if dtype in rates else min(rates.values())
 
     def dense_s(self, flop: float, dtype: str, count: int = 1) -> float:
-        """Seconds of `count` equal dense products that take `flop` together.
+        """Return the seconds of `count` equal dense products that take `flop` together.
 
         With measured points the time of one is linear between them, and in proportion to the FLOP
         below the first and above the last.
@@ -46,7 +46,7 @@ class DeviceSpec:
 
 
 def _at(points: tuple[tuple[float, float], ...], flop: float) -> float:
-    """The piecewise-linear time of a product."""
+    """Return the piecewise-linear time of a product."""
     right = bisect.bisect_left(points, (flop, 0.0))
     if right == 0 or right == len(points):
         end_flop, end_s = points[min(right, len(points) - 1)]

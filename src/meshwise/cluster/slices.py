@@ -20,12 +20,12 @@ from meshwise.errors import ClusterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceKind:
-    """One generation.
+    """One generation of TPUs.
 
     Attributes:
-        host: In the catalog.
-        cores_per_chip: What the number in the name counts: 2 where it counts TensorCores.
-        max_chips: Of the largest slice.
+        host: The name of the host in the catalog.
+        cores_per_chip: Cores of a chip that the number in the name counts: 2 where it counts TensorCores.
+        max_chips: Chips of the largest slice.
         sub_host_chips: Slices of less than a host, or of one.
     """
 
@@ -50,7 +50,7 @@ _CHIPS_PER_HOST = 4
 
 
 def slice_group(name: str) -> HostGroup | None:
-    """The hosts of a slice; None if the text is not written like the name of one.
+    """Return the hosts of a slice; None if the text is not written like the name of one.
 
     Raises:
         ClusterError: there is no slice of that size.

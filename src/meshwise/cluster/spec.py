@@ -9,15 +9,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from meshwise.cluster.files import read_toml
-from meshwise.cluster.host import HostGroup, HostSpec, Link, slowest
-from meshwise.cluster.limits import check_size
+from meshwise.cluster.description.cluster_file import cluster_fields
+from meshwise.cluster.description.files import read_toml
+from meshwise.cluster.description.host_table import host_table
+from meshwise.cluster.description.profile import read_profile
+from meshwise.cluster.host import HostGroup, HostSpec, Link, check_size, slowest
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
-from meshwise.cluster.profile import read_profile
-from meshwise.cluster.read import cluster_fields
-from meshwise.cluster.submesh import MeshLink, Submesh, SubmeshKind, mesh_link
+from meshwise.cluster.submesh import Submesh, SubmeshKind
 from meshwise.cluster.text import groups_of
 from meshwise.cluster.views import MAX_AXES as MAX_AXES
 from meshwise.cluster.views import axis_names, check_shape, factorisations
@@ -29,7 +29,7 @@ class Cluster:
     """Hosts, joined by a network in which links between hosts do not disturb each other.
 
     Attributes:
-        name: For display.
+        name: The name for messages.
         groups: Equal hosts that follow each other, in the order in which devices are numbered.
     """
 
@@ -92,14 +92,14 @@ class Cluster:
 
     @classmethod
     def virtual(cls, text: str) -> Cluster:
-        """A cluster of catalog hosts that need not be there; `cluster.text` says how to write it.
+        """Return a cluster of catalog hosts, which need not be there, see `cluster.text`.
 
         `8x p3.16xlarge`, `4x p3.16xlarge + 4x dgx-a100`, or a TPU slice, `v5e-256`.
 
         Raises:
             ClusterError: the text is not understood or the host is not in the catalog.
         """
-        given: Any = text
+        given = cast(object, text)
         if not isinstance(given, str):
             raise ClusterError(f"not a cluster: {text!r}; write it as '8x p3.16xlarge'")
         name, groups = groups_of(text)
@@ -107,7 +107,7 @@ class Cluster:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Cluster:
-        """Read a TOML description; `cluster.read` documents its keys.
+        """Read a TOML description; `cluster.description.cluster_file` documents its keys.
 
         Raises:
             ClusterError: the file cannot be read, or a key is missing, unknown or wrong.
@@ -118,7 +118,7 @@ class Cluster:
 
     @classmethod
     def from_profile(cls, path: str | Path) -> Cluster:
-        """The host that `meshwise calibrate` measured.
+        """Return the host that `meshwise calibrate` measured.
 
         Raises:
             ClusterError: the file cannot be read, or is no profile of this version.
@@ -129,7 +129,7 @@ class Cluster:
 
     @classmethod
     def named(cls, text: str) -> Cluster:
-        """What a command line says: a `.toml` file, a `.json` profile, or text as for `virtual`.
+        """Return the cluster of a `.toml` file, of a `.json` profile, or of text as for `virtual`.
 
         Raises:
             ClusterError: there is no such cluster.
@@ -139,6 +139,18 @@ class Cluster:
         if text.lower().endswith(".json"):
             return cls.from_profile(text)
         return cls.virtual(text)
+
+    def table(self) -> dict[str, object]:
+        """Return the description that `description.cluster_file` reads back.
+
+        Each host stands in it with all its numbers: nothing refers to the catalog.
+        """
+        return {
+            "name": self.name,
+            "hosts": [
+                {"count": group.count, "host": host_table(group.host)} for group in self.groups
+            ],
+        }
 
     def slowest(self) -> Cluster:
         """As many equal hosts, each as slow in everything as the slowest; itself if all are equal.
@@ -152,7 +164,7 @@ class Cluster:
         return Cluster(name=f"{self.name}, each as the slowest", groups=(group,))
 
     def host_at(self, number: int) -> HostSpec:
-        """The kind of the host of a number.
+        """Return the kind of the host of a number.
 
         Raises:
             ClusterError: there is no such host.
@@ -175,16 +187,16 @@ class Cluster:
         first_device: int = 0,
         num_devices: int | None = None,
     ) -> Submesh:
-        """The same devices of some hosts that follow each other.
+        """Return the same devices of some hosts that follow each other.
 
         Where the hosts differ, all are priced as the slowest: least memory, lowest rates and
         bandwidths, highest latencies.
 
         Args:
             first_host: Number of the first host.
-            num_hosts: How many hosts.
+            num_hosts: The number of hosts.
             first_device: Number of the first device in each of them.
-            num_devices: How many devices of each of them; None for all from `first_device` on,
+            num_devices: Devices of each of them; None for all from `first_device` on,
                 as far as each of the hosts has them.
 
         Raises:
@@ -206,7 +218,7 @@ class Cluster:
         return Submesh(kind=kind, first_host=first_host, first_device=first_device)
 
     def submeshes(self, *, every: bool = False) -> tuple[Submesh, ...]:
-        """The places at which a stage may lie.
+        """Return the places at which a stage may lie.
 
         Those of the paper: 1, 2, 4, ... devices of one host, each size at multiples of itself,
         and all devices of n hosts that follow each other.  Hosts that differ may be in one; those
@@ -220,7 +232,7 @@ class Cluster:
         return tuple(self._places(every))
 
     def submesh_kinds(self, *, every: bool = False) -> tuple[SubmeshKind, ...]:
-        """The different kinds among `submeshes`, each once, in their order."""
+        """Return the different kinds among `submeshes`, each once, in their order."""
         if not self.is_mixed:
             # A kind of equal hosts does not depend on its place.
             host, hosts = self.host, range(1, self.num_hosts + 1)
@@ -231,18 +243,18 @@ class Cluster:
         return tuple(dict.fromkeys(place.kind for place in self._places(every)))
 
     def device_numbers(self, submesh: Submesh) -> tuple[int, ...]:
-        """The numbers of the devices of a submesh, in the row-major order of its logical meshes."""
+        """Return the numbers of the devices of a submesh, in the order of its logical meshes.
+
+        Args:
+            submesh: A part of this cluster.
+        """
         starts = self._host_starts()
         return tuple(
             starts[host] + device for host in submesh.hosts for device in submesh.host_devices
         )
 
-    def link_between(self, source: Submesh, destination: Submesh) -> MeshLink:
-        """What joins two submeshes of this cluster, for transfers from the first to the second."""
-        return mesh_link(source, destination)
-
     def _kinds_of(self, first_host: int, num_hosts: int) -> list[HostSpec]:
-        """The kinds of a run of hosts."""
+        """Return the kinds of a run of hosts."""
         found: list[HostSpec] = []
         start = 0
         for group in self.groups:
@@ -252,7 +264,7 @@ class Cluster:
         return found
 
     def _host_starts(self) -> list[int]:
-        """The number of the first device of each host."""
+        """Return the number of the first device of each host."""
         starts: list[int] = []
         start = 0
         for group in self.groups:
@@ -273,7 +285,7 @@ class Cluster:
 
     @staticmethod
     def _sizes(num_devices: int, every: bool, *, is_one: bool) -> list[int]:
-        """Devices of each host that a submesh of one or of several hosts may have."""
+        """Return devices of each host that a submesh of one or of several hosts may have."""
         if every:
             return list(range(1, num_devices + 1))
         if not is_one:
@@ -284,7 +296,7 @@ class Cluster:
     # -- the whole cluster as one mesh ------------------------------------------------------------
 
     def mesh(self, shape: Sequence[int], names: Sequence[str] | None = None) -> LogicalMesh:
-        """The first devices of the cluster as a logical mesh; an error where hosts differ.
+        """Return the first devices of the cluster as a logical mesh; an error where hosts differ.
 
         Args:
             shape: Size of each axis, major to minor.
@@ -298,7 +310,7 @@ class Cluster:
         return self._first(shape).mesh(shape, names)
 
     def mesh_shapes(self, num_devices: int | None = None) -> tuple[tuple[int, ...], ...]:
-        """The views of `num_devices` devices (all by default): shapes of at most `MAX_AXES` axes.
+        """Return the views of some devices (all by default): shapes of at most `MAX_AXES` axes.
 
         All orders of axes are views of their own: a dim that several axes split is tiled in their
         order, so that plans differ even where the axes are alike.  An error where hosts differ.
@@ -311,7 +323,7 @@ class Cluster:
         return tuple(factorisations(count, MAX_AXES))
 
     def _first(self, shape: tuple[int, ...]) -> SubmeshKind:
-        """The first devices: some of one host, or whole hosts."""
+        """Return the first devices: some of one host, or whole hosts."""
         check_shape(shape)
         count, size = math.prod(shape), self.devices_per_host
         if count > self.num_devices:

@@ -18,7 +18,7 @@ class SubmeshKind:
 
     Attributes:
         host: The kind of each host; where they differ, one as slow as the slowest of them.
-        num_hosts: How many.
+        num_hosts: The number of hosts.
         devices_per_host: Devices of each host that belong to the block, at most all.
     """
 
@@ -42,7 +42,7 @@ class SubmeshKind:
         return self.host.device
 
     def mesh(self, shape: Sequence[int], names: Sequence[str] | None = None) -> LogicalMesh:
-        """All devices of the block as a logical mesh.
+        """Return all devices of the block as a logical mesh.
 
         Args:
             shape: Size of each axis, major to minor.
@@ -62,11 +62,11 @@ class SubmeshKind:
         return logical_mesh(self.host, self.devices_per_host, shape, names)
 
     def mesh_shapes(self, max_axes: int = MAX_AXES) -> tuple[tuple[int, ...], ...]:
-        """The shapes that are worth a try: factorisations that differ in what they cost."""
+        """Return the shapes that are worth a try: factorisations that differ in what they cost."""
         return view_shapes(self.host, self.devices_per_host, self.num_devices, max_axes)
 
     def logical_meshes(self, max_axes: int = MAX_AXES) -> tuple[LogicalMesh, ...]:
-        """The logical meshes that are worth a try, one for each of `mesh_shapes`."""
+        """Return the logical meshes that are worth a try, one for each of `mesh_shapes`."""
         return tuple(self.mesh(shape) for shape in self.mesh_shapes(max_axes))
 
 
@@ -75,7 +75,7 @@ class Submesh:
     """A block of hosts at its place in a cluster.
 
     Attributes:
-        kind: What its costs depend on.
+        kind: The kind of submesh, on which its costs depend.
         first_host: Number of its first host in the cluster.
         first_device: Number of its first device in each of its hosts.
     """
@@ -103,58 +103,3 @@ class Submesh:
     def num_devices(self) -> int:
         """Devices in all."""
         return self.kind.num_devices
-
-    def overlaps(self, other: Submesh) -> bool:
-        """Whether some device belongs to both."""
-        return _meet(self.hosts, other.hosts) and _meet(self.host_devices, other.host_devices)
-
-
-def _meet(one: range, two: range) -> bool:
-    return max(one.start, two.start) < min(one.stop, two.stop)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshLink:
-    """What joins a submesh to another, for transfers from the first to the second.
-
-    Bandwidths are of one direction while nothing else is sent; other transfers of the same hosts
-    share them.
-
-    Attributes:
-        is_in_host: Both lie on one and the same host, and no NIC is used.
-        latency_s: Of one message.
-        device_bytes_per_s: What one device sends or receives.
-        send_bytes_per_s: What the devices of one host of the source send together.
-        receive_bytes_per_s: What the devices of one host of the destination receive together.
-    """
-
-    is_in_host: bool
-    latency_s: float
-    device_bytes_per_s: float
-    send_bytes_per_s: float
-    receive_bytes_per_s: float
-
-
-def mesh_link(source: Submesh, destination: Submesh) -> MeshLink:
-    """What joins two submeshes of one cluster.
-
-    If they share only some of their hosts, all is priced as if it left its host.
-    """
-    one, two = source.kind, destination.kind
-    if one.num_hosts == two.num_hosts == 1 and source.first_host == destination.first_host:
-        link = one.host.link
-        return MeshLink(
-            is_in_host=True,
-            latency_s=link.latency_s,
-            device_bytes_per_s=link.bytes_per_s,
-            send_bytes_per_s=one.devices_per_host * link.bytes_per_s,
-            receive_bytes_per_s=two.devices_per_host * link.bytes_per_s,
-        )
-    ends = (one.host, two.host)
-    return MeshLink(
-        is_in_host=False,
-        latency_s=max(max(end.nic.latency_s, end.link.latency_s) for end in ends),
-        device_bytes_per_s=min(end.alone_bytes_per_s(1) for end in ends),
-        send_bytes_per_s=one.host.alone_bytes_per_s(one.devices_per_host),
-        receive_bytes_per_s=two.host.alone_bytes_per_s(two.devices_per_host),
-    )

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 
 from meshwise.cluster.catalog import HOSTS
-from meshwise.cluster.host import HostGroup, HostSpec
-from meshwise.cluster.limits import check_size
+from meshwise.cluster.host import HostGroup, HostSpec, check_size
 from meshwise.cluster.slices import SLICES, slice_group
 from meshwise.errors import ClusterError
 
@@ -19,7 +18,7 @@ _GROUP = re.compile(r"\s*(?:(\d+)\s*x\s*)?([A-Za-z][\w.\-]*)\s*", re.ASCII)
 
 
 def catalog_host(name: str, where: str = "") -> HostSpec:
-    """The host of a name.
+    """Return the host of a name.
 
     Raises:
         ClusterError: there is none.
@@ -33,7 +32,7 @@ def catalog_host(name: str, where: str = "") -> HostSpec:
 
 
 def groups_of(text: str) -> tuple[str, tuple[HostGroup, ...]]:
-    """Name and groups of hosts of a line of text.
+    """Return name and groups of hosts of a line of text.
 
     Raises:
         ClusterError: the text is not understood, or names a host that is not in the catalog.
@@ -66,12 +65,12 @@ def groups_of(text: str) -> tuple[str, tuple[HostGroup, ...]]:
 
 
 def groups_name(groups: tuple[HostGroup, ...]) -> str:
-    """`4x p3.16xlarge + 4x dgx-a100`."""
+    """Return groups as text, as `4x p3.16xlarge + 4x dgx-a100`."""
     return " + ".join(f"{group.count}x {group.host.name}" for group in groups)
 
 
 def joined_groups(groups: list[HostGroup]) -> tuple[HostGroup, ...]:
-    """The same hosts in the same order, neighbours of one kind in one group."""
+    """Return the same hosts in the same order, neighbours of one kind in one group."""
     found: list[HostGroup] = []
     for group in groups:
         if found and found[-1].host == group.host:

@@ -33,7 +33,7 @@ def check_shape(shape: tuple[int, ...]) -> None:
 
 
 def axis_names(shape: tuple[int, ...], names: Sequence[str] | None) -> tuple[str, ...]:
-    """One name per axis: the given ones, or `x`, `y`, `z`, ...
+    """Return one name per axis: the given ones, or `x`, `y`, `z`, ...
 
     Raises:
         ClusterError: the names do not fit the shape.
@@ -51,13 +51,13 @@ def axis_names(shape: tuple[int, ...], names: Sequence[str] | None) -> tuple[str
 def logical_mesh(
     host: HostSpec, devices_per_host: int, shape: tuple[int, ...], names: tuple[str, ...]
 ) -> LogicalMesh:
-    """A block of hosts as a logical mesh of all its devices.
+    """Return a block of hosts as a logical mesh of all its devices.
 
     Args:
         host: The kind of each host.
-        devices_per_host: How many devices of each host are in the block.
+        devices_per_host: Devices of each host that are in the block.
         shape: Size of each axis, major to minor.
-        names: Of the axes.
+        names: Names of the axes.
     """
     axes = (_axis(host, devices_per_host, shape, axis, name) for axis, name in enumerate(names))
     return LogicalMesh(axes=tuple(axes), device=host.device)
@@ -66,7 +66,7 @@ def logical_mesh(
 def view_shapes(
     host: HostSpec, devices_per_host: int, count: int, max_axes: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a block of `count` devices that are worth a try.
+    """Return the shapes of a block of `count` devices that are worth a try.
 
     All ordered factorisations into at most `max_axes` axes, except those whose axes are the same
     as those of an earlier one in another order.
@@ -85,7 +85,7 @@ def view_shapes(
 def _axis(
     host: HostSpec, devices_per_host: int, shape: tuple[int, ...], axis: int, name: str
 ) -> MeshAxis:
-    """One axis; groups that leave a host share what the block reaches of its NICs.
+    """Return one axis; groups that leave a host share what the block reaches of its NICs.
 
     A group in ring order leaves a host once, so the share is one over the number of groups
     that have members both in the host and outside.
@@ -101,11 +101,11 @@ def _axis(
 
 @functools.lru_cache(maxsize=65536)
 def _most_groups_leaving(count: int, size: int, stride: int, devices_per_host: int) -> int:
-    """Groups of an axis that leave one host: of the host that most of them leave.
+    """Return groups of an axis that leave one host: of the host that most of them leave.
 
     Args:
         count: Devices in all.
-        size: Of the axis.
+        size: Size of the axis.
         stride: Difference of the numbers of neighbours along the axis.
         devices_per_host: Devices of one host.
     """
@@ -121,7 +121,7 @@ def _most_groups_leaving(count: int, size: int, stride: int, devices_per_host: i
 
 
 def factorisations(count: int, max_axes: int) -> list[tuple[int, ...]]:
-    """Ordered factorisations into factors above one, few axes first."""
+    """Return ordered factorisations into factors above one, few axes first."""
     divisors = [d for d in range(2, count + 1) if count % d == 0]
     found: list[tuple[int, ...]] = [(count,)]
     for num_axes in range(2, max_axes + 1):

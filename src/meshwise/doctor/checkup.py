@@ -15,7 +15,7 @@ from meshwise.doctor.packages import check_packages, check_python
 
 
 def checkup() -> tuple[Finding, ...]:
-    """Everything that this installation sees and what is wrong with it."""
+    """Return everything that this installation sees and what is wrong with it."""
     own, virtual = ask_both()
     platform = None if own.data is None else str(own.data["platform"])
     accelerator = check_accelerator(platform)

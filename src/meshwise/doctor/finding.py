@@ -14,9 +14,9 @@ class Finding:
     """One result.
 
     Attributes:
-        what: Name of the check.
-        status: "note" is worth knowing and breaks nothing.
-        found: What is there.
+        what: The name of the check.
+        status: How it is; a "note" is worth knowing and breaks nothing.
+        found: The text of what the check saw.
         remedy: What to do; empty where all is well.
     """
 
@@ -27,12 +27,20 @@ class Finding:
 
 
 def is_sound(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is broken."""
+    """Return whether nothing is broken.
+
+    Args:
+        findings: What the checks found.
+    """
     return all(finding.status != "broken" for finding in findings)
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """A line for each finding, and one below it that says what to do."""
+    """Return a line for each finding, and one below it that says what to do.
+
+    Args:
+        findings: What the checks found.
+    """
     width = max((len(finding.what) for finding in findings), default=0)
     lines: list[str] = []
     for finding in findings:

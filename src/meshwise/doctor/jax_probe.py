@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypedDict, cast
 
 from meshwise.doctor.finding import Finding
 from meshwise.units import bytes_text
@@ -17,6 +17,14 @@ _PROBE = (sys.executable, "-m", "meshwise.runtime.probe")
 _LIMIT_S = 120.0
 _VIRTUAL = 8
 _LAST_LINES = 3
+
+
+class SeenDevices(TypedDict):
+    """What a probe says of the devices."""
+
+    platform: str
+    kinds: dict[str, int]
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +36,7 @@ class ProbeAnswer:
         failure: Why.
     """
 
-    data: Mapping[str, Any] | None
+    data: SeenDevices | None
     failure: str = ""
 
 
@@ -39,7 +47,14 @@ def ask(
     limit_s: float = _LIMIT_S,
     environment: Mapping[str, str] | None = None,
 ) -> ProbeAnswer:
-    """Run a probe and read the JSON in the last line of what it says."""
+    """Run a probe and read the JSON in the last line of what it says.
+
+    Args:
+        arguments: Arguments of the probe.
+        command: The probe.
+        limit_s: Seconds after which it is ended.
+        environment: Its environment variables; those of this process by default.
+    """
     settings = dict(os.environ if environment is None else environment)
     try:
         done = subprocess.run(
@@ -62,14 +77,18 @@ def ask(
     except ValueError:
         data = None
     if isinstance(data, dict):
-        return ProbeAnswer(data=cast(Mapping[str, Any], data))
+        return ProbeAnswer(data=cast(SeenDevices, data))
     said = [line for line in done.stderr.strip().splitlines() if line.strip()][-_LAST_LINES:]
     reason = " / ".join(line.strip() for line in said) or "it said nothing"
     return ProbeAnswer(data=None, failure=f"exit code {done.returncode}: {reason}")
 
 
 def check_devices(answer: ProbeAnswer) -> Finding:
-    """The devices that JAX sees by itself."""
+    """Return what is found of the devices that JAX sees by itself.
+
+    Args:
+        answer: What the probe said.
+    """
     if answer.data is None:
         return Finding(
             what="JAX devices",
@@ -86,7 +105,11 @@ def check_devices(answer: ProbeAnswer) -> Finding:
 
 
 def check_virtual(answer: ProbeAnswer) -> Finding:
-    """Whether a collective runs on virtual CPU devices."""
+    """Return whether a collective runs on virtual CPU devices.
+
+    Args:
+        answer: What the probe said of them.
+    """
     if answer.data is None:
         return Finding(
             what="virtual devices",
@@ -100,5 +123,5 @@ def check_virtual(answer: ProbeAnswer) -> Finding:
 
 
 def ask_both() -> tuple[ProbeAnswer, ProbeAnswer]:
-    """What JAX sees by itself, and whether it runs virtual CPU devices."""
+    """Return what JAX sees by itself, and whether it runs virtual CPU devices."""
     return ask(), ask(["--virtual", str(_VIRTUAL)])

@@ -16,7 +16,7 @@ _LEAST_DISK = 1 * GIB
 
 
 def check_cores() -> Finding:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # Not on macOS.
@@ -25,7 +25,7 @@ def check_cores() -> Finding:
 
 
 def check_memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
-    """Memory of this host, all of it and what is free."""
+    """Return the memory of this host, all of it and what is free."""
     try:
         lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
         found = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1}
@@ -44,11 +44,11 @@ def check_accelerator(
     dev: Path = Path("/dev"),
     which: Callable[[str], str | None] = shutil.which,
 ) -> Finding | None:
-    """Whether JAX leaves a GPU unused; None if there is none, or JAX sees it.
+    """Return whether JAX leaves a GPU unused; None if there is none, or JAX sees it.
 
     Args:
-        platform: Of the devices that JAX sees; None if it sees nothing.
-        dev: Where devices have their files.
+        platform: The platform of the devices that JAX sees; None if it sees nothing.
+        dev: The folder of the files of devices.
         which: Finds programs.
     """
     if platform not in (None, "cpu"):
@@ -64,7 +64,7 @@ def check_accelerator(
 
 
 def check_kernels() -> list[Finding]:
-    """The folder of compiled kernels, and whether all are in it."""
+    """Return the folder of compiled kernels, and whether all are in it."""
     try:
         # What imports Numba may fail, which is to be said and not to end the doctor.
         from meshwise.kernels.folder import has_all_kernels, kernel_folder
@@ -88,7 +88,7 @@ def check_kernels() -> list[Finding]:
 
 
 def check_jax_cache(environment: Mapping[str, str] = os.environ) -> Finding:
-    """The folder in which JAX keeps compiled programs, if it was told one."""
+    """Return the folder in which JAX keeps compiled programs, if it was told one."""
     what, variable = "JAX cache", "JAX_COMPILATION_CACHE_DIR"
     name = environment.get(variable)
     if not name:
@@ -108,7 +108,7 @@ def check_jax_cache(environment: Mapping[str, str] = os.environ) -> Finding:
 
 
 def check_folder(folder: Path, free_bytes: int | None = None) -> Finding:
-    """Whether there is space where kernels are kept."""
+    """Return whether there is space where kernels are kept."""
     free = shutil.disk_usage(folder).free if free_bytes is None else free_bytes
     text = f"{folder}, {bytes_text(free)} free"
     if free < _LEAST_DISK:
@@ -118,7 +118,7 @@ def check_folder(folder: Path, free_bytes: int | None = None) -> Finding:
 
 
 def check_complete(*, is_complete: bool) -> Finding:
-    """Whether all kernels are compiled."""
+    """Return whether all kernels are compiled."""
     if is_complete:
         return Finding(what="solver kernels", status="ok", found="all compiled")
     return Finding(

@@ -23,7 +23,7 @@ VersionOf = Callable[[str], str]
 
 
 def check_python(found: tuple[int, ...] = sys.version_info[:3]) -> Finding:
-    """The version of Python."""
+    """Return the version of Python."""
     text = ".".join(map(str, found))
     if tuple(found[:2]) >= _OLDEST_PYTHON:
         machine = f"{platform.machine()}, {platform.system()}"
@@ -37,10 +37,10 @@ def check_python(found: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 def check_packages(
     requirements: Iterable[str] | None = None, version_of: VersionOf = version
 ) -> list[Finding]:
-    """A finding for each required package, and for each extra that is worth knowing.
+    """Return a finding for each required package, and for each extra that is worth knowing.
 
     Args:
-        requirements: As in a package's metadata; by default those of Meshwise.
+        requirements: Requirements as in a package's metadata; by default those of Meshwise.
         version_of: The installed version of a package.
     """
     if requirements is None:
@@ -69,7 +69,7 @@ def check_packages(
 
 
 def _jaxlib() -> list[str]:
-    """What this version of JAX needs of its library; nothing if JAX is not there."""
+    """Return what this version of JAX needs of its library; nothing if JAX is not there."""
     try:
         return [text for text in requires("jax") or () if re.match(r"jaxlib\b[^;]*$", text)]
     except PackageNotFoundError:
@@ -102,7 +102,7 @@ def _optional(name: str, extra: str, bounds: str, version_of: VersionOf) -> Find
 
 
 def fits(installed: str, bounds: str) -> bool:
-    """Whether a version fits bounds of the form `>=1.2,<2` or `<=2`; others are not looked at."""
+    """Return whether a version fits bounds of the form `>=1.2,<2` or `<=2`; others do not count."""
     for bound in filter(None, (part.strip() for part in bounds.split(","))):
         match = re.fullmatch(r"(>=|<=|<)\s*([\w.]+)", bound)
         if match is None:
@@ -116,6 +116,6 @@ def fits(installed: str, bounds: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`0.10.2.dev1` is (0, 10, 2)."""
+    """Return the numbers of a version: `0.10.2.dev1` is (0, 10, 2)."""
     match = re.match(r"\d+(\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()

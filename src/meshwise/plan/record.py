@@ -13,7 +13,8 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.padding import NOT_PADDED, Padding
 from meshwise.plan.rivals import MemoryPrice, Rival
 from meshwise.plan.stage import Stage, mesh_peaks
-from meshwise.schedules import gpipe, inference
+from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.inference import INFERENCE
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 
@@ -167,9 +168,9 @@ class PlanRecord:
         Raises:
             PlanError: the schedule does not allow these sizes.
         """
-        is_whole = self.schedule in (ONE_PROGRAM, inference.NAME)
+        is_whole = self.schedule in (ONE_PROGRAM, INFERENCE.name)
         return make_schedule(
-            gpipe.NAME if self.schedule == ONE_PROGRAM else self.schedule,
+            GPIPE.name if self.schedule == ONE_PROGRAM else self.schedule,
             num_stages=len(self.stages),
             num_microbatches=1 if is_whole else self.num_microbatches,
             num_meshes=len(self.stages) if is_whole else self.num_meshes,

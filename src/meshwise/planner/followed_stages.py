@@ -22,7 +22,7 @@ from meshwise.planner.one_mesh import Forced, plan_on
 from meshwise.request.methods import IntraOp
 from meshwise.request.pins import nearest
 from meshwise.request.plan_request import PlanRequest
-from meshwise.schedules import inference
+from meshwise.schedules.inference import INFERENCE
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.equations import inlined, run_inlined
 from meshwise.trace.layers.followed import ArgumentHome, FollowedStages
@@ -133,7 +133,7 @@ def _forward_plan(
             for item in work.collectives
         ),
         cluster=plan.cluster,
-        schedule=inference.NAME,
+        schedule=INFERENCE.name,
         simulated_s=seconds,
         method="Follow()",
         fingerprint=joint_fingerprint(way.plan.fingerprint for way in ways),

@@ -23,7 +23,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.pinned_search import pinned_search
 from meshwise.request.pipeline_pins import PipelinePin
-from meshwise.schedules.pipeline_schedule import name_of, searched_together
+from meshwise.schedules.registry import searched_together
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import OpenStep
@@ -109,7 +109,7 @@ def planned_layers(
     planned: list[PlannedPipeline] = []
     failed: list[MeshwiseError] = []
     for group in groups:
-        names = ", ".join(map(name_of, group))
+        names = ", ".join(schedule.choice for schedule in group)
         report(f"schedules {names}")
         some = replace(asked, options=replace(options, schedules=group))
         try:
@@ -121,7 +121,7 @@ def planned_layers(
     if not planned:
         raise next((e for e in failed if isinstance(e, InfeasibleError)), failed[0])
     best = min(planned, key=lambda p: p.plan.simulated_s)
-    every = ", ".join(map(name_of, options.schedules))
+    every = ", ".join(schedule.choice for schedule in options.schedules)
     space = f"{best.plan.space}; the fastest by simulation of searches for {every}"
     return replace(best, plan=replace(best.plan, space=space))
 
@@ -173,7 +173,7 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
             return replace(planned, plan=plan)
         raise InfeasibleError(
             f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule "
-            f"{name_of(asked.options.schedules[0])}. With {bytes_text(enough)} a device "
+            f"{asked.options.schedules[0].choice}. With {bytes_text(enough)} a device "
             f"(memory_bytes={enough}) there is one"
         ) from error
 
@@ -291,7 +291,8 @@ def _interleaved(asked: _Asked) -> PlannedPipeline:
         texts = ", ".join(pin.text for pin in asked.pins)
         what = f"pins ({texts})" if asked.pins else "measured layers"
         raise PlanError(
-            f"schedule interleaved-1f1b does not go together with {what} yet; leave one of them out"
+            f"schedule {asked.options.schedules[0].name} does not go together with {what} yet; "
+            "leave one of them out"
         )
     options = asked.options
     costs = asked.costs or VariantCosts(asked.layers, options.intra)

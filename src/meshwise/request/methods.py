@@ -9,18 +9,10 @@ from typing import Any, Literal, get_args
 
 from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.registry import ALL, choices
 
 Objective = Literal["time", "alpa"]
-PipelineScheduleName = Literal[
-    "1f1b",
-    "eager-1f1b",
-    "gpipe",
-    "interleaved-1f1b",
-    "zero-bubble-h1",
-    "1f1b-delayed",
-    "eager-1f1b-delayed",
-    "all",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +51,8 @@ class Auto:
         seed: Of the solver.
         stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
             which is planned as a whole and faster.
-        schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
-            transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
-            "zero-bubble-h1", which computes gradients of weights later, or "1f1b-delayed" and
-            "eager-1f1b-delayed", which do so as late as covers transfers; "all" for the fastest
-            of them by simulation.
+        schedule: The name of the pipeline's schedule, as `schedules.registry.choices` has it; "all"
+            for the fastest of them by simulation.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
     """
@@ -71,7 +60,7 @@ class Auto:
     time_limit_s: float = 60.0
     seed: int = 0
     stages: int | Literal["auto"] | None = None
-    schedule: PipelineScheduleName = "1f1b"
+    schedule: str = ONE_F_ONE_B.name
     measure: bool = False
 
     def __post_init__(self) -> None:
@@ -83,10 +72,10 @@ class Auto:
             )
         if self.measure and self.stages is None:
             raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")
-        if self.schedule not in get_args(PipelineScheduleName):
+        if self.schedule not in (*choices(), ALL):
             raise PlanError(
                 f"Auto(schedule={self.schedule!r}): the schedules that can run are "
-                f"{', '.join(map(repr, get_args(PipelineScheduleName)))}"
+                f"{', '.join(map(repr, (*choices(), ALL)))}"
             )
 
 

@@ -30,8 +30,8 @@ from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.stage_pins import StagePin, without_ones
 from meshwise.plan.stage import REMATS
 from meshwise.request.pins import Pin, as_pin, spec_text
-from meshwise.schedules.pipeline_schedule import CHOICES
 from meshwise.schedules.pipeline_schedule import PipelineSchedule as Schedule
+from meshwise.schedules.registry import choices
 
 _OF_PLAN = ("stages", "microbatches", "schedule")
 _OF_STAGE = ("submesh", "mesh", "remat")
@@ -150,14 +150,14 @@ def _ranges(text: str, value: Any) -> tuple[tuple[int, int], ...]:
 def _schedule(text: str, value: Any) -> Schedule:
     if isinstance(value, Schedule):
         return value
-    if value not in CHOICES:
-        raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(CHOICES)}")
-    if CHOICES[value].chunks > 1:
+    if value not in choices():
+        raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(choices())}")
+    if choices()[value].chunks > 1:
         raise PinError(
             f"pin {text!r}: this schedule does not go together with pins yet; ask for it with "
             f"--schedule {value} or Auto(schedule={value!r}), without pins"
         )
-    return CHOICES[value]
+    return choices()[value]
 
 
 def _stage(text: str, what: str, value: str) -> StagePin:

@@ -11,7 +11,8 @@ from meshwise.errors import PlanError
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.request.methods import Auto
 from meshwise.request.plan_request import PlanRequest
-from meshwise.schedules.pipeline_schedule import SEARCHED, PipelineSchedule, named
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import SEARCHED, named
 from meshwise.trace.step import Statistics
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Move(NamedTuple):
         dim: Dim that is gathered, scattered, sliced, reordered or left; -1 if none is.
         to_dim: For all-to-all the dim that the axis splits afterwards; else -1.
         layout: Layout after the step.
-        monoid: Of a reduction or mask; else empty.
+        monoid: The monoid of a reduction or mask; else empty.
     """
 
     kind: str
@@ -56,7 +56,7 @@ def _without_partial(layout: Layout, axes: tuple[int, ...]) -> Layout:
 def _extended(
     layout: Layout, dim: int, axis: int, units: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Layout | None:
-    """`axis` appended as minor-most splitter of `dim`; None if it does not divide the tile."""
+    """Return the layout with one more axis on a dim; None if it does not divide the tile."""
     axes = (*layout.dims[dim], axis)
     if units[dim] % math.prod(sizes[a] for a in axes):
         return None
@@ -64,7 +64,7 @@ def _extended(
 
 
 def _local(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
-    """Slices and masks along the axes on which the tensor is replicated."""
+    """Return slices and masks along the axes on which the tensor is replicated."""
     used = used_axes(layout)
     unused = [a for a in range(len(sizes)) if a not in used]
     for axis, dim in itertools.product(unused, range(len(layout.dims))):
@@ -78,7 +78,7 @@ def _local(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> It
 
 
 def _reductions(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
-    """All-reduces over any of the partial axes, reduce-scatters over one."""
+    """Return all-reduces over any of the partial axes, reduce-scatters over one."""
     for count in range(1, len(layout.partial) + 1):
         for axes in itertools.combinations(layout.partial, count):
             after = _without_partial(layout, axes)
@@ -92,7 +92,7 @@ def _reductions(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) 
 
 
 def _exchanges(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
-    """Gathers of a minor run of axes, all-to-alls of the minor axis, reorders."""
+    """Return gathers of a minor run of axes, all-to-alls of the minor axis, reorders."""
     for dim, axes in enumerate(layout.dims):
         for start in reversed(range(len(axes))):
             after = _with_dim(layout, dim, axes[:start])
@@ -113,7 +113,7 @@ def _exchanges(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -
 def _moved_axes(
     axes: tuple[int, ...], order: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Axes along which a reorder moves any tile; along the others each tile stays."""
+    """Return axes along which a reorder moves any tile; along the others each tile stays."""
 
     def owners(by: tuple[int, ...]) -> list[dict[int, int]]:
         places = itertools.product(*(range(sizes[a]) for a in by))
@@ -125,10 +125,10 @@ def _moved_axes(
 
 
 def moves(layout: Layout, units: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Move]:
-    """All moves from `layout`, in the fixed order that breaks ties.
+    """Return all moves from `layout`, in the fixed order that breaks ties.
 
     Args:
-        layout: Where to start.
+        layout: The layout to start from.
         units: For each dim its size, or any number with the same divisors among the products of
             mesh sizes.
         sizes: Size of each mesh axis.

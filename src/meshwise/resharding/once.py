@@ -20,8 +20,8 @@ class SentPiece(NamedTuple):
     """A part of a tile.
 
     Attributes:
-        box: Which elements.
-        sender: Device that has them.
+        box: The elements.
+        sender: The device that has them.
     """
 
     box: Box
@@ -32,7 +32,7 @@ class HomedTile(NamedTuple):
     """A distinct tile of the destination.
 
     Attributes:
-        box: Which elements.
+        box: The elements.
         home: Device that puts it together.
         pieces: Its parts, ascending by place: they form a grid.  The home sends to itself what it
             holds.
@@ -53,13 +53,13 @@ class HomedTile(NamedTuple):
 
 
 def homed_tiles(source: Mapping[int, Box], destination: Mapping[int, Box]) -> tuple[HomedTile, ...]:
-    """How every device of the destination gets its tile.
+    """Return how every device of the destination gets its tile.
 
     Devices are the same on both sides where their numbers are: what one holds is not sent to it.
 
     Args:
-        source: What each device holds; together the whole tensor.
-        destination: What each device needs.
+        source: The box that each device holds; together they are the whole tensor.
+        destination: The box that each device needs.
     """
     given = holders(source)
     received: dict[int, int] = {}
@@ -86,5 +86,5 @@ def homed_tiles(source: Mapping[int, Box], destination: Mapping[int, Box]) -> tu
 
 
 def _missing(tile: Box, held: Box | None) -> int:
-    """Elements of a tile that a device does not hold."""
+    """Return the elements of a tile that a device does not hold."""
     return num_elements(tile) - (num_elements(overlap(tile, held)) if held is not None else 0)

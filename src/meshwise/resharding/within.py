@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from scipy.sparse.csgraph import (  # pyright: ignore[reportMissingTypeStubs]
     dijkstra,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from meshwise.cluster.collectives import collective_terms, collective_time_s
+from meshwise.cluster.collectives import collective_terms
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
 from meshwise.graph.layout import SUM, Layout, is_valid, num_parts, replicated
@@ -49,7 +49,7 @@ class ReshardingStep:
         layout: Layout after the step.
         num_bytes: B of FACTS section 1; 0 for slice and mask.
         group_size: Devices in one group.
-        monoid: Of a reduction or mask; else empty.
+        monoid: The monoid of a reduction or mask; else empty.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class _StateGraph:
 
 
 def group_parts(move: Move, before: Layout, sizes: Sequence[int]) -> int:
-    """Into how many parts the axes outside of the group split the tensor: B = M / parts."""
+    """Return into how many parts the axes outside of the group split the tensor: B = M / parts."""
     inside = math.prod(sizes[a] for axes in before.dims for a in axes if a in move.axes)
     return num_parts(before, sizes) // inside
 
@@ -84,7 +84,7 @@ def group_parts(move: Move, before: Layout, sizes: Sequence[int]) -> int:
 def _state_graph(
     units: tuple[int, ...], sizes: tuple[int, ...], monoids: tuple[str, ...]
 ) -> _StateGraph:
-    """All layouts of a tensor, with partial sums and partials of the other `monoids`."""
+    """Return all layouts of a tensor, with partial sums and partials of the other `monoids`."""
     start = replicated(len(units))
     found: dict[Layout, list[Move]] = {}
     queue = deque((start,))
@@ -111,24 +111,41 @@ def _state_graph(
     )
 
 
+class _Problem(NamedTuple):
+    """What the price of every path of a tensor depends on.
+
+    Attributes:
+        units: For each dim what matters of its size, see `_units`.
+        monoids: Monoids of partial layouts besides the sum.
+        mesh: The logical mesh.
+        forbid: Kinds of collectives that may not be used.
+    """
+
+    units: tuple[int, ...]
+    monoids: tuple[str, ...]
+    mesh: LogicalMesh
+    forbid: frozenset[str]
+
+    @property
+    def graph(self) -> _StateGraph:
+        """Layouts and moves."""
+        return _state_graph(self.units, self.mesh.sizes, self.monoids)
+
+
 @functools.lru_cache(maxsize=256)
-def _edge_terms(
-    units: tuple[int, ...],
-    monoids: tuple[str, ...],
-    mesh: LogicalMesh,
-    forbid: frozenset[str],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Latency and seconds a byte of B of each edge, shape (ways, edges); inf if forbidden."""
-    graph = _state_graph(units, mesh.sizes, monoids)
-    latency_s = np.full((2, len(graph.moves)), np.inf)
-    seconds_per_byte = np.zeros((2, len(graph.moves)))
-    for i, move in enumerate(graph.moves):
+def _edge_terms(problem: _Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return latency and seconds a byte of B, shape (ways, edges); inf if forbidden."""
+    forbid = problem.forbid
+    edges = problem.graph.moves
+    latency_s = np.full((2, len(edges)), np.inf)
+    seconds_per_byte = np.zeros((2, len(edges)))
+    for i, move in enumerate(edges):
         if move.kind in forbid:
             continue
         if move.kind in FREE:
             latency_s[0, i] = 0.0
             continue
-        terms = collective_terms(move.kind, tuple(mesh.axes[a] for a in move.axes))
+        terms = collective_terms(move.kind, tuple(problem.mesh.axes[a] for a in move.axes))
         if "all-gather" in forbid:
             # The second way goes axis by axis: there an all-reduce scatters and gathers.
             terms = terms[:1]
@@ -138,38 +155,24 @@ def _edge_terms(
 
 
 @functools.lru_cache(maxsize=4096)
-def _weights(
-    units: tuple[int, ...],
-    monoids: tuple[str, ...],
-    num_bytes: int,
-    mesh: LogicalMesh,
-    forbid: frozenset[str],
-) -> NDArray[np.float64]:
-    """Seconds of each edge for a tensor of `num_bytes`."""
-    graph = _state_graph(units, mesh.sizes, monoids)
-    latency_s, seconds_per_byte = _edge_terms(units, monoids, mesh, forbid)
-    group_bytes = (num_bytes // graph.parts).astype(np.float64)
+def _weights(problem: _Problem, num_bytes: int) -> NDArray[np.float64]:
+    """Return the seconds of each edge for a tensor of `num_bytes`."""
+    latency_s, seconds_per_byte = _edge_terms(problem)
+    group_bytes = (num_bytes // problem.graph.parts).astype(np.float64)
     return np.min(latency_s + seconds_per_byte * group_bytes, axis=0)
 
 
 @functools.lru_cache(maxsize=1024)
-def _distances(
-    units: tuple[int, ...],
-    monoids: tuple[str, ...],
-    num_bytes: int,
-    mesh: LogicalMesh,
-    forbid: frozenset[str],
-) -> NDArray[np.float64]:
-    """Seconds between all pairs of layouts."""
-    graph = _state_graph(units, mesh.sizes, monoids)
-    weights = _weights(units, monoids, num_bytes, mesh, forbid)
-    count = len(graph.nodes)
+def _distances(problem: _Problem, num_bytes: int) -> NDArray[np.float64]:
+    """Return the seconds between all pairs of layouts."""
+    graph, count = problem.graph, len(problem.graph.nodes)
+    weights = _weights(problem, num_bytes)
     matrix = csr_matrix((weights, graph.heads, graph.starts), shape=(count, count))
     return cast(NDArray[np.float64], dijkstra(matrix))
 
 
 def _units(shape: Sequence[int], mesh: LogicalMesh) -> tuple[int, ...]:
-    """What matters of a shape: which products of mesh sizes divide each dim."""
+    """Return what matters of a shape: which products of mesh sizes divide each dim."""
     return tuple(math.gcd(size, mesh.num_devices) for size in shape)
 
 
@@ -194,7 +197,7 @@ def cost_matrix(
     *,
     forbid: frozenset[str] = NOTHING,
 ) -> NDArray[np.float64]:
-    """Seconds to reshard one tensor from each of `srcs` to each of `dsts`.
+    """Return the seconds to reshard one tensor from each of `srcs` to each of `dsts`.
 
     Args:
         shape: Shape of the whole tensor.
@@ -211,35 +214,27 @@ def cost_matrix(
     Raises:
         PlanError: a layout does not fit the shape and the mesh.
     """
-    units, monoids = _units(shape, mesh), _other_monoids((*srcs, *dsts))
-    index = _state_graph(units, mesh.sizes, monoids).index
+    problem = _Problem(_units(shape, mesh), _other_monoids((*srcs, *dsts)), mesh, forbid)
+    index = problem.graph.index
     for layout in (*srcs, *dsts):
         if layout not in index:
             _check(layout, shape, mesh)
-    num_bytes = math.prod(shape) * itemsize
-    distances = _distances(units, monoids, num_bytes, mesh, forbid)
+    distances = _distances(problem, math.prod(shape) * itemsize)
     rows = np.array([index[layout] for layout in srcs], dtype=np.intp)
     columns = np.array([index[layout] for layout in dsts], dtype=np.intp)
     return distances[np.ix_(rows, columns)]
 
 
 @functools.lru_cache(maxsize=8192)
-def _parents(
-    units: tuple[int, ...],
-    monoids: tuple[str, ...],
-    num_bytes: int,
-    mesh: LogicalMesh,
-    forbid: frozenset[str],
-    source: int,
-) -> tuple[tuple[int, int], ...]:
-    """For each node the node before it and the edge to it, on the path of fewest steps.
+def _parents(problem: _Problem, num_bytes: int, source: int) -> tuple[tuple[int, int], ...]:
+    """Return for each node the node before it and the edge to it, on the path of fewest steps.
 
     Only edges on which the distances are tight, up to rounding, are walked, breadth first in the
     order of moves.
     """
-    graph = _state_graph(units, mesh.sizes, monoids)
-    weights = _weights(units, monoids, num_bytes, mesh, forbid)
-    distance = _distances(units, monoids, num_bytes, mesh, forbid)[source]
+    graph = problem.graph
+    weights = _weights(problem, num_bytes)
+    distance = _distances(problem, num_bytes)[source]
     limit = np.where(np.isfinite(distance), distance * (1 + ROUNDING), -np.inf)
     parents = [(-1, -1)] * len(graph.nodes)
     parents[source] = (source, -1)
@@ -264,7 +259,7 @@ def path(
     *,
     forbid: frozenset[str] = NOTHING,
 ) -> tuple[ReshardingStep, ...]:
-    """The cheapest steps from `src` to `dst`; of equally cheap paths the shortest.
+    """Return the cheapest steps from `src` to `dst`; of equally cheap paths the shortest.
 
     Args:
         shape: Shape of the whole tensor.
@@ -279,11 +274,11 @@ def path(
     """
     _check(src, shape, mesh)
     _check(dst, shape, mesh)
-    units, monoids = _units(shape, mesh), _other_monoids((src, dst))
-    graph = _state_graph(units, mesh.sizes, monoids)
+    problem = _Problem(_units(shape, mesh), _other_monoids((src, dst)), mesh, forbid)
+    graph = problem.graph
     num_bytes = math.prod(shape) * itemsize
     source, node = graph.index[src], graph.index[dst]
-    parents = _parents(units, monoids, num_bytes, mesh, forbid, source)
+    parents = _parents(problem, num_bytes, source)
     if parents[node][0] < 0:
         banned = f" without {', '.join(sorted(forbid))}" if forbid else ""
         raise PlanError(f"no resharding leads from {src} to {dst} (shape {tuple(shape)}){banned}")
@@ -305,12 +300,3 @@ def path(
             )
         )
     return tuple(reversed(steps))
-
-
-def path_time_s(steps: Sequence[ReshardingStep], mesh: LogicalMesh) -> float:
-    """Seconds of a path; equals the entry of `cost_matrix` up to `ROUNDING`."""
-    time_s = 0.0
-    for step in steps:
-        if step.kind not in FREE:
-            time_s += collective_time_s(step.kind, step.axes, step.num_bytes, mesh)
-    return time_s

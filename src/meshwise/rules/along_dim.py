@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
+import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise.graph.loops import LoopRule
@@ -19,7 +19,7 @@ _DimsOf = Callable[[Equation], Iterable[int]]
 
 
 def _rule(whole_dims: _DimsOf, *, linear: bool = False) -> Callable[[Equation], LoopRule]:
-    """Rule of a primitive whose operands and results have the same dims in the same places."""
+    """Return the rule of a primitive whose operands and results have the same dims."""
 
     def rule(eqn: Equation) -> LoopRule:
         shape = eqn.in_avals[0].shape
@@ -48,13 +48,13 @@ def _param(name: str) -> _DimsOf:
 
 
 def fft_dims(eqn: Equation) -> tuple[int, ...]:
-    """The last dims, as many as there are lengths."""
+    """Return the last dims, as many as there are lengths."""
     rank = len(eqn.in_avals[0].shape)
     return tuple(range(rank - len(eqn.params["fft_lengths"]), rank))
 
 
-def local_fft(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """The transform, its result in the order of its dims.
+def local_fft(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the transform, its result in the order of its dims.
 
     XLA:CPU lets the users of a result choose its order and then refuses any but this one.
     Source: RET_CHECK in fft_thunk.cc of jaxlib 0.10.2, seen where a transposed result is resharded.

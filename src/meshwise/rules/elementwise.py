@@ -7,9 +7,10 @@ only where its dim has the size of the result's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshwise.graph.loops import DimMap, LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
@@ -53,14 +54,14 @@ def _dim_map(shape: tuple[int, ...], result: tuple[int, ...], dims: DimMap) -> D
     )
 
 
-def _holds(source: Any, target: Any) -> bool:
-    """Whether a cast between floating types keeps every bit."""
+def _holds(source: DTypeLike, target: DTypeLike) -> bool:
+    """Return whether a cast between floating types keeps every bit."""
     floats = all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (source, target))
     return floats and jnp.promote_types(source, target) == target
 
 
 def linear_groups(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    """Groups of operands that may be partial together."""
+    """Return groups of operands that may be partial together."""
     source, target = eqn.in_avals[-1].dtype, eqn.out_avals[0].dtype
     if eqn.name == "select_n":
         # The predicate is replicated, all cases are partial: a replicated case counts once.
@@ -76,7 +77,7 @@ def linear_groups(eqn: Equation) -> tuple[tuple[int, ...], ...]:
 
 
 def elementwise_rule(eqn: Equation) -> LoopRule:
-    """One parallel loop a result dim of size above 1."""
+    """Return one parallel loop a result dim of size above 1."""
     result = eqn.out_avals[0].shape
     loops = LoopList()
     dims = tuple(loops.add_dims(result))
@@ -98,8 +99,8 @@ def bitcast_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (maps[0],), (maps[1],))
 
 
-def local_mulhi(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """The high word of a product, from products of half words.
+def local_mulhi(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the high word of a product, from products of half words.
 
     XLA has no way back from its own form of the operator to StableHLO, which it takes where a
     program has several devices: `failed to legalize operation 'mhlo.unknown'`.  Source: seen with

@@ -6,7 +6,8 @@ What they say about devices or meshes is for one device and is not carried into 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import jax
 
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList
@@ -21,8 +22,8 @@ def identity_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), maps, maps, linear=(group,) if group else ())
 
 
-def local_identity(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """The operands."""
+def local_identity(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the operands."""
     del eqn, shards
     return list(operands)
 

@@ -11,13 +11,14 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 
 from meshwise.errors import TraceError
 from meshwise.graph.loops import LoopRule
@@ -34,14 +35,14 @@ class Kernel:
     """A kernel with its loops.
 
     Attributes:
-        name: For messages and plans.
-        run: Arrays to the list of results.
-        statement: Its loops.
+        name: The name for messages and plans.
+        run: The function, from arrays to the list of results.
+        statement: The loops of the kernel.
         flop: FLOP on whole operands; None for one a result element.
     """
 
     name: str
-    run: Callable[..., Sequence[Any]]
+    run: Callable[..., Sequence[jax.Array]]
     statement: KernelLoops
     flop: float | None
 
@@ -54,17 +55,17 @@ kernel_p = Primitive("sharded_kernel")
 kernel_p.multiple_results = True
 
 
-def _run(*operands: Any, kernel: Kernel) -> list[Any]:
+def _run(*operands: jax.Array, kernel: Kernel) -> list[jax.Array]:
     return list(kernel.run(*operands))
 
 
-def _shapes(*operands: Any, kernel: Kernel) -> list[Any]:
+def _shapes(*operands: core.ShapedArray, kernel: Kernel) -> list[core.ShapedArray]:
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
     found = jax.eval_shape(kernel.run, *specs)
     return [core.ShapedArray(x.shape, x.dtype) for x in found]
 
 
-def _refuse_jvp(primals: Any, tangents: Any, *, kernel: Kernel) -> Any:
+def _refuse_jvp(primals: object, tangents: object, *, kernel: Kernel) -> NoReturn:
     del primals, tangents
     raise TraceError(
         f"{kernel.name} is a sharded_kernel, which has no derivative of its own; wrap what calls "
@@ -72,12 +73,13 @@ def _refuse_jvp(primals: Any, tangents: Any, *, kernel: Kernel) -> Any:
     )
 
 
-def _batched(operands: Sequence[Any], dims: Sequence[Any], *, kernel: Kernel) -> Any:
-    """One more parallel loop in front of the batched operands and of all results."""
+def _batched(
+    operands: Sequence[jax.Array], dims: Sequence[int | None], *, kernel: Kernel
+) -> tuple[list[jax.Array], tuple[int, ...]]:
+    """Return one more parallel loop in front of the batched operands and of all results."""
     mapped = [dim is not None for dim in dims]
     operands = [
-        jnp.moveaxis(x, dim, 0) if is_mapped else x
-        for x, dim, is_mapped in zip(operands, dims, mapped, strict=True)
+        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)
     ]
     of_operands, of_results = terms(kernel.statement)
     letter = next(c for c in string.ascii_letters if c not in kernel.statement.loops)
@@ -114,7 +116,7 @@ def sharded_kernel(
     min: str = "",
     flop: Callable[..., float] | None = None,
 ) -> Any:
-    """A function of arrays as one opaque operator with stated loops; decorator or call.
+    """Return a function of arrays as one opaque operator with stated loops; decorator or call.
 
     `parallelize` does not look into it: it runs the function on the parts of the operands that
     the statement allows, each device on its own.  A Pallas kernel, a call into a library, or
@@ -151,11 +153,11 @@ def sharded_kernel(
 def _wrapped(fun: Callable[..., Any], statement: KernelLoops) -> Callable[..., Any]:
     name = getattr(fun, "__name__", type(fun).__name__)
 
-    def run(*operands: Any) -> tuple[Any, ...]:
+    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
         out = fun(*operands)
         return tuple(out) if isinstance(out, tuple | list) else (out,)
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: ArrayLike) -> jax.Array | tuple[jax.Array, ...]:
         arrays = [jnp.asarray(operand) for operand in operands]
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         found = jax.eval_shape(fun, *specs)
@@ -168,8 +170,11 @@ def _wrapped(fun: Callable[..., Any], statement: KernelLoops) -> Callable[..., A
     return update_wrapper(call, fun)
 
 
-def check_rules(rules: Any) -> dict[str, ForeignRule]:
+def check_rules(rules: object) -> dict[str, ForeignRule]:
     """Check the rules of foreign primitives.
+
+    Args:
+        rules: What the user of `parallelize` gave; None for none.
 
     Raises:
         TraceError: they are no mapping of names to statements or functions.
@@ -191,12 +196,21 @@ def check_rules(rules: Any) -> dict[str, ForeignRule]:
 
 
 def foreign_kernel(
-    primitive: Any, params: Mapping[str, Any], avals: Sequence[Any], rule: ForeignRule
+    primitive: Primitive,
+    params: Mapping[str, object],
+    avals: Sequence[core.ShapedArray],
+    rule: ForeignRule,
 ) -> Kernel | None:
-    """The kernel as which a foreign equation is bound; None if the rule has nothing to say.
+    """Return the kernel as which a foreign equation is bound; None if the rule says nothing.
+
+    Args:
+        primitive: The primitive of the equation.
+        params: Its parameters.
+        avals: Shapes and dtypes of its operands.
+        rule: What the user said of the primitive.
 
     Raises:
-        TraceError: the rule is none.
+        TraceError: The rule gives no statement.
     """
     specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     statement = rule if isinstance(rule, KernelLoops) else rule(dict(params), *specs)
@@ -208,7 +222,7 @@ def foreign_kernel(
         )
     local = statement.local
 
-    def run(*operands: Any) -> tuple[Any, ...]:
+    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
         if local is None:
             out = primitive.bind(*operands, **params)
         else:
@@ -229,8 +243,8 @@ def _rule(eqn: Equation) -> LoopRule:
     )
 
 
-def _local(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """The function on the local parts.
+def _local(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the function on the local parts.
 
     Raises:
         TraceError: it does not give the parts of the results.

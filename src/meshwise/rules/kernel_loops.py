@@ -59,7 +59,7 @@ class KernelLoops:
 
 
 def terms(statement: KernelLoops) -> tuple[list[str], list[str]]:
-    """Letters of each operand and of each result."""
+    """Return letters of each operand and of each result."""
     operands, _, results = statement.loops.replace(" ", "").partition("->")
     return operands.split(",") if operands else [], results.split(",")
 
@@ -135,11 +135,11 @@ def loop_rule(
     operands: Sequence[Sequence[int]],
     results: Sequence[Sequence[int]],
 ) -> LoopRule:
-    """The loop rule of a kernel on given shapes.
+    """Return the loop rule of a kernel on given shapes.
 
     Args:
-        statement: What its author said.
-        name: What messages call it.
+        statement: The loops that its author stated.
+        name: The name for messages.
         operands: Shapes of the operands.
         results: Shapes of the results.
 

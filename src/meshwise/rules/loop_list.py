@@ -14,22 +14,22 @@ class LoopList:
         self._loops: list[Loop] = []
 
     def add(self, size: int, kind: str = PARALLEL, *, block: bool = False) -> tuple[int, ...]:
-        """A new loop, as the entry of a dim that follows it; () where nothing can be split."""
+        """Add a loop; return the entry of a dim that follows it, () where nothing can be split."""
         if size <= 1:
             return ()
         self._loops.append(Loop(size, kind, block))
         return (len(self._loops) - 1,)
 
     def add_dims(self, shape: Sequence[int], whole: Iterable[int] = ()) -> list[tuple[int, ...]]:
-        """One parallel loop for each dim of a shape that is not in `whole`."""
+        """Add one parallel loop for each dim of a shape that is not in `whole`."""
         skipped = set(whole)
         return [() if dim in skipped else self.add(size) for dim, size in enumerate(shape)]
 
     def done(self) -> tuple[Loop, ...]:
-        """The loops."""
+        """Return the loops."""
         return tuple(self._loops)
 
 
 def dims_like(shape: Sequence[int]) -> DimMap:
-    """All dims whole."""
+    """Return all dims whole."""
     return ((),) * len(shape)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
 
 from meshwise.graph.loops import DimMap, LoopRule
 
@@ -28,10 +30,10 @@ class Equation:
         constants: For each operand its value if it is known at trace time, else None.
     """
 
-    primitive: Any
+    primitive: Primitive
     params: dict[str, Any]
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
+    in_avals: tuple[ShapedArray, ...]
+    out_avals: tuple[ShapedArray, ...]
     constants: tuple[Any, ...]
 
     @property
@@ -50,50 +52,59 @@ class Shards(ABC):
 
     @abstractmethod
     def parts(self, loop: int) -> int:
-        """Into how many parts a loop is split."""
+        """Return into how many parts a loop is split."""
 
     @abstractmethod
     def block_start(self, loop: int) -> jax.Array | int:
-        """First global index of the local block; only for loops with `block=True`."""
+        """Return the first global index of the local block; only for loops with `block=True`."""
 
     @abstractmethod
     def global_index(self, loop: int) -> jax.Array:
-        """Global indices (int32, length of the local loop) of the local iterations."""
+        """Return the global indices (int32, length of the local loop) of the local iterations."""
 
     @abstractmethod
     def is_first(self, loop: int) -> jax.Array | bool:
-        """Whether this is the first part of a loop: the one where a replicated term counts."""
+        """Return whether this is the first part of a loop, where a replicated term counts."""
 
     def local_size(self, loop: int) -> int:
-        """Local trip count of a loop."""
+        """Return the local trip count of a loop."""
         return self.rule.loops[loop].size // self.parts(loop)
 
     def local_shape(self, shape: Sequence[int], dims: DimMap) -> tuple[int, ...]:
-        """Local shape of a tensor whose dims follow `dims`."""
+        """Return the local shape of a tensor whose dims follow `dims`."""
         return tuple(
             size // math.prod(self.parts(loop) for loop in loops)
             for size, loops in zip(shape, dims, strict=True)
         )
 
     def result_shape(self, eqn: Equation, index: int = 0) -> tuple[int, ...]:
-        """Local shape of a result."""
+        """Return the local shape of a result."""
         return self.local_shape(eqn.out_avals[index].shape, self.rule.results[index])
 
 
 RuleFn = Callable[[Equation], LoopRule]
-LocalFn = Callable[[Equation, Shards, Sequence[Any]], list[Any]]
+LocalFn = Callable[[Equation, Shards, Sequence[jax.Array]], list[jax.Array]]
 FlopFn = Callable[[Equation], float]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
-def rebind(eqn: Equation, operands: Sequence[Any], **changes: Any) -> list[Any]:
-    """Run the primitive itself on local operands, with some parameters replaced."""
+def rebind(eqn: Equation, operands: Sequence[jax.Array], **changes: object) -> list[jax.Array]:
+    """Run the primitive itself on local operands, with some parameters replaced.
+
+    Args:
+        eqn: The equation.
+        operands: The local operands.
+        **changes: Parameters in place of those of the equation.
+
+    Returns:
+        The results, a list also where there is one.
+    """
     out = eqn.primitive.bind(*operands, **{**eqn.params, **changes})
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def local_rebind(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """Local form of a primitive whose parameters name no sizes."""
+def local_rebind(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the local form of a primitive whose parameters name no sizes."""
     del shards
     return rebind(eqn, operands)
 
@@ -105,12 +116,12 @@ def no_dim_orders(eqn: Equation) -> tuple[tuple[int, ...], ...]:
 
 
 def result_elements(eqn: Equation) -> float:
-    """FLOP of a primitive that does one operation for each element of its results."""
+    """Return the FLOP of a primitive that does one operation for each element of its results."""
     return float(sum(math.prod(aval.shape) for aval in eqn.out_avals))
 
 
 def no_flop(eqn: Equation) -> float:
-    """FLOP of a primitive that only moves data."""
+    """Return the FLOP of a primitive that only moves data."""
     del eqn
     return 0.0
 
@@ -120,11 +131,11 @@ class PrimitiveRule:
     """A row of the table.
 
     Attributes:
-        rule: Loops of an equation.
-        local: The equation on local tiles.
-        flop: FLOP of the equation on whole tensors.
-        heavy: Counts as a dense product or convolution.
-        dim_orders: As in `graph.Operator`, of an equation.
+        rule: Returns the loops of an equation.
+        local: Runs the equation on local tiles.
+        flop: Returns the FLOP of the equation on whole tensors.
+        heavy: Whether it counts as a dense product or convolution.
+        dim_orders: Orders of dims of an equation, as in `graph.Operator`.
     """
 
     rule: RuleFn

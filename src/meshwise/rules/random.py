@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ _HALF = 2**16
 _FLOP_PER_DRAW = 100.0
 
 
-def _is_threefry(dtype: Any) -> bool:
+def _is_threefry(dtype: object) -> bool:
     return str(dtype) == _THREEFRY
 
 
@@ -49,7 +48,7 @@ def bits_rule(eqn: Equation) -> LoopRule:
 
 
 def _times(index: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """`index * stride` as (high, low) words; `index` is uint32, the product below 2**64."""
+    """Return `index * stride` as (high, low) words; `index` is uint32, the product below 2**64."""
     low_stride = stride % _WORD
     a, b = index & (_HALF - 1), index >> 16
     c, d = jnp.uint32(low_stride % _HALF), jnp.uint32(low_stride // _HALF)
@@ -65,7 +64,7 @@ def _times(index: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
 def flat_words(
     indices: Sequence[jax.Array], shape: Sequence[int]
 ) -> tuple[jax.Array | None, jax.Array]:
-    """(high, low) words of the flat index of each element of a tile.
+    """Return (high, low) words of the flat index of each element of a tile.
 
     Args:
         indices: For each dim the global indices (int32) of the local elements.
@@ -92,7 +91,7 @@ def flat_words(
     return high, low
 
 
-def local_bits(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_bits(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Draw the local elements by their global positions."""
     if shards.rule.whole:
         return [_slice_whole(shards, rebind(eqn, operands)[0])]
@@ -126,7 +125,7 @@ def local_bits(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[A
     return [(first ^ second).astype(dtype)]
 
 
-def _slice_whole(shards: Shards, value: Any) -> Any:
+def _slice_whole(shards: Shards, value: jax.Array) -> jax.Array:
     for dim, loops in enumerate(shards.rule.results[0]):
         if loops and shards.parts(loops[0]) > 1:
             value = jnp.take(value, shards.global_index(loops[0]), axis=dim, mode="clip")

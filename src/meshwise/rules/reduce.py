@@ -25,7 +25,7 @@ _MONOID = {
 
 
 def reduce_rule(eqn: Equation) -> LoopRule:
-    """Loops: kept dims parallel; reduced dims of the monoid, or whole without one."""
+    """Return loops: kept dims parallel; reduced dims of the monoid, or whole without one."""
     monoid = _MONOID[eqn.name]
     if monoid in ("and", "or") and eqn.in_avals[0].dtype != np.bool_:
         monoid = None  # of bits; a partial "and" is one of booleans

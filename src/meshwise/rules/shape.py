@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -37,7 +37,9 @@ def broadcast_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (follows,), (tuple(results),), linear=_LINEAR)
 
 
-def local_broadcast(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_broadcast(
+    eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Broadcast to the local shape."""
     return rebind(eqn, operands, shape=shards.result_shape(eqn), sharding=None)
 
@@ -45,7 +47,7 @@ def local_broadcast(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> l
 def common_atoms(
     before: Sequence[int], after: Sequence[int]
 ) -> tuple[tuple[Loop, ...], DimMap, DimMap, bool]:
-    """Loops that two shapes of equal element count share.
+    """Return loops that two shapes of equal element count share.
 
     Walks both shapes from the major end; at equal prefixes the greatest common divisor of what
     is left of the two current dims is an atom.  Where it is 1 the dims stay whole until the
@@ -96,7 +98,7 @@ def common_atoms(
 
 
 def reshape_rule(eqn: Equation) -> LoopRule:
-    """Atoms of the two shapes; see `common_atoms`."""
+    """Return atoms of the two shapes; see `common_atoms`."""
     before, after = eqn.in_avals[0].shape, eqn.out_avals[0].shape
     order = eqn.params.get("dimensions") or range(len(before))
     atoms, permuted, result, stuck = common_atoms([before[dim] for dim in order], after)
@@ -105,7 +107,7 @@ def reshape_rule(eqn: Equation) -> LoopRule:
     return LoopRule(atoms, (operand,), (result,), linear=_LINEAR, whole=whole)
 
 
-def local_reshape(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_reshape(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Reshape to the local shape."""
     return rebind(eqn, operands, new_sizes=shards.result_shape(eqn), sharding=None)
 
@@ -146,8 +148,8 @@ def iota_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), operands, (result,))
 
 
-def local_iota(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """Global indices of the local iterations."""
+def local_iota(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return global indices of the local iterations."""
     shape = shards.result_shape(eqn)
     dim = eqn.params["dimension"]
     follows = shards.rule.results[0][dim]
@@ -164,8 +166,8 @@ def empty_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (), (result,))
 
 
-def local_empty(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
-    """As much as the local result needs."""
+def local_empty(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return an empty tensor of the shape of the local result."""
     return rebind(eqn, operands, shape=shards.result_shape(eqn), out_sharding=None)
 
 
@@ -182,7 +184,7 @@ def tile_rule(eqn: Equation) -> LoopRule:
     return LoopRule(loops.done(), (tuple(operand),), (tuple(result),), linear=_LINEAR)
 
 
-def local_tile(eqn: Equation, shards: Shards, operands: Sequence[Any]) -> list[Any]:
+def local_tile(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Repeat the local tile as often as the local result is longer."""
     local = shards.result_shape(eqn)
     have = jnp.shape(operands[0])

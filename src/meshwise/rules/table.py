@@ -5,45 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
-from meshwise.rules import (
-    along_dim,
-    convolution,
-    dot_general,
-    elementwise,
-    gather,
-    identity,
-    kernel,
-    linalg,
-    ragged_dot,
-    random,
-    reduce,
-    reduce_window,
-    scatter,
-    shape,
-    slicing,
-    whole,
-)
+from meshwise.rules import along_dim, elementwise, identity, kernel, random, reduce, shape, whole
+from meshwise.rules.indexed import gather, scatter, slicing
 from meshwise.rules.primitive import Equation, PrimitiveRule
+from meshwise.rules.products import dot_general, linalg, ragged_dot
+from meshwise.rules.windows import convolution, reduce_window
 
 # What a reduction of booleans means: their sum is never 2.
 _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
 
 
-def _has_no_sum(aval: Any) -> bool:
-    """Whether values of a type cannot be partial sums: booleans and random keys."""
+def _has_no_sum(aval: ShapedArray) -> bool:
+    """Return whether values of a type cannot be partial sums: booleans and random keys."""
     return bool(aval.dtype == np.bool_ or jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def _typed(row: PrimitiveRule) -> PrimitiveRule:
-    """The row with loops and linear groups that suit the types of the values."""
+    """Return the row with loops and linear groups that suit the types of the values."""
 
     def rule(eqn: Equation) -> LoopRule:
         found = row.rule(eqn)
@@ -91,5 +77,9 @@ UNRULED = PrimitiveRule(_unruled)
 
 
 def primitive_rule(eqn: Equation) -> PrimitiveRule:
-    """The row of the table for an equation, `UNRULED` if there is none."""
+    """Return the row of the table for an equation, `UNRULED` if there is none.
+
+    Args:
+        eqn: The equation.
+    """
     return RULES.get(eqn.name, UNRULED)

@@ -50,6 +50,13 @@ WHY_UNRULED: Mapping[str, str] = MappingProxyType(
 
 
 def hint(name: str) -> str:
-    """What to do about a primitive without a rule, as the end of a message; may be empty."""
+    """Return what to do about a primitive without a rule, as the end of a message.
+
+    Args:
+        name: The name of the primitive.
+
+    Returns:
+        The text, empty where there is nothing to do.
+    """
     why = WHY_UNRULED.get(name, _KERNEL)
     return f" ({why})" if why in (_KERNEL, _COLLECTIVE) else ""

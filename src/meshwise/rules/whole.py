@@ -18,7 +18,7 @@ _WHY = {
 
 
 def whole_rule(eqn: Equation) -> LoopRule:
-    """No loops."""
+    """Return no loops."""
     return LoopRule(
         (),
         tuple(dims_like(aval.shape) for aval in eqn.in_avals),

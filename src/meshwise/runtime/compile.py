@@ -7,31 +7,34 @@ against which the step is compiled again.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
+import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Compiled, Lowered
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ProgramError
 from meshwise.plan.decision import GraphDecision
-from meshwise.runtime.hlo_parse import parse_module
-from meshwise.runtime.overlap import overlapping
-from meshwise.runtime.overwrite import overwritten_too_early
+from meshwise.runtime.hlo.module import parse_module
+from meshwise.runtime.hlo.overlap import overlapping
+from meshwise.runtime.hlo.overwrite import overwritten_too_early
 from meshwise.spmd.program import jitted_step
 from meshwise.trace.step import TracedStep
 
 
 def compile_decided(
     traced: TracedStep, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
-) -> Any:
+) -> Compiled:
     """Lower and compile a step for concrete devices.
 
     Args:
         traced: The step.
-        decision: What the planner decided.
+        decision: The decision of the planner.
         logical: The mesh as planned.
-        mesh: Its devices.
+        mesh: The devices of the mesh.
+
+    Returns:
+        The executable on flat arguments.
 
     Raises:
         ProgramError: on XLA:CPU collectives would race.
@@ -49,13 +52,13 @@ def compile_decided(
     return checked(jitted.lower(*specs), mesh.devices, "the step")
 
 
-def checked(lowered: Any, devices: Any, name: str) -> Any:
-    """The executable of a lowered program that does what was written.
+def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:
+    """Return the executable of a lowered program that does what was written.
 
     Args:
         lowered: The program.
-        devices: Of its mesh.
-        name: For messages.
+        devices: The devices of its mesh, an array of them.
+        name: The name for messages.
 
     Raises:
         ProgramError: on XLA:CPU collectives would race.
@@ -63,7 +66,7 @@ def checked(lowered: Any, devices: Any, name: str) -> Any:
     compiled = lowered.compile()
     if devices.flat[0].platform != "cpu" or devices.size == 1:
         return compiled
-    text = compiled.as_text()
+    text = compiled.as_text() or ""
     module = parse_module(text)
     racing = overlapping(module)
     if racing:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
-from meshwise.runtime.devices import devices_for
+from meshwise.runtime.device_memory import device_peak_bytes
+from meshwise.runtime.devices import Device, devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
@@ -22,7 +25,6 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
-from meshwise.runtime.hlo import device_peak_bytes
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
@@ -32,45 +34,45 @@ class Executable:
     """A compiled step.
 
     Attributes:
-        traced: The step as traced.
-        plan: Its plan.
+        traced: The traced step.
+        plan: The plan of the step.
         compiled: XLA executable on flat arguments.
         in_shardings: Sharding of each flat argument.
         compile_s: Seconds that lowering and compilation took.
         kept: Positions of the arguments that are not donated.
-        handover: What the last run returned in place of what was donated to it.
+        handover: The results of the last run in place of what was donated to it.
     """
 
     traced: TracedStep
     plan: Plan
-    compiled: Any
-    in_shardings: tuple[Any, ...]
+    compiled: jax.stages.Compiled
+    in_shardings: tuple[NamedSharding, ...]
     compile_s: float
     kept: tuple[int, ...]
     handover: Handover
 
     @property
     def out_tree(self) -> Any:
-        """Tree of the results."""
+        """The tree of the results."""
         return self.traced.out_tree
 
     def compiled_text(self) -> dict[str, str]:
-        """Optimised HLO, by name."""
-        return {"step": self.compiled.as_text()}
+        """Return the optimised HLO of each program, by name."""
+        return {"step": self._text}
 
     def measured_peak_bytes(self) -> int:
-        """Memory of one device as XLA reports it."""
+        """Return the memory of one device as XLA reports it, in bytes."""
         return device_peak_bytes(self.compiled)
 
     def traffic(self) -> dict[str, float]:
-        """Nothing passes between meshes."""
+        """Return nothing: there is one mesh."""
         return {}
 
     def fidelity(self) -> tuple[StageFidelity, ...]:
-        """What was predicted, and what was compiled."""
+        """Return what was predicted, and what was compiled."""
         sizes = self.plan.mesh.sizes
         planned = bytes_of(self.plan.collectives)
-        compiled = compiled_bytes_of(self.compiled.as_text(), sizes)
+        compiled = compiled_bytes_of(self._text, sizes)
         return (
             StageFidelity(
                 predicted_peak_bytes=self.plan.peak_bytes,
@@ -80,8 +82,8 @@ class Executable:
             ),
         )
 
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arguments in the shardings of the plan; those that are there already stay.
+    def place(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+        """Return arguments in the shardings of the plan; those that are there already stay.
 
         Raises:
             StateLostError: an argument was donated to an earlier call.
@@ -90,7 +92,7 @@ class Executable:
         given = without_repeats(leaves, self.traced.donated)
         return jax.device_put(list(given), list(self.in_shardings))
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
         """Run a step.
 
         Raises:
@@ -118,6 +120,10 @@ class Executable:
         self.handover.remember(results)
         return results
 
+    @property
+    def _text(self) -> str:
+        return self.compiled.as_text() or ""
+
     def _names(self, positions: Sequence[int]) -> list[str]:
         (layer,) = self.plan.stages[0].layers
         arguments = layer.arguments
@@ -125,14 +131,14 @@ class Executable:
 
 
 def compile_step(
-    traced: TracedStep, plan: Plan, devices: Sequence[Any] | None = None
+    traced: TracedStep, plan: Plan, devices: Sequence[Device] | None = None
 ) -> Executable:
     """Lower and compile a planned step on devices of this process.
 
     Args:
         traced: The step.
-        plan: Its plan.
-        devices: As many as the plan's mesh has; the first of the process by default.
+        plan: The plan of the step.
+        devices: At least as many devices as the plan's mesh has; those of the process by default.
 
     Raises:
         ClusterError: the plan needs more devices than there are.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise.plan.counts.collectives import Collective
-from meshwise.runtime.hlo_collectives import HloCollective, hlo_collectives
+from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +16,9 @@ class StageFidelity:
 
     Attributes:
         predicted_peak_bytes: Memory of one device, as the plan says, with other stages of its mesh.
-        compiled_peak_bytes: As XLA says of the compiled programs.
+        compiled_peak_bytes: The same, as XLA says of the compiled programs.
         planned_bytes: Bytes a step by kind of collective, B of FACTS section 1, as the plan says.
-        compiled_bytes: As the compiled programs have it.
+        compiled_bytes: The same, as the compiled programs have it.
     """
 
     predicted_peak_bytes: int
@@ -30,10 +30,10 @@ class StageFidelity:
 def bytes_of(
     collectives: Iterable[Collective] | Iterable[HloCollective], times: int = 1
 ) -> Counter[str]:
-    """Bytes by kind of collective.
+    """Return the bytes by kind of collective.
 
     Args:
-        collectives: Of one run of a program.
+        collectives: The collectives of one run of a program.
         times: How often it runs.
     """
     total: Counter[str] = Counter()
@@ -43,11 +43,11 @@ def bytes_of(
 
 
 def compiled_bytes_of(text: str, mesh_sizes: Sequence[int], times: int = 1) -> Counter[str]:
-    """Bytes by kind of collective in optimised HLO.
+    """Return the bytes by kind of collective in optimised HLO.
 
     Args:
-        text: Of the program.
-        mesh_sizes: Of the mesh that it was compiled for.
+        text: The text of the program.
+        mesh_sizes: Sizes of the axes of the mesh that it was compiled for.
         times: How often it runs.
     """
     return bytes_of(hlo_collectives(text, mesh_sizes), times)

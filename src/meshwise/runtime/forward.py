@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.devices import devices_for
@@ -32,10 +33,10 @@ class ForwardExecutable:
     """A compiled step without gradients.
 
     Attributes:
-        plan: Its plan.
-        cut: What each stage takes and makes.
+        plan: The plan of the step.
+        cut: The inputs and results of each stage.
         stages: The programs.
-        orders: For each program which input of its stage each operand is.
+        orders: For each program the input of its stage that each operand is.
         ends: Takes stacks of layers apart and puts them together.
         user: The user's step: its trees, names and arguments.
         copier: Moves arrays between meshes.
@@ -53,7 +54,7 @@ class ForwardExecutable:
 
     @property
     def out_tree(self) -> Any:
-        """Tree of the results."""
+        """The tree of the results."""
         return self.user.original.out_tree
 
     @property
@@ -61,11 +62,11 @@ class ForwardExecutable:
         """Where each flat argument lives; None for one that may be anywhere."""
         return self.ends.shardings
 
-    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Arguments move to the stages that read them when the step begins."""
+    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+        """Return the arguments: they move to the stages that read them when the step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[Any]) -> list[Any]:
+    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
         """Run the step; nothing is donated to it.
 
         Raises:
@@ -82,7 +83,9 @@ class ForwardExecutable:
                     f"for {aval.dtype}{list(aval.shape)}"
                 )
         flat, _ = self.ends.arguments(leaves)
-        there: dict[Any, Any] = {("argument", n): value for n, value in enumerate(flat)}
+        there: dict[tuple[str, int], ArrayLike] = {
+            ("argument", n): value for n, value in enumerate(flat)
+        }
         for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):
             given = (there[part.inputs[n]] for n in order)
             placed = map(self.copier.put, given, stage.in_shardings)
@@ -94,22 +97,22 @@ class ForwardExecutable:
         return with_weak_types(self.ends.results(arrays), original.weak_results)
 
     def compiled_text(self) -> dict[str, str]:
-        """Optimised HLO of each program, by name."""
+        """Return the optimised HLO of each program, by name."""
         return {
-            f"stage {part.stage}": stage.compiled.as_text()
+            f"stage {part.stage}": stage.compiled_text()["step"]
             for part, stage in zip(self.cut.stages, self.stages, strict=True)
         }
 
     def measured_peak_bytes(self) -> int:
-        """Memory of one device of the worst stage, as XLA reports it for its program."""
+        """Return the memory of one device of the worst stage, as XLA reports it for its program."""
         return max(stage.measured_peak_bytes() for stage in self.stages)
 
     def traffic(self) -> dict[str, float]:
-        """Bytes that pass from stage to stage in a call, each tensor counted once a stage."""
+        """Return the bytes that pass from stage to stage in a call, each tensor once a stage."""
         return {"bytes_between_meshes": float(sum(s.send_bytes for s in self.plan.stages))}
 
     def fidelity(self) -> tuple[StageFidelity, ...]:
-        """For each stage what was predicted, and what was compiled."""
+        """Return for each stage what was predicted, and what was compiled."""
         return tuple(found for stage in self.stages for found in stage.fidelity())
 
 

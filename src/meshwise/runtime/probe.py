@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ import jax.numpy as jnp
 from meshwise.runtime.device_memory import device_memory_bytes
 
 
-def probe(num_virtual: int | None) -> dict[str, Any]:
-    """What JAX sees, after a small program ran on all devices.
+def probe(num_virtual: int | None) -> dict[str, object]:
+    """Return what JAX sees, after a small program ran on all devices.
 
     Args:
         num_virtual: Virtual CPU devices; None for the devices that JAX chooses by itself.

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import jax
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
+
 from meshwise.plan.plan import Plan
 from meshwise.runtime.fidelity import StageFidelity
 
@@ -19,11 +23,11 @@ class StepExecutable(Protocol):
 
     @property
     def out_tree(self) -> Any:
-        """Tree of the results."""
+        """The tree of the results."""
         ...
 
     @property
-    def in_shardings(self) -> Sequence[Any]:
+    def in_shardings(self) -> Sequence[NamedSharding | None]:
         """Where each flat argument lives between steps; None for one that may be anywhere."""
         ...
 
@@ -32,16 +36,25 @@ class StepExecutable(Protocol):
         """Seconds that lowering and compilation took."""
         ...
 
-    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
         """Return arguments where the step wants them when it begins.
+
+        Args:
+            leaves: The flat arguments.
 
         Raises:
             StateLostError: an argument was donated to an earlier call.
         """
         ...
 
-    def run(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def run(self, leaves: Sequence[ArrayLike]) -> Sequence[jax.Array]:
         """Run a step.
+
+        Args:
+            leaves: The flat arguments, as `place` returns them.
+
+        Returns:
+            The flat results.
 
         Raises:
             StateLostError: an argument was donated to an earlier call, or the step failed after it

@@ -1,1 +1,9 @@
-"""Which task each mesh runs when: pure tables."""
+"""Pipeline schedules: which task each mesh runs when, as pure tables with closed forms.
+
+One file holds one schedule, a `PipelineSchedule`; `registry` lists them. Others use:
+
+- `registry`: the schedules by name, and `make_schedule`, which makes a table;
+- `pipeline_schedule.PipelineSchedule`: what every schedule answers;
+- `schedule`: `Schedule`, `Task` and what a task depends on;
+- `verify`, `clocks`, `in_flight`, `delay`, `text`: what can be said of any table.
+"""

@@ -14,10 +14,10 @@ class TaskCosts:
     """Clocks of one task of each kind; the unit is the caller's.
 
     Attributes:
-        forward: Of `F`.
-        backward: Of `B`.
-        weight: Of `W`; without effect where the schedule does not split the backward.
-        transfer: From the end of a task until a task on another mesh can use its result; the
+        forward: Clocks of `F`.
+        backward: Clocks of `B`.
+        weight: Clocks of `W`; without effect where the schedule does not split the backward.
+        transfer: Clocks from the end of a task until a task on another mesh can use its result; the
             meshes go on meanwhile.
     """
 
@@ -28,14 +28,14 @@ class TaskCosts:
 
 
 class Span(NamedTuple):
-    """From when to when a task runs, in clocks."""
+    """The time in which a task runs, in clocks."""
 
     start: float
     end: float
 
 
 def clock_times(schedule: Schedule, costs: TaskCosts | None = None) -> tuple[tuple[Span, ...], ...]:
-    """For each mesh the spans of its tasks, aligned with `schedule.tasks`.
+    """Return for each mesh the spans of its tasks, aligned with `schedule.tasks`.
 
     Each mesh runs its tasks in order, each as soon as what it depends on has arrived.
 
@@ -52,7 +52,13 @@ def clock_times(schedule: Schedule, costs: TaskCosts | None = None) -> tuple[tup
 def times_in_order(
     schedule: Schedule, order: tuple[TaskPlace, ...], costs: TaskCosts
 ) -> tuple[tuple[Span, ...], ...]:
-    """As `clock_times`, where an order in which the tasks can run is known."""
+    """Return what `clock_times` returns, where an order in which the tasks can run is known.
+
+    Args:
+        schedule: A schedule.
+        order: The order.
+        costs: Clocks for each kind of task.
+    """
     clocks = {FORWARD: costs.forward, BACKWARD: costs.backward, WEIGHT: costs.weight}
     end_of: dict[Task, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.tasks]
@@ -68,5 +74,9 @@ def times_in_order(
 
 
 def num_clocks(spans: tuple[tuple[Span, ...], ...]) -> float:
-    """Clocks until the last task of any mesh ends."""
+    """Return the clocks until the last task of any mesh ends.
+
+    Args:
+        spans: For each mesh the spans of its tasks.
+    """
     return max((row[-1].end for row in spans if row), default=0.0)

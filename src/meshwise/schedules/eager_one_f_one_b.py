@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from meshwise.schedules.one_stage_a_mesh import alternating, check_one_stage_a_mesh
-from meshwise.schedules.schedule import Schedule
+from dataclasses import dataclass
+from typing import ClassVar
 
-NAME = "eager-1f1b"
+from meshwise.schedules.alternating import AlternatingSchedule
 
 
-def eager_one_f_one_b(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerOneFOneB(AlternatingSchedule):
     """`2 (n + m - 1)` clocks, `min(2 (n - i) - 1, m)` micro-batches in flight on stage i.
-
-    Raises:
-        PlanError: The sizes are wrong.
 
     Source: FACTS sections 3 and 5 (AlpaComm).
     """
-    check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
-    warm_up = [2 * (num_stages - stage) - 1 for stage in range(num_stages)]
-    return alternating(NAME, num_microbatches, warm_up)
+
+    name: ClassVar[str] = "eager-1f1b"
+
+    hides_transfers: bool = True
+
+    def warm_up(self, to_end: int, num_microbatches: int) -> int:
+        """Return a forward for each stage to the end and for each transfer between them."""
+        return 2 * to_end - 1
+
+
+EAGER = EagerOneFOneB()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from meshwise.schedules.one_stage_a_mesh import alternating, check_one_stage_a_mesh
-from meshwise.schedules.schedule import Schedule
+from dataclasses import dataclass
+from typing import ClassVar
 
-NAME = "gpipe"
+from meshwise.schedules.alternating import AlternatingSchedule
 
 
-def gpipe(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPipe(AlternatingSchedule):
     """`2 (n + m - 1)` clocks, all m micro-batches in flight on every stage.
-
-    Backwards go in the order of the forwards, so that gradients are summed in the same order as
-    under the other schedules.
-
-    Raises:
-        PlanError: The sizes are wrong.
 
     Source: FACTS sections 4 and 5.
     """
-    check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
-    return alternating(NAME, num_microbatches, [num_microbatches] * num_stages)
+
+    name: ClassVar[str] = "gpipe"
+
+    def warm_up(self, to_end: int, num_microbatches: int) -> int:
+        """Return all micro-batches."""
+        return num_microbatches
+
+
+GPIPE = GPipe()

@@ -1,4 +1,4 @@
-"""How many micro-batches a stage or mesh holds activations of: what memory follows from."""
+"""How many micro-batches a stage or a mesh holds activations of; memory follows from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedul
 
 
 def in_flight(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
-    """For each stage the most micro-batches between the start of `F` and the end of `until`.
+    """Return for each stage the most micro-batches between the start of `F` and the end of `until`.
 
     All tasks of a stage are on one mesh, so the order of its list decides, whatever they cost.
 
@@ -23,21 +23,16 @@ def in_flight(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
     return tuple(_most(tasks, until) for tasks in by_stage)
 
 
-def in_flight_on_mesh(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
-    """For each mesh the same, counted over all its stages together."""
-    return tuple(_most(tasks, until) for tasks in schedule.tasks)
-
-
 def held_at_peak(
     schedule: Schedule, stage: int, held_bytes: float, late_bytes: float
 ) -> tuple[int, int]:
-    """Micro-batches of a stage that are held when it holds most.
+    """Return the micro-batches of a stage that are held when it holds most.
 
     Args:
         schedule: A schedule.
         stage: The stage.
-        held_bytes: Held for a micro-batch from the start of its `F` to the end of its `B`.
-        late_bytes: Held from there to the end of its `W`, where the backward is split.
+        held_bytes: Bytes held for a micro-batch from the start of its `F` to the end of its `B`.
+        late_bytes: Bytes held from there to the end of its `W`, where the backward is split.
 
     Returns:
         Micro-batches between `F` and `B`, and between `B` and `W`.
@@ -60,13 +55,13 @@ def held_at_peak(
 
 
 def held_on_mesh(schedule: Schedule, mesh: int, held_bytes: Sequence[float]) -> dict[int, int]:
-    """Micro-batches of each stage of a mesh that are held when the mesh holds most.
+    """Return the micro-batches of each stage of a mesh that are held when the mesh holds most.
 
     Args:
         schedule: A schedule that does not split the backward.
         mesh: The mesh.
-        held_bytes: Of each stage of the pipeline, for a micro-batch from the start of its `F` to
-            the end of its `B`.
+        held_bytes: For each stage of the pipeline the bytes held for a micro-batch from the start
+            of its `F` to the end of its `B`.
     """
     now = {k: 0 for k, m in enumerate(schedule.mesh_of_stage) if m == mesh}
     best, most = dict(now), 0.0

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from meshwise.schedules.one_stage_a_mesh import alternating, check_one_stage_a_mesh
-from meshwise.schedules.schedule import Schedule
+from dataclasses import dataclass
+from typing import ClassVar
 
-NAME = "1f1b"
+from meshwise.schedules.alternating import AlternatingSchedule
 
 
-def one_f_one_b(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneFOneB(AlternatingSchedule):
     """`2 (n + m - 1)` clocks, `min(n - i, m)` micro-batches in flight on stage i.
-
-    Raises:
-        PlanError: The sizes are wrong.
 
     Source: FACTS section 5 (PipeDream-Flush, DAPPLE).
     """
-    check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
-    return alternating(NAME, num_microbatches, range(num_stages, 0, -1))
+
+    name: ClassVar[str] = "1f1b"
+
+    def warm_up(self, to_end: int, num_microbatches: int) -> int:
+        """Return the stages to the end: a micro-batch each until the first comes back."""
+        return to_end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlpaOneFOneB(OneFOneB):
+    """1F1B with memory as in eq. 5 of Alpa, which does not look at the number of micro-batches."""
+
+    name: ClassVar[str] = "alpa"
+
+    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+        """Return the stages to the end, even where there are fewer micro-batches."""
+        return to_end
+
+    @property
+    def table_name(self) -> str:
+        """The name of 1F1B."""
+        return OneFOneB.name
+
+
+ONE_F_ONE_B = OneFOneB()
+ALPA = AlpaOneFOneB()

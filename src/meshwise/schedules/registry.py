@@ -1,34 +1,74 @@
-"""The schedules that a user can name."""
+"""The schedules that there are, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from meshwise.errors import PlanError
-from meshwise.schedules import (
-    eager_one_f_one_b,
-    gpipe,
-    inference,
-    interleaved,
-    one_f_one_b,
-    zero_bubble_h1,
-)
 from meshwise.schedules.delay import with_delays
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.inference import INFERENCE
+from meshwise.schedules.interleaved import Interleaved
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import Schedule
+from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 
-Builder = Callable[[int, int, int], Schedule]
-
-SCHEDULES: Mapping[str, Builder] = MappingProxyType(
-    {
-        gpipe.NAME: gpipe.gpipe,
-        one_f_one_b.NAME: one_f_one_b.one_f_one_b,
-        eager_one_f_one_b.NAME: eager_one_f_one_b.eager_one_f_one_b,
-        interleaved.NAME: interleaved.interleaved,
-        zero_bubble_h1.NAME: zero_bubble_h1.zero_bubble_h1,
-        inference.NAME: inference.inference,
-    }
+# Of equals the first is taken.
+_ROWS: tuple[PipelineSchedule, ...] = (
+    ONE_F_ONE_B,
+    GPIPE,
+    EAGER,
+    ZERO_BUBBLE,
+    Interleaved(chunks=2),
+    replace(ONE_F_ONE_B, hides_transfers=True, delays_weights=True),
+    replace(EAGER, delays_weights=True),
+    INFERENCE,
 )
+
+SCHEDULES: Mapping[str, PipelineSchedule] = MappingProxyType({row.choice: row for row in _ROWS})
+
+# What a search tries unless it is told otherwise.
+SEARCHED: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B, EAGER)
+
+# In place of a name: all of them, planned in turns, the fastest by simulation.
+ALL = "all"
+
+
+def choices() -> dict[str, PipelineSchedule]:
+    """Return the schedules that a user can ask for, by name: those that train."""
+    return {name: row for name, row in SCHEDULES.items() if not row.forward_only}
+
+
+def tables() -> dict[str, PipelineSchedule]:
+    """Return the schedules that a plan can name: those that do not delay gradients of weights."""
+    return {row.name: row for row in SCHEDULES.values() if not row.delays_weights}
+
+
+def named(name: str) -> tuple[PipelineSchedule, ...]:
+    """Return the schedule of a name, or all.
+
+    Args:
+        name: A name of `choices`, or `ALL`.
+    """
+    return tuple(choices().values()) if name == ALL else (choices()[name],)
+
+
+def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[PipelineSchedule, ...]]:
+    """Return schedules in groups that one search can choose from, in their order.
+
+    The search knows nothing of gradients of weights apart, which take time and memory of their own,
+    nor of several stages on a mesh: such schedules stand alone.
+
+    Args:
+        schedules: The schedules to choose from.
+    """
+    apart = [s for s in schedules if s.chunks > 1 or s.splits_backward]
+    together = tuple(s for s in schedules if s not in apart)
+    return [*([together] if together else []), *((s,) for s in apart)]
 
 
 def make_schedule(
@@ -39,10 +79,10 @@ def make_schedule(
     num_meshes: int | None = None,
     delays: Sequence[int] = (),
 ) -> Schedule:
-    """The schedule of that name.
+    """Return the table of the schedule of that name.
 
     Args:
-        name: One of `SCHEDULES`.
+        name: A name of `tables`.
         num_stages: Stages of the pipeline; of interleaved 1F1B all chunks of all meshes.
         num_microbatches: Micro-batches of one step.
         num_meshes: Meshes; by default one a stage.
@@ -50,10 +90,11 @@ def make_schedule(
             the schedule as it is.
 
     Raises:
-        PlanError: No schedule of that name, or not for such sizes or delays.
+        PlanError: No schedule has that name, or it does not allow such sizes or delays.
     """
-    if name not in SCHEDULES:
-        raise PlanError(f"no schedule is named {name!r}; known are {', '.join(SCHEDULES)}")
+    known = tables()
+    if name not in known:
+        raise PlanError(f"no schedule is named {name!r}; known are {', '.join(known)}")
     meshes = num_stages if num_meshes is None else num_meshes
-    made = SCHEDULES[name](num_stages, num_microbatches, meshes)
-    return with_delays(made, delays) if delays else made
+    table = known[name].table(num_stages, num_microbatches, meshes)
+    return with_delays(table, delays) if delays else table

@@ -40,7 +40,7 @@ class Schedule:
     """Who runs what in which order.
 
     Attributes:
-        name: As in `schedules.registry`, or a user's own.
+        name: The name, as in `schedules.registry`, or a user's own.
         num_stages: Stages of the pipeline.
         num_microbatches: Micro-batches of one step.
         num_meshes: Meshes; each runs one or several stages.
@@ -68,10 +68,14 @@ class Schedule:
 
 
 def dependencies(task: Task, schedule: Schedule) -> tuple[Task, ...]:
-    """Tasks that must have ended before `task` starts.
+    """Return the tasks that must have ended before a task starts.
 
     A forward needs that of the stage before; a backward its own forward and the backward of the
     stage after; a gradient of weights its own backward.
+
+    Args:
+        task: A task of the schedule.
+        schedule: The schedule.
     """
     kind, stage, microbatch = task
     if kind == FORWARD:

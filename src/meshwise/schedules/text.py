@@ -7,10 +7,13 @@ from meshwise.schedules.schedule import Schedule, Task
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The schedule with one clock for every task; `.` where a mesh waits.
+    """Return the schedule with one clock for every task; `.` where a mesh waits.
 
     A cell is the kind and the micro-batch, as `F3`; where a mesh has several stages, the stage
     comes first, as `F1.3`.
+
+    Args:
+        schedule: A schedule.
 
     Raises:
         ProgramError: The order has a deadlock.

@@ -19,6 +19,9 @@ class TaskPlace(NamedTuple):
 def verify_schedule(schedule: Schedule) -> None:
     """Check a schedule, a user's own table above all.
 
+    Args:
+        schedule: The table.
+
     Every stage has a mesh and every mesh its list; each task stands there once, on the mesh of
     its stage; and if each mesh runs its list in order, each task after those that it depends on,
     all of them run.
@@ -26,12 +29,12 @@ def verify_schedule(schedule: Schedule) -> None:
     Raises:
         ProgramError: It breaks one of these rules; the text names the task.
     """
-    _check_sizes(schedule)
+    _check_counts(schedule)
     _check_each_task_once(schedule)
     running_order(schedule)
 
 
-def _check_sizes(schedule: Schedule) -> None:
+def _check_counts(schedule: Schedule) -> None:
     name = schedule.name
     if schedule.forward_only and schedule.splits_backward:
         raise ProgramError(f"schedule {name} has no backward, so it cannot split it")
@@ -90,7 +93,10 @@ def _check_each_task_once(schedule: Schedule) -> None:
 
 
 def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
-    """An order of all tasks in which each stands after those that it depends on.
+    """Return an order of all tasks in which each stands after those that it depends on.
+
+    Args:
+        schedule: The table.
 
     Raises:
         ProgramError: There is none; the text says which task waits for which.
@@ -119,7 +125,7 @@ def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
 
 
 def _waits(schedule: Schedule, next_of: list[int], done: set[Task]) -> str:
-    """Which task each mesh that is stuck waits for."""
+    """Return which task each mesh that is stuck waits for."""
     lines: list[str] = []
     for mesh, tasks in enumerate(schedule.tasks):
         if next_of[mesh] == len(tasks):

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.one_f_one_b import one_f_one_b
-from meshwise.schedules.one_stage_a_mesh import check_one_stage_a_mesh
+from meshwise.schedules.one_f_one_b import OneFOneB
+from meshwise.schedules.pipeline_schedule import FloatArray
 from meshwise.schedules.schedule import Schedule
 
-NAME = "zero-bubble-h1"
 
-
-def zero_bubble_h1(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroBubbleH1(OneFOneB):
     """Bubble `(n - 1) (T_F + T_B - T_W)` for m >= n, at most n micro-batches held anywhere.
 
     Stage i runs the gradient of the weights i backwards late.  It has `n - i` micro-batches between
     forward and backward, so n until their weights are done: no more than stage 0 of 1F1B.
 
-    Raises:
-        PlanError: The sizes are wrong.
-
     Source: FACTS section 5 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024).
     """
-    check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
-    plain = one_f_one_b(num_stages, num_microbatches, num_meshes)
-    return with_delays(plain, [2 * stage for stage in range(num_stages)], name=NAME)
+
+    name: ClassVar[str] = "zero-bubble-h1"
+
+    def table(self, num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
+        """Return the table of 1F1B with gradients of weights apart.
+
+        Raises:
+            PlanError: The sizes are wrong, or a mesh would have several stages.
+        """
+        plain = OneFOneB.table(self, num_stages, num_microbatches, num_meshes)
+        return with_delays(plain, [2 * stage for stage in range(num_stages)])
+
+    def fill_s(self, microbatch_s: FloatArray, weight_s: FloatArray | None) -> FloatArray:
+        """Return T_F + T_B - T_W of T_F + T_B + T_W: the gradients of weights fill the rest."""
+        if weight_s is None:
+            return microbatch_s
+        return np.maximum(microbatch_s - 2.0 * weight_s, 0.0)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Gradients of weights always run apart."""
+        return True
+
+
+ZERO_BUBBLE = ZeroBubbleH1()

@@ -12,8 +12,8 @@ class HostLinks:
     """What one host's flows share.
 
     Attributes:
-        nic_bytes_per_s: Of the network card, in each direction: it is full duplex.
-        link_bytes_per_s: Of the links inside the host, shared by all flows that stay there.
+        nic_bytes_per_s: Bandwidth of the network card in each direction: it is full duplex.
+        link_bytes_per_s: Bandwidth of the links inside the host, which all flows that stay there share.
     """
 
     nic_bytes_per_s: float
@@ -28,7 +28,7 @@ class Flow(NamedTuple):
         destination: Index of a host; the same one for a flow through the links inside it.
         num_bytes: Bytes to move.
         latency_s: Seconds before the first byte moves; nothing is occupied meanwhile.
-        limit_bytes_per_s: What the flow cannot exceed even alone, as the link of one device.
+        limit_bytes_per_s: The rate that the flow cannot exceed even alone, as the link of one device.
     """
 
     source: int
@@ -42,10 +42,10 @@ class Transfer(NamedTuple):
     """A message from one mesh to another; it arrives when its last flow ends.
 
     Attributes:
-        name: For people.
+        name: The name for messages.
         source: Mesh whose action makes it.
         destination: Mesh whose actions wait for it.
-        flows: What moves, all at once; none for a message that arrives when it is made.
+        flows: The flows, all at once; none for a message that arrives when it is made.
         blocking: Whether sender and receiver do nothing else meanwhile.  The transfer starts when
             neither is in the midst of an action; the sender waits for that, and goes on after it.
         source_end_bytes: Change of the source's memory when the transfer ends (a freed buffer is
@@ -66,7 +66,7 @@ class Action(NamedTuple):
     """Something that a mesh does; it does one at a time, in the order of its stream.
 
     Attributes:
-        name: For people.
+        name: The name for messages.
         duration_s: Seconds.
         waits: Indices of transfers that must have arrived before it starts.
         makes: Indices of transfers that are ready when it ends.

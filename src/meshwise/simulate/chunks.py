@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwise.cluster.spec import Cluster
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.flows import flows_between, host_links
 from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
@@ -27,17 +27,17 @@ class Chunk:
     """One run of layers on one mesh.
 
     Attributes:
-        forward_s: Of one micro-batch.
-        backward_s: Of one micro-batch, recomputation included.
-        once_s: Once a step.
-        resident_bytes: Held all the time by one device.
-        microbatch_bytes: Held for each micro-batch in flight.
-        temporary_bytes: On top at the peak.
-        forward_gather_s: To gather an activation that another mesh sent, before its forward pass.
+        forward_s: Seconds of the forward pass of one micro-batch.
+        backward_s: Seconds of its backward pass, recomputation included.
+        once_s: Seconds of what is done once a step.
+        resident_bytes: Bytes that one device holds all the time.
+        microbatch_bytes: Bytes held for each micro-batch in flight.
+        temporary_bytes: Bytes on top of that at the peak.
+        forward_gather_s: Seconds to gather an activation that another mesh sent, before its forward pass.
         backward_gather_s: The same of a cotangent.
         weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
             for half of it.
-        weight_bytes: Held for each micro-batch between the two; None for `microbatch_bytes`.
+        weight_bytes: Bytes held for each micro-batch between the two; None for `microbatch_bytes`.
     """
 
     forward_s: float
@@ -64,39 +64,24 @@ class Chunk:
 
 def simulate_chunks(
     cluster: Cluster,
-    schedule: str,
-    num_microbatches: int,
+    table: Schedule,
     chunks: Sequence[Chunk],
     meshes: Sequence[tuple[Sequence[int], int]],
-    crossing_bytes: Sequence[float],
+    crossing_bytes: Sequence[tuple[float, float]],
     *,
     hides_transfers: bool,
-    back_bytes: Sequence[float] | None = None,
-    delays: Sequence[int] = (),
 ) -> Timeline:
-    """One step on a cluster.
+    """Return what one step does on a cluster, and when.
 
     Args:
-        cluster: Where it runs.
-        schedule: Its name in `schedules.registry`.
-        num_microbatches: B.
-        chunks: In the order of the layers.
+        cluster: The cluster on which it runs.
+        table: Who runs what in which order; its stages are the chunks.
+        chunks: The costs of the chunks, in the order of the layers.
         meshes: Hosts of each mesh, and its devices of each host.
-        crossing_bytes: Bytes of one micro-batch that pass after each chunk but the last.
+        crossing_bytes: For each chunk but the last the bytes of one micro-batch that pass after it,
+            and those that come back there.
         hides_transfers: Whether transfers between stages run beside computation.
-        back_bytes: Of one micro-batch that come back there; None: as many as pass.
-        delays: For each mesh by how many half steps its gradients of weights are delayed.
-
-    Raises:
-        PlanError: the schedule does not allow these sizes.
     """
-    table = make_schedule(
-        schedule,
-        num_stages=len(chunks),
-        num_microbatches=num_microbatches,
-        num_meshes=len(meshes),
-        delays=delays,
-    )
     places = [k % len(meshes) for k in range(len(chunks))]
     boundaries = [
         StageBoundary(
@@ -105,8 +90,8 @@ def simulate_chunks(
             forward=StageCrossing(flows=flows_between(cluster, meshes[a], meshes[b], there)),
             backward=StageCrossing(flows=flows_between(cluster, meshes[b], meshes[a], back)),
         )
-        for k, ((a, b), there, back) in enumerate(
-            zip(pairwise(places), crossing_bytes, back_bytes or crossing_bytes, strict=True)
+        for k, ((a, b), (there, back)) in enumerate(
+            zip(pairwise(places), crossing_bytes, strict=True)
         )
         if a != b
     ]
@@ -120,7 +105,7 @@ def simulate_chunks(
 
 
 def stage_cost(chunk: Chunk) -> StageCost:
-    """A chunk as the simulator takes it."""
+    """Return a chunk as the simulator takes it."""
     temporary = round(chunk.temporary_bytes)
     weight_s = _WEIGHT_SHARE * chunk.backward_s if chunk.weight_s is None else chunk.weight_s
     return StageCost(

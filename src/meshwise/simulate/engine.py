@@ -31,7 +31,7 @@ class MemoryStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """When everything happened.
+    """The times of everything that happened.
 
     Attributes:
         start_s: For each mesh the start of each action of its stream.
@@ -39,7 +39,7 @@ class EngineRun:
         transfer_start_s: For each transfer its start; NaN if no action makes it.
         transfer_end_s: For each transfer when it arrived; NaN if no action makes it.
         memory: For each mesh its memory over time, the first step at 0.
-        makespan_s: When the last action or transfer ended.
+        makespan_s: Seconds until the last action or transfer ended.
     """
 
     start_s: tuple[tuple[float, ...], ...]
@@ -56,7 +56,7 @@ def run_streams(
     hosts: Sequence[HostLinks],
     resident_bytes: Sequence[int] | None = None,
 ) -> EngineRun:
-    """Simulate.
+    """Simulate what meshes do and send.
 
     Args:
         streams: For each mesh its actions in order.
@@ -133,7 +133,7 @@ class _Engine:
             raise ProgramError(self._deadlock())
 
     def result(self) -> EngineRun:
-        """What happened."""
+        """Return what happened."""
         last = [ends[-1] for ends in self.ends if ends]
         last += [end for end in self.transfer_end if not math.isnan(end)]
         return EngineRun(
@@ -152,7 +152,7 @@ class _Engine:
     # Starts.
 
     def _start(self, now: float) -> None:
-        """Whatever can start at this instant."""
+        """Start whatever can start at this instant."""
         if self.pending:
             self.pending = [i for i in self.pending if not self._start_blocking(i, now)]
         if self.touched:
@@ -164,7 +164,7 @@ class _Engine:
             self._push(time_s, _FLOW, flow, version)
 
     def _start_action(self, mesh: int, now: float) -> None:
-        """The next action of a mesh, if it can."""
+        """Start the next action of a mesh, if it can."""
         stream, position = self.streams[mesh], len(self.starts[mesh])
         if self.computing[mesh] or self.blocked[mesh] or position == len(stream):
             return
@@ -179,7 +179,7 @@ class _Engine:
         self._push(now + action.duration_s, _ACTION, mesh)
 
     def _start_blocking(self, index: int, now: float) -> bool:
-        """A blocking transfer, if neither of its meshes is computing."""
+        """Start a blocking transfer if neither of its meshes computes; return whether it did."""
         transfer = self.transfers[index]
         if self.computing[transfer.source] or self.computing[transfer.destination]:
             return False

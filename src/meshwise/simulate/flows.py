@@ -9,7 +9,7 @@ from meshwise.simulate.actions import Flow, HostLinks
 
 
 def host_links(cluster: Cluster) -> list[HostLinks]:
-    """Links of every host, for the simulator."""
+    """Return links of every host, for the simulator."""
     hosts = [cluster.host_at(h) for h in range(cluster.num_hosts)]
     return [
         HostLinks(
@@ -26,7 +26,7 @@ def flows_between(
     destination: tuple[Sequence[int], int],
     num_bytes: float,
 ) -> tuple[Flow, ...]:
-    """Each byte once, spread evenly over the hosts of both sides.
+    """Return flows that carry each byte once, spread evenly over the hosts of both sides.
 
     A flow is no faster than the devices that send and receive it.
 
@@ -34,7 +34,7 @@ def flows_between(
         cluster: The cluster.
         source: Hosts of the sender, and devices of each.
         destination: Hosts of the receiver, and devices of each.
-        num_bytes: Of one micro-batch in one direction.
+        num_bytes: Bytes of one micro-batch in one direction.
     """
     (left, send), (right, receive) = source, destination
     count = max(len(left), len(right))

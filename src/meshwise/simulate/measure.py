@@ -11,16 +11,25 @@ Interval = tuple[float, float]
 
 
 def busy_s(streams: Sequence[Sequence[Action]]) -> tuple[float, ...]:
-    """For each mesh the seconds of all its actions."""
+    """Return for each mesh the seconds of all its actions.
+
+    Args:
+        streams: For each mesh its actions.
+    """
     return tuple(sum((action.duration_s for action in stream), 0.0) for stream in streams)
 
 
 def exposed_s(
     streams: Sequence[Sequence[Action]], transfers: Sequence[Transfer], run: EngineRun
 ) -> tuple[float, ...]:
-    """For each mesh the seconds that it idles while a transfer runs that it waits for.
+    """Return for each mesh the seconds that it idles while a transfer runs that it waits for.
 
     It waits for the transfers that its next action needs, and for blocking ones from it or to it.
+
+    Args:
+        streams: For each mesh its actions.
+        transfers: All transfers.
+        run: The times of everything that happened.
     """
     blocking: list[list[Interval]] = [[] for _ in streams]
     for transfer, start, end in zip(
@@ -57,7 +66,13 @@ def _exposed(
 
 
 def covered(intervals: Sequence[Interval], start: float, end: float) -> float:
-    """How much of the time from `start` to `end` the intervals cover together."""
+    """Return how much of the time from `start` to `end` the intervals cover together.
+
+    Args:
+        intervals: Pairs of start and end, in seconds.
+        start: The start of the time, in seconds.
+        end: Its end.
+    """
     total, at = 0.0, start
     for first, last in sorted(intervals):
         first, last = max(first, at), min(last, end)

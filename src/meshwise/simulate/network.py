@@ -33,7 +33,7 @@ class Finish(NamedTuple):
 def fair_rates(
     paths: Sequence[Sequence[int]], limits: Sequence[float], capacities: Sequence[float]
 ) -> list[float]:
-    """Max-min fair rates: no flow can get more without taking from one that has no more.
+    """Return rates with which no flow can get more without taking from one that has no more.
 
     All rates grow together; when a port is full, or a flow at its limit, those flows are fixed.
 
@@ -131,7 +131,7 @@ class SharedNetwork:
         return number
 
     def is_current(self, number: int, version: int) -> bool:
-        """Whether a `Finish` still holds."""
+        """Return whether a `Finish` still holds."""
         return self._versions[number] == version
 
     def end(self, number: int) -> None:
@@ -143,7 +143,11 @@ class SharedNetwork:
                 self._changed[port] = None
 
     def settle(self, now_s: float) -> list[Finish]:
-        """New ends of the flows whose rates change with what began and ended since last time."""
+        """Return new ends of the flows whose rates change since the last time.
+
+        Args:
+            now_s: The time of the simulation, in seconds.
+        """
         finishes: list[Finish] = []
         seen: set[int] = set()
         for port in self._changed:
@@ -160,7 +164,7 @@ class SharedNetwork:
         return finishes
 
     def _connected(self, port: int, seen: set[int]) -> list[int]:
-        """Flows that share a port with those at `port`, directly or through others."""
+        """Return flows that share a port with those at `port`, directly or through others."""
         if port in seen:
             return []
         seen.add(port)

@@ -22,7 +22,7 @@ def simulate_pipeline(
     *,
     overlap: bool = True,
 ) -> Timeline:
-    """One step.
+    """Return what one step does, and when.
 
     A mesh runs its tasks in order; then, for each of its stages, the gradients are reduced and
     applied.  A task starts when its mesh is free and every transfer to it has arrived.  A stage
@@ -31,7 +31,7 @@ def simulate_pipeline(
     Args:
         schedule: Who runs what in which order; verified.
         stages: For each stage its costs.
-        boundaries: What passes between stages; several may join the same two.
+        boundaries: The values that pass between stages; several may join the same two.
         hosts: Links of the hosts that the flows name.
         overlap: Whether meshes compute while transfers run; else sender and receiver stop for
             each transfer, as in plain 1F1B.
@@ -85,7 +85,7 @@ class _Wires(NamedTuple):
 
 
 def _wires(schedule: Schedule, boundaries: Sequence[StageBoundary], overlap: bool) -> _Wires:
-    """Transfers of every boundary and micro-batch."""
+    """Return the transfers of every boundary and micro-batch."""
     joined = {(b.source, b.destination) for b in boundaries}
     steps = [(s, s + 1) for s in range(schedule.num_stages - 1) if (s, s + 1) not in joined]
     every = [*boundaries, *(StageBoundary(source=s, destination=d) for s, d in steps)]
@@ -146,7 +146,7 @@ class _Cost(NamedTuple):
 
 
 def _task_costs(stage: StageCost, schedule: Schedule) -> dict[str, _Cost]:
-    """By kind."""
+    """Return the cost of a task of each kind."""
     held, later = stage.held_bytes, stage.weight_held_bytes
     freed = held if schedule.forward_only else 0
     forward = _Cost(stage.forward_s, held, stage.forward_temporary_bytes, freed)
@@ -162,7 +162,7 @@ def _task_costs(stage: StageCost, schedule: Schedule) -> dict[str, _Cost]:
 def _actions(
     schedule: Schedule, stages: Sequence[StageCost], mesh: int, wires: _Wires
 ) -> list[Action]:
-    """The stream of one mesh."""
+    """Return the stream of one mesh."""
     here = _stages_of(schedule, mesh)
     costs = {stage: _task_costs(stages[stage], schedule) for stage in here}
     actions: list[Action] = []
@@ -194,7 +194,7 @@ def _stages_of(schedule: Schedule, mesh: int) -> list[int]:
 
 
 def _events(schedule: Schedule, run: EngineRun) -> tuple[Event, ...]:
-    """What the meshes did; what took no time once a step is left out."""
+    """Return what the meshes did; what took no time once a step is left out."""
     events: list[Event] = []
     for mesh, tasks in enumerate(schedule.tasks):
         starts, ends = run.start_s[mesh], run.end_s[mesh]
@@ -213,7 +213,7 @@ def _events(schedule: Schedule, run: EngineRun) -> tuple[Event, ...]:
 
 
 def _transfer_events(wires: _Wires, run: EngineRun) -> tuple[TransferEvent, ...]:
-    """What moved, in order of start."""
+    """Return what moved, in order of start."""
     events: list[TransferEvent] = []
     for index, (transfer, (maker, taker)) in enumerate(
         zip(wires.transfers, wires.ends, strict=True)

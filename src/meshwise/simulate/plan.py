@@ -11,8 +11,10 @@ from meshwise.plan.places import check_places, device_memory_bytes, placed
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.device_memory import mesh_memory_bytes, too_large
-from meshwise.schedules import gpipe
+from meshwise.schedules.delay import with_delays
+from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays
@@ -20,12 +22,12 @@ from meshwise.simulate.weight_delays import asked_delays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a simulation does otherwise than the plan; None: as the plan.
+    """Differences between a simulation and the plan; None where there is none.
 
     Attributes:
-        cluster: Where it runs: other links and memory; the times of stages stay those of the plan.
-        schedule: Who runs what in which order.
-        num_microbatches: In how many parts the same batch runs; times and bytes of one in
+        cluster: The cluster on which it runs: other links and memory, the same times of stages.
+        schedule: The schedule in place of the plan's.
+        num_microbatches: Parts in which the same batch runs; times and bytes of one are in
             proportion to its rows.
     """
 
@@ -39,14 +41,14 @@ class Simulation:
     """One simulated step of a plan.
 
     Attributes:
-        cluster: Where it ran.
-        schedule: Its name in `schedules.registry`.
-        num_microbatches: B.
-        stages: With the times and bytes that were simulated.
-        mesh_of_stage: For each stage its mesh.
-        memory_bytes: For each mesh what a device has.
-        timeline: What happened.
-        notes: What was taken for granted.
+        cluster: The cluster on which it ran.
+        schedule: The name of the schedule in `schedules.registry`.
+        num_microbatches: Micro-batches of the step.
+        stages: The stages, with the times and bytes that were simulated.
+        mesh_of_stage: The mesh of each stage.
+        memory_bytes: For each mesh the memory of a device.
+        timeline: The timeline of the step.
+        notes: Texts that say what was taken for granted.
     """
 
     cluster: Cluster
@@ -59,7 +61,7 @@ class Simulation:
     notes: tuple[str, ...]
 
     def stages_of(self, mesh: int) -> tuple[Stage, ...]:
-        """The stages of a mesh."""
+        """Return the stages of a mesh."""
         pairs = zip(self.mesh_of_stage, self.stages, strict=True)
         return tuple(stage for m, stage in pairs if m == mesh)
 
@@ -79,7 +81,7 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
 
     Args:
         plan: The plan.
-        changes: What is otherwise than in the plan.
+        changes: The differences from the plan; none by default.
 
     Raises:
         PlanError: the cluster has no place for the stages, the schedule or the number of
@@ -95,32 +97,40 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
     check_places(plan.stages, cluster)
     if plan.schedule == ONE_PROGRAM:
         return _one_program(plan, cluster, changes)
-    schedule, hides, delays = plan.schedule, plan.hides_transfers, plan.delays
+    hides = plan.hides_transfers
     count = changes.num_microbatches or plan.num_microbatches
     if plan.batch_size % count:
         raise PlanError(f"{count} micro-batches do not divide the batch of {plan.batch_size}")
     stages = plan.stages
     if count != plan.num_microbatches:
         stages = tuple(_cut_into(s, plan.num_microbatches, count) for s in plan.stages)
-    if changes.schedule is not None:
+    if changes.schedule is None:
+        table = make_schedule(
+            plan.schedule,
+            num_stages=len(stages),
+            num_microbatches=count,
+            num_meshes=plan.num_meshes,
+            delays=plan.delays,
+        )
+    else:
         chunks = changes.schedule.chunks
         if len(stages) != chunks * plan.num_meshes:
             raise PlanError(
                 f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "
                 f"{len(stages)} stages on {plan.num_meshes} meshes; plan with that schedule"
             )
-        schedule, hides = changes.schedule.table_name, changes.schedule.hides_transfers
+        hides = changes.schedule.hides_transfers
         delays = asked_delays(changes.schedule, stages, cluster, count)
+        table = changes.schedule.table(len(stages), count, plan.num_meshes)
+        table = with_delays(table, delays) if delays else table
     return Simulation(
         cluster=cluster,
-        schedule=schedule,
+        schedule=table.name,
         num_microbatches=count,
         stages=stages,
         mesh_of_stage=plan.mesh_of_stage,
         memory_bytes=_memory_bytes(plan, changes.cluster),
-        timeline=simulate_stages(
-            stages, cluster, schedule, count, hides_transfers=hides, delays=delays
-        ),
+        timeline=simulate_stages(stages, cluster, table, hides_transfers=hides),
         notes=tuple(_notes(plan, cluster, count)),
     )
 
@@ -132,7 +142,7 @@ def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simula
             "the step runs as one program on one mesh, micro-batches in a loop inside; plan again "
             "for another number of them, or for a schedule with stages"
         )
-    timeline = simulate_stages(plan.stages, cluster, gpipe.NAME, 1, hides_transfers=False)
+    timeline = simulate_stages(plan.stages, cluster, GPIPE.table(1, 1, 1), hides_transfers=False)
     return Simulation(
         cluster=cluster,
         schedule=plan.schedule,
@@ -146,7 +156,7 @@ def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simula
 
 
 def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
-    """The stage with other micro-batches; what is not of rows alone is never taken smaller."""
+    """Return the stage with other micro-batches; what not only rows decide never gets less."""
     ratio, late = planned / count, stage.weights
     return replace(
         stage,
@@ -165,7 +175,7 @@ def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
 
 
 def _memory_bytes(plan: PlanRecord, other: Cluster | None) -> tuple[int, ...]:
-    """What a device of each mesh has: the least of its hosts on another cluster."""
+    """Return what a device of each mesh has: the least of its hosts on another cluster."""
     if other is None:
         return mesh_memory_bytes(plan)
     return tuple(device_memory_bytes(stage, other) for stage in one_a_mesh(plan.stages))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.places import placed
 from meshwise.plan.stage import Stage
+from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.chunks import Chunk, simulate_chunks
 from meshwise.simulate.timeline import Timeline
 
@@ -14,40 +15,35 @@ from meshwise.simulate.timeline import Timeline
 def simulate_stages(
     stages: Sequence[Stage],
     cluster: Cluster,
-    schedule: str,
-    num_microbatches: int,
+    table: Schedule,
     *,
     hides_transfers: bool,
-    delays: Sequence[int] = (),
 ) -> Timeline:
-    """One step of stages that have a place in the cluster.
+    """Return what one step of stages that have a place in the cluster does, and when.
 
     Args:
         stages: The stages.
-        cluster: Where they run.
-        schedule: Its name in `schedules.registry`.
-        num_microbatches: B.
+        cluster: The cluster on which they run.
+        table: Who runs what in which order.
         hides_transfers: Whether transfers run beside computation.
-        delays: For each stage by how many half steps its gradients of weights are delayed.
-
-    Raises:
-        PlanError: the schedule does not allow these sizes.
     """
     places = [placed(stage, cluster) for stage in one_a_mesh(stages)]
     return simulate_chunks(
         cluster,
-        schedule,
-        num_microbatches,
+        table,
         [chunk_of(stage) for stage in stages],
         [(place.hosts, place.num_devices) for place in places],
-        [stage.send_bytes for stage in stages[:-1]],
+        [(stage.send_bytes, stage.send_bytes) for stage in stages[:-1]],
         hides_transfers=hides_transfers,
-        delays=delays,
     )
 
 
 def one_a_mesh(stages: Sequence[Stage]) -> list[Stage]:
-    """The first stage of each mesh."""
+    """Return the first stage of each mesh.
+
+    Args:
+        stages: The stages of a pipeline.
+    """
     found: dict[int, Stage] = {}
     for stage in stages:
         found.setdefault(stage.first_device, stage)
@@ -55,7 +51,7 @@ def one_a_mesh(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def chunk_of(stage: Stage) -> Chunk:
-    """A stage as the simulator takes it."""
+    """Return a stage as the simulator takes it."""
     return Chunk(
         forward_s=stage.forward_s,
         backward_s=stage.backward_s,

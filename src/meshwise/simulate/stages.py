@@ -20,10 +20,10 @@ class StageCost:
         sync_s: Reduction of the gradients once a step, after the stage's last micro-batch.
         apply_s: Update by the optimizer, once a step, after that.
         resident_bytes: Parameters, optimizer state, gradients: held all the time.
-        held_bytes: Of each micro-batch, from the start of its forward to the end of its backward
+        held_bytes: Bytes of each micro-batch, from the start of its forward to the end of its backward
             (where the backward is split, of its activation gradient; without backward, of its
             forward).
-        weight_held_bytes: Of each micro-batch, from there to the end of its weight gradient, where
+        weight_held_bytes: Bytes of each micro-batch, from there to the end of its weight gradient, where
             the backward is split; None for as much as `held_bytes`.
         forward_temporary_bytes: While a forward runs, beyond what is held.
         backward_temporary_bytes: While a backward or activation gradient runs.
@@ -52,9 +52,9 @@ class StageCrossing:
 
     Attributes:
         flows: Between hosts, all at once; none if nothing has to move.
-        send_bytes: Of one device of the sender, from the end of the task that makes it to the end
+        send_bytes: Bytes of one device of the sender, from the end of the task that makes it to the end
             of the transfer, where `held_bytes` does not hold it anyway.
-        receive_bytes: Of one device of the receiver, from the start of the transfer to the start of
+        receive_bytes: Bytes of one device of the receiver, from the start of the transfer to the start of
             the task that takes it, which counts it as its own from there on.
     """
 

@@ -1,4 +1,4 @@
-"""What a step did and when, as simulated or as measured."""
+"""The timeline of a step, as simulated or as measured."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ONCE = -1
 
 
 class Event(NamedTuple):
-    """One thing that a mesh did.
+    """A task, or a part of the update, that a mesh ran.
 
     Attributes:
-        mesh: Which mesh.
+        mesh: The number of the mesh.
         kind: `F`, `B`, `W`, `sync` (of gradients, once a step) or `apply` (the optimizer).
-        stage: Of which stage.
-        microbatch: Of which micro-batch; `ONCE` for `sync` and `apply`.
-        start_s: From the start of the step.
-        end_s: From the start of the step.
+        stage: The number of the stage.
+        microbatch: The number of the micro-batch; `ONCE` for `sync` and `apply`.
+        start_s: Seconds from the start of the step to its start.
+        end_s: Seconds from the start of the step to its end.
     """
 
     mesh: int
@@ -41,14 +41,14 @@ class TransferEvent(NamedTuple):
     """One micro-batch's tensors on their way from one stage to another.
 
     Attributes:
-        source_mesh: Sender.
-        destination_mesh: Receiver.
-        source_stage: Whose result it is.
-        destination_stage: Who waits for it; the lower stage if it is a gradient.
-        microbatch: Of which micro-batch.
-        num_bytes: Of all flows together.
-        start_s: From the start of the step, latency included.
-        end_s: From the start of the step.
+        source_mesh: The mesh that sends.
+        destination_mesh: The mesh that receives.
+        source_stage: The stage whose result it is.
+        destination_stage: The stage that waits for it; the lower one if it is a gradient.
+        microbatch: The number of the micro-batch.
+        num_bytes: Bytes of all flows together.
+        start_s: Seconds from the start of the step to its start, its latency included.
+        end_s: Seconds from the start of the step to its end.
     """
 
     source_mesh: int
@@ -63,11 +63,11 @@ class TransferEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step.
+    """The timeline of one step.
 
     Attributes:
-        step_time_s: Until the last mesh is done and the last transfer has arrived.
-        bubble_share: Share of all meshes' time in which they do nothing, 0 to 1; waiting for
+        step_time_s: Seconds until the last mesh is done and the last transfer has arrived.
+        bubble_share: Share of all meshes' time in which they do nothing, 0 to 1; to wait for
             transfers is nothing.
         busy_s: For each mesh the seconds in which it works.
         exposed_s: For each mesh the seconds in which it idles while a transfer runs that it

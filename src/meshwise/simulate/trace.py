@@ -10,10 +10,12 @@ microseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from meshwise.simulate.timeline import ONCE, Timeline, TransferEvent
+
+_Record: TypeAlias = dict[str, object]
 
 _COMPUTE = 0
 # Threads of one mesh: 0 computes, from these on the lanes of each direction.
@@ -21,8 +23,12 @@ _FIRST_LANE = {"send": 1, "receive": 1001}
 
 
 def chrome_trace(timeline: Timeline) -> str:
-    """The trace as JSON; equal timelines give equal text."""
-    events: list[dict[str, Any]] = []
+    """Return the trace as JSON; equal timelines give equal text.
+
+    Args:
+        timeline: A step, simulated or measured.
+    """
+    events: list[_Record] = []
     for mesh in range(len(timeline.memory)):
         events.append(_named("process_name", mesh, _COMPUTE, f"mesh {mesh}"))
         events.append(_named("thread_name", mesh, _COMPUTE, "compute"))
@@ -52,9 +58,9 @@ def chrome_trace(timeline: Timeline) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
-def _lanes(way: str, mesh: int, transfers: Sequence[TransferEvent]) -> list[dict[str, Any]]:
-    """Slices of one direction, each in the first lane that is free when it starts."""
-    slices: list[dict[str, Any]] = []
+def _lanes(way: str, mesh: int, transfers: Sequence[TransferEvent]) -> list[_Record]:
+    """Return slices of one direction, each in the first lane that is free when it starts."""
+    slices: list[_Record] = []
     free_ns: list[int] = []
     for t in transfers:
         start = _ns(t.start_s)
@@ -81,13 +87,13 @@ def _lanes(way: str, mesh: int, transfers: Sequence[TransferEvent]) -> list[dict
 
 
 def _ns(seconds: float) -> int:
-    """Whole nanoseconds, so that what touches still touches after rounding."""
+    """Return whole nanoseconds, so that what touches still touches after rounding."""
     return round(seconds * 1e9)
 
 
 def _slice(
-    name: str, mesh: int, thread: int, start_s: float, end_s: float, args: dict[str, Any]
-) -> dict[str, Any]:
+    name: str, mesh: int, thread: int, start_s: float, end_s: float, args: Mapping[str, object]
+) -> _Record:
     start = _ns(start_s)
     return {
         "ph": "X",
@@ -100,5 +106,5 @@ def _slice(
     }
 
 
-def _named(what: str, mesh: int, thread: int, name: str) -> dict[str, Any]:
+def _named(what: str, mesh: int, thread: int, name: str) -> _Record:
     return {"ph": "M", "name": what, "pid": mesh, "tid": thread, "args": {"name": name}}

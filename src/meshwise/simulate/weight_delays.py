@@ -10,7 +10,6 @@ from meshwise.plan.stage import Stage
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
-from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 
@@ -21,52 +20,50 @@ _SAME = 1e-9
 def asked_delays(
     schedule: PipelineSchedule, stages: Sequence[Stage], cluster: Cluster, count: int
 ) -> tuple[int, ...]:
-    """By how many half steps each stage delays its gradients of weights: as little as suffices.
+    """Return the half steps by which each stage delays its gradients of weights: as few as suffice.
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
     those with which it is shortest.  Longer delays than fit into memory are not looked at.
 
     Args:
-        schedule: What is asked; without delays for none.
+        schedule: The schedule that is asked for; one that does not delay weights gives no delays.
         stages: The stages.
-        cluster: Where they run.
-        count: B.
+        cluster: The cluster on which they run.
+        count: Micro-batches of a step.
 
     Source: FACTS section 3 (AlpaComm), with uneven stages and the cluster's own links.
     """
     if not schedule.delays_weights:
         return ()
 
-    def step_s(k: int, stages: Sequence[Stage]) -> float:
-        return simulate_stages(
-            stages,
-            cluster,
-            schedule.table_name,
-            count,
-            hides_transfers=schedule.hides_transfers,
-            delays=spread_delays(k, len(stages)),
-        ).step_time_s
+    whole = schedule.table(len(stages), count, len(stages))
 
-    table = make_schedule(
-        schedule.table_name, num_stages=len(stages), num_microbatches=count, num_meshes=len(stages)
-    )
-    enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
-    best, least = 0, step_s(0, stages)
+    def delayed(k: int) -> Schedule:
+        return with_delays(whole, spread_delays(k, len(stages)))
+
+    def step_s(table: Schedule, stages: Sequence[Stage]) -> float:
+        hides = schedule.hides_transfers
+        return simulate_stages(stages, cluster, table, hides_transfers=hides).step_time_s
+
+    at_once = delayed(0)
+    enough = step_s(at_once, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
+    best, least = 0, step_s(at_once, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
-        if least <= enough or not fits(stages, with_delays(table, spread_delays(k, len(stages)))):
+        table = delayed(k)
+        if least <= enough or not fits(stages, table):
             break
-        now = step_s(k, stages)
+        now = step_s(table, stages)
         if now < least * (1 - _SAME):
             best, least = k, now
     return tuple(spread_delays(best, len(stages)))
 
 
 def fits(stages: Sequence[Stage], schedule: Schedule) -> bool:
-    """Whether what waits for gradients of weights fits, as far as it is known.
+    """Return whether what waits for gradients of weights fits, as far as it is known.
 
     Args:
-        stages: Of the pipeline.
+        stages: The stages of the pipeline.
         schedule: It splits the backward pass.
     """
     return all(
@@ -82,7 +79,7 @@ def at_most_held(stage: Stage, schedule: Schedule, number: int) -> Stage:
     Args:
         stage: The stage, its gradients of weights apart.
         schedule: It splits the backward pass.
-        number: Of the stage.
+        number: The number of the stage.
     """
     late = stage.weights
     assert late is not None

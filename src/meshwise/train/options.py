@@ -9,7 +9,6 @@ from typing import Any, Literal
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
 from meshwise.models.gpt_sizes import BYTES, gpt_config
-from meshwise.request.methods import PipelineScheduleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ class TrainOptions:
     mesh: tuple[int, ...] | None = None
     microbatches: int | Literal["auto"] | None = None
     stages: int | Literal["auto"] | None = None
-    schedule: PipelineScheduleName | None = None
+    schedule: str | None = None
     memory_bytes: int | None = None
     cluster: Cluster | None = None
     dump_ilp: Path | None = None

@@ -28,7 +28,6 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Remat, Stage
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
-from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.timeline import Timeline
@@ -121,12 +120,7 @@ def finished(
     if schedule.chunks == 1 and not is_placed:
         first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
     num_meshes = len(set(first))
-    table = make_schedule(
-        schedule.table_name,
-        num_stages=len(chosen),
-        num_microbatches=count,
-        num_meshes=num_meshes,
-    )
+    table = schedule.table(len(chosen), count, num_meshes)
     splits_backward = table.splits_backward or schedule.delays_weights
     known = _KnownLayers()
     stages = tuple(
@@ -143,10 +137,8 @@ def finished(
     timeline = simulate_stages(
         stages,
         cluster,
-        schedule.table_name,
-        count,
+        table,
         hides_transfers=schedule.hides_transfers,
-        delays=delays,
     )
 
     def piece(number: int, layer: Layer) -> PieceGraph:

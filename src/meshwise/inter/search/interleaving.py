@@ -40,7 +40,6 @@ from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
-from meshwise.schedules.registry import make_schedule
 from meshwise.units import bytes_text
 
 # How often more memory is tried to say how much suffices.
@@ -95,7 +94,7 @@ def interleaved_pipelines(
     """
     if cluster.is_mixed:
         raise PlanError(
-            f"schedule interleaved-1f1b needs equal hosts; those of {cluster.name} differ; choose "
+            f"schedule {schedule.name} needs equal hosts; those of {cluster.name} differ; choose "
             "another schedule"
         )
     ranked, fitting, found = _most_promising(cluster, options, schedule, costs, report, most)
@@ -145,7 +144,7 @@ def _most_promising(
 
     The least bound is looked at more closely, until it is the time of a plan.
     """
-    shapes = _shapes(cluster, options, schedule.chunks, len(costs.source.classes))
+    shapes = _shapes(cluster, options, schedule, len(costs.source.classes))
     serving = {count: bounds_of(count, sorted({c for _, _, c in shapes})) for _, _, count in shapes}
     numbers = itertools.count()
     waiting: list[_Waiting] = []
@@ -158,7 +157,7 @@ def _most_promising(
         bounds = costs.bounds(ways[0].mesh, remat, of)
         if bounds is None:
             return
-        bound_s = _bound_s(bounds, num_meshes, count, schedule.chunks)
+        bound_s = _bound_s(bounds, num_meshes, count, schedule)
         heapq.heappush(waiting, _Waiting(bound_s, next(numbers), shape, ways, rough))
 
     for shape in shapes:
@@ -194,20 +193,25 @@ def _most_promising(
     return ranked, fitting, found
 
 
-def _bound_s(bounds: RunBounds, num_meshes: int, count: int, chunks: int) -> float:
+def _bound_s(bounds: RunBounds, num_meshes: int, count: int, schedule: PipelineSchedule) -> float:
     """Seconds that no pipeline takes less than by the closed form, however the layers are cut."""
-    stages = num_meshes * chunks
+    stages, share = num_meshes * schedule.chunks, _fill_share(schedule)
     slowest, _ = least_cost(bounds.loop_s, stages, np.maximum)
     busy, _ = least_cost(bounds.loop_s, stages, np.add)
-    steady = count - 1 / chunks
-    return (busy / chunks + steady * max(busy / num_meshes, slowest)) / count
+    steady = count - share
+    return (busy * share + steady * max(busy / num_meshes, slowest)) / count
+
+
+def _fill_share(schedule: PipelineSchedule) -> float:
+    """Return the share of a micro-batch's time that shows while the pipeline fills and drains."""
+    return float(schedule.fill_s(np.ones(()), None))
 
 
 def _shapes(
-    cluster: Cluster, options: SearchOptions, chunks: int, num_layers: int
+    cluster: Cluster, options: SearchOptions, schedule: PipelineSchedule, num_layers: int
 ) -> list[tuple[SubmeshKind, int, int]]:
     """Meshes that fill the cluster in turns, and numbers of micro-batches that they divide."""
-    counts = microbatch_counts(options)
+    counts, chunks = microbatch_counts(options), schedule.chunks
     kinds = {
         cluster.num_devices // kind.num_devices: kind
         for kind in cluster.submesh_kinds()
@@ -218,11 +222,11 @@ def _shapes(
         for n, kind in sorted(kinds.items())
         if n > 1 and n * chunks <= num_layers and options.num_stages in (None, n * chunks)
         for count in counts
-        if count % n == 0
+        if schedule.allows(n, count)
     ]
     if not found:
         raise PlanError(
-            f"schedule interleaved-1f1b with {chunks} stages a mesh: no {_asked(options)} on "
+            f"schedule {schedule.name} with {chunks} stages a mesh: no {_asked(options)} on "
             f"{cluster.num_devices} devices of {cluster.name} with {num_layers} layers; stages "
             f"must be {chunks} times as many as equal meshes ("
             f"{', '.join(str(n) for n in sorted(kinds) if n > 1) or 'there is one device only'}), "
@@ -257,19 +261,15 @@ def _interleaved(
         load[k % num_meshes] += float(busy[at]) + sent[k]
         once[k % num_meshes] += float(runs.once_s[at])
     slowest = max(range(num_meshes), key=load.__getitem__)
+    share = _fill_share(schedule)
     time = StepTime(
-        fill_s=sum(load) / schedule.chunks,
+        fill_s=sum(load) * share,
         transfer_s=0.0,
-        steady_s=(count - 1 / schedule.chunks) * load[slowest],
+        steady_s=(count - share) * load[slowest],
         once_s=max(once),
         bottleneck=slowest,
     )
-    table = make_schedule(
-        schedule.table_name,
-        num_stages=num_stages,
-        num_microbatches=count,
-        num_meshes=num_meshes,
-    )
+    table = schedule.table(num_stages, count, num_meshes)
     peaks: list[float] = []
     for mesh in range(num_meshes):
         mine = range(mesh, num_stages, num_meshes)

@@ -11,7 +11,7 @@ from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.microbatch_counts import microbatch_counts
 from meshwise.inter.search.pin_conflicts import fits
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 
 
 def remedies(

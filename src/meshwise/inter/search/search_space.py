@@ -18,7 +18,8 @@ from meshwise.inter.stages.stage_problem import FloatArray, StageCosts, StagePro
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat
-from meshwise.schedules.pipeline_schedule import SEARCHED, PipelineSchedule
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import SEARCHED
 
 # Prices of the whole memory of a device, in steps: what a plan may cost more to hold less.
 PRICES = (1e-3, 0.3)

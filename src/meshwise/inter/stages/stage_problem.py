@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwise.inter.stages.submeshes import StageSubmesh
-from meshwise.schedules.pipeline_schedule import ALPA, ONE_F_ONE_B, PipelineSchedule
+from meshwise.schedules.one_f_one_b import ALPA, ONE_F_ONE_B
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

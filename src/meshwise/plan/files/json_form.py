@@ -1,9 +1,9 @@
 """The JSON form of a plan: versioned, sorted, one operator a line, equal bytes for equal plans.
 
 Layouts are written as `graph.layout` prints them, decisions as `json_decision` does, once each;
-layers name them by number.  The cluster stands in it with all its numbers, as `cluster.read`
-documents them, so that a file is simulated without the planner and without the catalog.  What a
-number of micro-batches would take is null where nothing fits.
+layers name them by number.  The cluster stands in it with all its numbers, as
+`cluster.description.cluster_file` documents them, so that a file is simulated without the planner
+and without the catalog.  What a number of micro-batches would take is null where nothing fits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from meshwise.cluster.read import cluster_fields
+from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import Cluster
-from meshwise.cluster.write import cluster_table
 from meshwise.errors import ClusterError, PlanError
 from meshwise.graph.layout import layout_text
 from meshwise.plan.counts.collectives import Collective
@@ -50,7 +49,7 @@ def plan_to_json(plan: PlanRecord) -> str:
         "version": VERSION,
         "peak_bytes": plan.peak_bytes,
         "device_flop": float(plan.device_flop),
-        "cluster": None if plan.cluster is None else cluster_table(plan.cluster),
+        "cluster": None if plan.cluster is None else plan.cluster.table(),
         "stages": [_stage_json(stage) for stage in plan.stages],
         "decisions": [decision_json(decision) for decision in plan.decisions],
         "collectives": [fields(item) for item in plan.collectives],

@@ -1,0 +1,1 @@
+"""Operators that look at windows of their operand: convolutions and reductions of windows."""

@@ -1,0 +1,117 @@
+"""The collectives of a compiled program, as the plan counts them.
+
+Bytes are B of FACTS section 1: the tensor as its group sees it whole.  From one device's operand
+of b bytes in a group of n: all-reduce and reduce-scatter b; all-gather, all-to-all and permute
+n b.  Operands are used, never results, since asynchronous forms wrap their results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwise.runtime.hlo.groups import Groups, axis_groups, permute_groups, replica_groups
+from meshwise.runtime.hlo.module import Computation, HloInstruction, Module, parse_module
+from meshwise.runtime.hlo.walk import executed
+
+KINDS = {
+    "all-reduce": "all-reduce",
+    "reduce-scatter": "reduce-scatter",
+    "all-gather": "all-gather",
+    "all-to-all": "all-to-all",
+    "ragged-all-to-all": "all-to-all",
+    "collective-permute": "permute",
+    "collective-broadcast": "broadcast",
+}
+_WHOLE_OPERAND = ("all-reduce", "reduce-scatter", "broadcast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HloCollective:
+    """One collective instruction at one call site.
+
+    Attributes:
+        kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "permute"; also
+            "broadcast", which no plan of ours asks for.
+        group_size: Devices of one group; the largest if they differ.
+        groups: Device numbers, row-major over the mesh.
+        axes: Mesh axis positions, ascending, if the groups are those of mesh axes; else None.
+        num_bytes: B of FACTS section 1 for one group and one execution.
+        count: Executions in one run of the program.
+        name: Name of the instruction.
+        op_name: Where it comes from, as XLA's metadata say.
+    """
+
+    kind: str
+    group_size: int
+    groups: Groups
+    axes: tuple[int, ...] | None
+    num_bytes: int
+    count: int
+    name: str
+    op_name: str
+
+
+def hlo_collectives(
+    text: str | Module, mesh_sizes: Sequence[int], *, unknown_trip_count: int | None = None
+) -> tuple[HloCollective, ...]:
+    """Return the collectives of a program over more than one device, in text order of call sites.
+
+    Every branch of a conditional counts once.
+
+    Args:
+        text: Optimised HLO text, or the module read from it.
+        mesh_sizes: Sizes of the mesh axes, major to minor; device numbers are row-major.
+        unknown_trip_count: Trips of loops whose count the text does not tell.
+
+    Raises:
+        ProgramError: The text cannot be read, or a loop around a collective runs an unknown
+            number of times and `unknown_trip_count` is None.
+    """
+    module = parse_module(text) if isinstance(text, str) else text
+    num_devices = max(module.num_partitions * module.num_replicas, math.prod(mesh_sizes))
+    known = axis_groups(mesh_sizes)
+
+    def read(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
+        kind = collective_kind(instruction)
+        if kind is None:
+            return None
+        if kind == "permute":
+            groups, axes = permute_groups(instruction, mesh_sizes, known)
+        else:
+            groups = replica_groups(module, instruction, kind, num_devices)
+            axes = known.get(frozenset(frozenset(group) for group in groups))
+        group_size = max((len(group) for group in groups), default=1)
+        if group_size == 1:
+            return None
+        operand_bytes = _operand_bytes(computation, instruction)
+        return HloCollective(
+            kind=kind,
+            group_size=group_size,
+            groups=groups,
+            axes=axes,
+            num_bytes=operand_bytes * (1 if kind in _WHOLE_OPERAND else group_size),
+            count=1,
+            name=instruction.name,
+            op_name=instruction.op_name,
+        )
+
+    found = executed(module, read, unknown_trip_count=unknown_trip_count)
+    return tuple(replace(item.value, count=item.count) for item in found)
+
+
+def collective_kind(instruction: HloInstruction) -> str | None:
+    """Return the kind of a collective as in `HloCollective`; None for what moves nothing."""
+    opcode = instruction.opcode
+    if opcode == "send" and "_xla_send_recv_source_target_pairs" in instruction.attributes:
+        return "permute"  # XLA:GPU splits large permutes into send and recv.
+    # The -done half of an asynchronous pair moves nothing more.
+    return KINDS.get(opcode.removesuffix("-start"))
+
+
+def _operand_bytes(computation: Computation, instruction: HloInstruction) -> int:
+    shapes = computation.operand_shapes(instruction)
+    # `ragged-all-to-all` and `send` have their data first, then offsets or a token.
+    data = shapes[:1] if instruction.opcode in ("ragged-all-to-all", "send") else shapes
+    return sum(shape.num_bytes for operand in data for shape in operand)

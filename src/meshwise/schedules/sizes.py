@@ -1,0 +1,28 @@
+"""The sizes that no schedule can have."""
+
+from __future__ import annotations
+
+from meshwise.errors import PlanError
+
+
+def check_sizes(name: str, num_stages: int, num_microbatches: int, num_meshes: int) -> None:
+    """Check that there is something to do, and no mesh without a stage.
+
+    Args:
+        name: The schedule's name, for the message.
+        num_stages: Stages of the pipeline.
+        num_microbatches: Micro-batches of one step.
+        num_meshes: Meshes.
+
+    Raises:
+        PlanError: A number is below 1, or there are more meshes than stages.
+    """
+    for what, value in (
+        ("stages", num_stages),
+        ("micro-batches", num_microbatches),
+        ("meshes", num_meshes),
+    ):
+        if value < 1:
+            raise PlanError(f"schedule {name}: {value} {what}; at least 1 is needed")
+    if num_meshes > num_stages:
+        raise PlanError(f"schedule {name}: {num_meshes} meshes for {num_stages} stages")
