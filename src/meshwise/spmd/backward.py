@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from meshwise.graph.layout import Layout
 from meshwise.pieces.programs import PhaseProgram
 from meshwise.pieces.split_backward import split_backward
-from meshwise.program.names import Name
-from meshwise.spmd.layer import DeviceProgram, LayerLowering, coming_cotangents
-
-# For each activation the layers that send a cotangent of it, and how it comes; None: as wanted.
-Readers: TypeAlias = Mapping[Any, Mapping[int, Layout | None]]
+from meshwise.program.names import Cotangent, Local, Name, is_sum
+from meshwise.spmd.layer import DeviceProgram, LayerLowering, Readers, coming_cotangents
 
 
 def backward(lowering: LayerLowering, readers: Readers) -> DeviceProgram:
@@ -45,7 +42,7 @@ def gradient_and_weights(
     if not split.weights.outputs:
         return gradient, None
     late = {
-        leaves: [Name("total", leaves, layout)] if leaves in handed else coming[leaves]
+        leaves: [Name(Local("total", leaves), layout)] if leaves in handed else coming[leaves]
         for leaves, layout in wanted.items()
     }
     return gradient, _program(lowering, split.weights, late, is_last=True)
@@ -128,10 +125,10 @@ def _program(
     return DeviceProgram(
         inputs=tuple(inputs),
         outputs=(
-            *(Name("cotangent", v, layout) for v, layout in back.items()),
+            *(Name(Cotangent(v), layout) for v, layout in back.items()),
             *map(lowering.name, rest),
-            *(Name("total", leaves, wanted[leaves]) for leaves in handed),
+            *(Name(Local("total", leaves), wanted[leaves]) for leaves in handed),
         ),
-        donated=tuple(n for n, name in enumerate(inputs) if name.kind == "sum"),
+        donated=tuple(n for n, name in enumerate(inputs) if is_sum(name.value)),
         run=run,
     )

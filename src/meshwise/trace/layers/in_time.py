@@ -52,9 +52,8 @@ def in_microbatches(
         TraceError: it does not.
     """
     piece = joint.piece
-    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
-    for n, v in enumerate((*piece.entering, *joint.outward)):
-        if start + n not in joint.batch_dims and v not in joint.joined:
+    for n, v in enumerate(joint.crossing, start=joint.first_crossing):
+        if n not in joint.batch_dims and v not in joint.joined:
             raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
     block = analyzed(
         joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
@@ -172,10 +171,9 @@ def _passing(joint: Joint, block: BlockTime) -> dict[int, TimeState]:
 
 def _batch_dims(joint: Joint) -> dict[Any, int]:
     """Batch dims of what enters and leaves as rows."""
-    piece = joint.piece
-    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
-    found = {v: joint.batch_dims.get(start + n, -1) for n, v in enumerate(piece.entering)}
-    return {v: dim for v, dim in found.items() if dim >= 0} | dict(joint.rows)
+    entering = enumerate(joint.piece.entering, start=joint.first_crossing)
+    found = {v: joint.batch_dims[n] for n, v in entering if n in joint.batch_dims}
+    return found | dict(joint.rows)
 
 
 def _empty(program: Program, batch: Batch, ident: int, state: TimeState) -> Any:

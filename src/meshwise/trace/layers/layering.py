@@ -13,7 +13,7 @@ from meshwise.plan.stage import Remat
 from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
-from meshwise.trace.layers.joint import Joint, join
+from meshwise.trace.layers.joint import CutStep, Joint, join
 from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
 from meshwise.trace.layers.split import SplitStep
 from meshwise.trace.layers.unstack import Unstacked
@@ -51,6 +51,9 @@ class Layering:
         self.batch_size = batch_size
         self.local_statistics = local_statistics
         self.cutter = Cutter(split, chain)
+        self._step = CutStep(
+            cutter=self.cutter, batch_size=batch_size, local_statistics=local_statistics
+        )
         _check_value(split, chain)
         readers: list[list[int]] = [[] for _ in range(split.num_roots)]
         for k, (first, last) in enumerate(self.ranges):
@@ -101,10 +104,10 @@ class Layering:
 
     def argument_names(self, layer: int) -> list[str]:
         """Names of the step's arguments that the graph of a layer takes, in its order."""
-        _, arguments = arguments_of(
+        state, others = arguments_of(
             self.cutter, self.piece(layer, layer), self.update.share(layer, layer)
         )
-        return [self.split.names[i] for i in arguments]
+        return [self.split.names[a.number] for a in (*state, *others)]
 
     def activation_names(self, layer: int) -> list[str]:
         """Names that `jax.ad_checkpoint.checkpoint_name` gave to activations of a layer."""
@@ -146,15 +149,7 @@ class Layering:
             for v in piece.entering:
                 if v not in self._rows and v not in self._joined:
                     self._find_rows(first - 1)
-            joint = join(
-                self.cutter,
-                piece,
-                self._rows,
-                self._joined,
-                self.batch_size,
-                remat,
-                local_statistics=self.local_statistics,
-            )
+            joint = join(self._step, piece, self._rows, self._joined, remat)
             self._rows.update(joint.rows)
             self._joined.update(joint.joined)
             self._joints[key] = joint
@@ -193,14 +188,12 @@ class Layering:
             if len(self._programs) == _KEPT_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
             self._programs[key] = piece_program(
-                self.cutter,
+                self._step,
                 self.joint(first, last, remat),
                 self.update,
                 self.update.share(first, last),
-                batch_size=self.batch_size,
-                num_microbatches=num_microbatches,
-                adjacent=self.adjacent(first, last),
-                local_statistics=self.local_statistics,
+                num_microbatches,
+                self.adjacent(first, last),
             )
         return self._programs[key]
 
