@@ -9,7 +9,6 @@ from meshwise.graph.layout import replicated
 from meshwise.program.emit import UpdateSpec
 from meshwise.program.names import (
     Activation,
-    Argument,
     Cotangent,
     CotangentTerm,
     LayerSpec,
@@ -18,10 +17,11 @@ from meshwise.program.names import (
     MicrobatchIndex,
     Name,
     ProgramSpec,
-    Result,
     Rows,
-    Sent,
-    Shared,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
 )
 
 ROWS, SCALAR = replicated(2), replicated(0)
@@ -64,13 +64,13 @@ def chain(
         entering = [Name(Activation(f"a{j}"), ROWS) for j in reads(k)]
         readers = [j for j in range(k + 1, count) if k in reads(j)]
         cotangents = [Name(CotangentTerm(Activation(f"a{k}"), j), ROWS) for j in readers]
-        weight, whole = Name(Argument(k), ROWS), Name(Local("whole", 0), ROWS)
+        weight, whole = Name(StepArgument(k), ROWS), Name(Local("whole", 0), ROWS)
         total, kept = Name(Local("sum", 0), ROWS), Name(Local("kept", 0), ROWS)
         index = Name(MicrobatchIndex(), SCALAR)
         own = [Name(Rows(100), ROWS)] if k in (0, count - 1) else []
         leaving = [Name(Activation(f"a{k}"), ROWS)] if readers else []
         back = [Name(Cotangent(Activation(f"a{j}")), ROWS) for j in reads(k)]
-        sent, shared = Name(Sent(f"n{k}"), SCALAR), Name(Shared("norm"), SCALAR)
+        sent, shared = Name(SentValue(f"n{k}"), SCALAR), Name(SharedValue("norm"), SCALAR)
         loss = [Name(Activation("loss"), SCALAR)] if k == count - 1 else []
         number = f"of layer {k}"
         around = [whole, index, *own]
@@ -109,17 +109,17 @@ def chain(
                     spec(
                         f"apply of layer {k}",
                         [weight, total, shared],
-                        [Name(Result(k), ROWS)],
+                        [Name(StepResult(k), ROWS)],
                         [weight],
                     ),
                 ),
             )
         )
-    norms = [Name(Sent(f"n{k}"), SCALAR) for k in range(count)]
-    norm = Name(Shared("norm"), SCALAR)
+    norms = [Name(SentValue(f"n{k}"), SCALAR) for k in range(count)]
+    norm = Name(SharedValue("norm"), SCALAR)
     update = UpdateSpec(
         joins=(spec("join 0", norms, [norm]),),
-        common=spec("common", [Name(LossValue(0), SCALAR)], [Name(Result(count), SCALAR)]),
+        common=spec("common", [Name(LossValue(0), SCALAR)], [Name(StepResult(count), SCALAR)]),
         values=MappingProxyType({Activation("loss"): (0,)}),
         adders={},
         passed=((count + 1, 100),),

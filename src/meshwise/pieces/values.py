@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from meshwise.program.names import (
     Activation,
-    Argument,
     Cotangent,
     CotangentSum,
     Gradient,
     LossValue,
-    Result,
-    Sent,
-    Shared,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
     StepValue,
 )
 
@@ -37,14 +37,14 @@ class PieceInputs:
         whole: Batch data of which all rows are needed, before the loop or in the update.
     """
 
-    state: tuple[Argument, ...]
-    arguments: tuple[Argument, ...]
+    state: tuple[StepArgument, ...]
+    arguments: tuple[StepArgument, ...]
     entering: tuple[Activation, ...]
     cotangents: tuple[CotangentSum, ...]
     gradients: tuple[Gradient, ...]
     values: tuple[LossValue, ...]
-    shared: tuple[Shared, ...]
-    whole: tuple[Argument, ...]
+    shared: tuple[SharedValue, ...]
+    whole: tuple[StepArgument, ...]
 
     def in_order(self) -> tuple[StepValue, ...]:
         """Return what each input of the graph is."""
@@ -84,12 +84,12 @@ class PieceResults:
         collected: Values of the loss that each micro-batch passes on, here those of all of them.
     """
 
-    state: tuple[Result, ...]
+    state: tuple[StepResult, ...]
     leaving: tuple[Activation, ...]
     cotangents: tuple[Cotangent, ...]
     gradients: tuple[Gradient, ...]
-    others: tuple[Result, ...]
-    sent: tuple[tuple[Sent, ...], ...]
+    others: tuple[StepResult, ...]
+    sent: tuple[tuple[SentValue, ...], ...]
     collected: tuple[Activation, ...]
 
     def in_order(self) -> tuple[StepValue, ...]:

@@ -24,7 +24,6 @@ from meshwise.program.instructions import (
 from meshwise.program.lifetimes import with_frees
 from meshwise.program.names import (
     Activation,
-    Argument,
     Cotangent,
     CotangentTerm,
     Gradient,
@@ -34,10 +33,11 @@ from meshwise.program.names import (
     MicrobatchIndex,
     Name,
     ProgramSpec,
-    Result,
     Rows,
-    Sent,
-    Shared,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
 )
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
@@ -130,8 +130,8 @@ class _Mesh:
 class _Once:
     """Where the values of the update are."""
 
-    values: dict[LossValue | Shared | Sent, Place] = field(
-        default_factory=dict[LossValue | Shared | Sent, Place]
+    values: dict[LossValue | SharedValue | SentValue, Place] = field(
+        default_factory=dict[LossValue | SharedValue | SentValue, Place]
     )
     gradients: dict[Gradient, list[Place]] = field(default_factory=dict[Gradient, list[Place]])
 
@@ -176,7 +176,7 @@ class _Emitter:
     def key(self, name: Name, layer: int, microbatch: int) -> Key:
         """Return what tells a value from others on its mesh."""
         match name.value:
-            case Argument() | Shared() | LossValue() | Result():
+            case StepArgument() | SharedValue() | LossValue() | StepResult():
                 return name, ONCE, ONCE
             case Rows() | Activation() | Cotangent() | CotangentTerm() | MicrobatchIndex():
                 return name, ONCE, microbatch
@@ -246,7 +246,7 @@ class _Emitter:
             # Who reads an argument after its new value is there loads one of his own.
             del state.buffers[self.key(program.inputs[i], layer, microbatch)]
         for n, b in made.items():
-            if isinstance(n.value, Result):
+            if isinstance(n.value, StepResult):
                 state.results.append((n.value.number, b))
             else:
                 state.buffers[self.key(n, layer, microbatch)] = b
@@ -313,11 +313,11 @@ class _Emitter:
                 program = spec.once[1 + phase]
                 self.fetch(mesh, program, k, found)
                 for name, buffer in self.run(mesh, program, k).items():
-                    if isinstance(name.value, Sent):
+                    if isinstance(name.value, SentValue):
                         found.values[name.value] = mesh, buffer
             self.fetch(0, join, ONCE, found)
             for name, buffer in self.run(0, join, ONCE).items():
-                if isinstance(name.value, Shared):
+                if isinstance(name.value, SharedValue):
                     found.values[name.value] = 0, buffer
         self.fetch(0, self.update.common, ONCE, found)
         self.run(0, self.update.common, ONCE)
@@ -349,7 +349,7 @@ class _Emitter:
             if key in state.buffers or key in state.coming:
                 continue
             match n.value:
-                case LossValue() | Shared() | Sent() as value:
+                case LossValue() | SharedValue() | SentValue() as value:
                     source, buffer = found.values[value]
                 case Gradient() as value:
                     source, buffer = self.added(mesh, value, layer, found.gradients[value])
@@ -393,7 +393,7 @@ def _of_kind(kind: type[_Value], *names: Sequence[Name]) -> list[tuple[Name, _Va
 def _load(buffer: int, name: Name, microbatch: int, mesh: int) -> Load:
     """Return the load of a value that is there when the step begins."""
     match name.value:
-        case Argument(number=number):
+        case StepArgument(number=number):
             kind, at = "argument", ONCE
         case Rows(number=number):
             kind, at = "rows", microbatch

@@ -24,14 +24,14 @@ LocalRole: TypeAlias = Literal["whole", "sum", "kept", "entering", "border", "de
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class StepArgument:
     """A flat argument of the step, by its number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepResult:
     """A flat result of the step, by its number."""
 
     number: int
@@ -123,14 +123,14 @@ class LossValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentValue:
     """A value that the update of a layer sends to be joined with those of other layers."""
 
     variable: Variable
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedValue:
     """A value that the update has joined from several layers."""
 
     variable: Variable
@@ -150,8 +150,8 @@ class Local:
 
 
 StepValue: TypeAlias = (
-    Argument
-    | Result
+    StepArgument
+    | StepResult
     | Rows
     | MicrobatchIndex
     | Activation
@@ -161,8 +161,8 @@ StepValue: TypeAlias = (
     | Gradient
     | GradientTerm
     | LossValue
-    | Sent
-    | Shared
+    | SentValue
+    | SharedValue
     | Local
 )
 

@@ -21,13 +21,13 @@ from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.plan.decision import GraphDecision
 from meshwise.program.names import (
     Activation,
-    Argument,
     CotangentSum,
     CotangentTerm,
     Local,
     MicrobatchIndex,
     Name,
     Rows,
+    StepArgument,
     StepValue,
 )
 from meshwise.spmd.part import moved as moved_tile
@@ -166,7 +166,7 @@ class LayerLowering:
                 return self.results[n]
             case "rows":
                 rows = self.inputs[n]
-                assert isinstance(rows, Argument)
+                assert isinstance(rows, StepArgument)
                 return Rows(rows.number)
             case "index":
                 return MicrobatchIndex()

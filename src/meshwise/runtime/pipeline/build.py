@@ -16,7 +16,6 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
 from meshwise.program.names import (
     Activation,
-    Argument,
     CotangentSum,
     CotangentTerm,
     LayerSpec,
@@ -24,6 +23,7 @@ from meshwise.program.names import (
     MicrobatchIndex,
     Name,
     Rows,
+    StepArgument,
     StepValue,
 )
 from meshwise.runtime.pipeline.compiled import (
@@ -294,7 +294,7 @@ class _Specs:
         results = zip(made.results.in_order(), piece.graph.outputs, strict=True)
         specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         for i, (value, t) in enumerate(inputs):
-            if i in piece.batch_dims and isinstance(value, Argument):
+            if i in piece.batch_dims and isinstance(value, StepArgument):
                 self._step[Rows(value.number)] = specs[t]
             else:
                 self._step[value] = specs[t]

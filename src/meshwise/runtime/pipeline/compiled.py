@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.program.names import Name, ProgramSpec, Result, is_sum
+from meshwise.program.names import Name, ProgramSpec, StepResult, is_sum
 from meshwise.runtime.compile import checked
 from meshwise.spmd.layer import DeviceProgram
 from meshwise.spmd.part import border_spec, packed, unpacked
@@ -214,7 +214,7 @@ class _Distinct:
         self.places = []
         for value, n, spec in zip(results, function.outputs, self.ends, strict=True):
             # What a later program overwrites has a buffer of its own.
-            is_overwritten = is_sum(n.value) or isinstance(n.value, Result)
+            is_overwritten = is_sum(n.value) or isinstance(n.value, StepResult)
             key = (Same(value), spec, n if is_overwritten else None)
             if key not in seen:
                 seen[key] = len(returned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwise.program.names import Result, Sent
+from meshwise.program.names import SentValue, StepResult
 from meshwise.spmd.layer import PlannedLayer
 
 
@@ -22,9 +22,9 @@ def update_groups(planned: PlannedLayer) -> list[list[int]]:
     phases: list[list[int]] = [[] for _ in made.sent]
     results: list[int] = []
     for j, value in enumerate(made.in_order()):
-        if isinstance(value, Result):
+        if isinstance(value, StepResult):
             results.append(j)
-        elif isinstance(value, Sent):
+        elif isinstance(value, SentValue):
             phases[phase_of[value]].append(j)
         elif j in planned.programs.final:
             values.append(j)

@@ -16,14 +16,14 @@ from meshwise.graph.layout import Layout, replicated
 from meshwise.program.emit import UpdateSpec
 from meshwise.program.names import (
     Activation,
-    Argument,
     Gradient,
     GradientTerm,
     LossValue,
     Name,
-    Result,
-    Sent,
-    Shared,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
     StepValue,
 )
 from meshwise.runtime.pipeline.compiled import CompiledProgram
@@ -96,14 +96,14 @@ class Joining:
         update = self._update
         made = update.joined_in(phase)
         sent = self._sent(phase)
-        inputs = {**self._outside(made, sent), **dict(_end(Sent(v), v.aval) for v in sent)}
+        inputs = {**self._outside(made, sent), **dict(_end(SentValue(v), v.aval) for v in sent)}
 
         def run(*operands: Any) -> list[Any]:
             given, values, rest = self._taken_apart(inputs, operands)
             found = update.join(phase, given, values, rest)
             return [found[v] for v in made]
 
-        outputs = dict(_end(Shared(v), v.aval) for v in made)
+        outputs = dict(_end(SharedValue(v), v.aval) for v in made)
         return self._compiled(f"join {phase} of the update", inputs, outputs, run, mesh)
 
     def _common(self, mesh: Mesh) -> tuple[list[tuple[int, int]], int]:
@@ -118,14 +118,17 @@ class Joining:
         wanted = [j for j in results if j not in dict(passed)]
         shared = [v for e in update.joining for v in e.outvars]
         made = variables(results[j] for j in wanted)
-        inputs = {**self._outside(made, shared), **dict(_end(Shared(v), v.aval) for v in shared)}
+        inputs = {
+            **self._outside(made, shared),
+            **dict(_end(SharedValue(v), v.aval) for v in shared),
+        }
 
         def run(*operands: Any) -> list[Any]:
             given, values, rest = self._taken_apart(inputs, operands)
             found = update.common(given, values, rest)
             return [found[j] for j in wanted]
 
-        outputs = dict(_end(Result(j), results[j].aval) for j in wanted)
+        outputs = dict(_end(StepResult(j), results[j].aval) for j in wanted)
         return passed, self._compiled("common results", inputs, outputs, run, mesh)
 
     def _adder(self, parameter: int, tied: TiedGradient) -> int:
@@ -148,7 +151,9 @@ class Joining:
         read = {v for e in equations for v in variables(e.invars)} | set(wanted)
         read -= there
         avals = self._layers.split.in_avals
-        arguments = (_end(Argument(i), avals[i]) for v, i in update.position.items() if v in read)
+        arguments = (
+            _end(StepArgument(i), avals[i]) for v, i in update.position.items() if v in read
+        )
         values = (_end(LossValue(k), v.aval) for v, k in update.value_at.items() if v in read)
         return {**dict(arguments), **dict(values)}
 
@@ -161,11 +166,11 @@ class Joining:
         rest: dict[Any, Any] = {}
         for name, operand in zip(inputs, operands, strict=True):
             match name.value:
-                case Argument(number=number):
+                case StepArgument(number=number):
                     given[number] = operand
                 case LossValue(number=number):
                     values[number] = operand
-                case Sent(variable=variable) | Shared(variable=variable):
+                case SentValue(variable=variable) | SharedValue(variable=variable):
                     rest[variable] = operand
                 case other:
                     raise AssertionError(f"{other} is not joined")

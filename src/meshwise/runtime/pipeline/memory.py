@@ -9,11 +9,11 @@ from typing import Any
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.program.names import (
     Activation,
-    Argument,
     CotangentTerm,
     Local,
     Name,
     Rows,
+    StepArgument,
     StepValue,
 )
 from meshwise.runtime.pipeline.build import CompiledLayer
@@ -38,7 +38,7 @@ def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
 def _of_layer(layer: CompiledLayer) -> Footprint:
     programs = layer.programs
     resident = {
-        n: b for p in programs for n, b in _inputs(p).items() if isinstance(n.value, Argument)
+        n: b for p in programs for n, b in _inputs(p).items() if isinstance(n.value, StepArgument)
     }
     resident |= _outputs(layer.before)
     late = {} if layer.weights is None else _inputs(layer.weights)

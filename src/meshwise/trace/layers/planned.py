@@ -15,14 +15,14 @@ from meshwise.pieces.piece import Crossing, PieceGraph
 from meshwise.pieces.values import PieceInputs, PieceResults
 from meshwise.program.names import (
     Activation,
-    Argument,
     Cotangent,
     CotangentSum,
     Gradient,
     LossValue,
-    Result,
-    Sent,
-    Shared,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
 )
 from meshwise.trace.flatten import flatten
 from meshwise.trace.layers.chain import num_bytes
@@ -101,7 +101,7 @@ def piece_program(
 
 def arguments_of(
     cutter: Cutter, piece: Piece, share: Share
-) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
+) -> tuple[tuple[StepArgument, ...], tuple[StepArgument, ...]]:
     """Find the arguments of the step that the graph of a piece takes.
 
     Args:
@@ -117,7 +117,7 @@ def arguments_of(
     batch = cutter.split.batch_dims
     read = {*piece.arguments, *cutter.arguments_of_roots(piece)}
     read.update(i for i in share.arguments if i not in batch)
-    return tuple(map(Argument, state)), tuple(map(Argument, sorted(read.difference(state))))
+    return tuple(map(StepArgument, state)), tuple(map(StepArgument, sorted(read.difference(state))))
 
 
 def _inputs(cutter: Cutter, joint: Joint, share: Share, read_early: Sequence[int]) -> PieceInputs:
@@ -139,8 +139,8 @@ def _inputs(cutter: Cutter, joint: Joint, share: Share, read_early: Sequence[int
         cotangents=tuple(CotangentSum(Activation(v)) for v in joint.outward),
         gradients=tuple(Gradient(r) for r in piece.roots if r in share.owned and r in share.tied),
         values=tuple(map(LossValue, share.values)),
-        shared=tuple(map(Shared, share.shared)),
-        whole=tuple(map(Argument, sorted({*read_early, *of_update}))),
+        shared=tuple(map(SharedValue, share.shared)),
+        whole=tuple(map(StepArgument, sorted({*read_early, *of_update}))),
     )
 
 
@@ -152,12 +152,12 @@ def _results(cutter: Cutter, joint: Joint, share: Share) -> PieceResults:
     values = set(variables(split.forward.jaxpr.outvars[: 1 + split.num_aux]))
     passed = {*joint.rows, *joint.joined.difference(joint.once)}
     return PieceResults(
-        state=tuple(Result(j) for j in share.results if j in overwriting),
+        state=tuple(StepResult(j) for j in share.results if j in overwriting),
         leaving=tuple(map(Activation, piece.leaving)),
         cotangents=tuple(Cotangent(Activation(v)) for v in joint.inward),
         gradients=tuple(Gradient(r) for r in piece.roots if r not in share.owned),
-        others=tuple(Result(j) for j in share.results if j not in overwriting),
-        sent=tuple(tuple(map(Sent, phase)) for phase in share.sends),
+        others=tuple(StepResult(j) for j in share.results if j not in overwriting),
+        sent=tuple(tuple(map(SentValue, phase)) for phase in share.sends),
         collected=tuple(Activation(v) for v in piece.leaving if v in values and v in passed),
     )
 
