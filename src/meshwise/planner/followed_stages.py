@@ -25,9 +25,9 @@ from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules import inference
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.equations import inlined, run_inlined
-from meshwise.trace.layers.followed import ArgumentHome, FollowedStages
-from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages
-from meshwise.trace.layers.unstack import unstacked
+from meshwise.trace.layers.forward.followed import ArgumentHome, FollowedStages
+from meshwise.trace.layers.forward.stages import ForwardStage, ForwardStages, forward_stages
+from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import OpenStep, StepSignature, TracedStep, open_step, trace_step
 
 

@@ -23,6 +23,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator
 from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.decision import OperatorDecision
+from meshwise.system.identity import Same
 from meshwise.trace.program import Node
 
 
@@ -39,12 +40,11 @@ class Order:
         self._shown: list[list[Any]] = []
         self._over: dict[int, Any] = {}
         self._loops = 0
-        # By id; values are kept alive, so that no id comes twice.
-        self._before: dict[int, tuple[Any, int]] = {}
+        self._before: dict[Same, int] = {}
 
     def of(self, values: Sequence[Any]) -> int:
         """The events that are over once all of these values are there."""
-        sets = (self._before.get(id(value), (None, 0))[1] for value in values)
+        sets = (self._before.get(Same(value), 0) for value in values)
         return functools.reduce(or_, sets, 0)
 
     def derive(self, results: Sequence[Any], operands: Sequence[Any]) -> None:
@@ -102,7 +102,7 @@ class Order:
 
     def _note(self, values: Sequence[Any], events: int) -> None:
         for value in values:
-            self._before[id(value)] = (value, events)
+            self._before[Same(value)] = events
 
     def _after(self, value: Any, events: int) -> Any:
         """The value, once these events are over."""

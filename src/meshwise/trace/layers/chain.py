@@ -58,13 +58,13 @@ def chain_of(split: SplitStep) -> Chain:
     varied = dependent(jaxpr.eqns, split.roots)
     batch = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in split.batch_dims])
     links = [e for e in jaxpr.eqns if any(v in varied and v in batch for v in e.outvars)]
-    chosen = {id(e) for e in links}
+    chosen = set(links)
     maker = {v: k for k, e in enumerate(links) for v in e.outvars}
     work = _Work()
     counted = [work.of(e) for e in links]
     return Chain(
         links=tuple(links),
-        support=tuple(e for e in jaxpr.eqns if id(e) not in chosen),
+        support=tuple(e for e in jaxpr.eqns if e not in chosen),
         flop=tuple(flop for flop, _ in counted),
         is_heavy=tuple(heavy for _, heavy in counted),
         reads=tuple(
@@ -94,7 +94,7 @@ class _Work:
 
     def __init__(self) -> None:
         self.rules = RuleCache()
-        self.bodies: dict[int, tuple[float, bool, Any]] = {}
+        self.bodies: dict[Any, tuple[float, bool]] = {}
 
     def of(self, eqn: Any) -> tuple[float, bool]:
         """FLOP, and whether a dense product or convolution is among it."""
@@ -120,10 +120,7 @@ class _Work:
         return trips * sum(flop for flop, _ in parts), any(heavy for _, heavy in parts)
 
     def _body(self, jaxpr: Any) -> tuple[float, bool]:
-        if id(jaxpr) not in self.bodies:
+        if jaxpr not in self.bodies:
             parts = [self.of(eqn) for eqn in jaxpr.eqns]
-            # The jaxpr is kept, so that its id stays taken.
-            found = (sum(f for f, _ in parts), any(h for _, h in parts), jaxpr)
-            self.bodies[id(jaxpr)] = found
-        flop, heavy, _ = self.bodies[id(jaxpr)]
-        return flop, heavy
+            self.bodies[jaxpr] = sum(f for f, _ in parts), any(h for _, h in parts)
+        return self.bodies[jaxpr]

@@ -52,7 +52,7 @@ class Cutter:
         jaxpr = split.forward.jaxpr
         self.position = {v: i for i, v in enumerate(jaxpr.invars)}
         self.root_of = {v: k for k, v in enumerate(split.roots)}
-        self.order = {id(e): i for i, e in enumerate(jaxpr.eqns)}
+        self.order = {e: i for i, e in enumerate(jaxpr.eqns)}
         self.makers = {v: e for e in chain.support for v in e.outvars}
         self.last_reader: dict[Any, int] = {}
         for k, reads in enumerate(chain.reads):
@@ -106,7 +106,7 @@ class Cutter:
             first=first,
             last=last,
             preparation=tuple(preparation),
-            equations=tuple(sorted((*support, *links), key=lambda e: self.order[id(e)])),
+            equations=tuple(sorted((*support, *links), key=self.order.__getitem__)),
             arguments=tuple(sorted(arguments)),
             roots=tuple(roots),
             entering=tuple(sorted(entering, key=lambda v: (entering[v], str(v)))),
@@ -115,16 +115,16 @@ class Cutter:
 
     def _support(self, links: Sequence[Any]) -> list[Any]:
         """Support equations that links need, those that make parameters excepted."""
-        found: dict[int, Any] = {}
+        found: dict[Any, None] = {}
         todo = [v for e in links for v in variables(e.invars)]
         while todo:
             v = todo.pop()
             eqn = self.makers.get(v)
-            if eqn is None or v in self.root_of or id(eqn) in found:
+            if eqn is None or v in self.root_of or eqn in found:
                 continue
-            found[id(eqn)] = eqn
+            found[eqn] = None
             todo += variables(eqn.invars)
-        return list(found.values())
+        return list(found)
 
     def prepare(self, piece: Piece, arguments: Sequence[Any]) -> list[Any]:
         """Values of the parameters of a piece.

@@ -49,7 +49,7 @@ class _Writer:
         known = set(given)
         streams = stream_equations(equations, known, results)
         for eqn in equations:
-            is_stream = id(eqn) in streams
+            is_stream = eqn in streams
             params = [
                 (key, self.parameter(value, eqn, known))
                 for key, value in eqn.params.items()

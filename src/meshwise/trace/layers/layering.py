@@ -16,7 +16,7 @@ from meshwise.trace.layers.equal import signature
 from meshwise.trace.layers.joint import CutStep, Joint, join
 from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
 from meshwise.trace.layers.split import SplitStep
-from meshwise.trace.layers.unstack import Unstacked
+from meshwise.trace.layers.stacks.unstack import Unstacked
 from meshwise.trace.layers.update import Update
 
 # What is planned is compiled next, but a search goes over more programs than need to be kept.

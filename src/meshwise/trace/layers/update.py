@@ -75,7 +75,7 @@ class Update:
         self.readers = tuple(tuple(r) for r in readers)
         # What no layer reads has a gradient of zero: the first layer sees to it.
         self.owners = tuple(r[0] if r else 0 for r in self.readers)
-        self.order = {id(e): i for i, e in enumerate(jaxpr.eqns)}
+        self.order = {e: i for i, e in enumerate(jaxpr.eqns)}
         self.label: dict[Any, int] = dict(zip(gradients, self.owners, strict=True))
         # How often what a variable follows from was joined.
         self.level: dict[Any, int] = {}
@@ -133,7 +133,7 @@ class Update:
         results = sorted(j for k in layers for j in self.results.get(k, ()))
         sends = [v for k in layers for v in self.sent.get(k, ())]
         todo = [*(jaxpr.outvars[j] for j in results), *sends]
-        equations: dict[int, Any] = {}
+        equations: set[Any] = set()
         read: dict[Any, None] = {}
         shared: dict[Any, None] = {}
         while todo:
@@ -143,18 +143,18 @@ class Update:
                 read[v] = None
             elif self.label.get(v) == _SHARED:
                 shared[v] = None
-            elif id(eqn) not in equations:
-                equations[id(eqn)] = eqn
+            elif eqn not in equations:
+                equations.add(eqn)
                 todo += variables(eqn.invars)
         owned = frozenset(r for r, k in enumerate(self.owners) if k in layers)
         return Share(
             owned=owned,
             tied=frozenset(r for r in owned if any(k not in layers for k in self.readers[r])),
-            equations=tuple(sorted(equations.values(), key=lambda e: self.order[id(e)])),
+            equations=tuple(sorted(equations, key=self.order.__getitem__)),
             arguments=tuple(sorted(self.position[v] for v in read if v in self.position)),
             values=tuple(sorted(self.value_at[v] for v in read if v in self.value_at)),
             results=tuple(results),
-            shared=tuple(sorted(shared, key=lambda v: self.order[id(self.maker[v])])),
+            shared=tuple(sorted(shared, key=lambda v: self.order[self.maker[v]])),
             sends=tuple(
                 tuple(v for v in sends if self.level.get(v, 0) == phase)
                 for phase in range(self.num_phases)

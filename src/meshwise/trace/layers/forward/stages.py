@@ -15,7 +15,7 @@ import jax
 
 from meshwise.jax_compat import Literal as Constant
 from meshwise.trace.layers.equations import dependent, needed, read, run, traced, variables
-from meshwise.trace.layers.forward_cuts import cheapest_places
+from meshwise.trace.layers.forward.cuts import cheapest_places
 
 
 class Source(NamedTuple):

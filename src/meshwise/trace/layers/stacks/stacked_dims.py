@@ -14,8 +14,8 @@ from jax.extend.core import jaxprs_in_params
 
 from meshwise.jax_compat import scan_counts, source_line
 from meshwise.trace.layers.equations import dependent, inlined, variables
-from meshwise.trace.layers.families import lanes
 from meshwise.trace.layers.split import LOSS
+from meshwise.trace.layers.stacks.families import lanes
 
 # A variable and one of its dims.
 Place = tuple[Any, int]
@@ -27,28 +27,28 @@ class Stacks:
     """What is taken apart into layers.
 
     Attributes:
-        scans: Equations of losses, by `id`.
+        scans: Scans over layers, equations of losses.
         dims: For each variable that is a stack the dim of the layers.
-        losses: Flat jaxpr of each loss, by `id` of its equation.
+        losses: The flat jaxpr of each loss, by its equation.
         notes: What was found, for people: scans that are cut and scans that are not.
     """
 
-    scans: frozenset[int]
+    scans: frozenset[Any]
     dims: Mapping[Any, int]
-    losses: Mapping[int, Any]
+    losses: Mapping[Any, Any]
     notes: tuple[str, ...]
 
 
 def has_scans(jaxpr: Any) -> bool:
     """Whether there is a `scan` anywhere in a jaxpr; what is there often is looked at once."""
-    seen: set[int] = set()
+    seen: set[Any] = set()
     todo = [jaxpr]
     while todo:
         for eqn in todo.pop().eqns:
             if eqn.primitive.name == "scan":
                 return True
-            bodies = [b for b in jaxprs_in_params(eqn.params) if id(b) not in seen]
-            seen.update(map(id, bodies))
+            bodies = [b for b in jaxprs_in_params(eqn.params) if b not in seen]
+            seen.update(bodies)
             todo += bodies
     return False
 
@@ -64,14 +64,14 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
     rows = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in batch])
     same = _Same()
     same.add(jaxpr.eqns)
-    losses: dict[int, Any] = {}
+    losses: dict[Any, Any] = {}
     seeds: list[Place] = []
-    scans: set[int] = set()
+    scans: set[Any] = set()
     notes: list[str] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != LOSS:
             continue
-        losses[id(eqn)] = loss = inlined(eqn.params["loss"])
+        losses[eqn] = loss = inlined(eqn.params["loss"])
         _join_loss(same, eqn, loss)
         inside = loss.jaxpr
         given = [v for v, o in zip(inside.invars, eqn.invars, strict=True) if o in rows]
@@ -81,7 +81,7 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
             where = source_line(inner.source_info)
             stacked = [v for v in _sliced(inner) if v not in moving]
             if stacked and not varied.isdisjoint(stacked) and _is_heavy(inner):
-                scans.add(id(inner))
+                scans.add(inner)
                 notes.append(f"{inner.params['length']} layers scanned at {where} are cut apart")
                 seeds += [(v, 0) for v in stacked]
                 seeds += [(v, 0) for v in inner.outvars[scan_counts(inner.params)[1] :]]

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshwise.jax_compat import Literal, bind_equation, closed_jaxpr, scan_counts, source_scope
 from meshwise.trace.layers.equations import inlined, run_inlined
-from meshwise.trace.layers.families import (
+from meshwise.trace.layers.stacks.families import (
     Family,
     by_member,
     lanes,
@@ -26,7 +26,7 @@ from meshwise.trace.layers.families import (
     taken_apart,
     whole,
 )
-from meshwise.trace.layers.stacks import Stacks, find_stacks, has_scans
+from meshwise.trace.layers.stacks.stacked_dims import Stacks, find_stacks, has_scans
 from meshwise.trace.loss import bind_loss
 from meshwise.trace.step import OpenStep
 
@@ -194,9 +194,9 @@ class _Run:
 
     def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """One equation."""
-        if id(eqn) in self.stacks.losses:
+        if eqn in self.stacks.losses:
             return self._loss(eqn, operands)
-        if id(eqn) in self.stacks.scans:
+        if eqn in self.stacks.scans:
             return self._scan(eqn, operands)
         families = [(n, v) for n, v in enumerate(operands) if isinstance(v, Family)]
         wanted = None if len(eqn.outvars) > 1 else self.stacks.dims.get(eqn.outvars[0])
@@ -233,7 +233,7 @@ class _Run:
         return [*carry, *(Family(dim=0, members=tuple(ys)) for ys in zip(*rows, strict=True))]
 
     def _loss(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        loss = self.stacks.losses[id(eqn)]
+        loss = self.stacks.losses[eqn]
         given = [
             _as(value, self.stacks.dims.get(v), v.aval.shape)
             for value, v in zip(operands, loss.jaxpr.invars, strict=True)
