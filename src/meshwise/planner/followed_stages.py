@@ -236,7 +236,7 @@ def _planned(
         return run_inlined(part.closed, [values[name] for name in names])
 
     signature = StepSignature(batch_argnums=(), batch_dims=0, donate_argnums=())
-    traced = trace_step(stage, (), avals, signature)
+    traced = trace_step(open_step(stage, (), avals, signature))
     target = plan.stages[part.stage]
     forced: dict[int, tuple[Layout, ...]] = {}
     for place, n in enumerate(order):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise.trace.layers.chain import Chain
-from meshwise.trace.layers.equations import needed, run, variables
+from meshwise.trace.layers.equations import environment, needed, run, variables
 from meshwise.trace.layers.gradient_path import on_gradient_path
 from meshwise.trace.layers.split import SplitStep
 
@@ -133,7 +133,7 @@ class Cutter:
             piece: The piece.
             arguments: All arguments of the step; those that it does not read may be None.
         """
-        known = self._known(arguments)
+        known = environment(self.split.forward, arguments)
         run(piece.preparation, known)
         return [known[self.split.roots[r]] for r in piece.roots]
 
@@ -145,14 +145,8 @@ class Cutter:
         entering: Sequence[Any],
     ) -> list[Any]:
         """The activations that leave a piece."""
-        known = self._known(arguments)
+        known = environment(self.split.forward, arguments)
         known.update((self.split.roots[r], x) for r, x in zip(piece.roots, roots, strict=True))
         known.update(zip(piece.entering, entering, strict=True))
         run(piece.equations, known)
         return [known[v] for v in piece.leaving]
-
-    def _known(self, arguments: Sequence[Any]) -> dict[Any, Any]:
-        jaxpr = self.split.forward.jaxpr
-        known = dict(zip(jaxpr.constvars, self.split.forward.consts, strict=True))
-        known.update(zip(jaxpr.invars, arguments, strict=True))
-        return known

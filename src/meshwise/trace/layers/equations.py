@@ -19,6 +19,21 @@ _TRANSPARENT = {
 }
 
 
+def environment(closed: Any, operands: Sequence[Any]) -> dict[Any, Any]:
+    """Return what is known before the first equation of a closed jaxpr.
+
+    Args:
+        closed: The jaxpr.
+        operands: The values of its arguments.
+
+    Returns:
+        The values of its arguments and constants by variable.
+    """
+    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(closed.jaxpr.invars, operands, strict=True))
+    return known
+
+
 def run(equations: Iterable[Any], known: dict[Any, Any]) -> None:
     """Run equations in order.
 
@@ -45,8 +60,7 @@ def run_inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[
         operands: Its arguments.
         call: Source of the call whose body it is.
     """
-    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    known.update(zip(closed.jaxpr.invars, operands, strict=True))
+    known = environment(closed, operands)
     for eqn in closed.jaxpr.eqns:
         inputs = [read(known, v) for v in eqn.invars]
         body = _TRANSPARENT.get(eqn.primitive.name)

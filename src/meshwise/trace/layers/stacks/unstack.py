@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwise.jax_compat import Literal, bind_equation, closed_jaxpr, scan_counts, source_scope
-from meshwise.trace.layers.equations import inlined, run_inlined
+from meshwise.jax_compat import bind_equation, closed_jaxpr, scan_counts, source_scope
+from meshwise.trace.layers.equations import environment, inlined, read, run_inlined
 from meshwise.trace.layers.stacks.families import (
     Family,
     by_member,
@@ -180,17 +180,11 @@ class _Run:
 
     def closed(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
         """A flat jaxpr."""
-        jaxpr = closed.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        known.update(zip(jaxpr.invars, operands, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else known[atom]
-
-        for eqn in jaxpr.eqns:
-            made = self.equation(eqn, [read(atom) for atom in eqn.invars])
+        known = environment(closed, operands)
+        for eqn in closed.jaxpr.eqns:
+            made = self.equation(eqn, [read(known, atom) for atom in eqn.invars])
             known.update(zip(eqn.outvars, made, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return [read(known, atom) for atom in closed.jaxpr.outvars]
 
     def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """One equation."""
