@@ -7,13 +7,14 @@ What depends on no argument with a stage (masks, positions, labels) each stage m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 
 from meshwise.jax_compat import Literal as Constant
+from meshwise.system.identity import Same
 from meshwise.trace.layers.equations import dependent, needed, read, run, traced, variables
 from meshwise.trace.layers.forward.cuts import cheapest_places
 
@@ -73,9 +74,37 @@ def forward_stages(
         homes: For each argument the stage on which it lives; None where it may be anywhere.  At
             least one has a stage.
         rows: Arguments that are batch data.
+
+    Returns:
+        The stages.
     """
-    jaxpr = closed.jaxpr
-    argument = {v: n for n, v in enumerate(jaxpr.invars)}
+    placed = _placed(closed.jaxpr, homes, rows)
+    maker = _StageMaker(closed, placed)
+    stages = tuple(maker.stages())
+    return ForwardStages(
+        stages=stages,
+        results=tuple(map(maker.source, closed.jaxpr.outvars)),
+        sent=_sent(closed.jaxpr, homes, placed.moving, maker.reads),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """Where the equations of a step run.
+
+    Attributes:
+        places: For each equation its stage; None where each stage that needs it runs it.
+        stage_of: For each variable that lives or is made on one stage this stage.
+        moving: Variables that follow from batch data.
+    """
+
+    places: Sequence[int | None]
+    stage_of: Mapping[Any, int]
+    moving: Collection[Any]
+
+
+def _placed(jaxpr: Any, homes: Sequence[int | None], rows: Collection[int]) -> _Placed:
+    """Choose where the equations of a step run; the arguments are as for `forward_stages`."""
     stage_of: dict[Any, int] = {
         v: home for v, home in zip(jaxpr.invars, homes, strict=True) if home is not None
     }
@@ -95,63 +124,66 @@ def forward_stages(
     for eqn, place in zip(jaxpr.eqns, places, strict=True):
         if place is not None:
             stage_of.update((v, place) for v in eqn.outvars)
-    first = min(stage_of.values())
-    made = _handed_on(jaxpr, places, stage_of, argument)
-    numbers: dict[Any, int] = {}
-    stages: list[ForwardStage] = []
-    reads: list[tuple[int, list[Any]]] = []
-    # Constants that the step returns: the first stage returns them.
-    constants = [v for v in jaxpr.outvars if isinstance(v, Constant)]
-    constant_numbers: dict[int, int] = {}
-    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    for stage in sorted({first, *(p for p in places if p is not None)}):
-        atoms: list[Any] = [v for v in made if stage_of.get(v, first) == stage]
-        if stage == first:
-            atoms += constants
-        if not atoms:
-            continue
-        there = [e for e, p in zip(jaxpr.eqns, places, strict=True) if p in (stage, None)]
-        equations = needed(there, variables(atoms))
+    return _Placed(places=places, stage_of=stage_of, moving=moving)
+
+
+class _StageMaker:
+    """Makes the stages of a step, in order; numbers the values that they make.
+
+    Attributes:
+        reads: Each stage with the variables that it takes.
+    """
+
+    def __init__(self, closed: Any, placed: _Placed) -> None:
+        self.jaxpr, self.placed = closed.jaxpr, placed
+        self.known = dict(zip(self.jaxpr.constvars, closed.consts, strict=True))
+        self.argument = {v: n for n, v in enumerate(self.jaxpr.invars)}
+        self.first = min(placed.stage_of.values())
+        self.made = _handed_on(self.jaxpr, placed, self.argument)
+        # Constants that the step returns have no identity but their own: they are literals.
+        self.numbers: dict[object, int] = {}
+        self.reads: list[tuple[int, list[Any]]] = []
+
+    def source(self, atom: Any) -> Source:
+        """Return where a variable or constant comes from."""
+        if not isinstance(atom, Constant) and atom in self.argument:
+            return Source("argument", self.argument[atom])
+        return Source("value", self.numbers[_key(atom)])
+
+    def stages(self) -> Iterator[ForwardStage]:
+        """Yield the stages that compute anything."""
+        numbers = sorted({self.first, *(p for p in self.placed.places if p is not None)})
+        for stage in numbers:
+            atoms = [v for v in self.made if self.placed.stage_of.get(v, self.first) == stage]
+            if stage == self.first:
+                # Constants that the step returns: the first stage returns them.
+                atoms += [v for v in self.jaxpr.outvars if isinstance(v, Constant)]
+            if atoms:
+                yield self._stage(stage, atoms)
+
+    def _stage(self, stage: int, atoms: Sequence[Any]) -> ForwardStage:
+        """Make the stage that makes some variables and constants."""
+        pairs = zip(self.jaxpr.eqns, self.placed.places, strict=True)
+        equations = needed([e for e, p in pairs if p in (stage, None)], variables(atoms))
         inside = {v for e in equations for v in e.outvars}
-        taken = dict.fromkeys(
-            v
-            for v in variables([*(v for e in equations for v in e.invars), *atoms])
-            if v not in inside and v not in known
-        )
+        read = variables([*(v for e in equations for v in e.invars), *atoms])
+        taken = dict.fromkeys(v for v in read if v not in inside and v not in self.known)
         operands = list(taken)
-        reads.append((stage, operands))
+        self.reads.append((stage, operands))
         outputs: list[int] = []
         for atom in atoms:
-            number = len(numbers) + len(constant_numbers)
-            outputs.append(number)
-            if isinstance(atom, Constant):
-                constant_numbers[id(atom)] = number
-            else:
-                numbers[atom] = number
-        stages.append(
-            ForwardStage(
-                stage=stage,
-                closed=_closed(equations, known, operands, atoms),
-                inputs=tuple(
-                    Source("argument", argument[v])
-                    if v in argument
-                    else Source("value", numbers[v])
-                    for v in operands
-                ),
-                outputs=tuple(outputs),
-            )
+            outputs.append(len(self.numbers))
+            self.numbers[_key(atom)] = outputs[-1]
+        return ForwardStage(
+            stage=stage,
+            closed=_closed(equations, self.known, operands, atoms),
+            inputs=tuple(map(self.source, operands)),
+            outputs=tuple(outputs),
         )
-    results = tuple(
-        Source("value", constant_numbers[id(v)])
-        if isinstance(v, Constant)
-        else Source("argument", argument[v])
-        if v in argument
-        else Source("value", numbers[v])
-        for v in jaxpr.outvars
-    )
-    return ForwardStages(
-        stages=tuple(stages), results=results, sent=_sent(jaxpr, homes, moving, reads)
-    )
+
+
+def _key(atom: Any) -> object:
+    return Same(atom) if isinstance(atom, Constant) else atom
 
 
 def _sent(
@@ -179,20 +211,15 @@ def _sent(
     return tuple(sorted(pairs))
 
 
-def _handed_on(
-    jaxpr: Any,
-    places: Sequence[int | None],
-    stage_of: Mapping[Any, int],
-    argument: Mapping[Any, int],
-) -> list[Any]:
-    """Variables that later stages read or the step returns, in the order in which they are made."""
+def _handed_on(jaxpr: Any, placed: _Placed, argument: Mapping[Any, int]) -> list[Any]:
+    """Return the variables that later stages read or the step returns, in order of their making."""
     wanted = {v for v in variables(jaxpr.outvars) if v not in argument}
-    for eqn, place in zip(jaxpr.eqns, places, strict=True):
+    for eqn, place in zip(jaxpr.eqns, placed.places, strict=True):
         if place is not None:
             wanted.update(
                 v
                 for v in variables(eqn.invars)
-                if v not in argument and stage_of.get(v, place) != place
+                if v not in argument and placed.stage_of.get(v, place) != place
             )
     constants = set(jaxpr.constvars)
     order = [*jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
