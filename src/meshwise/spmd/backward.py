@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from jax import Array
 
 from meshwise.graph.layout import Layout
 from meshwise.pieces.programs import PhaseProgram
@@ -106,7 +107,7 @@ def _program(
     inputs = list(dict.fromkeys((*terms, *others)))
     rest = [v for v in program.outputs if v.role != "inward"]
 
-    def run(args: Sequence[Any]) -> list[Any]:
+    def run(args: Sequence[Array]) -> list[Array]:
         known = dict(zip(inputs, args, strict=True))
         total = {
             leaves: _total(lowering, leaves, wanted[leaves], coming[leaves], known)
@@ -144,8 +145,8 @@ def _total(
     leaves: int,
     wanted: Layout,
     terms: Sequence[Name],
-    known: Mapping[Name, Any],
-) -> Any:
+    known: Mapping[Name, Array],
+) -> Array:
     """Add up the cotangents of an activation that left."""
     piece = lowering.layer.made.graph
     tensor = piece.graph.tensors[piece.graph.inputs[piece.leaving[leaves].cotangent]]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Tensor
@@ -52,7 +53,7 @@ class DeviceProgram:
     inputs: tuple[Name, ...]
     outputs: tuple[Name, ...]
     donated: tuple[int, ...]
-    run: Callable[[Sequence[Any]], list[Any]]
+    run: Callable[[Sequence[Array]], list[Array]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ class LayerLowering:
         others = [name for name in plain.inputs if name not in totals]
         inputs = [*(n for names in coming.values() for n in names), *others]
 
-        def run(args: Sequence[Any]) -> list[Any]:
+        def run(args: Sequence[Array]) -> list[Array]:
             known = dict(zip(inputs, args, strict=True))
             for name, names in coming.items():
                 terms = [(known[n], n.layout) for n in names]
@@ -229,7 +230,9 @@ class LayerLowering:
             run=lambda args: self.run(program, args),
         )
 
-    def run(self, program: PhaseProgram, args: Sequence[Any], *, body: bool = False) -> list[Any]:
+    def run(
+        self, program: PhaseProgram, args: Sequence[Array], *, body: bool = False
+    ) -> list[Array]:
         """Run a part on tiles; `body` for a part of the loop's body."""
         made = self.layer.made
         whole = made.program.nodes[made.graph.loop].bodies[0] if body else made.program
@@ -256,10 +259,10 @@ class LayerLowering:
             if v.role == "leaving" and self.layer.leaving[v.number] in read_later
         ]
 
-        def run(args: Sequence[Any]) -> list[Any]:
+        def run(args: Sequence[Array]) -> list[Array]:
             known = dict(zip(inputs, args, strict=True))
 
-            def given(value: Value) -> Any:
+            def given(value: Value) -> Array:
                 if value.role != "entering":
                     return known[self.name(value)]
                 before = self.arrival[entering[value.number]]
@@ -278,13 +281,13 @@ class LayerLowering:
 
     # -- values -------------------------------------------------------------------------------
 
-    def moved(self, value: Any, before: Layout, after: Layout) -> Any:
+    def moved(self, value: Array, before: Layout, after: Layout) -> Array:
         """A tile in another layout."""
         parts = [math.prod(self.mesh.sizes[a] for a in axes) for axes in before.dims]
         shape = tuple(n * k for n, k in zip(value.shape, parts, strict=True))
         return moved_tile(value, shape, before, after, self.mesh)
 
-    def total(self, terms: Sequence[tuple[Any, Layout]], wanted: Layout, tensor: Tensor) -> Any:
+    def total(self, terms: Sequence[tuple[Array, Layout]], wanted: Layout, tensor: Tensor) -> Array:
         """The sum of cotangents in one layout; of none, zeros."""
         if not terms:
             return jnp.zeros(local_shape(tensor.shape, wanted, self.mesh.sizes), tensor.dtype)
