@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from jax import Array
+
+from meshwise.jax_compat import Eqn, Var
 from meshwise.trace.layers.chain import Chain
 from meshwise.trace.layers.equations import environment, needed, run, variables
 from meshwise.trace.layers.gradient_path import on_gradient_path
@@ -35,12 +37,12 @@ class Piece:
 
     first: int
     last: int
-    preparation: tuple[Any, ...]
-    equations: tuple[Any, ...]
+    preparation: tuple[Eqn, ...]
+    equations: tuple[Eqn, ...]
     arguments: tuple[int, ...]
     roots: tuple[int, ...]
-    entering: tuple[Any, ...]
-    leaving: tuple[Any, ...]
+    entering: tuple[Var, ...]
+    leaving: tuple[Var, ...]
 
 
 class Cutter:
@@ -54,7 +56,7 @@ class Cutter:
         self.root_of = {v: k for k, v in enumerate(split.roots)}
         self.order = {e: i for i, e in enumerate(jaxpr.eqns)}
         self.makers = {v: e for e in chain.support for v in e.outvars}
-        self.last_reader: dict[Any, int] = {}
+        self.last_reader: dict[Var, int] = {}
         for k, reads in enumerate(chain.reads):
             for _, v in reads:
                 self.last_reader[v] = k
@@ -66,11 +68,11 @@ class Cutter:
         self.on_path = on_gradient_path(jaxpr.eqns, split.roots, jaxpr.outvars[:1])
         self.known: dict[tuple[int, int], Piece] = {}
 
-    def is_read_after(self, variable: Any, last: int) -> bool:
+    def is_read_after(self, variable: Var, last: int) -> bool:
         """Whether a link after `last` reads a variable of the chain."""
         return self.last_link.get(variable, -1) > last
 
-    def has_cotangent(self, variable: Any) -> bool:
+    def has_cotangent(self, variable: Var) -> bool:
         """Whether a gradient flows through a variable of the chain; others go forward only."""
         return variable in self.on_path
 
@@ -113,9 +115,9 @@ class Cutter:
             leaving=tuple(leaving),
         )
 
-    def _support(self, links: Sequence[Any]) -> list[Any]:
+    def _support(self, links: Sequence[Eqn]) -> list[Eqn]:
         """Support equations that links need, those that make parameters excepted."""
-        found: dict[Any, None] = {}
+        found: dict[Eqn, None] = {}
         todo = [v for e in links for v in variables(e.invars)]
         while todo:
             v = todo.pop()
@@ -126,7 +128,7 @@ class Cutter:
             todo += variables(eqn.invars)
         return list(found)
 
-    def prepare(self, piece: Piece, arguments: Sequence[Any]) -> list[Any]:
+    def prepare(self, piece: Piece, arguments: Sequence[Array]) -> list[Array]:
         """Values of the parameters of a piece.
 
         Args:
@@ -140,10 +142,10 @@ class Cutter:
     def forward(
         self,
         piece: Piece,
-        arguments: Sequence[Any],
-        roots: Sequence[Any],
-        entering: Sequence[Any],
-    ) -> list[Any]:
+        arguments: Sequence[Array],
+        roots: Sequence[Array],
+        entering: Sequence[Array],
+    ) -> list[Array]:
         """The activations that leave a piece."""
         known = environment(self.split.forward, arguments)
         known.update((self.split.roots[r], x) for r, x in zip(piece.roots, roots, strict=True))

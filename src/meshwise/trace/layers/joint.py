@@ -10,12 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
+from jax import Array
 
+from meshwise.jax_compat import Aval, Var, bodies
 from meshwise.plan.stage import Remat
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
@@ -70,14 +71,14 @@ class Joint:
     program: Program
     batch_dims: Mapping[int, int]
     crossed: Crossed
-    inward: tuple[Any, ...]
-    outward: tuple[Any, ...]
-    rows: Mapping[Any, int]
-    joined: frozenset[Any]
-    once: frozenset[Any]
+    inward: tuple[Var, ...]
+    outward: tuple[Var, ...]
+    rows: Mapping[Var, int]
+    joined: frozenset[Var]
+    once: frozenset[Var]
 
     @property
-    def crossing(self) -> tuple[Any, ...]:
+    def crossing(self) -> tuple[Var, ...]:
         """The variables that enter, and those whose cotangents do: the last inputs."""
         return (*self.piece.entering, *self.outward)
 
@@ -90,8 +91,8 @@ class Joint:
 def join(
     step: CutStep,
     piece: Piece,
-    rows: Mapping[Any, int],
-    joined: AbstractSet[Any],
+    rows: Mapping[Var, int],
+    joined: AbstractSet[Var],
     remat: Remat = "none",
 ) -> Joint:
     """Differentiate a piece.
@@ -146,6 +147,10 @@ def join(
     )
 
 
+# From parameters and activations that enter to those that leave, twice.
+_Function: TypeAlias = Callable[..., tuple[list[Array], list[Array]]]
+
+
 class _PieceFunction:
     """A piece as functions of flat operands: arguments, parameters, what enters, cotangents."""
 
@@ -160,7 +165,7 @@ class _PieceFunction:
             if cutter.has_cotangent(v) and cutter.is_read_after(v, piece.last)
         )
 
-    def avals(self) -> list[Any]:
+    def avals(self) -> list[Aval]:
         """Return shapes and dtypes of the operands without the cotangents."""
         split, piece = self.cutter.split, self.piece
         return [
@@ -169,7 +174,7 @@ class _PieceFunction:
             *(v.aval for v in piece.entering),
         ]
 
-    def batch_dims(self, rows: Mapping[Any, int]) -> dict[int, int]:
+    def batch_dims(self, rows: Mapping[Var, int]) -> dict[int, int]:
         """Return the batch dims of the operands that hold rows, by position."""
         split, piece = self.cutter.split, self.piece
         start = len(piece.arguments) + len(piece.roots)
@@ -177,17 +182,17 @@ class _PieceFunction:
         of_entering = ((start + n, rows.get(v)) for n, v in enumerate(piece.entering))
         return {n: dim for n, dim in (*of_arguments, *of_entering) if dim is not None}
 
-    def forward(self, *operands: Any) -> list[Any]:
+    def forward(self, *operands: Array) -> list[Array]:
         """Return the activations that leave."""
         arguments, weights, entering, _ = self._taken_apart(operands)
         return self.cutter.forward(self.piece, arguments, weights, entering)
 
-    def both(self, *operands: Any) -> list[Any]:
+    def both(self, *operands: Array) -> list[Array]:
         """Return activations that leave, cotangents of those that entered, gradients."""
         arguments, weights, entering, cotangents = self._taken_apart(operands)
         piece, values = self.piece, dict(zip(self.piece.entering, entering, strict=True))
 
-        def ahead(weights: Any, inner: Any) -> Any:
+        def ahead(weights: list[Array], inner: list[Array]) -> tuple[list[Array], list[Array]]:
             now = {**values, **dict(zip(self.inward, inner, strict=True))}
             outs = self.cutter.forward(piece, arguments, weights, [now[v] for v in piece.entering])
             named = dict(zip(piece.leaving, outs, strict=True))
@@ -205,8 +210,8 @@ class _PieceFunction:
         return [*outs, *backward, *gradients]
 
     def _taken_apart(
-        self, operands: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        self, operands: Sequence[Array]
+    ) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
         """Return arguments of the step by position, parameters, what enters, cotangents."""
         piece, rest = self.piece, iter(operands)
         arguments: list[Any] = [None] * len(self.cutter.split.in_avals)
@@ -217,8 +222,8 @@ class _PieceFunction:
         return arguments, weights, entering, list(rest)
 
 
-def rematerialised(fun: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """A function whose backward pass computes again what it does not keep."""
+def rematerialised(fun: _Function, remat: Remat) -> _Function:
+    """Return a function whose backward pass computes again what it does not keep."""
     match remat:
         case "none":
             return fun
@@ -263,7 +268,7 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
         is_moving = any(i in moving for i in inputs)
         # The text of the parameters leaves functions and bodies out: such equations may differ.
         params = node.equation.params
-        says_all = not any(jaxprs_in_params(params)) and not any(
+        says_all = not any(bodies(params)) and not any(
             isinstance(value, FunctionType | partial) for value in params.values()
         )
         key = (node.name, equation_detail(node.equation), inputs)
@@ -281,7 +286,7 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
 
 def _leaving(
     step: CutStep, piece: Piece, program: Program, dims: Mapping[int, int], crossed: Crossed
-) -> tuple[dict[Any, int], set[Any]]:
+) -> tuple[dict[Var, int], set[Var]]:
     """Find the batch dims of rows that leave a piece, and what all rows have a part in."""
     # Where rows are does not depend on how many parts they are cut into, if it is more than one;
     # the fewest parts separate most easily (experts take tokens in groups of several rows).

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-from jax.extend.core import jaxprs_in_params
 
 from meshwise.errors import TraceError
+from meshwise.jax_compat import Eqn, Var, bodies
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
 from meshwise.trace.layers.chain import Chain, num_bytes
@@ -61,8 +59,8 @@ class Layering:
                 readers[r].append(k)
         self.update = Update(split, readers)
         self.classes = self._classes()
-        self._rows: dict[Any, int] = {}
-        self._joined: set[Any] = set()
+        self._rows: dict[Var, int] = {}
+        self._joined: set[Var] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
         self._programs: dict[tuple[int, int, int, Remat], PieceProgram] = {}
 
@@ -89,10 +87,10 @@ class Layering:
         """The layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
 
-    def adjacent(self, first: int, last: int) -> frozenset[Any]:
+    def adjacent(self, first: int, last: int) -> frozenset[Var]:
         """Variables that come from the layer before `first` or go to the one after `last`."""
         piece, cut = self.piece(first, last), self.cutter
-        found: set[Any] = set()
+        found: set[Var] = set()
         if first:
             start = self.ranges[first - 1][0]
             found.update(v for v in piece.entering if cut.chain.maker[v] >= start)
@@ -170,7 +168,7 @@ class Layering:
                 if w in joint.joined:
                     self._joined.add(v)
 
-    def _states(self, activations: Sequence[Any]) -> list[tuple[int | None, bool]]:
+    def _states(self, activations: Sequence[Var]) -> list[tuple[int | None, bool]]:
         return [(self._rows.get(v), v in self._joined) for v in activations]
 
     def graph(
@@ -207,9 +205,9 @@ def _check_value(split: SplitStep, chain: Chain) -> None:
         )
 
 
-def _checkpoint_names(equations: Sequence[Any]) -> Iterator[str]:
+def _checkpoint_names(equations: Sequence[Eqn]) -> Iterator[str]:
     for eqn in equations:
         if eqn.primitive.name == "name":
             yield str(eqn.params["name"])
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in bodies(eqn.params):
             yield from _checkpoint_names(inner.eqns)

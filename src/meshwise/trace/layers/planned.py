@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.graph.graph import Graph
+from meshwise.jax_compat import Aval, Var
 from meshwise.pieces.phases import divided_body
 from meshwise.pieces.piece import Crossing, PieceGraph
 from meshwise.pieces.values import PieceInputs, PieceResults
@@ -60,7 +62,7 @@ def piece_program(
     update: Update,
     share: Share,
     num_microbatches: int,
-    adjacent: AbstractSet[Any],
+    adjacent: AbstractSet[Var],
 ) -> PieceProgram:
     """Make the program of a piece, and the graph to plan of it.
 
@@ -162,18 +164,21 @@ def _results(cutter: Cutter, joint: Joint, share: Share) -> PieceResults:
     )
 
 
-class _Operands(NamedTuple):
+_Value = TypeVar("_Value")
+
+
+class _Operands(NamedTuple, Generic[_Value]):
     """Operands of a piece, or their shapes and dtypes, by the groups of `PieceInputs`."""
 
-    arguments: list[Any]
-    entering: list[Any]
-    cotangents: list[Any]
-    gradients: list[Any]
-    values: list[Any]
-    shared: list[Any]
-    whole: list[Any]
+    arguments: list[_Value]
+    entering: list[_Value]
+    cotangents: list[_Value]
+    gradients: list[_Value]
+    values: list[_Value]
+    shared: list[_Value]
+    whole: list[_Value]
 
-    def in_order(self) -> list[Any]:
+    def in_order(self) -> list[_Value]:
         return [x for group in self for x in group]
 
 
@@ -201,7 +206,7 @@ class _WholePiece:
     inputs: PieceInputs
     results: PieceResults
 
-    def avals(self) -> _Operands:
+    def avals(self) -> _Operands[Aval]:
         """Return the shapes and dtypes of the operands; of rows those of one micro-batch."""
         split, joint, inputs = self.cutter.split, self.joint, self.inputs
         arguments = [a.number for a in (*inputs.state, *inputs.arguments)]
@@ -221,7 +226,7 @@ class _WholePiece:
             whole=[split.in_avals[a.number] for a in inputs.whole],
         )
 
-    def of_microbatch(self, aval: Any, dim: int | None) -> Any:
+    def of_microbatch(self, aval: Aval, dim: int | None) -> Aval:
         """Return the shape and dtype of a micro-batch of a value with rows along `dim`."""
         if dim is None:
             return aval
@@ -229,7 +234,7 @@ class _WholePiece:
         shape[dim] //= self.batch.num_microbatches
         return aval.update(shape=tuple(shape))
 
-    def __call__(self, *operands: Any) -> list[Any]:
+    def __call__(self, *operands: Array) -> list[Array]:
         """Run the piece; the results are those of `PieceResults`."""
         inputs, results, piece = self.inputs, self.results, self.joint.piece
         rest = iter(operands)
@@ -254,7 +259,7 @@ class _WholePiece:
             *made,
         ]
 
-    def microbatches(self, arguments: Sequence[Any], given: _Operands) -> list[Any]:
+    def microbatches(self, arguments: Sequence[Array], given: _Operands[Array]) -> list[Array]:
         """Run all micro-batches; `arguments` are those of the step, rows of one micro-batch."""
         piece = self.joint.piece
         roots = self.cutter.prepare(piece, arguments)
@@ -265,12 +270,12 @@ class _WholePiece:
             self.batch,
             [*(arguments[i] for i in piece.arguments), *roots, *given.entering, *given.cotangents],
             {n: rows[i] for n, i in enumerate(piece.arguments) if i in rows},
-            [v.variable for v in self.results.collected],
+            [v for v in piece.leaving if Activation(v) in self.results.collected],
         )
 
     def updated(
-        self, arguments: Sequence[Any], gradients: Mapping[int, Any], given: _Operands
-    ) -> tuple[dict[int, Any], list[Any]]:
+        self, arguments: Sequence[Array], gradients: Mapping[int, Array], given: _Operands[Array]
+    ) -> tuple[dict[int, Array], list[Array]]:
         """Run the share of the update; results of the step by position, and what is sent."""
         split, share, inputs = self.cutter.split, self.share, self.inputs
         total = {r: g for r, g in gradients.items() if r in share.owned}
@@ -285,7 +290,7 @@ class _WholePiece:
         return dict(zip(share.results, results, strict=True)), sent
 
 
-def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Any]) -> PieceGraph:
+def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var]) -> PieceGraph:
     """Make the graph to plan from the program of a piece."""
     split, joint, inputs, results = run.cutter.split, run.joint, run.inputs, run.results
     arguments = [a.number for a in (*inputs.state, *inputs.arguments)]
@@ -320,7 +325,7 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Any])
     )
 
 
-def _entering(run: _WholePiece, adjacent: AbstractSet[Any]) -> Iterator[Crossing]:
+def _entering(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]:
     """Yield the activations that enter in each micro-batch."""
     joint, inputs, results = run.joint, run.inputs, run.results
     cotangents = dict(zip(joint.inward, results.cotangents_at, strict=True))
@@ -336,7 +341,7 @@ def _entering(run: _WholePiece, adjacent: AbstractSet[Any]) -> Iterator[Crossing
             )
 
 
-def _leaving(run: _WholePiece, adjacent: AbstractSet[Any]) -> Iterator[Crossing]:
+def _leaving(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]:
     """Yield the activations that leave in each micro-batch."""
     joint, piece = run.joint, run.joint.piece
     cotangents = dict(zip(joint.outward, run.inputs.cotangents_at, strict=True))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from jax import Array
 
 from meshwise.errors import TraceError
+from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var
 from meshwise.trace.layers.equations import (
     dependent,
     environment,
@@ -46,27 +48,27 @@ class SplitStep:
         names: Of the arguments.
     """
 
-    forward: Any
+    forward: ClosedJaxpr
     num_aux: int
     num_roots: int
-    update: Any
+    update: ClosedJaxpr
     batch_dims: Mapping[int, int]
     aliases: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
 
     @property
-    def in_avals(self) -> tuple[Any, ...]:
+    def in_avals(self) -> tuple[Aval, ...]:
         """Of the arguments."""
         return tuple(self.forward.in_avals)
 
     @property
-    def roots(self) -> tuple[Any, ...]:
+    def roots(self) -> tuple[Var, ...]:
         """Variables of `forward` that the loss is differentiated for."""
         return tuple(self.forward.jaxpr.outvars[1 + self.num_aux :][: self.num_roots])
 
 
 def split_step(
-    closed: Any,
+    closed: ClosedJaxpr,
     batch_dims: Mapping[int, int],
     aliases: tuple[tuple[int, int], ...],
     names: tuple[str, ...],
@@ -108,7 +110,7 @@ class _Halves:
         first: The closed jaxpr of the forward pass.
     """
 
-    def __init__(self, flat: Any, batch_dims: Mapping[int, int]) -> None:
+    def __init__(self, flat: ClosedJaxpr, batch_dims: Mapping[int, int]) -> None:
         self.flat, self.loss = flat, _only_loss(flat.jaxpr)
         others = [e for e in flat.jaxpr.eqns if e is not self.loss]
         # What both sides need of the arguments, each makes for itself.
@@ -118,7 +120,7 @@ class _Halves:
         self.first = traced(self.forward, flat.in_avals)
         self._apart = _made_apart(self.first, self.num_values, batch_dims)
 
-    def forward(self, *operands: Any) -> list[Any]:
+    def forward(self, *operands: Array) -> list[Array]:
         """Return the values of the loss, and what it is differentiated for."""
         known = environment(self.flat, operands)
         run(self._before, known)
@@ -126,7 +128,7 @@ class _Halves:
         outs = run_inlined(self.loss.params["loss"], taken)
         return [*outs, *(taken[i] for i in self.loss.params["wrt"])]
 
-    def update(self, *operands: Any) -> list[Any]:
+    def update(self, *operands: Array) -> list[Array]:
         """Return the results of the step; takes its arguments, values of the loss, gradients."""
         count, outvars = len(self.flat.in_avals), self.loss.outvars
         known = environment(self.flat, operands[:count])
@@ -137,7 +139,7 @@ class _Halves:
         return [read(known, v) for v in self.flat.jaxpr.outvars]
 
 
-def _only_loss(jaxpr: Any) -> Any:
+def _only_loss(jaxpr: FlatJaxpr) -> Eqn:
     """Return the equation of the loss.
 
     Raises:
@@ -153,7 +155,7 @@ def _only_loss(jaxpr: Any) -> Any:
     return losses[0]
 
 
-def _made_apart(forward: Any, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:
+def _made_apart(forward: ClosedJaxpr, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:
     """Auxiliary results (numbers among the values) that no layer makes.
 
     A layer makes what depends on both parameters and batch; constants, counters, masks it does not.
@@ -166,8 +168,8 @@ def _made_apart(forward: Any, num_values: int, batch_dims: Mapping[int, int]) ->
 
 
 def _run_apart(
-    forward: Any, apart: Sequence[int], arguments: Sequence[Any]
-) -> Iterator[tuple[int, Any]]:
+    forward: ClosedJaxpr, apart: Sequence[int], arguments: Sequence[Array]
+) -> Iterator[tuple[int, Array]]:
     """Values of the loss that no layer makes, by number."""
     jaxpr, known = forward.jaxpr, environment(forward, arguments)
     run(needed(jaxpr.eqns, variables(jaxpr.outvars[k] for k in apart)), known)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
+from jax import Array
 
+from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var
 from meshwise.jax_compat import Literal as Constant
 from meshwise.system.identity import Same
 from meshwise.trace.layers.equations import dependent, needed, read, run, traced, variables
@@ -37,13 +39,13 @@ class ForwardStage:
 
     Attributes:
         stage: Its number in the pipeline that is followed.
-        closed: Jaxpr of its operands.
+        closed: FlatJaxpr of its operands.
         inputs: The operands.
         outputs: Numbers of the values that it makes.
     """
 
     stage: int
-    closed: Any
+    closed: ClosedJaxpr
     inputs: tuple[Source, ...]
     outputs: tuple[int, ...]
 
@@ -65,7 +67,7 @@ class ForwardStages:
 
 
 def forward_stages(
-    closed: Any, homes: Sequence[int | None], rows: Collection[int] = ()
+    closed: ClosedJaxpr, homes: Sequence[int | None], rows: Collection[int] = ()
 ) -> ForwardStages:
     """Cut a step.
 
@@ -99,13 +101,13 @@ class _Placed:
     """
 
     places: Sequence[int | None]
-    stage_of: Mapping[Any, int]
-    moving: Collection[Any]
+    stage_of: Mapping[Var, int]
+    moving: Collection[Var]
 
 
-def _placed(jaxpr: Any, homes: Sequence[int | None], rows: Collection[int]) -> _Placed:
+def _placed(jaxpr: FlatJaxpr, homes: Sequence[int | None], rows: Collection[int]) -> _Placed:
     """Choose where the equations of a step run; the arguments are as for `forward_stages`."""
-    stage_of: dict[Any, int] = {
+    stage_of: dict[Var, int] = {
         v: home for v, home in zip(jaxpr.invars, homes, strict=True) if home is not None
     }
     places: list[int | None] = []
@@ -134,7 +136,7 @@ class _StageMaker:
         reads: Each stage with the variables that it takes.
     """
 
-    def __init__(self, closed: Any, placed: _Placed) -> None:
+    def __init__(self, closed: ClosedJaxpr, placed: _Placed) -> None:
         self.jaxpr, self.placed = closed.jaxpr, placed
         self.known = dict(zip(self.jaxpr.constvars, closed.consts, strict=True))
         self.argument = {v: n for n, v in enumerate(self.jaxpr.invars)}
@@ -142,9 +144,9 @@ class _StageMaker:
         self.made = _handed_on(self.jaxpr, placed, self.argument)
         # Constants that the step returns have no identity but their own: they are literals.
         self.numbers: dict[object, int] = {}
-        self.reads: list[tuple[int, list[Any]]] = []
+        self.reads: list[tuple[int, list[Var]]] = []
 
-    def source(self, atom: Any) -> Source:
+    def source(self, atom: Var) -> Source:
         """Return where a variable or constant comes from."""
         if not isinstance(atom, Constant) and atom in self.argument:
             return Source("argument", self.argument[atom])
@@ -154,14 +156,17 @@ class _StageMaker:
         """Yield the stages that compute anything."""
         numbers = sorted({self.first, *(p for p in self.placed.places if p is not None)})
         for stage in numbers:
-            atoms = [v for v in self.made if self.placed.stage_of.get(v, self.first) == stage]
+            atoms: list[Var] = [
+                v for v in self.made if self.placed.stage_of.get(v, self.first) == stage
+            ]
             if stage == self.first:
                 # Constants that the step returns: the first stage returns them.
-                atoms += [v for v in self.jaxpr.outvars if isinstance(v, Constant)]
+                returned: list[Var] = self.jaxpr.outvars
+                atoms += [v for v in returned if isinstance(v, Constant)]
             if atoms:
                 yield self._stage(stage, atoms)
 
-    def _stage(self, stage: int, atoms: Sequence[Any]) -> ForwardStage:
+    def _stage(self, stage: int, atoms: Sequence[Var]) -> ForwardStage:
         """Make the stage that makes some variables and constants."""
         pairs = zip(self.jaxpr.eqns, self.placed.places, strict=True)
         equations = needed([e for e, p in pairs if p in (stage, None)], variables(atoms))
@@ -182,18 +187,18 @@ class _StageMaker:
         )
 
 
-def _key(atom: Any) -> object:
+def _key(atom: Var) -> object:
     return Same(atom) if isinstance(atom, Constant) else atom
 
 
 def _sent(
-    jaxpr: Any,
+    jaxpr: FlatJaxpr,
     homes: Sequence[int | None],
-    moving: Collection[Any],
-    reads: Sequence[tuple[int, Sequence[Any]]],
+    moving: Collection[Var],
+    reads: Sequence[tuple[int, Sequence[Var]]],
 ) -> tuple[tuple[int, int], ...]:
     """`ForwardStages.sent`, from what each stage reads."""
-    roots: dict[Any, frozenset[int]] = {
+    roots: dict[Var, frozenset[int]] = {
         v: frozenset((n,)) for n, v in enumerate(jaxpr.invars) if homes[n] is not None
     }
     for eqn in jaxpr.eqns:
@@ -211,7 +216,7 @@ def _sent(
     return tuple(sorted(pairs))
 
 
-def _handed_on(jaxpr: Any, placed: _Placed, argument: Mapping[Any, int]) -> list[Any]:
+def _handed_on(jaxpr: FlatJaxpr, placed: _Placed, argument: Mapping[Var, int]) -> list[Var]:
     """Return the variables that later stages read or the step returns, in order of their making."""
     wanted = {v for v in variables(jaxpr.outvars) if v not in argument}
     for eqn, place in zip(jaxpr.eqns, placed.places, strict=True):
@@ -227,12 +232,12 @@ def _handed_on(jaxpr: Any, placed: _Placed, argument: Mapping[Any, int]) -> list
 
 
 def _closed(
-    equations: Sequence[Any],
-    known: Mapping[Any, Any],
-    operands: Sequence[Any],
-    atoms: Sequence[Any],
-) -> Any:
-    def stage(*values: Any) -> list[Any]:
+    equations: Sequence[Eqn],
+    known: Mapping[Var, Array],
+    operands: Sequence[Var],
+    atoms: Sequence[Var],
+) -> ClosedJaxpr:
+    def stage(*values: Array) -> list[Array]:
         there = {**known, **dict(zip(operands, values, strict=True))}
         run(equations, there)
         return [read(there, v) for v in atoms]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
-from meshwise.jax_compat import scan_counts, source_line
+from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts, source_line
 from meshwise.trace.layers.equations import dependent, inlined, variables
 from meshwise.trace.layers.split import LOSS
 from meshwise.trace.layers.stacks.families import lanes
 
 # A variable and one of its dims.
-Place = tuple[Any, int]
+Place = tuple[Var, int]
 _HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
 
 
@@ -33,27 +30,27 @@ class Stacks:
         notes: What was found, for people: scans that are cut and scans that are not.
     """
 
-    scans: frozenset[Any]
-    dims: Mapping[Any, int]
-    losses: Mapping[Any, Any]
+    scans: frozenset[Eqn]
+    dims: Mapping[Var, int]
+    losses: Mapping[Eqn, ClosedJaxpr]
     notes: tuple[str, ...]
 
 
-def has_scans(jaxpr: Any) -> bool:
+def has_scans(jaxpr: FlatJaxpr) -> bool:
     """Whether there is a `scan` anywhere in a jaxpr; what is there often is looked at once."""
-    seen: set[Any] = set()
+    seen: set[FlatJaxpr] = set()
     todo = [jaxpr]
     while todo:
         for eqn in todo.pop().eqns:
             if eqn.primitive.name == "scan":
                 return True
-            bodies = [b for b in jaxprs_in_params(eqn.params) if b not in seen]
-            seen.update(bodies)
-            todo += bodies
+            inner = [b for b in bodies(eqn.params) if b not in seen]
+            seen.update(inner)
+            todo += inner
     return False
 
 
-def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
+def find_stacks(flat: ClosedJaxpr, batch: Iterable[int]) -> Stacks:
     """Look for scans over layers in a step.
 
     Args:
@@ -64,9 +61,9 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
     rows = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in batch])
     same = _Same()
     same.add(jaxpr.eqns)
-    losses: dict[Any, Any] = {}
+    losses: dict[Eqn, ClosedJaxpr] = {}
     seeds: list[Place] = []
-    scans: set[Any] = set()
+    scans: set[Eqn] = set()
     notes: list[str] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != LOSS:
@@ -97,28 +94,28 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
     )
 
 
-def _sliced(eqn: Any) -> list[Any]:
+def _sliced(eqn: Eqn) -> list[Var]:
     """What a `scan` takes slice by slice; nothing of other equations."""
     if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
         return []
     return variables(eqn.invars[sum(scan_counts(eqn.params)) :])
 
 
-def _is_heavy(eqn: Any) -> bool:
+def _is_heavy(eqn: Eqn) -> bool:
     return eqn.primitive.name in _HEAVY or any(
-        _is_heavy(e) for body in jaxprs_in_params(eqn.params) for e in body.eqns
+        _is_heavy(e) for body in bodies(eqn.params) for e in body.eqns
     )
 
 
-def _scans_inside(eqn: Any) -> Iterator[Any]:
-    for body in jaxprs_in_params(eqn.params):
+def _scans_inside(eqn: Eqn) -> Iterator[Eqn]:
+    for body in bodies(eqn.params):
         for e in body.eqns:
             if e.primitive.name == "scan":
                 yield e
             yield from _scans_inside(e)
 
 
-def _join_loss(same: _Same, eqn: Any, loss: Any) -> None:
+def _join_loss(same: _Same, eqn: Eqn, loss: ClosedJaxpr) -> None:
     """What enters and leaves a loss is the same inside and outside."""
     inside = loss.jaxpr
     same.add(inside.eqns)
@@ -138,7 +135,7 @@ class _Same:
     def __init__(self) -> None:
         self._next: dict[Place, Place] = {}
 
-    def add(self, equations: Sequence[Any]) -> None:
+    def add(self, equations: Sequence[Eqn]) -> None:
         """Join what each equation treats slice by slice."""
         for eqn in equations:
             for lane in lanes(eqn):
@@ -163,10 +160,10 @@ class _Same:
         self._next.update(dict.fromkeys(path, path[-1]))
         return path[-1]
 
-    def with_any(self, seeds: Sequence[Place]) -> dict[Any, int]:
+    def with_any(self, seeds: Sequence[Place]) -> dict[Var, int]:
         """All variables of which a dim goes with one of the seeds; their first such dim."""
         wanted = {self._first(seed) for seed in seeds}
-        found: dict[Any, int] = {}
+        found: dict[Var, int] = {}
         for variable, dim in list(self._next):
             if self._first((variable, dim)) in wanted:
                 found[variable] = min(dim, found.get(variable, dim))
