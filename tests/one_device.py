@@ -9,7 +9,7 @@ import jax
 
 import meshwise as mw
 from meshwise.trace.program import Program
-from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from meshwise.trace.time.analyze import is_heavy
 from oracle.every_strategy import evaluate
 
@@ -20,7 +20,7 @@ def traced(step: Callable[..., Any], *args: Any, b: int, **more: Any) -> TracedS
     """Trace `step(state, batch)` with `b` micro-batches for 4 devices."""
     signature = more.pop("signature", SIGNATURE)
     options = {"num_devices": 4, **more}
-    return trace_step(step, args, {}, signature, num_microbatches=b, **options)
+    return trace_step(open_step(step, args, {}, signature), num_microbatches=b, **options)
 
 
 def run_traced(step: TracedStep, *args: Any) -> Any:

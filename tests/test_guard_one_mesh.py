@@ -16,7 +16,7 @@ from meshwise.plan.plan import Plan
 from meshwise.planner.mesh_plan import check_plan_fits
 from meshwise.planner.one_mesh import make_plan
 from meshwise.request.plan_request import PlanRequest
-from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
@@ -29,18 +29,14 @@ def step(w: Any, x: Any) -> Any:
 
 @pytest.fixture(scope="module", params=[mw.IntraOp(), mw.Zero3(), mw.DataParallel()])
 def planned(request: pytest.FixtureRequest) -> tuple[TracedStep, Plan]:
+    args = (
+        jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        jax.ShapeDtypeStruct((16, 64), jnp.float32),
+    )
+    opened = open_step(step, args, {}, SIGNATURE)
+
     def trace(num_microbatches: int, num_devices: int) -> TracedStep:
-        return trace_step(
-            step,
-            (
-                jax.ShapeDtypeStruct((64, 64), jnp.float32),
-                jax.ShapeDtypeStruct((16, 64), jnp.float32),
-            ),
-            {},
-            SIGNATURE,
-            num_microbatches=num_microbatches,
-            num_devices=num_devices,
-        )
+        return trace_step(opened, num_microbatches=num_microbatches, num_devices=num_devices)
 
     return make_plan(trace, PlanRequest(method=request.param, cluster=lambda: CLUSTER))
 

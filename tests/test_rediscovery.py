@@ -23,7 +23,7 @@ from meshwise.models.steps import model_step
 from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.planner.one_mesh import make_plan
 from meshwise.request.plan_request import PlanRequest
-from meshwise.trace.step import StepSignature, trace_step
+from meshwise.trace.step import StepSignature, open_step, trace_step
 
 ONE_HOST = Cluster.virtual("1x p3.16xlarge")
 TWO_HOSTS = Cluster.virtual("2x p3.8xlarge")
@@ -123,10 +123,9 @@ def test_wide_resnet_splits_the_batch_early_and_channels_late():
     config = replace(wide_resnet_config("2B"), num_layers=14)
     step, state, batch = model_step(config, 64, optax.sgd(1e-3)).abstract
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    opened = open_step(step, (state, batch), {}, signature)
     traced, plan = make_plan(
-        lambda b, n: trace_step(
-            step, (state, batch), {}, signature, num_microbatches=b, num_devices=n
-        ),
+        lambda b, n: trace_step(opened, num_microbatches=b, num_devices=n),
         PlanRequest(method=mw.IntraOp((8,)), cluster=lambda: ONE_HOST),
     )
     tensors = traced.graph.tensors

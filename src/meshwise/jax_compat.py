@@ -6,13 +6,14 @@ imports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol, cast
 
-from jax import core, export, lax
+import numpy as np
+from jax import Array, core, export, lax
 from jax._src import source_info_util
 from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
@@ -23,7 +24,75 @@ Literal = jex_core.Literal
 Jaxpr = jex_core.Jaxpr
 ClosedJaxpr = jex_core.ClosedJaxpr
 Primitive = jex_core.Primitive
+SourceInfo = source_info_util.SourceInfo
 jaxpr_as_fun = jex_core.jaxpr_as_fun
+
+
+class Aval(Protocol):
+    """The shape and dtype of a value, as JAX traces it.
+
+    Attributes:
+        shape: The size of each dim.
+        dtype: The type of the elements; random keys have a type of JAX's own.
+        weak_type: Whether the value gives way to the dtype of what it meets.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    weak_type: bool
+
+    def str_short(self) -> str:
+        """Return dtype and shape as text."""
+        ...
+
+    def update(self, *, shape: tuple[int, ...]) -> Aval:
+        """Return the same with another shape."""
+        ...
+
+
+class Var(Protocol):
+    """A variable of a jaxpr, or a literal in its place.
+
+    Attributes:
+        aval: The shape and dtype of its value.
+    """
+
+    aval: Aval
+
+
+class Eqn(Protocol):
+    """An equation of a jaxpr.
+
+    Attributes:
+        primitive: The operation.
+        params: The parameters of the operation.
+        invars: The operands.
+        outvars: The results.
+        source_info: The user's line.
+    """
+
+    primitive: Primitive
+    params: dict[str, Any]
+    invars: list[Var]
+    outvars: list[Var]
+    source_info: SourceInfo
+
+
+class FlatJaxpr(Protocol):
+    """A jaxpr, closed or not.
+
+    Attributes:
+        constvars: Variables of captured values.
+        invars: The arguments.
+        eqns: The equations, in order.
+        outvars: The results.
+    """
+
+    constvars: list[Var]
+    invars: list[Var]
+    eqns: list[Eqn]
+    outvars: list[Var]
+
 
 # Primitives whose body is inlined; the parameter that holds it.  `pjit` is the name before 0.7,
 # `remat2` of 0.10, `remat3` of 0.11.
@@ -49,19 +118,19 @@ _GRADIENT_FRAMES = frozenset({"value_and_grad_f"})
 REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 
 
-def dead_code_eliminated(jaxpr: Any) -> Any:
+def dead_code_eliminated(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr without equations that no result needs; inputs are kept."""
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
-def consts_as_inputs(closed: Any) -> Any:
+def consts_as_inputs(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The closed jaxpr with its captured values as leading arguments."""
     if not closed.consts:
         return closed
     return ClosedJaxpr(convert_constvars_jaxpr(closed.jaxpr), ())
 
 
-def bind_equation(eqn: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
+def bind_equation(eqn: Eqn, operands: Sequence[Any], call: SourceInfo | None = None) -> list[Any]:
     """Run one equation of a jaxpr, under its own source line or that of the call that holds it."""
     with source_scope(best_source(eqn.source_info, call)):
         out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
@@ -76,7 +145,7 @@ def exported_program(jitted: Any, operands: Sequence[Any]) -> Any:
     return replace(export.export(jitted)(*operands), _get_vjp=None)
 
 
-def scan_counts(params: Any) -> tuple[int, int]:
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Numbers of constants and of carries of a `scan` equation.
 
     JAX 0.11 holds the structure of the operands (`ft_in`) in place of the two numbers.
@@ -88,12 +157,17 @@ def scan_counts(params: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def closed_jaxpr(jaxpr: Any) -> Any:
+def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr; JAX 0.11 has open ones in the parameters of `scan`."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
-def while_parts(params: Any) -> tuple[Any, Any, int, int]:
+def bodies(params: Mapping[str, Any]) -> list[FlatJaxpr]:
+    """Return the jaxprs among the parameters of an equation."""
+    return cast(list[FlatJaxpr], list(jex_core.jaxprs_in_params(dict(params))))
+
+
+def while_parts(params: Mapping[str, Any]) -> tuple[Jaxpr, Jaxpr, int, int]:
     """Predicate, body, and the numbers of constants of each, of a `while` equation."""
     return (
         params["cond_jaxpr"],
@@ -103,7 +177,7 @@ def while_parts(params: Any) -> tuple[Any, Any, int, int]:
     )
 
 
-def source_line(source: Any, *, outside: str = "") -> str:
+def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
     """The user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
     Without the folder: equal steps in other places have equal plans, and a plan tells nothing of
@@ -124,14 +198,16 @@ def source_line(source: Any, *, outside: str = "") -> str:
     return f"{PurePath(frame.file_name).name}:{frame.start_line}{column} ({function})"
 
 
-def best_source(own: Any, call: Any) -> Any:
+def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo | None:
     """The source of an equation; of the call that holds it if its own shows no user line."""
     if call is None or (own and source_info_util.user_frame(own.traceback)):
         return own
     return call
 
 
-def gradient_call(source: Any, around: Sequence[Any] = ()) -> tuple[str, int, str] | None:
+def gradient_call(
+    source: SourceInfo | None, around: Sequence[SourceInfo] = ()
+) -> tuple[str, int, str] | None:
     """File, line and function of the user's call of `jax.grad` or `jax.value_and_grad`.
 
     Args:
@@ -154,7 +230,7 @@ def gradient_call(source: Any, around: Sequence[Any] = ()) -> tuple[str, int, st
 
 
 @contextmanager
-def source_scope(source: Any) -> Iterator[None]:
+def source_scope(source: SourceInfo | None) -> Iterator[None]:
     """Equations bound inside carry the source line of the equation they stand for."""
     if source is None:
         yield
@@ -163,19 +239,19 @@ def source_scope(source: Any) -> Iterator[None]:
         yield
 
 
-def weakly_typed(value: Any) -> Any:
+def weakly_typed(value: Array) -> Array:
     """The value, which gives way to the dtype of what it meets, as a number of Python does."""
     return lax.convert_element_type_p.bind(
         value, new_dtype=value.dtype, weak_type=True, sharding=None
     )
 
 
-def is_tracer(value: Any) -> bool:
+def is_tracer(value: object) -> bool:
     """Whether a value is being traced."""
     return isinstance(value, core.Tracer)
 
 
-def is_staged(value: Any) -> bool:
+def is_staged(value: object) -> bool:
     """Whether a value is traced into a jaxpr, not differentiated or mapped at once."""
     return isinstance(value, partial_eval.DynamicJaxprTracer)
 
@@ -185,7 +261,7 @@ def is_tracing() -> bool:
     return not trace_state_clean()
 
 
-def refill(array: Any, contents: Any) -> None:
+def refill(array: Any, contents: Array) -> None:
     """Give a deleted array the buffers of another one of its shape, dtype and sharding.
 
     As JAX does with the arrays that its own functions with effects have changed; since 0.8.

@@ -14,7 +14,7 @@ from meshwise.plan.verify import verify_decision
 from meshwise.request.methods import Method
 from meshwise.runtime.compile import compile_decided
 from meshwise.spmd.program import concrete_mesh, shardings
-from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.problem import Problem, Trajectory, run
 from random_decision import random_decision
 
@@ -42,11 +42,9 @@ def traced(problem: Problem, num_microbatches: int = 1, statistics: Any = "exact
         batch_dims=problem.options.get("batch_dims", 0),
         donate_argnums="auto",
     )
+    args = (problem.state, *problem.calls[0])
     return trace_step(
-        problem.step,
-        (problem.state, *problem.calls[0]),
-        problem.kwargs,
-        signature,
+        open_step(problem.step, args, problem.kwargs, signature),
         num_microbatches=num_microbatches,
         statistics=statistics,
         num_devices=8,

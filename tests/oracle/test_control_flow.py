@@ -23,7 +23,7 @@ from meshwise.plan.counts.walk import visits
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
-from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.compare import assert_same_x64
 from oracle.control_flow_problems import (
     CONTROL_FLOW,
@@ -107,7 +107,7 @@ def _traced(step: Callable[..., Any]) -> TracedStep:
         jax.ShapeDtypeStruct((), jnp.float32),
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
-    return trace_step(step, args, {}, signature, num_microbatches=1, num_devices=8)
+    return trace_step(open_step(step, args, {}, signature), num_microbatches=1, num_devices=8)
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)], ids=str)

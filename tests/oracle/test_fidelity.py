@@ -24,7 +24,7 @@ from meshwise.plan.counts.collectives import collectives
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
-from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
 from random_decision import random_decision
 
@@ -129,9 +129,8 @@ def perceptron(num_microbatches: int) -> TracedStep:
     }
     x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
-    return trace_step(
-        step, (params, x), {}, signature, num_microbatches=num_microbatches, num_devices=8
-    )
+    opened = open_step(step, (params, x), {}, signature)
+    return trace_step(opened, num_microbatches=num_microbatches, num_devices=8)
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)], ids=str)
@@ -166,5 +165,7 @@ def test_collectives_of_a_lookup_in_micro_batches(seed: int, quick_compile: None
     table = jax.ShapeDtypeStruct((64, 16), jnp.float32)
     tokens = jax.ShapeDtypeStruct((32,), jnp.int32)
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
-    traced = trace_step(step, (table, tokens), {}, signature, num_microbatches=2, num_devices=8)
+    traced = trace_step(
+        open_step(step, (table, tokens), {}, signature), num_microbatches=2, num_devices=8
+    )
     check_collectives(traced, (2, 4), seed)

@@ -21,7 +21,7 @@ from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.padding.choose import padded_dims, with_padding
-from meshwise.trace.step import StepSignature, TracedStep, trace_step
+from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
 from random_decision import random_decision
 
@@ -44,14 +44,9 @@ def padded_step(vocab: int, hidden: int, rows: int, num_microbatches: int) -> Tr
     shapes = {"table": (vocab, hidden), "up": (hidden, hidden), "bias": (vocab,)}
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     tokens = jax.ShapeDtypeStruct((rows, 8), jnp.int32)
-    step_ = trace_step(
-        step,
-        ((params, params), {"x": tokens, "y": tokens}),
-        {},
-        StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto"),
-        num_microbatches=num_microbatches,
-        num_devices=8,
-    )
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    opened = open_step(step, ((params, params), {"x": tokens, "y": tokens}), {}, signature)
+    step_ = trace_step(opened, num_microbatches=num_microbatches, num_devices=8)
     dims = padded_dims(step_, 8)
     assert [dim.size for dim in dims] == [vocab]
     return with_padding(step_, dims)

@@ -7,7 +7,22 @@ from types import MappingProxyType
 
 from meshwise.graph.layout import replicated
 from meshwise.program.emit import UpdateSpec
-from meshwise.program.names import LayerSpec, Name, ProgramSpec
+from meshwise.program.names import (
+    Activation,
+    Cotangent,
+    CotangentTerm,
+    LayerSpec,
+    Local,
+    LossValue,
+    MicrobatchIndex,
+    Name,
+    ProgramSpec,
+    Rows,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
+)
 
 ROWS, SCALAR = replicated(2), replicated(0)
 
@@ -46,17 +61,17 @@ def chain(
 
     layers: list[LayerSpec] = []
     for k, stage in enumerate(stages):
-        entering = [Name("activation", f"a{j}", ROWS) for j in reads(k)]
+        entering = [Name(Activation(f"a{j}"), ROWS) for j in reads(k)]
         readers = [j for j in range(k + 1, count) if k in reads(j)]
-        cotangents = [Name("cotangent", (f"a{k}", j), ROWS) for j in readers]
-        weight, whole = Name("argument", k, ROWS), Name("whole", 0, ROWS)
-        total, kept = Name("sum", 0, ROWS), Name("kept", 0, ROWS)
-        index = Name("index", 0, SCALAR)
-        own = [Name("rows", 100, ROWS)] if k in (0, count - 1) else []
-        leaving = [Name("activation", f"a{k}", ROWS)] if readers else []
-        back = [Name("cotangent", f"a{j}", ROWS) for j in reads(k)]
-        sent, shared = Name("sent", f"n{k}", SCALAR), Name("shared", "norm", SCALAR)
-        loss = [Name("activation", "loss", SCALAR)] if k == count - 1 else []
+        cotangents = [Name(CotangentTerm(Activation(f"a{k}"), j), ROWS) for j in readers]
+        weight, whole = Name(StepArgument(k), ROWS), Name(Local("whole", 0), ROWS)
+        total, kept = Name(Local("sum", 0), ROWS), Name(Local("kept", 0), ROWS)
+        index = Name(MicrobatchIndex(), SCALAR)
+        own = [Name(Rows(100), ROWS)] if k in (0, count - 1) else []
+        leaving = [Name(Activation(f"a{k}"), ROWS)] if readers else []
+        back = [Name(Cotangent(Activation(f"a{j}")), ROWS) for j in reads(k)]
+        sent, shared = Name(SentValue(f"n{k}"), SCALAR), Name(SharedValue("norm"), SCALAR)
+        loss = [Name(Activation("loss"), SCALAR)] if k == count - 1 else []
         number = f"of layer {k}"
         around = [whole, index, *own]
         if not splits:
@@ -71,7 +86,7 @@ def chain(
             backward = spec(f"backward {number}", [*around, kept, total], [*back, total], [total])
             weights = None
         else:
-            late = [Name("delayed", 7, ROWS)] if back else []
+            late = [Name(Local("delayed", 7), ROWS)] if back else []
             backward = spec(f"backward {number}", [*cotangents, *around, kept], [*back, *late])
             weights = spec(
                 f"weights {number}",
@@ -94,18 +109,18 @@ def chain(
                     spec(
                         f"apply of layer {k}",
                         [weight, total, shared],
-                        [Name("result", k, ROWS)],
+                        [Name(StepResult(k), ROWS)],
                         [weight],
                     ),
                 ),
             )
         )
-    norms = [Name("sent", f"n{k}", SCALAR) for k in range(count)]
-    norm = Name("shared", "norm", SCALAR)
+    norms = [Name(SentValue(f"n{k}"), SCALAR) for k in range(count)]
+    norm = Name(SharedValue("norm"), SCALAR)
     update = UpdateSpec(
         joins=(spec("join 0", norms, [norm]),),
-        common=spec("common", [Name("value", 0, SCALAR)], [Name("result", count, SCALAR)]),
-        values=MappingProxyType({"loss": (0,)}),
+        common=spec("common", [Name(LossValue(0), SCALAR)], [Name(StepResult(count), SCALAR)]),
+        values=MappingProxyType({Activation("loss"): (0,)}),
         adders={},
         passed=((count + 1, 100),),
     )

@@ -8,7 +8,7 @@ from meshwise.runtime.executable import compile_step
 from meshwise.runtime.forward import compile_forward
 from meshwise.runtime.pipeline.executable import compile_pipeline
 from meshwise.runtime.step_executable import StepExecutable
-from meshwise.trace.layers.followed import FollowedStages
+from meshwise.trace.layers.forward.followed import FollowedStages
 
 
 def compile_planned(planned: PlannedCall) -> StepExecutable:

@@ -78,7 +78,7 @@ class MeasuredTimes:
     ) -> tuple[float, float]:
         made = self._layers.program(layer, layer, count, remat)
         devices = self._grouped(mesh)
-        programs = programs_alone(self._layers, layer, made, decision, mesh, devices)
+        programs = programs_alone(layer, made, decision, mesh, devices)
         # What has no results does nothing.
         asked = {
             name: measurable(f"{name} of layer {layer}", program, devices)

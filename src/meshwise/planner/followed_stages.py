@@ -25,9 +25,9 @@ from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.inference import INFERENCE
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.equations import inlined, run_inlined
-from meshwise.trace.layers.followed import ArgumentHome, FollowedStages
-from meshwise.trace.layers.forward_stages import ForwardStage, ForwardStages, forward_stages
-from meshwise.trace.layers.unstack import unstacked
+from meshwise.trace.layers.forward.followed import ArgumentHome, FollowedStages
+from meshwise.trace.layers.forward.stages import ForwardStage, ForwardStages, forward_stages
+from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import OpenStep, StepSignature, TracedStep, open_step, trace_step
 
 
@@ -236,7 +236,7 @@ def _planned(
         return run_inlined(part.closed, [values[name] for name in names])
 
     signature = StepSignature(batch_argnums=(), batch_dims=0, donate_argnums=())
-    traced = trace_step(stage, (), avals, signature)
+    traced = trace_step(open_step(stage, (), avals, signature))
     target = plan.stages[part.stage]
     forced: dict[int, tuple[Layout, ...]] = {}
     for place, n in enumerate(order):

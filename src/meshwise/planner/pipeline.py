@@ -22,7 +22,7 @@ from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
-from meshwise.trace.layers.unstack import unstacked
+from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import Statistics, StepSignature, open_step, state_bytes
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stag
 from meshwise.request.pipeline_request import pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.inference import INFERENCE
-from meshwise.trace.step import StepSignature, TracedStep, state_bytes, trace_step
+from meshwise.trace.gradients import refuse_stages
+from meshwise.trace.step import StepSignature, TracedStep, open_step, state_bytes, trace_step
 
 
 class UserStep(Protocol):
@@ -134,16 +135,15 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
         check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
 
     def trace(num_microbatches: int, num_devices: int) -> TracedStep:
+        opened = open_step(call.fun, call.args, call.kwargs, call.signature)
+        if asked := asks_for_stages(request.method):
+            refuse_stages(opened.closed, asked)
         return trace_step(
-            call.fun,
-            call.args,
-            call.kwargs,
-            call.signature,
+            opened,
             num_microbatches=num_microbatches,
             statistics=request.statistics,
             num_devices=num_devices,
             rules=request.rules,
-            stages=asks_for_stages(request.method),
         )
 
     traced, plan = make_plan(trace, request)

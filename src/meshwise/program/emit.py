@@ -6,9 +6,9 @@ mesh is sent at once, and received right before it is needed.  A buffer is freed
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout
@@ -22,27 +22,51 @@ from meshwise.program.instructions import (
     Send,
 )
 from meshwise.program.lifetimes import with_frees
-from meshwise.program.names import LayerSpec, Name, ProgramSpec
+from meshwise.program.names import (
+    Activation,
+    Cotangent,
+    CotangentTerm,
+    Gradient,
+    LayerSpec,
+    Local,
+    LossValue,
+    MicrobatchIndex,
+    Name,
+    ProgramSpec,
+    Rows,
+    SentValue,
+    SharedValue,
+    StepArgument,
+    StepResult,
+)
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 
 ONCE = -1
+_Value = TypeVar("_Value", Activation, CotangentTerm)
+
+# A value on its mesh: its name, with its layer and its micro-batch where these tell it from others.
+Key: TypeAlias = tuple[Name, int, int]
+# A mesh and one of its buffers.
+Place: TypeAlias = tuple[int, int]
+# What only one micro-batch of a layer has.
+_OF_MICROBATCH = frozenset(("kept", "entering", "delayed", "total"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSpec:
-    """What joins layers, on mesh 0.
+    """The executables that join layers, on mesh 0.
 
     Attributes:
-        joins: For each phase of the update.
-        common: Results that no layer makes.
-        values: For each variable that is a value of the loss its numbers.
+        joins: For each phase of the update the executable that joins what layers send.
+        common: The executable that makes the results of the step that no layer makes.
+        values: For each activation that is a value of the loss the numbers of that value.
         adders: For tied parameters with several senders the executable that adds gradients up.
         passed: Pairs (result, argument) of results that are arguments.
     """
 
     joins: tuple[ProgramSpec, ...]
     common: ProgramSpec
-    values: Mapping[Any, tuple[int, ...]]
+    values: Mapping[Activation, tuple[int, ...]]
     adders: Mapping[int, ProgramSpec]
     passed: tuple[tuple[int, int], ...]
 
@@ -93,8 +117,8 @@ class _Mesh:
     loads: list[Load] = field(default_factory=list[Load])
     instructions: list[Instruction] = field(default_factory=list[Instruction])
     results: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    buffers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    coming: dict[Hashable, tuple[int, int]] = field(default_factory=dict[Hashable, tuple[int, int]])
+    buffers: dict[Key, int] = field(default_factory=dict[Key, int])
+    coming: dict[Key, Place] = field(default_factory=dict[Key, Place])
     count: int = 0
 
     def new(self) -> int:
@@ -104,14 +128,12 @@ class _Mesh:
 
 @dataclass(slots=True)
 class _Once:
-    """Where the values of the update are: mesh and buffer."""
+    """Where the values of the update are."""
 
-    values: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    gradients: dict[int, list[tuple[int, int]]] = field(
-        default_factory=dict[int, list[tuple[int, int]]]
+    values: dict[LossValue | SharedValue | SentValue, Place] = field(
+        default_factory=dict[LossValue | SharedValue | SentValue, Place]
     )
-    shared: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
-    sent: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
+    gradients: dict[Gradient, list[Place]] = field(default_factory=dict[Gradient, list[Place]])
 
 
 class _Emitter:
@@ -125,49 +147,43 @@ class _Emitter:
         self.order: list[int] = []
         self.transfers = 0
         self.maker = {
-            n.what: k
+            made: k
             for k, layer in enumerate(layers)
-            for n in (*layer.forward.outputs, *layer.once[0].outputs)
-            if n.kind == "activation"
+            for _, made in _of_kind(Activation, layer.forward.outputs, layer.once[0].outputs)
         }
-        # Which meshes want an activation, and how.
-        self.wanted: dict[Any, dict[tuple[int, Layout], None]] = {}
-        self.wanted_once: dict[Any, dict[tuple[int, Layout], None]] = {}
+        # Which meshes want an activation, and how: those of each micro-batch, and those of a step.
+        self.wanted: dict[Activation, dict[tuple[int, Layout], None]] = {}
+        self.wanted_once: dict[Activation, dict[tuple[int, Layout], None]] = {}
         for layer, mesh in zip(layers, self.mesh_of, strict=True):
-            for n in layer.once[0].inputs:
-                if n.kind == "activation":
-                    self.wanted_once.setdefault(n.what, {})[mesh, n.layout] = None
-            for n in (n for program in layer.passes for n in program.inputs):
-                if n.kind == "activation":
-                    self.wanted.setdefault(n.what, {})[mesh, n.layout] = None
+            for n, value in _of_kind(Activation, layer.once[0].inputs):
+                self.wanted_once.setdefault(value, {})[mesh, n.layout] = None
+            for n, value in _of_kind(Activation, *(p.inputs for p in layer.passes)):
+                self.wanted.setdefault(value, {})[mesh, n.layout] = None
         self.done: set[Task] = set()
         # For each stage the activations that others make, and the stages that send cotangents.
         self.from_others: list[list[Name]] = [[] for _ in schedule.mesh_of_stage]
         self.readers: list[set[int]] = [set() for _ in schedule.mesh_of_stage]
         for layer in layers:
-            for n in layer.forward.inputs:
-                if n.kind == "activation" and layers[self.maker[n.what]].stage != layer.stage:
+            for n, value in _of_kind(Activation, layer.forward.inputs):
+                if layers[self.maker[value]].stage != layer.stage:
                     self.from_others[layer.stage].append(n)
-            for n in _cotangents(layer):
-                reader: int = n.what[1]
-                if layers[reader].stage != layer.stage:
-                    self.readers[layer.stage].add(layers[reader].stage)
+            for _, term in _of_kind(CotangentTerm, *(p.inputs for p in layer.passes[1:])):
+                if layers[term.reader].stage != layer.stage:
+                    self.readers[layer.stage].add(layers[term.reader].stage)
 
     # -- values -------------------------------------------------------------------------------
 
-    def key(self, name: Name, layer: int, microbatch: int) -> Hashable:
-        """What a value is called on its mesh."""
-        match name.kind:
-            case "argument" | "shared" | "value" | "result":
-                return name
-            case "rows" | "activation" | "cotangent":
-                return name, microbatch
-            case "index":
-                return "index", microbatch
-            case "kept" | "entering" | "delayed" | "total":
+    def key(self, name: Name, layer: int, microbatch: int) -> Key:
+        """Return what tells a value from others on its mesh."""
+        match name.value:
+            case StepArgument() | SharedValue() | LossValue() | StepResult():
+                return name, ONCE, ONCE
+            case Rows() | Activation() | Cotangent() | CotangentTerm() | MicrobatchIndex():
+                return name, ONCE, microbatch
+            case Local(role=role) if role in _OF_MICROBATCH:
                 return name, layer, microbatch
             case _:
-                return name, layer
+                return name, layer, ONCE
 
     def buffer(self, mesh: int, name: Name, layer: int, microbatch: int) -> int:
         """The buffer of a value that is needed now."""
@@ -177,27 +193,15 @@ class _Emitter:
             state.buffers[key] = state.new()
             self.add(mesh, Receive(transfer=transfer, buffer=state.buffers[key], mesh=source))
         if key not in state.buffers:
-            if name.kind not in ("argument", "rows", "index"):
-                raise AssertionError(f"{name} is not there on mesh {mesh}")
-            number = 0 if name.kind == "index" else name.what
-            at = ONCE if name.kind == "argument" else microbatch
             state.buffers[key] = state.new()
-            state.loads.append(
-                Load(
-                    buffer=state.buffers[key],
-                    kind=name.kind,
-                    number=number,
-                    microbatch=at,
-                    layout=name.layout,
-                )
-            )
+            state.loads.append(_load(state.buffers[key], name, microbatch, mesh))
         return state.buffers[key]
 
     def add(self, mesh: int, instruction: Instruction) -> None:
         self.meshes[mesh].instructions.append(instruction)
         self.order.append(mesh)
 
-    def send(self, source: int, buffer: int, mesh: int, key: Hashable, layout: Layout) -> None:
+    def send(self, source: int, buffer: int, mesh: int, key: Key, layout: Layout) -> None:
         """Move a value to another mesh, or on its own one to another layout."""
         target = self.meshes[mesh]
         if key in target.buffers or key in target.coming:
@@ -214,8 +218,8 @@ class _Emitter:
         for k in reversed(numbers) if self.wanted_once else numbers:
             spec = self.layers[k]
             for name, buffer in self.run(self.mesh_of[k], spec.before, k).items():
-                if name.kind == "cotangent":
-                    self.send_back(k, name, buffer, ONCE)
+                if isinstance(name.value, Cotangent):
+                    self.send_back(k, name.value, name.layout, buffer, ONCE)
 
     def run(
         self, mesh: int, program: ProgramSpec, layer: int, microbatch: int = ONCE
@@ -242,8 +246,8 @@ class _Emitter:
             # Who reads an argument after its new value is there loads one of his own.
             del state.buffers[self.key(program.inputs[i], layer, microbatch)]
         for n, b in made.items():
-            if n.kind == "result":
-                state.results.append((n.what, b))
+            if isinstance(n.value, StepResult):
+                state.results.append((n.value.number, b))
             else:
                 state.buffers[self.key(n, layer, microbatch)] = b
         return made
@@ -254,7 +258,7 @@ class _Emitter:
         if task.kind == WEIGHT:
             return Task(BACKWARD, task.stage, task.microbatch) in self.done
         if task.kind == FORWARD:
-            keys = [(name, task.microbatch) for name in self.from_others[task.stage]]
+            keys = [(name, ONCE, task.microbatch) for name in self.from_others[task.stage]]
             return all(key in state.buffers or key in state.coming for key in keys)
         needed = [Task(BACKWARD, s, task.microbatch) for s in self.readers[task.stage]]
         needed.append(Task(FORWARD, task.stage, task.microbatch))
@@ -269,30 +273,32 @@ class _Emitter:
                 continue
             made = self.run(self.mesh_of[k], program, k, task.microbatch)
             for name, buffer in made.items():
-                if name.kind == "activation":
-                    self.send_on(k, name, buffer, task.microbatch)
-                elif name.kind == "cotangent":
-                    self.send_back(k, name, buffer, task.microbatch)
+                if isinstance(name.value, Activation):
+                    self.send_on(k, name.value, buffer, task.microbatch)
+                elif isinstance(name.value, Cotangent):
+                    self.send_back(k, name.value, name.layout, buffer, task.microbatch)
         self.done.add(task)
 
-    def send_on(self, maker: int, name: Name, buffer: int, microbatch: int) -> None:
+    def send_on(self, maker: int, made: Activation, buffer: int, microbatch: int) -> None:
         """Give an activation to the meshes of layers that read it."""
         source = self.mesh_of[maker]
         wanted = self.wanted_once if microbatch == ONCE else self.wanted
-        for mesh, layout in wanted.get(name.what, {}):
+        for mesh, layout in wanted.get(made, {}):
             # On one mesh layers take what each micro-batch makes as it comes.
             if mesh != source or microbatch == ONCE:
-                self.send(source, buffer, mesh, (name._replace(layout=layout), microbatch), layout)
+                self.send(source, buffer, mesh, (Name(made, layout), ONCE, microbatch), layout)
 
-    def send_back(self, reader: int, name: Name, buffer: int, microbatch: int) -> None:
+    def send_back(
+        self, reader: int, made: Cotangent, layout: Layout, buffer: int, microbatch: int
+    ) -> None:
         """Give a cotangent to the layer that made the activation."""
-        maker, source = self.maker[name.what], self.mesh_of[reader]
+        maker, source = self.maker[made.activation], self.mesh_of[reader]
         spec, target = self.layers[maker], self.mesh_of[maker]
-        inputs = spec.before.inputs if microbatch == ONCE else _cotangents(spec)
-        for n in inputs:
-            if n.kind == "cotangent" and n.what == (name.what, reader):
+        programs = (spec.before,) if microbatch == ONCE else spec.passes[1:]
+        for n, term in _of_kind(CotangentTerm, *(p.inputs for p in programs)):
+            if term == CotangentTerm(made.activation, reader):
                 key = self.key(n, maker, microbatch)
-                if target == source and n.layout == name.layout:
+                if target == source and n.layout == layout:
                     self.meshes[target].buffers[key] = buffer
                 else:
                     self.send(source, buffer, target, key, n.layout)
@@ -301,31 +307,39 @@ class _Emitter:
 
     def update_all(self) -> None:
         """Everything after the last micro-batch."""
-        found = _Once()
-        for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
-            for name, buffer in self.run(mesh, spec.once[0], k).items():
-                if name.kind == "activation":
-                    self.send_on(k, name, buffer, ONCE)
-                if name.kind == "activation" and name.what in self.update.values:
-                    there = dict.fromkeys(self.update.values[name.what], (mesh, buffer))
-                    found.values.update(there)
-                elif name.kind == "gradient":
-                    found.gradients.setdefault(name.what, []).append((mesh, buffer))
+        found = self.values()
         for phase, join in enumerate(self.update.joins):
             for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
                 program = spec.once[1 + phase]
                 self.fetch(mesh, program, k, found)
                 for name, buffer in self.run(mesh, program, k).items():
-                    if name.kind == "sent":
-                        found.sent[name.what] = (mesh, buffer)
+                    if isinstance(name.value, SentValue):
+                        found.values[name.value] = mesh, buffer
             self.fetch(0, join, ONCE, found)
             for name, buffer in self.run(0, join, ONCE).items():
-                found.shared[name.what] = (0, buffer)
+                if isinstance(name.value, SharedValue):
+                    found.values[name.value] = 0, buffer
         self.fetch(0, self.update.common, ONCE, found)
         self.run(0, self.update.common, ONCE)
         for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
             self.fetch(mesh, spec.once[-1], k, found)
             self.run(mesh, spec.once[-1], k)
+
+    def values(self) -> _Once:
+        """Make the values of the loss, and gradients that one layer sends to another."""
+        found = _Once()
+        for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
+            for name, buffer in self.run(mesh, spec.once[0], k).items():
+                match name.value:
+                    case Activation() as made:
+                        self.send_on(k, made, buffer, ONCE)
+                        for number in self.update.values.get(made, ()):
+                            found.values[LossValue(number)] = mesh, buffer
+                    case Gradient() as made:
+                        found.gradients.setdefault(made, []).append((mesh, buffer))
+                    case _:
+                        pass
+        return found
 
     def fetch(self, mesh: int, program: ProgramSpec, layer: int, found: _Once) -> None:
         """Send what the update of a layer reads of others."""
@@ -334,26 +348,20 @@ class _Emitter:
             key = self.key(n, layer, ONCE)
             if key in state.buffers or key in state.coming:
                 continue
-            match n.kind:
-                case "value":
-                    source, buffer = found.values[n.what]
-                case "shared":
-                    source, buffer = found.shared[n.what]
-                case "sent":
-                    source, buffer = found.sent[n.what]
-                case "gradient":
-                    source, buffer = self.added(mesh, n, layer, found.gradients[n.what])
+            match n.value:
+                case LossValue() | SharedValue() | SentValue() as value:
+                    source, buffer = found.values[value]
+                case Gradient() as value:
+                    source, buffer = self.added(mesh, value, layer, found.gradients[value])
                 case _:
                     continue
             self.send(source, buffer, mesh, key, n.layout)
 
-    def added(
-        self, mesh: int, name: Name, layer: int, parts: Sequence[tuple[int, int]]
-    ) -> tuple[int, int]:
-        """The gradient of a tied parameter: the sum of what several layers send."""
+    def added(self, mesh: int, gradient: Gradient, layer: int, parts: Sequence[Place]) -> Place:
+        """Return the gradient of a tied parameter: the sum of what several layers send."""
         if len(parts) == 1:
             return parts[0]
-        adder = self.update.adders[name.what]
+        adder = self.update.adders[gradient.parameter]
         for n, (source, buffer) in zip(adder.inputs, parts, strict=True):
             self.send(source, buffer, mesh, self.key(n, layer, ONCE), n.layout)
         made = self.run(mesh, adder, layer)
@@ -376,7 +384,21 @@ class _Emitter:
         )
 
 
-def _cotangents(layer: LayerSpec) -> list[Name]:
-    """Cotangents that the backward pass of a layer takes from other layers, each once."""
-    found = (n for program in layer.passes[1:] for n in program.inputs if n.kind == "cotangent")
-    return list(dict.fromkeys(found))
+def _of_kind(kind: type[_Value], *names: Sequence[Name]) -> list[tuple[Name, _Value]]:
+    """Return the names whose values are of one kind with these values, each once."""
+    found = dict.fromkeys(n for part in names for n in part)
+    return [(n, n.value) for n in found if isinstance(n.value, kind)]
+
+
+def _load(buffer: int, name: Name, microbatch: int, mesh: int) -> Load:
+    """Return the load of a value that is there when the step begins."""
+    match name.value:
+        case StepArgument(number=number):
+            kind, at = "argument", ONCE
+        case Rows(number=number):
+            kind, at = "rows", microbatch
+        case MicrobatchIndex():
+            kind, number, at = "index", 0, microbatch
+        case _:
+            raise AssertionError(f"{name} is not there on mesh {mesh}")
+    return Load(buffer=buffer, kind=kind, number=number, microbatch=at, layout=name.layout)

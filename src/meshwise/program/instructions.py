@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from meshwise.graph.layout import Layout
 
@@ -94,6 +94,9 @@ class Free:
 Instruction: TypeAlias = Run | Send | Receive | Free
 
 
+LoadKind: TypeAlias = Literal["argument", "rows", "index"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What is in a buffer when the step begins.
@@ -107,7 +110,7 @@ class Load:
     """
 
     buffer: int
-    kind: str
+    kind: LoadKind
     number: int
     microbatch: int
     layout: Layout

@@ -2,30 +2,186 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Literal, TypeAlias
 
 from meshwise.graph.layout import Layout
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind
 
+# A variable of the forward pass or of the update; here it is only compared with others.
+Variable: TypeAlias = Hashable
 
-class Name(NamedTuple):
+# Values that only one layer has:
+# whole:     what a layer makes once a step for all micro-batches
+# sum:       what adds up over micro-batches
+# kept:      what the backward pass reads of the forward pass
+# entering:  an activation that entered, in the layout in which the layer reads it
+# border:    what the update reads of a program that ran before it
+# delayed:   what gradients of weights read of gradients of activations
+# total:     the sum of the cotangents of an activation that left, for the gradients of weights
+LocalRole: TypeAlias = Literal["whole", "sum", "kept", "entering", "border", "delayed", "total"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepArgument:
+    """A flat argument of the step, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A flat result of the step, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one micro-batch of an argument that is batch data.
+
+    Attributes:
+        number: The number of the argument.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchIndex:
+    """The number of the micro-batch, as a scalar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A value of the forward pass that a layer makes.
+
+    Attributes:
+        variable: The variable of the forward pass.
+    """
+
+    variable: Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Cotangent:
+    """The cotangent of an activation, as one layer that reads the activation makes it."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class CotangentTerm:
+    """The same cotangent, as the layer that made the activation takes it.
+
+    Attributes:
+        activation: The activation.
+        reader: The number of the layer that sends the cotangent.
+    """
+
+    activation: Activation
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class CotangentSum:
+    """The sum of the cotangents of an activation that leaves its layer once a step."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of a tied parameter, which one layer sends to another.
+
+    Attributes:
+        parameter: The number of the parameter.
+    """
+
+    parameter: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTerm:
+    """One of several gradients of a tied parameter.
+
+    Attributes:
+        parameter: The number of the parameter.
+        number: The number of the term.
+    """
+
+    parameter: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossValue:
+    """The value of the loss (number 0) or one of its auxiliary results."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentValue:
+    """A value that the update of a layer sends to be joined with those of other layers."""
+
+    variable: Variable
+
+
+@dataclass(frozen=True, slots=True)
+class SharedValue:
+    """A value that the update has joined from several layers."""
+
+    variable: Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A value that only one layer has.
+
+    Attributes:
+        role: What the value is for.
+        number: Which of the values with this role it is; `pieces.roles.Value` says what it counts.
+    """
+
+    role: LocalRole
+    number: int
+
+
+StepValue: TypeAlias = (
+    StepArgument
+    | StepResult
+    | Rows
+    | MicrobatchIndex
+    | Activation
+    | Cotangent
+    | CotangentTerm
+    | CotangentSum
+    | Gradient
+    | GradientTerm
+    | LossValue
+    | SentValue
+    | SharedValue
+    | Local
+)
+
+
+def is_sum(value: StepValue) -> bool:
+    """Return whether a value adds up over micro-batches, each of which overwrites it."""
+    return isinstance(value, Local) and value.role == "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
     """A value at the border of an executable.
 
     Attributes:
-        kind: `argument` or `result` of the step; `rows` of an argument that is batch data; `index`
-            of the micro-batch; `activation`; `cotangent`; `gradient` of a tied parameter that one
-            layer sends to another; `value` of the loss; `sent`, to be joined by the update;
-            `shared`, joined by it.  All others belong to one layer: `whole`, `sum`, `kept`,
-            `border`, `entering`, `inward`, `joined` (the sum of the cotangents of what leaves the
-            layer once a step); `delayed` and `total` (the sum of the cotangents of what left),
-            which the gradients of weights have of those of activations.
-        what: Which: a number, or a variable of the forward pass or the update.
-        layout: How it lies.
+        value: The value.
+        layout: The layout of the value there.
     """
 
-    kind: str
-    what: Any
+    value: StepValue
     layout: Layout
 
 
@@ -34,10 +190,10 @@ class ProgramSpec:
     """An executable as the instructions see it.
 
     Attributes:
-        number: In the table of executables.
-        label: What it does, as `forward of layer 3`.
-        inputs: What it takes.
-        outputs: What it makes; several may be one value.
+        number: Its number in the table of executables.
+        label: A text that says what it does, as `forward of layer 3`.
+        inputs: Names of its inputs.
+        outputs: Names of its outputs; several may be one value.
         places: For each output its place among the results.
         donated: Positions of inputs that it overwrites.
     """
@@ -55,12 +211,14 @@ class LayerSpec:
     """The executables of one layer.
 
     Attributes:
-        stage: Number of the stage that runs them.
-        before: Once a step, first.
-        forward: For each micro-batch.
-        backward: For each micro-batch; only the gradients of activations where `weights` follows.
-        weights: For each micro-batch, the gradients of weights; None where `backward` makes them.
-        once: After the last micro-batch: values of the loss, what is sent in each phase, update.
+        stage: The number of the stage that runs them.
+        before: The executable that runs first, once a step.
+        forward: The forward pass of a micro-batch.
+        backward: The backward pass of a micro-batch; where `weights` follows, only its gradients
+            of activations.
+        weights: The gradients of weights of a micro-batch; None where `backward` makes them.
+        once: Executables after the last micro-batch: values of the loss, what is sent in each
+            phase, the update.
     """
 
     stage: int
@@ -71,16 +229,11 @@ class LayerSpec:
     weights: ProgramSpec | None = None
 
     def of_kind(self, kind: Kind) -> ProgramSpec | None:
-        """What runs for a task of the schedule."""
+        """Return the executable that runs for a task of the schedule."""
         return {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT: self.weights}[kind]
 
     @property
     def passes(self) -> tuple[ProgramSpec, ...]:
-        """Those of each micro-batch."""
+        """The executables that run for each micro-batch."""
         late = () if self.weights is None else (self.weights,)
         return (self.forward, self.backward, *late)
-
-    @property
-    def programs(self) -> tuple[ProgramSpec, ...]:
-        """All of them."""
-        return (self.before, *self.passes, *self.once)

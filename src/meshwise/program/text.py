@@ -13,6 +13,7 @@ from meshwise.program.instructions import (
     Free,
     Instruction,
     Load,
+    LoadKind,
     MeshProgram,
     PipelineProgram,
     Receive,
@@ -25,6 +26,7 @@ _AROUND = 3
 
 _BUFFERS = r"(-|\d+(?: \d+)*)"
 _LABEL = r'("(?:[^"\\]|\\.)*")'
+_KINDS: dict[str, LoadKind] = {"argument": "argument", "rows": "rows", "index": "index"}
 _LOAD = re.compile(r"load (\d+) = (argument|rows|index) (\d+)(?: @(\d+))? as (.*)")
 _RUN = re.compile(
     rf"run {_BUFFERS} = {_LABEL}(?: @(\d+))? by (\d+) \({_BUFFERS}\)(?: donates {_BUFFERS})?"
@@ -139,7 +141,7 @@ class _Reading:
 def _load(found: re.Match[str]) -> Load:
     return Load(
         buffer=int(found[1]),
-        kind=found[2],
+        kind=_KINDS[found[2]],
         number=int(found[3]),
         microbatch=_microbatch(found[4]),
         layout=parse_layout(found[5]),

@@ -40,15 +40,7 @@ def compile_decided(
         ProgramError: on XLA:CPU collectives would race.
     """
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    jitted = jitted_step(
-        traced.program,
-        traced.graph,
-        decision,
-        logical,
-        mesh,
-        traced.donated,
-        weak_results=traced.weak_results,
-    )
+    jitted = jitted_step(traced, decision, logical, mesh)
     return checked(jitted.lower(*specs), mesh.devices, "the step")
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from meshwise.errors import StateLostError
 from meshwise.jax_compat import is_tracer
+from meshwise.system.identity import Same
 
 
 def check_alive(leaves: Sequence[Any], names: Sequence[str]) -> None:
@@ -91,8 +92,9 @@ def without_repeats(leaves: Sequence[Any], donated: Sequence[int]) -> Sequence[A
     """
     if len(set(map(id, leaves))) == len(leaves):
         return leaves
-    times = Counter(map(id, leaves))
-    return _copied(leaves, [i for i in donated if times[id(leaves[i])] > 1])
+    keys = list(map(Same, leaves))
+    times = Counter(keys)
+    return _copied(leaves, [i for i in donated if times[keys[i]] > 1])
 
 
 def without_shared_memory(

@@ -21,9 +21,9 @@ from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.pipeline.tile_copier import TileCopier
 from meshwise.spmd.part import border_spec
 from meshwise.spmd.program import concrete_mesh
-from meshwise.trace.layers.followed import FollowedStages
-from meshwise.trace.layers.forward_stages import ForwardStages
-from meshwise.trace.layers.unstack import Unstacked
+from meshwise.trace.layers.forward.followed import FollowedStages
+from meshwise.trace.layers.forward.stages import ForwardStages
+from meshwise.trace.layers.stacks.unstack import Unstacked
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import with_weak_types
 

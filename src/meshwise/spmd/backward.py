@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+
+from jax import Array
 
 from meshwise.graph.layout import Layout
 from meshwise.pieces.programs import PhaseProgram
 from meshwise.pieces.split_backward import split_backward
-from meshwise.program.names import Name
-from meshwise.spmd.layer import DeviceProgram, LayerLowering, coming_cotangents
-
-# For each activation the layers that send a cotangent of it, and how it comes; None: as wanted.
-Readers: TypeAlias = Mapping[Any, Mapping[int, Layout | None]]
+from meshwise.program.names import Cotangent, Local, Name, is_sum
+from meshwise.spmd.layer import DeviceProgram, LayerLowering, Readers, coming_cotangents
 
 
 def backward(lowering: LayerLowering, readers: Readers) -> DeviceProgram:
-    """A micro-batch: cotangents of what left to those of what entered; sums grow."""
+    """Lower the backward pass of a micro-batch as one program.
+
+    Args:
+        lowering: The layer.
+        readers: The layers that send cotangents of what left it.
+
+    Returns:
+        A program from cotangents of what left to those of what entered; sums grow.
+    """
     program = lowering.layer.programs.backward
     return _program(lowering, program, _coming(lowering, readers))
 
@@ -24,13 +30,17 @@ def backward(lowering: LayerLowering, readers: Readers) -> DeviceProgram:
 def gradient_and_weights(
     lowering: LayerLowering, readers: Readers
 ) -> tuple[DeviceProgram, DeviceProgram | None]:
-    """The same as two programs: gradients of activations, then of weights.
+    """Lower the same as two programs: gradients of activations, then of weights.
 
     A cotangent that comes as it is wanted stays until both have run; one that is summed or moved is
     handed on.
 
+    Args:
+        lowering: The layer.
+        readers: The layers that send cotangents of what left it.
+
     Returns:
-        The second is None for a layer without gradients of weights.
+        The programs; the second is None for a layer without gradients of weights.
     """
     split = split_backward(lowering.layer.programs)
     coming = _coming(lowering, readers)
@@ -45,14 +55,14 @@ def gradient_and_weights(
     if not split.weights.outputs:
         return gradient, None
     late = {
-        leaves: [Name("total", leaves, layout)] if leaves in handed else coming[leaves]
+        leaves: [Name(Local("total", leaves), layout)] if leaves in handed else coming[leaves]
         for leaves, layout in wanted.items()
     }
     return gradient, _program(lowering, split.weights, late, is_last=True)
 
 
 def _coming(lowering: LayerLowering, readers: Readers) -> dict[int, list[Name]]:
-    """For each activation that left the cotangents that come."""
+    """Return the cotangents that come, for each activation that left."""
     return {
         leaves: coming_cotangents(lowering.layer.leaving[leaves], layout, readers)
         for leaves, layout in _layouts(lowering).items()
@@ -60,7 +70,7 @@ def _coming(lowering: LayerLowering, readers: Readers) -> dict[int, list[Name]]:
 
 
 def _layouts(lowering: LayerLowering) -> dict[int, Layout]:
-    """How the sum of the cotangents of an activation that left is wanted."""
+    """Return the layouts in which sums of cotangents are wanted, for each activation that left."""
     layer = lowering.layer
     read = layer.programs.backward.inputs
     found = {v.number: v.layout for v in read if v.role == "cotangent"}
@@ -77,16 +87,16 @@ def _program(
     *,
     is_last: bool = False,
 ) -> DeviceProgram:
-    """The backward pass or a part of it.
+    """Lower the backward pass or a part of it.
 
     Args:
-        lowering: Of the layer.
+        lowering: The layer.
         program: What runs.
         coming: For each activation that left the terms of its cotangent.
         handed: Activations that left whose cotangents are handed on.
         is_last: Whether cotangents of what entered were made before.
     """
-    layer, piece = lowering.layer, lowering.layer.made.graph
+    layer = lowering.layer
     wanted = _layouts(lowering)
     passed = {} if is_last else layer.roles.passed
     back = {} if is_last else layer.cotangents_made()
@@ -96,25 +106,18 @@ def _program(
     terms = [n for leaves in summed for n in coming[leaves]]
     inputs = list(dict.fromkeys((*terms, *others)))
     rest = [v for v in program.outputs if v.role != "inward"]
-    tensors = {
-        leaves: piece.graph.tensors[piece.graph.inputs[piece.leaving[leaves].cotangent]]
-        for leaves in summed
-    }
 
-    def run(args: Sequence[Any]) -> list[Any]:
+    def run(args: Sequence[Array]) -> list[Array]:
         known = dict(zip(inputs, args, strict=True))
         total = {
-            leaves: lowering.total(
-                [(known[n], n.layout) for n in coming[leaves]], wanted[leaves], tensors[leaves]
-            )
+            leaves: _total(lowering, leaves, wanted[leaves], coming[leaves], known)
             for leaves in summed
         }
         given = [
             total[v.number] if v.role == "cotangent" else known[lowering.name(v)]
             for v in program.inputs
         ]
-        results = lowering.run(program, given, body=True)
-        made = dict(zip(program.outputs, results, strict=True))
+        made = dict(zip(program.outputs, lowering.run(program, given, body=True), strict=True))
         found = {layer.entering[v.number]: x for v, x in made.items() if v.role == "inward"}
         for enters, leaves in passed.items():
             v = layer.entering[enters]
@@ -128,10 +131,23 @@ def _program(
     return DeviceProgram(
         inputs=tuple(inputs),
         outputs=(
-            *(Name("cotangent", v, layout) for v, layout in back.items()),
+            *(Name(Cotangent(v), layout) for v, layout in back.items()),
             *map(lowering.name, rest),
-            *(Name("total", leaves, wanted[leaves]) for leaves in handed),
+            *(Name(Local("total", leaves), wanted[leaves]) for leaves in handed),
         ),
-        donated=tuple(n for n, name in enumerate(inputs) if name.kind == "sum"),
+        donated=tuple(n for n, name in enumerate(inputs) if is_sum(name.value)),
         run=run,
     )
+
+
+def _total(
+    lowering: LayerLowering,
+    leaves: int,
+    wanted: Layout,
+    terms: Sequence[Name],
+    known: Mapping[Name, Array],
+) -> Array:
+    """Add up the cotangents of an activation that left."""
+    piece = lowering.layer.made.graph
+    tensor = piece.graph.tensors[piece.graph.inputs[piece.leaving[leaves].cotangent]]
+    return lowering.total([(known[n], n.layout) for n in terms], wanted, tensor)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from meshwise.graph.layout import SUM, Layout
 from meshwise.resharding.within import ReshardingStep
@@ -17,8 +16,12 @@ from meshwise.trace.block import take_block
 
 
 def apply_step(
-    value: Any, before: Layout, step: ReshardingStep, sizes: Sequence[int], names: Sequence[str]
-) -> Any:
+    value: Array,
+    before: Layout,
+    step: ReshardingStep,
+    sizes: Sequence[int],
+    names: Sequence[str],
+) -> Array:
     """Run one step on the local tile.
 
     Args:
@@ -72,7 +75,7 @@ def _shape_after(
     )
 
 
-def _all_reduce(value: Any, group: tuple[str, ...], monoid: str) -> Any:
+def _all_reduce(value: Array, group: tuple[str, ...], monoid: str) -> Array:
     if monoid == SUM:
         return lax.psum(value, group)
     if monoid in ("and", "or"):
@@ -88,7 +91,7 @@ def _all_reduce(value: Any, group: tuple[str, ...], monoid: str) -> Any:
     return lax.bitcast_convert_type(_negatives_turned(found), value.dtype)
 
 
-def _in_order(value: Any) -> Any:
+def _in_order(value: Array) -> Array:
     """Floats as integers of the same width and order.
 
     An all-reduce of floats to their maximum or minimum forgets a NaN that is not on the first
@@ -98,7 +101,7 @@ def _in_order(value: Any) -> Any:
     return _negatives_turned(lax.bitcast_convert_type(value, jnp.dtype(f"int{width}")))
 
 
-def _negatives_turned(bits: Any) -> Any:
+def _negatives_turned(bits: Array) -> Array:
     """Its own inverse: the larger the magnitude of a negative float, the smaller the integer."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 

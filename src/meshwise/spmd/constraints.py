@@ -10,10 +10,9 @@ Source: DESIGN decision 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import jax
-from jax import lax
+import jax.numpy as jnp
+from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -26,7 +25,7 @@ from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
 
 
-def _constrained(value: Any, layout: Layout, mesh: LogicalMesh) -> Any:
+def _constrained(value: Array, layout: Layout, mesh: LogicalMesh) -> Array:
     if layout.partial:
         return value
     abstract = abstract_mesh(mesh)
@@ -35,8 +34,8 @@ def _constrained(value: Any, layout: Layout, mesh: LogicalMesh) -> Any:
 
 
 def run_constrained(
-    program: Program, decision: GraphDecision, mesh: LogicalMesh, args: Sequence[Any]
-) -> list[Any]:
+    program: Program, decision: GraphDecision, mesh: LogicalMesh, args: Sequence[Array]
+) -> list[Array]:
     """The program on whole arrays, each value constrained to the layout of its definition.
 
     Args:
@@ -48,7 +47,7 @@ def run_constrained(
     Returns:
         Whole results, in the layouts of the plan.
     """
-    values: dict[int, Any] = dict(program.constants)
+    values: dict[int, Array] = dict(program.constants)
     for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
         values[ident] = _constrained(value, layout, mesh)
     for node, chosen in zip(program.nodes, decision.operators, strict=True):
@@ -64,15 +63,15 @@ def run_constrained(
             for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
                 values[ident] = _constrained(value, layout, mesh)
     return [
-        _constrained(jax.numpy.asarray(values[i]), use.layout, mesh)
+        _constrained(jnp.asarray(values[i]), use.layout, mesh)
         for i, use in zip(program.outputs, decision.outputs, strict=True)
     ]
 
 
 def _run_bodies(
-    node: Node, decisions: Sequence[GraphDecision], mesh: LogicalMesh, operands: list[Any]
-) -> list[Any]:
-    def body(part: int, values: list[Any]) -> list[Any]:
+    node: Node, decisions: Sequence[GraphDecision], mesh: LogicalMesh, operands: list[Array]
+) -> list[Array]:
+    def body(part: int, values: list[Array]) -> list[Array]:
         return run_constrained(node.bodies[part], decisions[part], mesh, values)
 
     return run_structured(node, operands, body)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from meshwise.graph.halo import HaloEdge, edges
 from meshwise.graph.layout import SUM
@@ -16,10 +15,10 @@ from meshwise.spmd.shards import rank_along
 from meshwise.trace.time.emit import identity_of
 
 # Runs a collective on a tile.
-Communicate = Callable[[Callable[[Any], Any], Any], Any]
+Communicate = Callable[[Callable[[Array], Array], Array], Array]
 
 
-def direct(collective: Callable[[Any], Any], tile: Any) -> Any:
+def direct(collective: Callable[[Array], Array], tile: Array) -> Array:
     """Run a collective at once."""
     return collective(tile)
 
@@ -29,9 +28,9 @@ def exchange(
     strategy: Strategy,
     sizes: Sequence[int],
     names: Sequence[str],
-    operands: Sequence[Any],
+    operands: Sequence[Array],
     communicate: Communicate = direct,
-) -> list[Any]:
+) -> list[Array]:
     """The operands with the edges of their neighbours around them.
 
     Args:
@@ -46,8 +45,8 @@ def exchange(
     found = edges(rule, strategy, sizes)
     for halo, group in itertools.groupby(found, key=lambda edge: edge.halo):
         block = out[halo.operand]
-        before: list[Any] = []
-        after: list[Any] = []
+        before: list[Array] = []
+        after: list[Array] = []
         for edge in group:
             side = before if edge.from_before else after
             side.append(_taken(block, edge, sizes, names, communicate))
@@ -56,8 +55,12 @@ def exchange(
 
 
 def _taken(
-    block: Any, edge: HaloEdge, sizes: Sequence[int], names: Sequence[str], communicate: Communicate
-) -> Any:
+    block: Array,
+    edge: HaloEdge,
+    sizes: Sequence[int],
+    names: Sequence[str],
+    communicate: Communicate,
+) -> Array:
     """What one side of the block receives; at the end of the dim the neutral element."""
     dim, count = edge.halo.dim, edge.group_size
     start = block.shape[dim] - edge.width if edge.from_before else 0

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Tensor
@@ -19,10 +20,23 @@ from meshwise.graph.layout import Layout, local_shape
 from meshwise.pieces.programs import PhaseProgram, PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.plan.decision import GraphDecision
-from meshwise.program.names import Name
+from meshwise.program.names import (
+    Activation,
+    CotangentSum,
+    CotangentTerm,
+    Local,
+    MicrobatchIndex,
+    Name,
+    Rows,
+    StepArgument,
+    StepValue,
+)
 from meshwise.spmd.part import moved as moved_tile
 from meshwise.spmd.part import run_part
 from meshwise.trace.layers.planned import PieceProgram
+
+# For each activation the layers that send a cotangent of it, and how it comes; None: as wanted.
+Readers: TypeAlias = Mapping[Activation, Mapping[int, Layout | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +44,16 @@ class DeviceProgram:
     """A program of one device.
 
     Attributes:
-        inputs: What it takes.
-        outputs: What it makes.
+        inputs: Names of its inputs.
+        outputs: Names of its outputs.
         donated: Positions of inputs that it overwrites.
-        run: Tiles in the order of `inputs` to tiles in the order of `outputs`.
+        run: A function from tiles in the order of `inputs` to tiles in the order of `outputs`.
     """
 
     inputs: tuple[Name, ...]
     outputs: tuple[Name, ...]
     donated: tuple[int, ...]
-    run: Callable[[Sequence[Any]], list[Any]]
+    run: Callable[[Sequence[Array]], list[Array]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +63,22 @@ class PlannedLayer:
     Attributes:
         made: The layer as a program.
         decision: Its plan.
-        roles: Who is who among its values.
+        roles: What each of its values is.
         programs: Its programs.
-        entering: Activations that enter, by number of the crossing.
-        leaving: Activations that leave, likewise.
+        entering: Activations that enter in each micro-batch, by number of the crossing.
+        leaving: Activations that leave in each micro-batch, by number of the crossing.
     """
 
     made: PieceProgram
     decision: GraphDecision
     roles: PieceRoles
     programs: PiecePrograms
-    entering: tuple[Any, ...]
-    leaving: tuple[Any, ...]
+    entering: tuple[Activation, ...]
+    leaving: tuple[Activation, ...]
 
-    def cotangents_made(self) -> dict[Any, Layout]:
-        """Activations that entered whose cotangents the layer makes, and how those lie."""
-        found: dict[Any, Layout] = {}
+    def cotangents_made(self) -> dict[Activation, Layout]:
+        """Return the activations whose cotangents each micro-batch makes, and their layouts."""
+        found: dict[Activation, Layout] = {}
         for value in self.programs.backward.outputs:
             if value.role == "inward":
                 found.setdefault(self.entering[value.number], value.layout)
@@ -72,35 +86,42 @@ class PlannedLayer:
             found.setdefault(self.entering[enters], self.layout_of_cotangent(leaves))
         return found
 
-    def early_cotangents(self) -> dict[Any, Layout]:
-        """The same of what enters once a step: they are made before the first micro-batch."""
-        back = dict(zip(self.made.graph.early, self._entering_once(), strict=True))
+    def early_cotangents(self) -> dict[Activation, Layout]:
+        """Return the activations whose cotangents are made before the first micro-batch."""
+        results = self.made.results
+        made = dict(zip(results.cotangents_at, results.cotangents, strict=True))
         return {
-            back[value.number]: value.layout
+            made[value.number].activation: value.layout
             for value in self.programs.before.outputs
             if value.role == "output"
         }
 
-    def _entering_once(self) -> list[Any]:
-        joint = self.made.joint
-        return [v for v in joint.inward if v in joint.once]
-
     def layout_of_cotangent(self, leaves: int) -> Layout:
-        """How the cotangent of an activation that left comes in."""
+        """Return how the cotangent of an activation that left comes in."""
         return self.decision.inputs[self.made.graph.leaving[leaves].cotangent]
 
 
 def planned_layer(made: PieceProgram, decision: GraphDecision, mesh: LogicalMesh) -> PlannedLayer:
-    """A layer, ready to lower."""
+    """Divide a planned layer into programs.
+
+    Args:
+        made: The layer as a program.
+        decision: Its plan.
+        mesh: The mesh of the plan.
+
+    Returns:
+        The layer, ready to lower.
+    """
     roles = PieceRoles(made.graph, decision, mesh)
-    once, piece = made.joint.once, made.joint.piece
+    entering = dict(zip(made.inputs.entering_at, made.inputs.entering, strict=True))
+    leaving = dict(zip(made.results.leaving_at, made.results.leaving, strict=True))
     return PlannedLayer(
         made=made,
         decision=decision,
         roles=roles,
         programs=piece_programs(roles),
-        entering=tuple(v for v in piece.entering if v not in once),
-        leaving=tuple(v for v in piece.leaving if v not in once),
+        entering=tuple(entering[c.value] for c in made.graph.entering),
+        leaving=tuple(leaving[c.value] for c in made.graph.leaving),
     )
 
 
@@ -111,7 +132,7 @@ class LayerLowering:
         self,
         layer: PlannedLayer,
         mesh: LogicalMesh,
-        coming: Mapping[Any, Layout],
+        coming: Mapping[Activation, Layout],
         *,
         in_order: bool,
     ) -> None:
@@ -119,66 +140,54 @@ class LayerLowering:
 
         Args:
             layer: The layer.
-            mesh: Where it runs.
-            coming: How activations lie that were made on the same mesh.
+            mesh: The mesh on which it runs.
+            coming: The layouts of activations that were made on the same mesh.
             in_order: Keep collectives and loops apart by data (`spmd.order`).
         """
         self.layer, self.mesh, self.in_order = layer, mesh, in_order
-        self.arrival: dict[Any, Layout] = {}
+        self.inputs, self.results = layer.made.inputs.in_order(), layer.made.results.in_order()
+        self.arrival: dict[Activation, Layout] = {}
         for value in layer.roles.value_of_input.values():
             if value.role == "entering":
-                v = layer.entering[value.number]
-                self.arrival[v] = coming.get(v, value.layout)
+                entering = layer.entering[value.number]
+                self.arrival[entering] = coming.get(entering, value.layout)
 
     # -- names --------------------------------------------------------------------------------
 
     def name(self, value: Value) -> Name:
-        """The name of a value."""
+        """Return the name of a value."""
+        return Name(self._step_value(value), value.layout)
+
+    def _step_value(self, value: Value) -> StepValue:
         layer, n = self.layer, value.number
-        made = layer.made
         match value.role:
-            case "rows":
-                return Name("rows", made.arguments[n], value.layout)
-            case "leaving":
-                return Name("activation", layer.leaving[n], value.layout)
-            case "entering" if self.arrival[layer.entering[n]] == value.layout:
-                return Name("activation", layer.entering[n], value.layout)
             case "input":
-                parts = [
-                    ("argument", made.arguments),
-                    ("activation", made.joint.piece.entering),
-                    ("joined", made.joint.outward),
-                    ("gradient", made.tied),
-                    ("value", made.share.values),
-                    ("shared", made.share.shared),
-                    ("argument", made.whole),
-                ]
+                return self.inputs[n]
             case "output":
-                parts = [
-                    ("result", made.results[: made.num_state]),
-                    ("activation", made.joint.piece.leaving),
-                    ("cotangent", made.joint.inward),
-                    ("gradient", made.sent),
-                    ("result", made.results[made.num_state :]),
-                    ("sent", [v for phase in made.share.sends for v in phase]),
-                    ("activation", made.collected),
-                ]
-            case _:
-                return Name(value.role, n, value.layout)
-        for kind, things in parts:
-            if n < len(things):
-                return Name(kind, things[n], value.layout)
-            n -= len(things)
-        raise AssertionError(f"{value} is neither argument nor result")
+                return self.results[n]
+            case "rows":
+                rows = self.inputs[n]
+                assert isinstance(rows, StepArgument)
+                return Rows(rows.number)
+            case "index":
+                return MicrobatchIndex()
+            case "leaving":
+                return layer.leaving[n]
+            case "entering" if self.arrival[layer.entering[n]] == value.layout:
+                return layer.entering[n]
+            case "cotangent" | "inward":
+                raise AssertionError(f"{value} goes through the sum of its terms")
+            case role:
+                return Local(role, n)
 
     def _arriving(self, value: Value) -> Name:
-        """An activation that enters, as it comes in."""
-        v = self.layer.entering[value.number]
-        return Name("activation", v, self.arrival[v])
+        """Return an activation that enters, as it comes in."""
+        entering = self.layer.entering[value.number]
+        return Name(entering, self.arrival[entering])
 
     # -- programs -----------------------------------------------------------------------------
 
-    def before(self, readers: Mapping[Any, Mapping[int, Layout | None]]) -> DeviceProgram:
+    def before(self, readers: Readers) -> DeviceProgram:
         """Once a step: casts and gathers of weights, empty sums, cotangents that are known early.
 
         Args:
@@ -187,17 +196,18 @@ class LayerLowering:
         """
         layer, plain = self.layer, self._plain(self.layer.programs.before)
         graph = layer.made.graph.graph
-        totals = {
-            name: graph.tensors[graph.inputs[i]]
-            for i, layout in enumerate(layer.decision.inputs)
-            if (name := self.name(Value("input", i, layout))).kind == "joined"
-            and name.what in layer.made.joint.once
-        }
-        coming = {name: coming_cotangents(name.what, name.layout, readers) for name in totals}
+        of_microbatch = {c.cotangent for c in layer.made.graph.leaving}
+        totals: dict[Name, Tensor] = {}
+        coming: dict[Name, list[Name]] = {}
+        for i, (value, layout) in enumerate(zip(self.inputs, layer.decision.inputs, strict=True)):
+            if isinstance(value, CotangentSum) and i not in of_microbatch:
+                name = Name(value, layout)
+                totals[name] = graph.tensors[graph.inputs[i]]
+                coming[name] = coming_cotangents(value.activation, layout, readers)
         others = [name for name in plain.inputs if name not in totals]
         inputs = [*(n for names in coming.values() for n in names), *others]
 
-        def run(args: Sequence[Any]) -> list[Any]:
+        def run(args: Sequence[Array]) -> list[Array]:
             known = dict(zip(inputs, args, strict=True))
             for name, names in coming.items():
                 terms = [(known[n], n.layout) for n in names]
@@ -220,13 +230,15 @@ class LayerLowering:
             run=lambda args: self.run(program, args),
         )
 
-    def run(self, program: PhaseProgram, args: Sequence[Any], *, body: bool = False) -> list[Any]:
+    def run(
+        self, program: PhaseProgram, args: Sequence[Array], *, body: bool = False
+    ) -> list[Array]:
         """Run a part on tiles; `body` for a part of the loop's body."""
         made = self.layer.made
         whole = made.program.nodes[made.graph.loop].bodies[0] if body else made.program
         return run_part(whole, program.part, self.mesh, args, in_order=self.in_order)
 
-    def forward(self, read_later: Collection[Any]) -> DeviceProgram:
+    def forward(self, read_later: Collection[Activation]) -> DeviceProgram:
         """A micro-batch: activations that enter to those that leave, and what is kept.
 
         Args:
@@ -234,7 +246,7 @@ class LayerLowering:
         """
         programs, entering = self.layer.programs, self.layer.entering
         program = programs.forward
-        kept = [v for v in programs.kept if self.name(v).kind != "activation"]
+        kept = [v for v in programs.kept if not isinstance(self.name(v).value, Activation)]
         inputs = list(
             dict.fromkeys(
                 self._arriving(v) if v.role == "entering" else self.name(v)
@@ -247,10 +259,10 @@ class LayerLowering:
             if v.role == "leaving" and self.layer.leaving[v.number] in read_later
         ]
 
-        def run(args: Sequence[Any]) -> list[Any]:
+        def run(args: Sequence[Array]) -> list[Array]:
             known = dict(zip(inputs, args, strict=True))
 
-            def given(value: Value) -> Any:
+            def given(value: Value) -> Array:
                 if value.role != "entering":
                     return known[self.name(value)]
                 before = self.arrival[entering[value.number]]
@@ -269,13 +281,13 @@ class LayerLowering:
 
     # -- values -------------------------------------------------------------------------------
 
-    def moved(self, value: Any, before: Layout, after: Layout) -> Any:
+    def moved(self, value: Array, before: Layout, after: Layout) -> Array:
         """A tile in another layout."""
         parts = [math.prod(self.mesh.sizes[a] for a in axes) for axes in before.dims]
         shape = tuple(n * k for n, k in zip(value.shape, parts, strict=True))
         return moved_tile(value, shape, before, after, self.mesh)
 
-    def total(self, terms: Sequence[tuple[Any, Layout]], wanted: Layout, tensor: Tensor) -> Any:
+    def total(self, terms: Sequence[tuple[Array, Layout]], wanted: Layout, tensor: Tensor) -> Array:
         """The sum of cotangents in one layout; of none, zeros."""
         if not terms:
             return jnp.zeros(local_shape(tensor.shape, wanted, self.mesh.sizes), tensor.dtype)
@@ -283,11 +295,18 @@ class LayerLowering:
         return sum(found[1:], found[0])
 
 
-def coming_cotangents(
-    variable: Any, layout: Layout, readers: Mapping[Any, Mapping[int, Layout | None]]
-) -> list[Name]:
-    """Cotangents of an activation, one from each layer that sends one."""
+def coming_cotangents(activation: Activation, layout: Layout, readers: Readers) -> list[Name]:
+    """Name the cotangents of an activation, one from each layer that sends one.
+
+    Args:
+        activation: The activation.
+        layout: The layout in which its cotangent is wanted.
+        readers: The layers that send cotangents.
+
+    Returns:
+        The names.
+    """
     return [
-        Name("cotangent", (variable, reader), found or layout)
-        for reader, found in readers.get(variable, {}).items()
+        Name(CotangentTerm(activation, reader), found or layout)
+        for reader, found in readers.get(activation, {}).items()
     ]

@@ -10,9 +10,9 @@ Source: DESIGN decision 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.follow import strategy_for_result
@@ -39,15 +39,15 @@ class _Device:
         self.graph = graph
         self.mesh = mesh
         self.order = order
-        self.values: dict[int, tuple[Layout, Any]] = {}
-        self.copies: dict[tuple[int, int, Layout, Layout], Any] = {}
-        self.made: dict[tuple[int, Layout], Any] = {}
+        self.values: dict[int, tuple[Layout, Array]] = {}
+        self.copies: dict[tuple[int, int, Layout, Layout], Array] = {}
+        self.made: dict[tuple[int, Layout], Array] = {}
         self.producer = {out: node for node in program.nodes for out in node.outputs}
 
-    def define(self, ident: int, layout: Layout, value: Any) -> None:
+    def define(self, ident: int, layout: Layout, value: Array) -> None:
         self.values[ident] = (layout, value)
 
-    def reshard(self, ident: int, value: Any, before: Layout, after: Layout) -> Any:
+    def reshard(self, ident: int, value: Array, before: Layout, after: Layout) -> Array:
         if before == after:
             return value
         tensor = self.graph.tensors[ident]
@@ -57,8 +57,8 @@ class _Device:
             layout = step.layout
         return value
 
-    def _step(self, value: Any, layout: Layout, step: ReshardingStep) -> Any:
-        def run(tile: Any) -> Any:
+    def _step(self, value: Array, layout: Layout, step: ReshardingStep) -> Array:
+        def run(tile: Array) -> Array:
             return apply_step(tile, layout, step, self.mesh.sizes, self.mesh.names)
 
         if step.kind not in FREE:
@@ -67,7 +67,7 @@ class _Device:
         self.order.derive([result], [value])
         return result
 
-    def use(self, ident: int, use: Use) -> Any:
+    def use(self, ident: int, use: Use) -> Array:
         """The operand as one user wants it."""
         if self.graph.tensors[ident].generated:
             return self.generate(ident, use.layout)
@@ -75,7 +75,7 @@ class _Device:
         copied = self._copy(ident, use.group, home, use.via, value)
         return self._copy(ident, use.group, use.via, use.layout, copied)
 
-    def _copy(self, ident: int, group: int, before: Layout, after: Layout, value: Any) -> Any:
+    def _copy(self, ident: int, group: int, before: Layout, after: Layout, value: Array) -> Array:
         if before == after:
             return value
         key = (ident, group, before, after)
@@ -83,14 +83,14 @@ class _Device:
             self.copies[key] = self.reshard(ident, value, before, after)
         return self.copies[key]
 
-    def generate(self, ident: int, layout: Layout) -> Any:
+    def generate(self, ident: int, layout: Layout) -> Array:
         """A generated value in a layout, made from its own generated operands."""
         key = (ident, layout)
         if key not in self.made:
             self.made[key] = self._generate(ident, layout)
         return self.made[key]
 
-    def _generate(self, ident: int, layout: Layout) -> Any:
+    def _generate(self, ident: int, layout: Layout) -> Array:
         whole = replicated(len(layout.dims))
         node = self.producer.get(ident)
         if node is None:
@@ -119,10 +119,10 @@ def run_local(
     graph: Graph,
     decision: GraphDecision,
     mesh: LogicalMesh,
-    args: Sequence[Any],
+    args: Sequence[Array],
     *,
     in_order: bool = False,
-) -> list[Any]:
+) -> list[Array]:
     """The program of one device, on local tiles of the arguments.
 
     Args:
@@ -180,10 +180,10 @@ def _run_bodies(
     chosen: OperatorDecision,
     operator: Operator,
     mesh: LogicalMesh,
-    operands: list[Any],
+    operands: list[Array],
     in_order: bool,
-) -> list[Any]:
-    def body(part: int, values: list[Any]) -> list[Any]:
+) -> list[Array]:
+    def body(part: int, values: list[Array]) -> list[Array]:
         graph, decision = operator.bodies[part], chosen.bodies[part]
         return run_local(node.bodies[part], graph, decision, mesh, values, in_order=in_order)
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from operator import and_, or_
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator
 from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.decision import OperatorDecision
+from meshwise.system.identity import Same
 from meshwise.trace.program import Node
 
 
@@ -36,23 +36,22 @@ class Order:
         """Args: whether to add what is missing; if not, nothing is done at all."""
         self.is_kept = is_kept
         # By event what shows that it is over, and whether that has been read.
-        self._shown: list[list[Any]] = []
-        self._over: dict[int, Any] = {}
+        self._shown: list[list[Array]] = []
+        self._over: dict[int, Array] = {}
         self._loops = 0
-        # By id; values are kept alive, so that no id comes twice.
-        self._before: dict[int, tuple[Any, int]] = {}
+        self._before: dict[Same, int] = {}
 
-    def of(self, values: Sequence[Any]) -> int:
+    def of(self, values: Sequence[Array]) -> int:
         """The events that are over once all of these values are there."""
-        sets = (self._before.get(id(value), (None, 0))[1] for value in values)
+        sets = (self._before.get(Same(value), 0) for value in values)
         return functools.reduce(or_, sets, 0)
 
-    def derive(self, results: Sequence[Any], operands: Sequence[Any]) -> None:
+    def derive(self, results: Sequence[Array], operands: Sequence[Array]) -> None:
         """Results of an operator wait for what its operands wait for."""
         if self.is_kept:
             self._note(results, self.of(operands))
 
-    def communicate(self, collective: Callable[[Any], Any], value: Any) -> Any:
+    def communicate(self, collective: Callable[[Array], Array], value: Array) -> Array:
         """Run a collective on a value, after all loops so far."""
         if not self.is_kept:
             return collective(value)
@@ -62,8 +61,8 @@ class Order:
         return result
 
     def before_loop(
-        self, operands: Sequence[Any], read: Sequence[int], *, is_inlined: bool = False
-    ) -> list[Any]:
+        self, operands: Sequence[Array], read: Sequence[int], *, is_inlined: bool = False
+    ) -> list[Array]:
         """Operands of a loop that waits for all events so far.
 
         Args:
@@ -83,13 +82,13 @@ class Order:
             out[i] = self._after(out[i], missing)
         return out
 
-    def after_loop(self, written: Sequence[Any]) -> None:
+    def after_loop(self, written: Sequence[Array]) -> None:
         """A loop is over once the results that it writes are there."""
         if self.is_kept and any(_is_number(value) for value in written):
             self._loops |= 1 << len(self._shown)
             self._happen(written, self.of(written))
 
-    def _happen(self, results: Sequence[Any], before: int) -> None:
+    def _happen(self, results: Sequence[Array], before: int) -> None:
         """An event, which is over once its results are there."""
         numbers = sorted(filter(_is_number, results), key=_burden)
         event = 0
@@ -100,11 +99,11 @@ class Order:
             self._shown.append([value for value in numbers if _burden(value)[0] == kind])
         self._note(results, before | event)
 
-    def _note(self, values: Sequence[Any], events: int) -> None:
+    def _note(self, values: Sequence[Array], events: int) -> None:
         for value in values:
-            self._before[id(value)] = (value, events)
+            self._before[Same(value)] = events
 
-    def _after(self, value: Any, events: int) -> Any:
+    def _after(self, value: Array, events: int) -> Array:
         """The value, once these events are over."""
         if not events or not _is_number(value):
             return value
@@ -115,19 +114,19 @@ class Order:
         self._note([held], after | events)
         return held
 
-    def _is_over(self, event: int) -> Any:
+    def _is_over(self, event: int) -> Array:
         if event not in self._over:
             self._over[event] = functools.reduce(and_, map(_holds, self._shown[event]))
         return self._over[event]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Array) -> bool:
     """Whether a value has an element that can be compared."""
     kinds = (jnp.number, jnp.bool_)
     return value.size > 0 and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
 
 
-def _burden(value: Any) -> tuple[int, int]:
+def _burden(value: Array) -> tuple[int, int]:
     """The less the better to wait or to be waited for: by kind, then by size.
 
     A single integer may be the counter of a loop: what starts late has no known number of trips,
@@ -138,12 +137,12 @@ def _burden(value: Any) -> tuple[int, int]:
     return (1 if value.size > 1 else 2), value.size
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: Array) -> Array:
     """Another value, so that XLA does not find both sides of a `where` equal."""
     return ~value if value.dtype == jnp.bool_ else value + jnp.ones((), value.dtype)
 
 
-def _holds(value: Any) -> Any:
+def _holds(value: Array) -> Array:
     """True, read from an element of a value in a way that XLA does not see through."""
     first = lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
     number = first.real if jnp.iscomplexobj(first) else first

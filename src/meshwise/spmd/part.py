@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -33,8 +33,13 @@ def part_program(program: Program, part: GraphPart) -> Program:
 
 
 def run_part(
-    program: Program, part: GraphPart, mesh: LogicalMesh, args: Sequence[Any], *, in_order: bool
-) -> list[Any]:
+    program: Program,
+    part: GraphPart,
+    mesh: LogicalMesh,
+    args: Sequence[Array],
+    *,
+    in_order: bool,
+) -> list[Array]:
     """Run a part on local tiles of its inputs.
 
     Args:
@@ -49,8 +54,8 @@ def run_part(
 
 
 def moved(
-    value: Any, shape: tuple[int, ...], before: Layout, after: Layout, mesh: LogicalMesh
-) -> Any:
+    value: Array, shape: tuple[int, ...], before: Layout, after: Layout, mesh: LogicalMesh
+) -> Array:
     """A local tile in another layout.
 
     Args:
@@ -79,11 +84,11 @@ def border_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(tuple(names[a] for a in layout.partial), *whole)
 
 
-def packed(value: Any, layout: Layout) -> Any:
+def packed(value: Array, layout: Layout) -> Array:
     """A local tile as it leaves a program."""
     return value[None] if layout.partial else value
 
 
-def unpacked(value: Any, layout: Layout) -> Any:
+def unpacked(value: Array, layout: Layout) -> Array:
     """A local tile as it came into a program."""
     return value[0] if layout.partial else value

@@ -15,6 +15,7 @@ from meshwise.jax_compat import weakly_typed
 from meshwise.plan.decision import GraphDecision
 from meshwise.spmd.lower import run_local
 from meshwise.trace.program import Program
+from meshwise.trace.step import TracedStep
 
 
 def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
@@ -79,39 +80,34 @@ def compile_options(platform: str, num_devices: int) -> dict[str, Any]:
 
 
 def jitted_step(
-    program: Program,
-    graph: Graph,
-    decision: GraphDecision,
-    logical: LogicalMesh,
-    mesh: Mesh,
-    donated: Sequence[int],
-    *,
-    weak_results: Sequence[int] = (),
+    traced: TracedStep, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
 ) -> Any:
-    """`jax.jit` of the step.
+    """Jit a step.
 
     Args:
-        program: The flat program.
-        graph: Its graph.
+        traced: The step.
         decision: The plan's decision.
         logical: The mesh as planned.
         mesh: Its devices.
-        donated: Positions of flat arguments.
-        weak_results: Positions of flat results that are weakly typed.
+
+    Returns:
+        The jitted function of flat arguments.
     """
     platform = mesh.devices.flat[0].platform
     options = compile_options(platform, logical.num_devices)
-    sharded = sharded_function(program, graph, decision, logical, mesh, in_order=platform == "cpu")
+    sharded = sharded_function(
+        traced.program, traced.graph, decision, logical, mesh, in_order=platform == "cpu"
+    )
 
     def step(*args: Any) -> tuple[Any, ...]:
         results = enumerate(sharded(*args))
-        return tuple(weakly_typed(x) if n in weak_results else x for n, x in results)
+        return tuple(weakly_typed(x) if n in traced.weak_results else x for n, x in results)
 
     return jax.jit(
         step,
         in_shardings=tuple(shardings(decision.inputs, mesh)),
         out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
-        donate_argnums=tuple(donated),
+        donate_argnums=traced.donated,
         compiler_options=options,
     )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from meshwise.graph.loops import LoopRule, Strategy, axes_of_loop, loop_parts
 from meshwise.rules.primitive import Shards
 
 
-def rank_along(axes: Sequence[int], sizes: Sequence[int], names: Sequence[str]) -> jax.Array:
+def rank_along(axes: Sequence[int], sizes: Sequence[int], names: Sequence[str]) -> Array:
     """Position of this device along several axes, the first one major (int32)."""
     rank = jnp.int32(0)
     for axis in axes:
@@ -36,20 +35,20 @@ class SpaceShards(Shards):
         """Into how many parts a loop is split."""
         return loop_parts(self._strategy, loop, self._sizes)
 
-    def _rank(self, loop: int) -> jax.Array:
+    def _rank(self, loop: int) -> Array:
         return rank_along(axes_of_loop(self._strategy, loop), self._sizes, self._names)
 
-    def block_start(self, loop: int) -> jax.Array | int:
+    def block_start(self, loop: int) -> Array | int:
         """First global index of the local block."""
         if self.parts(loop) == 1:
             return 0
         return self._rank(loop) * self.local_size(loop)
 
-    def global_index(self, loop: int) -> jax.Array:
+    def global_index(self, loop: int) -> Array:
         """Global indices of the local iterations."""
         return jnp.arange(self.local_size(loop), dtype=jnp.int32) + self.block_start(loop)
 
-    def is_first(self, loop: int) -> jax.Array | bool:
+    def is_first(self, loop: int) -> Array | bool:
         """Whether this device holds the first block of a loop."""
         if self.parts(loop) == 1:
             return True

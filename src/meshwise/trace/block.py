@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 
-def take_block(value: Any, start: Any, size: int, dim: int) -> Any:
+def take_block(value: Array, start: Array, size: int, dim: int) -> Array:
     """The elements from `start` on, `size` of them, along a dim.
 
     XLA takes two slices for one where only a product with a scalar lies between, and forgets the

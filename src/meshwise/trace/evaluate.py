@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from meshwise.graph.structure import Structure
 from meshwise.jax_compat import source_scope
@@ -16,10 +15,10 @@ from meshwise.rules.primitive import rebind
 from meshwise.trace.program import Node, Program
 
 # One body on flat values: (number of the body, its inputs) -> its outputs.
-RunBody = Callable[[int, list[Any]], list[Any]]
+RunBody = Callable[[int, list[Array]], list[Array]]
 
 
-def run_structured(node: Node, operands: Sequence[Any], body: RunBody) -> list[Any]:
+def run_structured(node: Node, operands: Sequence[Array], body: RunBody) -> list[Array]:
     """A `scan`, `cond` or `while` with other bodies.
 
     Args:
@@ -42,11 +41,11 @@ def run_structured(node: Node, operands: Sequence[Any], body: RunBody) -> list[A
             return _while(structure, operands, body, types)
 
 
-def _taken(structure: Structure, part: int, operands: Sequence[Any]) -> list[Any]:
+def _taken(structure: Structure, part: int, operands: Sequence[Array]) -> list[Array]:
     return [operands[k] for k in structure.parts[part].operands]
 
 
-def _with(operands: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+def _with(operands: Sequence[Array], places: Sequence[int], values: Sequence[Array]) -> list[Array]:
     """The operands, others in some places."""
     now = list(operands)
     for k, value in zip(places, values, strict=True):
@@ -54,12 +53,12 @@ def _with(operands: Sequence[Any], places: Sequence[int], values: Sequence[Any])
     return now
 
 
-def _scan(structure: Structure, operands: Sequence[Any], body: RunBody) -> list[Any]:
+def _scan(structure: Structure, operands: Sequence[Array], body: RunBody) -> list[Array]:
     carried, carries = [k for k, _ in structure.carries], [j for _, j in structure.carries]
     stacked, ys = sorted(structure.stacked_operands), sorted(structure.stacked_results)
     results = structure.parts[0].results
 
-    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+    def step(carry: list[Array], slices: list[Array]) -> tuple[list[Array], list[Array]]:
         now = _with(operands, (*carried, *stacked), (*carry, *slices))
         made = dict(zip(results, body(0, _taken(structure, 0, now)), strict=True))
         return [made[j] for j in carries], [made[j] for j in ys]
@@ -76,9 +75,9 @@ def _scan(structure: Structure, operands: Sequence[Any], body: RunBody) -> list[
 
 
 def _cond(
-    structure: Structure, operands: Sequence[Any], body: RunBody, types: Sequence[Any]
-) -> list[Any]:
-    def branch(part: int, *values: Any) -> list[Any]:
+    structure: Structure, operands: Sequence[Array], body: RunBody, types: Sequence[Array]
+) -> list[Array]:
+    def branch(part: int, *values: Array) -> list[Array]:
         made = body(part, _taken(structure, part, [operands[0], *values]))
         return list(map(_typed, made, types))
 
@@ -87,11 +86,11 @@ def _cond(
 
 
 def _while(
-    structure: Structure, operands: Sequence[Any], body: RunBody, types: Sequence[Any]
-) -> list[Any]:
+    structure: Structure, operands: Sequence[Array], body: RunBody, types: Sequence[Array]
+) -> list[Array]:
     carried = [k for k, _ in structure.carries]
 
-    def run(part: int, carry: list[Any]) -> list[Any]:
+    def run(part: int, carry: list[Array]) -> list[Array]:
         return body(part, _taken(structure, part, _with(operands, carried, carry)))
 
     start = [_typed(operands[k], dtype) for k, dtype in zip(carried, types, strict=True)]
@@ -103,14 +102,14 @@ def _while(
     return list(final)
 
 
-def _typed(value: Any, dtype: Any) -> Any:
+def _typed(value: Array, dtype: Array) -> Array:
     """An array of a strong type: branches and iterations must agree on types."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return value
     return lax.convert_element_type(value, dtype)
 
 
-def run_node(node: Node, operands: Sequence[Any]) -> list[Any]:
+def run_node(node: Node, operands: Sequence[Array]) -> list[Array]:
     """One equation on whole values."""
     with source_scope(node.source):
         if not node.bodies:
@@ -121,9 +120,9 @@ def run_node(node: Node, operands: Sequence[Any]) -> list[Any]:
         )
 
 
-def run_program(program: Program, args: Sequence[Any]) -> list[Any]:
+def run_program(program: Program, args: Sequence[Array]) -> list[Array]:
     """A program on whole values."""
-    values: dict[int, Any] = dict(program.constants)
+    values: dict[int, Array] = dict(program.constants)
     values.update(zip(program.inputs, args, strict=True))
     for node in program.nodes:
         results = run_node(node, [values[i] for i in node.inputs])

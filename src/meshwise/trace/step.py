@@ -16,7 +16,6 @@ from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.call import base, named
 from meshwise.trace.flatten import flatten
-from meshwise.trace.gradients import refuse_stages
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
@@ -138,8 +137,9 @@ class OpenStep:
         out_leaves: Flat results.
         batch_dims: Batch dim of each flat argument that is batch data, by position.
         aliases: Pairs (flat argument, flat result) of the state.
-        unused: Positional arguments that are donated in vain.
-        names: Of the flat arguments.
+        names: The names of the flat arguments.
+        warnings: What the user asked for and does not get.
+        parameters: Number and name of each positional argument in the user's call.
     """
 
     closed: Any
@@ -149,8 +149,9 @@ class OpenStep:
     out_leaves: tuple[Any, ...]
     batch_dims: Mapping[int, int]
     aliases: tuple[tuple[int, int], ...]
-    unused: tuple[int, ...]
     names: tuple[str, ...]
+    warnings: tuple[str, ...]
+    parameters: tuple[tuple[int, str], ...]
 
     @property
     def weak_results(self) -> tuple[int, ...]:
@@ -164,7 +165,16 @@ def open_step(
     kwargs: Mapping[str, Any],
     signature: StepSignature,
 ) -> OpenStep:
-    """Trace a step at the full batch; the arguments are as for `trace_step`.
+    """Trace a step at the full batch.
+
+    Args:
+        fun: The step, static arguments already bound.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        kwargs: Keyword arguments, likewise.
+        signature: Which arguments are batch data or donated.
+
+    Returns:
+        The step as JAX sees it.
 
     Raises:
         TraceError: the step cannot be traced, or returns nothing.
@@ -189,46 +199,42 @@ def open_step(
         out_leaves=tuple(out_leaves),
         batch_dims=_batch_dims(specs[0], spans, signature),
         aliases=aliases,
-        unused=unused,
         names=tuple(_path_name(path, signature) for path, _ in paths),
+        warnings=tuple(
+            f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
+            "the same tree, shapes and dtypes, so its buffers are not reused; return its new "
+            "value, or take it out of donate_argnums"
+            for argnum in unused
+        ),
+        parameters=signature.parameters or tuple((n, "") for n in range(len(args))),
     )
 
 
 def trace_step(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    signature: StepSignature,
+    opened: OpenStep,
     *,
     num_microbatches: int = 1,
     statistics: Statistics = "exact",
     num_devices: int = 1,
     rules: Mapping[str, ForeignRule] | None = None,
-    stages: str = "",
 ) -> TracedStep:
-    """Trace a step at the full batch and cut it into micro-batches.
+    """Cut a step into micro-batches, and make its program and its graph.
 
     Args:
-        fun: The step, static arguments already bound.
-        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
-        kwargs: Keyword arguments, likewise.
-        signature: Which arguments are batch data or donated.
+        opened: The step as JAX traces it at the full batch.
         num_microbatches: B; 1 leaves the step as it is.
         statistics: "exact", or "local" for statistics of each micro-batch.
         num_devices: Devices of the mesh; rows are interleaved so that any split of the batch
             over them is cut in time without communication.
         rules: Loops of foreign primitives, by name.
-        stages: What asks for pipeline stages; empty if nothing does.
+
+    Returns:
+        The step with its loop over micro-batches.
 
     Raises:
-        TraceError: the step cannot be traced, does not separate, or cannot be cut into stages.
-        PlanError: it could be cut into stages.
+        TraceError: the step does not separate into micro-batches, or has no such primitive.
     """
-    opened = open_step(fun, args, kwargs, signature)
-    closed, flat = opened.closed, opened.in_avals
-    batch_dims, aliases = opened.batch_dims, opened.aliases
-    if stages:
-        refuse_stages(closed, stages)
+    closed, flat, batch_dims = opened.closed, opened.in_avals, opened.batch_dims
     if rules:
         _check_rules(flatten(closed), rules)
     is_local = statistics == "local" and num_microbatches > 1
@@ -244,20 +250,15 @@ def trace_step(
     names = dict(zip(program.inputs, opened.names, strict=True))
     return TracedStep(
         program=program,
-        graph=to_graph(program, names=names, aliases=aliases),
+        graph=to_graph(program, names=names, aliases=opened.aliases),
         in_tree=opened.in_tree,
         out_tree=opened.out_tree,
         in_avals=flat,
         batch_dims=batch_dims,
-        donated=tuple(position for position, _ in aliases),
+        donated=tuple(position for position, _ in opened.aliases),
         num_microbatches=num_microbatches,
-        warnings=tuple(
-            f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
-            "the same tree, shapes and dtypes, so its buffers are not reused; return its new "
-            "value, or take it out of donate_argnums"
-            for argnum in opened.unused
-        ),
-        parameters=signature.parameters or tuple((n, "") for n in range(len(args))),
+        warnings=opened.warnings,
+        parameters=opened.parameters,
         weak_results=opened.weak_results,
     )
 

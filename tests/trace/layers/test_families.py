@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from meshwise.jax_compat import Literal, bind_equation
-from meshwise.trace.layers.families import (
+from meshwise.trace.layers.stacks.families import (
     Family,
     by_member,
     lanes,

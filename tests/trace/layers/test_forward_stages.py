@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.trace.layers.equations import dependent, inlined, run_inlined
-from meshwise.trace.layers.forward_stages import ForwardStages, forward_stages
+from meshwise.trace.layers.forward.stages import ForwardStages, forward_stages
 
 
 def step(a: Any, b: Any, c: Any, d: Any, rows: Any) -> Any:

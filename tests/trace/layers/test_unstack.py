@@ -22,7 +22,7 @@ from meshwise.jax_compat import jaxpr_as_fun
 from meshwise.pieces.piece import PieceGraph
 from meshwise.planner.pipeline import layers_of, plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.trace.layers.unstack import Leaf, unstacked
+from meshwise.trace.layers.stacks.unstack import Leaf, unstacked
 from meshwise.trace.step import open_step
 
 

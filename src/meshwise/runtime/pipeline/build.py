@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,18 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
-from meshwise.program.names import LayerSpec, Name
+from meshwise.program.names import (
+    Activation,
+    CotangentSum,
+    CotangentTerm,
+    LayerSpec,
+    Local,
+    MicrobatchIndex,
+    Name,
+    Rows,
+    StepArgument,
+    StepValue,
+)
 from meshwise.runtime.pipeline.compiled import (
     CompilationCache,
     CompiledProgram,
@@ -23,8 +34,14 @@ from meshwise.runtime.pipeline.compiled import (
     lowered_program,
 )
 from meshwise.runtime.pipeline.groups import update_groups
-from meshwise.spmd.backward import Readers, backward, gradient_and_weights
-from meshwise.spmd.layer import DeviceProgram, LayerLowering, PlannedLayer, planned_layer
+from meshwise.spmd.backward import backward, gradient_and_weights
+from meshwise.spmd.layer import (
+    DeviceProgram,
+    LayerLowering,
+    PlannedLayer,
+    Readers,
+    planned_layer,
+)
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.planned import PieceProgram
@@ -124,39 +141,28 @@ def compiled_layers(
     Raises:
         ProgramError: XLA:CPU would let collectives race.
     """
-    planned: list[PlannedLayer] = []
-    stage_of: list[int] = []
-    for s, choice in enumerate(choices):
-        numbers = range(choice.first_layer, choice.last_layer + 1)
-        for k, decision in zip(numbers, choice.decisions, strict=True):
-            made = layers.program(k, k, num_microbatches, choice.remat)
-            planned.append(planned_layer(made, decision, choice.mesh))
-            stage_of.append(s)
+    planned = [
+        planned_layer(layers.program(k, k, num_microbatches, choice.remat), decision, choice.mesh)
+        for choice in choices
+        for k, decision in enumerate(choice.decisions, start=choice.first_layer)
+    ]
+    stage_of = [s for s, choice in enumerate(choices) for _ in choice.decisions]
     meshes = [concrete_mesh(choice.mesh, choice.devices) for choice in choices]
     places = range(len(choices)) if mesh_of_stage is None else mesh_of_stage
-    mesh_of = [places[s] for s in stage_of]
+    neighbours = _Neighbours(planned, [places[s] for s in stage_of])
     cache = CompilationCache()
-    lies: dict[Any, tuple[int, Layout]] = {}
-    for k, layer in enumerate(planned):
-        for value in layer.programs.forward.outputs:
-            if value.role == "leaving":
-                lies[layer.leaving[value.number]] = (mesh_of[k], value.layout)
-    sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in planned]
     found: list[CompiledLayer] = []
-    for k, layer in enumerate(planned):
-        s = stage_of[k]
-        later = {v for p in planned[k + 1 :] for v in p.entering}
-        coming = {v: layout for v, (m, layout) in lies.items() if m == mesh_of[k]}
-        readers: dict[Any, dict[int, Layout | None]] = {}
-        for t in range(k + 1, len(planned)):
-            for v, layout in sent_back[t].items():
-                readers.setdefault(v, {})[t] = layout if mesh_of[t] == mesh_of[k] else None
-        is_cpu = meshes[s].devices.flat[0].platform == "cpu"
-        lowering = LayerLowering(layer, choices[s].mesh, coming, in_order=is_cpu)
-        functions = _functions(
-            lowering, layers.update.num_phases, later, readers, splits_backward=splits_backward
+    for k, (layer, s) in enumerate(zip(planned, stage_of, strict=True)):
+        lowering = LayerLowering(
+            layer, choices[s].mesh, neighbours.coming(k), in_order=_is_cpu(meshes[s])
         )
-        programs = _compiled(layers, k, lowering, functions, meshes[s], cache)
+        functions = _functions(
+            lowering,
+            neighbours.read_later(k),
+            neighbours.readers(k),
+            splits_backward=splits_backward,
+        )
+        programs = _compiled(k, lowering, functions, meshes[s], cache)
         found.append(
             CompiledLayer(
                 layer=k,
@@ -174,57 +180,83 @@ def compiled_layers(
     return found
 
 
+def _is_cpu(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+class _Neighbours:
+    """What layers give to each other, and how it lies."""
+
+    def __init__(self, planned: Sequence[PlannedLayer], mesh_of: Sequence[int]) -> None:
+        self.planned, self.mesh_of = planned, mesh_of
+        self.lies: dict[Activation, tuple[int, Layout]] = {}
+        for layer, mesh in zip(planned, mesh_of, strict=True):
+            for value in layer.programs.forward.outputs:
+                if value.role == "leaving":
+                    self.lies[layer.leaving[value.number]] = (mesh, value.layout)
+        self.sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in planned]
+
+    def coming(self, k: int) -> dict[Activation, Layout]:
+        """Return the layouts of activations that are made on the mesh of a layer."""
+        return {a: layout for a, (m, layout) in self.lies.items() if m == self.mesh_of[k]}
+
+    def read_later(self, k: int) -> set[Activation]:
+        """Return the activations that later layers read in each micro-batch."""
+        return {a for p in self.planned[k + 1 :] for a in p.entering}
+
+    def readers(self, k: int) -> Readers:
+        """Return the later layers that send cotangents."""
+        found: dict[Activation, dict[int, Layout | None]] = {}
+        for t in range(k + 1, len(self.planned)):
+            is_here = self.mesh_of[t] == self.mesh_of[k]
+            for activation, layout in self.sent_back[t].items():
+                found.setdefault(activation, {})[t] = layout if is_here else None
+        return found
+
+
 def programs_alone(
-    layers: Layering,
-    number: int,
-    made: PieceProgram,
-    decision: GraphDecision,
-    logical: LogicalMesh,
-    mesh: Mesh,
+    number: int, made: PieceProgram, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
 ) -> dict[str, LoweredProgram]:
-    """Programs of a layer whose neighbours give and take activations as it wants them.
+    """Lower a layer whose neighbours give and take activations as it wants them.
 
     Args:
-        layers: Of the step.
-        number: Of the layer.
+        number: The number of the layer.
         made: The layer as a program.
         decision: Its plan.
         logical: The mesh as planned.
         mesh: Its devices; it may have more axes, along which all do the same.
 
     Returns:
-        By name, "forward" and "backward" among them; none overwrites what it is given.
+        Programs by name, "forward" and "backward" among them; none overwrites what it is given.
     """
     layer = planned_layer(made, decision, logical)
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    lowering = LayerLowering(layer, logical, {}, in_order=is_cpu)
+    lowering = LayerLowering(layer, logical, {}, in_order=_is_cpu(mesh))
     crossings = zip(layer.leaving, made.graph.leaving, strict=True)
-    readers = {v: {number + 1: None} for v, c in crossings if c.cotangent >= 0}
-    functions = _functions(lowering, layers.update.num_phases, set(layer.leaving), readers)
-    specs = _Specs(layers, layer)
+    readers = {a: {number + 1: None} for a, c in crossings if c.cotangent >= 0}
+    functions = _functions(lowering, set(layer.leaving), readers)
+    specs = _Specs(layer)
     found: dict[str, LoweredProgram] = {}
     for name, function in functions.items():
         found[name] = lowered_program(function, specs, logical, mesh, overwrites=False)
-        specs.known.update(zip(function.outputs, found[name].out_avals, strict=True))
+        specs.add(function.outputs, found[name].out_avals)
     return found
 
 
 def _functions(
     lowering: LayerLowering,
-    num_phases: int,
-    later: Collection[Any],
+    later: Collection[Activation],
     readers: Readers,
     *,
     splits_backward: bool = False,
 ) -> dict[str, DeviceProgram]:
-    """The programs of a layer by name, in the order in which one makes what others take."""
+    """Return the programs of a layer by name; each comes after those that make what it takes."""
     late: DeviceProgram | None = None
     if splits_backward:
         back, late = gradient_and_weights(lowering, readers)
     else:
         back = backward(lowering, readers)
-    groups = update_groups(lowering.layer, num_phases)
-    names = ["values", *(f"norm {n}" for n in range(num_phases)), "apply"]
+    groups = update_groups(lowering.layer)
+    names = ["values", *(f"norm {n}" for n in range(len(groups) - 2)), "apply"]
     return {
         "before": lowering.before(readers),
         "forward": lowering.forward(later),
@@ -235,73 +267,51 @@ def _functions(
 
 
 def _compiled(
-    layers: Layering,
     number: int,
     lowering: LayerLowering,
     functions: Mapping[str, DeviceProgram],
     mesh: Mesh,
     cache: CompilationCache,
 ) -> dict[str, CompiledProgram]:
-    specs = _Specs(layers, lowering.layer)
+    specs = _Specs(lowering.layer)
     found: dict[str, CompiledProgram] = {}
     for name, function in functions.items():
-        program = compiled_program(
-            f"{name} of layer {number}", function, specs, lowering.mesh, mesh, cache
-        )
-        specs.known.update(zip(program.outputs, program.out_avals, strict=True))
-        found[name] = program
+        made = lowered_program(function, specs, lowering.mesh, mesh)
+        found[name] = compiled_program(f"{name} of layer {number}", made, mesh, cache)
+        specs.add(function.outputs, made.out_avals)
     return found
 
 
-class _Specs(Mapping[Name, Any]):
+class _Specs:
     """Global shape and dtype of what the programs of a layer take."""
 
-    def __init__(self, layers: Layering, layer: PlannedLayer) -> None:
-        self.layers = layers
-        self.known: dict[Name, Any] = {}
-        self.micro: dict[Any, Any] = {}
-        self.rows: dict[int, Any] = {}
-        made = layer.made.graph
-        graph = made.graph
-        for i, argument in enumerate(layer.made.arguments):
-            if i in made.batch_dims:
-                shape = graph.tensors[graph.inputs[i]].shape
-                dtype = layers.split.in_avals[argument].dtype
-                self.rows[argument] = jax.ShapeDtypeStruct(shape, dtype)
-        for v, c in zip(layer.entering, made.entering, strict=True):
-            self.micro[v] = graph.tensors[graph.inputs[c.value]]
-        for v, c in zip(layer.leaving, made.leaving, strict=True):
-            self.micro.setdefault(v, graph.tensors[graph.outputs[c.value]])
+    def __init__(self, layer: PlannedLayer) -> None:
+        made = layer.made
+        piece, avals = made.graph, made.program.avals
+        self._made: dict[Name, jax.ShapeDtypeStruct] = {}
+        self._step: dict[StepValue, jax.ShapeDtypeStruct] = {}
+        inputs = zip(made.inputs.in_order(), piece.graph.inputs, strict=True)
+        results = zip(made.results.in_order(), piece.graph.outputs, strict=True)
+        specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        for i, (value, t) in enumerate(inputs):
+            if i in piece.batch_dims and isinstance(value, StepArgument):
+                self._step[Rows(value.number)] = specs[t]
+            else:
+                self._step[value] = specs[t]
+        for value, t in results:
+            self._step.setdefault(value, specs[t])
 
-    def __getitem__(self, name: Name) -> Any:
-        match name.kind:
-            case "argument":
-                aval = self.layers.split.in_avals[name.what]
-            case "rows":
-                return self.rows[name.what]
-            case "gradient":
-                aval = self.layers.split.roots[name.what].aval
-            case "value":
-                aval = self.layers.update.values[name.what].aval
-            case "shared":
-                aval = name.what.aval
-            case "activation":
-                return self._rows(name.what)
-            case "cotangent":
-                return self._rows(name.what[0])
-            case "index":
+    def add(self, names: Sequence[Name], avals: Sequence[jax.ShapeDtypeStruct]) -> None:
+        """Remember what a program makes."""
+        self._made.update(zip(names, avals, strict=True))
+
+    def __call__(self, name: Name) -> jax.ShapeDtypeStruct:
+        match name.value:
+            case CotangentTerm(activation=activation):
+                return self._step[activation]
+            case MicrobatchIndex():
                 return jax.ShapeDtypeStruct((), np.int32)
-            case _:
-                return self.known[name]
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-    def _rows(self, variable: Any) -> Any:
-        # What crosses a cut once a step is no row of a micro-batch.
-        shape = self.micro.get(variable, variable.aval).shape
-        return jax.ShapeDtypeStruct(shape, variable.aval.dtype)
-
-    def __iter__(self) -> Iterator[Name]:
-        return iter(self.known)
-
-    def __len__(self) -> int:
-        return len(self.known)
+            case Local() | CotangentSum():
+                return self._made[name]
+            case value:
+                return self._step[value]

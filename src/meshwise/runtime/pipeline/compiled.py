@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.program.names import Name, ProgramSpec
+from meshwise.program.names import Name, ProgramSpec, StepResult, is_sum
 from meshwise.runtime.compile import checked
 from meshwise.spmd.layer import DeviceProgram
 from meshwise.spmd.part import border_spec, packed, unpacked
 from meshwise.spmd.program import abstract_mesh, compile_options
+from meshwise.system.identity import Same
 
-# What a later program overwrites has a buffer of its own.
-_OVERWRITTEN = frozenset(("sum", "result"))
+# Global shape and dtype of an input as it comes in (`border_spec`).
+Specs: TypeAlias = Callable[[Name], jax.ShapeDtypeStruct]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,27 +101,23 @@ class LoweredProgram:
 
 
 def compiled_program(
-    name: str,
-    function: DeviceProgram,
-    specs: Mapping[Name, Any],
-    logical: LogicalMesh,
-    mesh: Mesh,
-    cache: CompilationCache,
+    name: str, made: LoweredProgram, mesh: Mesh, cache: CompilationCache
 ) -> CompiledProgram:
-    """Lower and compile a program.
+    """Compile a program.
 
     Args:
-        name: For messages.
-        function: On local tiles.
-        specs: Global shape and dtype of each input as it comes in (`border_spec`).
-        logical: The mesh as planned.
+        name: A name for messages.
+        made: The lowered program.
         mesh: Its devices.
-        cache: Of executables.
+        cache: Executables that are there already.
+
+    Returns:
+        The program with its executable.
 
     Raises:
         ProgramError: on XLA:CPU collectives would race.
     """
-    made = lowered_program(function, specs, logical, mesh)
+    function = made.function
     return CompiledProgram(
         name=name,
         inputs=function.inputs,
@@ -136,7 +133,7 @@ def compiled_program(
 
 def lowered_program(
     function: DeviceProgram,
-    specs: Mapping[Name, Any],
+    specs: Specs,
     logical: LogicalMesh,
     mesh: Mesh,
     *,
@@ -145,33 +142,20 @@ def lowered_program(
     """Lower a program.
 
     Args:
-        function: On local tiles.
-        specs: Global shape and dtype of each input as it comes in (`border_spec`).
+        function: What it does on local tiles.
+        specs: Gives the global shape and dtype of each input.
         logical: The mesh as planned.
         mesh: Its devices; it may have more axes, along which all do the same.
         overwrites: Whether inputs that are donated are.
+
+    Returns:
+        The program on global arrays.
     """
     names = logical.names
     in_specs = tuple(border_spec(n.layout, names) for n in function.inputs)
-    given = [specs[n] for n in function.inputs]
+    given = tuple(specs(n) for n in function.inputs)
     ends = [border_spec(n.layout, names) for n in function.outputs]
-    places: list[int] = []
-
-    def distinct(*args: Any) -> tuple[Any, ...]:
-        """Each value once: an activation that leaves may be kept, too."""
-        tiles = [unpacked(a, n.layout) for a, n in zip(args, function.inputs, strict=True)]
-        results = function.run(tiles)
-        seen: dict[object, int] = {}
-        kept: list[Any] = []
-        places.clear()
-        for value, n, spec in zip(results, function.outputs, ends, strict=True):
-            key = (id(value), spec, n if n.kind in _OVERWRITTEN else None)
-            if key not in seen:
-                seen[key] = len(kept)
-                kept.append(packed(value, n.layout))
-            places.append(seen[key])
-        return tuple(kept)
-
+    distinct = _Distinct(function, ends)
     # Which results are one value shows only when the program is traced.
     nothing = jax.shard_map(
         lambda *args: (distinct(*args), ())[1],
@@ -181,8 +165,8 @@ def lowered_program(
         check_vma=False,
     )
     jax.eval_shape(nothing, *given)
-    found = tuple(places)
-    out_specs = tuple(spec for n, spec in enumerate(ends) if found.index(found[n]) == n)
+    places = tuple(distinct.places)
+    out_specs = tuple(spec for n, spec in enumerate(ends) if places.index(places[n]) == n)
     mapped = jax.shard_map(
         distinct, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
@@ -200,10 +184,40 @@ def lowered_program(
     made = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info]
     return LoweredProgram(
         function=function,
-        places=found,
+        places=places,
         jitted=jitted,
         lowered=lowered,
         in_shardings=in_shardings,
-        in_avals=tuple(given),
-        out_avals=tuple(made[place] for place in found),
+        in_avals=given,
+        out_avals=tuple(made[place] for place in places),
     )
+
+
+class _Distinct:
+    """A program that returns each value once: an activation that leaves may be kept, too.
+
+    Attributes:
+        places: For each output its place among the results, from the last call on.
+    """
+
+    def __init__(self, function: DeviceProgram, ends: Sequence[PartitionSpec]) -> None:
+        self.function, self.ends = function, ends
+        self.places: list[int] = []
+        self.__name__ = "distinct"
+
+    def __call__(self, *args: jax.Array) -> tuple[jax.Array, ...]:
+        function = self.function
+        tiles = [unpacked(a, n.layout) for a, n in zip(args, function.inputs, strict=True)]
+        results = function.run(tiles)
+        seen: dict[object, int] = {}
+        returned: list[jax.Array] = []
+        self.places = []
+        for value, n, spec in zip(results, function.outputs, self.ends, strict=True):
+            # What a later program overwrites has a buffer of its own.
+            is_overwritten = is_sum(n.value) or isinstance(n.value, StepResult)
+            key = (Same(value), spec, n if is_overwritten else None)
+            if key not in seen:
+                seen[key] = len(returned)
+                returned.append(packed(value, n.layout))
+            self.places.append(seen[key])
+        return tuple(returned)

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.program.memory import live_bytes, verify_memory
+from meshwise.program.names import StepResult
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
@@ -272,6 +273,6 @@ def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
     for layer in pipeline.compiled:
         shardings: Mapping[int, Any] = dict(enumerate(layer.once[-1].run.output_shardings))
         for name, place in zip(layer.once[-1].outputs, layer.once[-1].places, strict=True):
-            if name.kind == "result" and name.what in argument_of:
-                found[argument_of[name.what]] = shardings[place]
+            if isinstance(name.value, StepResult) and name.value.number in argument_of:
+                found[argument_of[name.value.number]] = shardings[place]
     return tuple(found)

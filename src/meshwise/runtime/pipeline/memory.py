@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshwise.inter.layer_cost.footprint import Footprint
-from meshwise.program.names import Name
+from meshwise.program.names import (
+    Activation,
+    CotangentTerm,
+    Local,
+    Name,
+    Rows,
+    StepArgument,
+    StepValue,
+)
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 
@@ -28,13 +36,15 @@ def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
 
 
 def _of_layer(layer: CompiledLayer) -> Footprint:
-    resident = {n: b for p in layer.programs for n, b in _inputs(p).items() if n.kind == "argument"}
+    programs = layer.programs
+    resident = {
+        n: b for p in programs for n, b in _inputs(p).items() if isinstance(n.value, StepArgument)
+    }
     resident |= _outputs(layer.before)
     late = {} if layer.weights is None else _inputs(layer.weights)
-    stays = ("activation", "rows", "kept", "entering")
-    kept = {n: b for n, b in {**_inputs(layer.backward), **late}.items() if n.kind in stays}
+    kept = {n: b for n, b in {**_inputs(layer.backward), **late}.items() if _stays(n.value)}
     counted = {**resident, **kept}
-    waits = {n: b for n, b in late.items() if n.kind in (*stays, "cotangent", "delayed", "total")}
+    waits = {n: b for n, b in late.items() if _stays(n.value) or _waits(n.value)}
     extra = [_extra(p, counted) for p in layer.programs if p is not layer.weights]
     if layer.weights is not None:
         extra.append(_extra(layer.weights, counted | waits))
@@ -44,6 +54,18 @@ def _of_layer(layer: CompiledLayer) -> Footprint:
         temporary_bytes=max(extra),
         weight_bytes=_distinct([layer.forward, layer.backward], waits),
     )
+
+
+def _stays(value: StepValue) -> bool:
+    """Return whether a value is held from the forward to the backward pass of a micro-batch."""
+    is_kept = isinstance(value, Local) and value.role in ("kept", "entering")
+    return is_kept or isinstance(value, Activation | Rows)
+
+
+def _waits(value: StepValue) -> bool:
+    """Return whether a value is held until the gradients of weights are made."""
+    is_late = isinstance(value, Local) and value.role in ("delayed", "total")
+    return is_late or isinstance(value, CotangentTerm)
 
 
 def _inputs(program: CompiledProgram) -> dict[Name, int]:

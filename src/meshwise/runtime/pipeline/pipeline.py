@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +24,13 @@ from meshwise.program.instructions import (
     Run,
     Send,
 )
+from meshwise.program.names import Gradient
 from meshwise.program.text import around
 from meshwise.program.verify import verify_in_flight, verify_program
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
 from meshwise.runtime.pipeline.commit import commit_point
 from meshwise.runtime.pipeline.compiled import CompiledProgram
-from meshwise.runtime.pipeline.joining import Joining
+from meshwise.runtime.pipeline.joining import Joining, TiedGradient
 from meshwise.runtime.pipeline.tile_copier import TileCopier
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
@@ -146,19 +148,22 @@ def _check_meshes(choices: Sequence[StageChoice], schedule: Schedule) -> None:
             )
 
 
-def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, tuple[Mesh, Layout, int]]:
-    """Parameters of which more than one layer sends a gradient, with their owners."""
-    count: dict[int, int] = {}
-    for layer in compiled:
-        for name in layer.once[0].outputs:
-            if name.kind == "gradient":
-                count[name.what] = count.get(name.what, 0) + 1
+def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
+    """Return the gradients of parameters of which more than one layer sends one."""
+    count = Counter(
+        name.value
+        for layer in compiled
+        for name in layer.once[0].outputs
+        if isinstance(name.value, Gradient)
+    )
     return {
-        name.what: (layer.mesh, name.layout, count[name.what])
+        name.value.parameter: TiedGradient(
+            mesh=layer.mesh, layout=name.layout, num_senders=count[name.value]
+        )
         for layer in compiled
         for program in layer.once
         for name in program.inputs
-        if name.kind == "gradient" and count[name.what] > 1
+        if isinstance(name.value, Gradient) and count[name.value] > 1
     }
 
 

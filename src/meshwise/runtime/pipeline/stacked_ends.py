@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.jax_compat import refill
 from meshwise.runtime.pipeline.stacking import StackHome, Stacking, home_of
-from meshwise.trace.layers.unstack import Leaf, Unstacked
+from meshwise.trace.layers.stacks.unstack import Leaf, Unstacked
 
 
 class StackedEnds:

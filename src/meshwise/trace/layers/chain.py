@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
 from meshwise.inter.clustering.operator_chain import OperatorChain
-from meshwise.jax_compat import Literal, source_line
+from meshwise.jax_compat import Aval, Eqn, FlatJaxpr, Literal, Var, bodies, source_line
 from meshwise.rules.primitive import Equation
 from meshwise.rules.table import RULES
 from meshwise.trace.layers.equations import dependent, variables
@@ -38,16 +36,16 @@ class Chain:
         where: Source line of each link.
     """
 
-    links: tuple[Any, ...]
-    support: tuple[Any, ...]
+    links: tuple[Eqn, ...]
+    support: tuple[Eqn, ...]
     flop: tuple[float, ...]
     is_heavy: tuple[bool, ...]
-    reads: tuple[tuple[tuple[int, Any], ...], ...]
-    maker: Mapping[Any, int]
+    reads: tuple[tuple[tuple[int, Var], ...], ...]
+    maker: Mapping[Var, int]
     where: tuple[str, ...]
 
 
-def num_bytes(aval: Any) -> int:
+def num_bytes(aval: Aval) -> int:
     """Bytes of a value."""
     return math.prod(aval.shape) * itemsize(aval.dtype)
 
@@ -58,13 +56,13 @@ def chain_of(split: SplitStep) -> Chain:
     varied = dependent(jaxpr.eqns, split.roots)
     batch = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in split.batch_dims])
     links = [e for e in jaxpr.eqns if any(v in varied and v in batch for v in e.outvars)]
-    chosen = {id(e) for e in links}
+    chosen = set(links)
     maker = {v: k for k, e in enumerate(links) for v in e.outvars}
     work = _Work()
     counted = [work.of(e) for e in links]
     return Chain(
         links=tuple(links),
-        support=tuple(e for e in jaxpr.eqns if id(e) not in chosen),
+        support=tuple(e for e in jaxpr.eqns if e not in chosen),
         flop=tuple(flop for flop, _ in counted),
         is_heavy=tuple(heavy for _, heavy in counted),
         reads=tuple(
@@ -94,11 +92,11 @@ class _Work:
 
     def __init__(self) -> None:
         self.rules = RuleCache()
-        self.bodies: dict[int, tuple[float, bool, Any]] = {}
+        self.bodies: dict[FlatJaxpr, tuple[float, bool]] = {}
 
-    def of(self, eqn: Any) -> tuple[float, bool]:
+    def of(self, eqn: Eqn) -> tuple[float, bool]:
         """FLOP, and whether a dense product or convolution is among it."""
-        inner = list(jaxprs_in_params(eqn.params))
+        inner = bodies(eqn.params)
         if eqn.primitive.name in RULES and not inner:
             equation = Equation(
                 eqn.primitive,
@@ -113,17 +111,14 @@ class _Work:
             return float(sum(math.prod(v.aval.shape) for v in eqn.outvars)), False
         if eqn.primitive.name.startswith("custom_"):
             inner = inner[:1]  # the function itself; its derivatives are not run forward
-        parts = [self._body(getattr(body, "jaxpr", body)) for body in inner]
+        parts = [self._body(body) for body in inner]
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         if eqn.primitive.name == "cond":
             return max(flop for flop, _ in parts), any(heavy for _, heavy in parts)
         return trips * sum(flop for flop, _ in parts), any(heavy for _, heavy in parts)
 
-    def _body(self, jaxpr: Any) -> tuple[float, bool]:
-        if id(jaxpr) not in self.bodies:
+    def _body(self, jaxpr: FlatJaxpr) -> tuple[float, bool]:
+        if jaxpr not in self.bodies:
             parts = [self.of(eqn) for eqn in jaxpr.eqns]
-            # The jaxpr is kept, so that its id stays taken.
-            found = (sum(f for f, _ in parts), any(h for _, h in parts), jaxpr)
-            self.bodies[id(jaxpr)] = found
-        flop, heavy, _ = self.bodies[id(jaxpr)]
-        return flop, heavy
+            self.bodies[jaxpr] = sum(f for f, _ in parts), any(h for _, h in parts)
+        return self.bodies[jaxpr]

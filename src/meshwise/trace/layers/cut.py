@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from jax import Array
+
+from meshwise.jax_compat import Eqn, Var
 from meshwise.trace.layers.chain import Chain
-from meshwise.trace.layers.equations import needed, run, variables
+from meshwise.trace.layers.equations import environment, needed, run, variables
 from meshwise.trace.layers.gradient_path import on_gradient_path
 from meshwise.trace.layers.split import SplitStep
 
@@ -35,12 +37,12 @@ class Piece:
 
     first: int
     last: int
-    preparation: tuple[Any, ...]
-    equations: tuple[Any, ...]
+    preparation: tuple[Eqn, ...]
+    equations: tuple[Eqn, ...]
     arguments: tuple[int, ...]
     roots: tuple[int, ...]
-    entering: tuple[Any, ...]
-    leaving: tuple[Any, ...]
+    entering: tuple[Var, ...]
+    leaving: tuple[Var, ...]
 
 
 class Cutter:
@@ -52,9 +54,9 @@ class Cutter:
         jaxpr = split.forward.jaxpr
         self.position = {v: i for i, v in enumerate(jaxpr.invars)}
         self.root_of = {v: k for k, v in enumerate(split.roots)}
-        self.order = {id(e): i for i, e in enumerate(jaxpr.eqns)}
+        self.order = {e: i for i, e in enumerate(jaxpr.eqns)}
         self.makers = {v: e for e in chain.support for v in e.outvars}
-        self.last_reader: dict[Any, int] = {}
+        self.last_reader: dict[Var, int] = {}
         for k, reads in enumerate(chain.reads):
             for _, v in reads:
                 self.last_reader[v] = k
@@ -66,11 +68,11 @@ class Cutter:
         self.on_path = on_gradient_path(jaxpr.eqns, split.roots, jaxpr.outvars[:1])
         self.known: dict[tuple[int, int], Piece] = {}
 
-    def is_read_after(self, variable: Any, last: int) -> bool:
+    def is_read_after(self, variable: Var, last: int) -> bool:
         """Whether a link after `last` reads a variable of the chain."""
         return self.last_link.get(variable, -1) > last
 
-    def has_cotangent(self, variable: Any) -> bool:
+    def has_cotangent(self, variable: Var) -> bool:
         """Whether a gradient flows through a variable of the chain; others go forward only."""
         return variable in self.on_path
 
@@ -106,53 +108,47 @@ class Cutter:
             first=first,
             last=last,
             preparation=tuple(preparation),
-            equations=tuple(sorted((*support, *links), key=lambda e: self.order[id(e)])),
+            equations=tuple(sorted((*support, *links), key=self.order.__getitem__)),
             arguments=tuple(sorted(arguments)),
             roots=tuple(roots),
             entering=tuple(sorted(entering, key=lambda v: (entering[v], str(v)))),
             leaving=tuple(leaving),
         )
 
-    def _support(self, links: Sequence[Any]) -> list[Any]:
+    def _support(self, links: Sequence[Eqn]) -> list[Eqn]:
         """Support equations that links need, those that make parameters excepted."""
-        found: dict[int, Any] = {}
+        found: dict[Eqn, None] = {}
         todo = [v for e in links for v in variables(e.invars)]
         while todo:
             v = todo.pop()
             eqn = self.makers.get(v)
-            if eqn is None or v in self.root_of or id(eqn) in found:
+            if eqn is None or v in self.root_of or eqn in found:
                 continue
-            found[id(eqn)] = eqn
+            found[eqn] = None
             todo += variables(eqn.invars)
-        return list(found.values())
+        return list(found)
 
-    def prepare(self, piece: Piece, arguments: Sequence[Any]) -> list[Any]:
+    def prepare(self, piece: Piece, arguments: Sequence[Array]) -> list[Array]:
         """Values of the parameters of a piece.
 
         Args:
             piece: The piece.
             arguments: All arguments of the step; those that it does not read may be None.
         """
-        known = self._known(arguments)
+        known = environment(self.split.forward, arguments)
         run(piece.preparation, known)
         return [known[self.split.roots[r]] for r in piece.roots]
 
     def forward(
         self,
         piece: Piece,
-        arguments: Sequence[Any],
-        roots: Sequence[Any],
-        entering: Sequence[Any],
-    ) -> list[Any]:
+        arguments: Sequence[Array],
+        roots: Sequence[Array],
+        entering: Sequence[Array],
+    ) -> list[Array]:
         """The activations that leave a piece."""
-        known = self._known(arguments)
+        known = environment(self.split.forward, arguments)
         known.update((self.split.roots[r], x) for r, x in zip(piece.roots, roots, strict=True))
         known.update(zip(piece.entering, entering, strict=True))
         run(piece.equations, known)
         return [known[v] for v in piece.leaving]
-
-    def _known(self, arguments: Sequence[Any]) -> dict[Any, Any]:
-        jaxpr = self.split.forward.jaxpr
-        known = dict(zip(jaxpr.constvars, self.split.forward.consts, strict=True))
-        known.update(zip(jaxpr.invars, arguments, strict=True))
-        return known

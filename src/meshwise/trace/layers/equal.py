@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import cast
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from meshwise.jax_compat import Literal
+from meshwise.jax_compat import Eqn, FlatJaxpr, Literal, Var
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.streams import SLICE, stream_equations
@@ -25,12 +25,12 @@ class _Writer:
     """Numbers variables as they appear, and streams of random numbers."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
+        self.numbers: dict[Var, int] = {}
         self.rows: list[object] = []
         self.streams: dict[object, int] = {}
         self.literals: set[object] = set()
 
-    def atom(self, v: Any) -> object:
+    def atom(self, v: Var) -> object:
         if isinstance(v, Literal):
             said = (str(v.aval), str(v.val))
             self.literals.add(said)
@@ -40,16 +40,16 @@ class _Writer:
     def stream(self, said: object) -> object:
         return "stream", self.streams.setdefault(said, len(self.streams))
 
-    def role(self, kind: str, v: Any, *details: object) -> None:
+    def role(self, kind: str, v: Var, *details: object) -> None:
         self.rows.append((kind, self.atom(v), v.aval.str_short(), *details))
 
     def equations(
-        self, equations: Sequence[Any], given: Iterable[Any], results: Iterable[Any]
+        self, equations: Sequence[Eqn], given: Iterable[Var], results: Iterable[Var]
     ) -> None:
         known = set(given)
         streams = stream_equations(equations, known, results)
         for eqn in equations:
-            is_stream = id(eqn) in streams
+            is_stream = eqn in streams
             params = [
                 (key, self.parameter(value, eqn, known))
                 for key, value in eqn.params.items()
@@ -70,7 +70,7 @@ class _Writer:
             if not known.isdisjoint(variables(eqn.invars)):
                 known.update(eqn.outvars)
 
-    def parameter(self, value: Any, eqn: Any, known: set[Any]) -> object:
+    def parameter(self, value: object, eqn: Eqn, known: set[Var]) -> object:
         """A body as its equations, anything else as text."""
         if isinstance(value, ClosedJaxpr):
             return self.parameter(value.jaxpr, eqn, known)
@@ -80,16 +80,17 @@ class _Writer:
             return tuple(self.parameter(v, eqn, known) for v in value)
         if not isinstance(value, Jaxpr):
             return str(value)
+        body = cast(FlatJaxpr, value)
         outer = self.numbers, self.rows
         self.numbers, self.rows = {}, []
-        for v in (*value.constvars, *value.invars):
+        for v in (*body.constvars, *body.invars):
             self.role("takes", v)
         # Where operands are passed on one by one, what is given is known.
-        pairs = zip(value.invars, eqn.invars, strict=False)
-        is_each = len(value.invars) == len(eqn.invars)
+        pairs = zip(body.invars, eqn.invars, strict=False)
+        is_each = len(body.invars) == len(eqn.invars)
         given = [v for v, o in pairs if is_each and variables([o]) and o in known]
-        self.equations(value.eqns, given, value.outvars)
-        self.rows.append(("gives", *map(self.atom, value.outvars)))
+        self.equations(body.eqns, given, body.outvars)
+        self.rows.append(("gives", *map(self.atom, body.outvars)))
         inside = tuple(self.rows)
         self.numbers, self.rows = outer
         return inside

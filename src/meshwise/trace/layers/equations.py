@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
+from jax import Array
 
-from meshwise.jax_compat import Literal, best_source, bind_equation, dead_code_eliminated
+from meshwise.jax_compat import (
+    Aval,
+    ClosedJaxpr,
+    Eqn,
+    Literal,
+    SourceInfo,
+    Var,
+    best_source,
+    bind_equation,
+    dead_code_eliminated,
+)
 
 # Calls that mean no more than their body.  Custom derivatives and rematerialisation stay: what
 # they say counts when the layer is differentiated.
@@ -19,7 +30,25 @@ _TRANSPARENT = {
 }
 
 
-def run(equations: Iterable[Any], known: dict[Any, Any]) -> None:
+_Value = TypeVar("_Value")
+
+
+def environment(closed: ClosedJaxpr, operands: Sequence[_Value]) -> dict[Var, _Value]:
+    """Return what is known before the first equation of a closed jaxpr.
+
+    Args:
+        closed: The jaxpr.
+        operands: The values of its arguments.
+
+    Returns:
+        The values of its arguments and constants by variable.
+    """
+    known: dict[Var, _Value] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(closed.jaxpr.invars, operands, strict=True))
+    return known
+
+
+def run(equations: Iterable[Eqn], known: dict[Var, Array]) -> None:
     """Run equations in order.
 
     Args:
@@ -32,12 +61,14 @@ def run(equations: Iterable[Any], known: dict[Any, Any]) -> None:
         )
 
 
-def read(known: Mapping[Any, Any], atom: Any) -> Any:
+def read(known: Mapping[Var, _Value], atom: Var) -> _Value:
     """Value of a variable or literal."""
     return atom.val if isinstance(atom, Literal) else known[atom]
 
 
-def run_inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
+def run_inlined(
+    closed: ClosedJaxpr, operands: Sequence[Array], call: SourceInfo | None = None
+) -> list[Array]:
     """Run a closed jaxpr with the calls in it taken apart.
 
     Args:
@@ -45,8 +76,7 @@ def run_inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[
         operands: Its arguments.
         call: Source of the call whose body it is.
     """
-    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    known.update(zip(closed.jaxpr.invars, operands, strict=True))
+    known = environment(closed, operands)
     for eqn in closed.jaxpr.eqns:
         inputs = [read(known, v) for v in eqn.invars]
         body = _TRANSPARENT.get(eqn.primitive.name)
@@ -58,24 +88,26 @@ def run_inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[
     return [read(known, v) for v in closed.jaxpr.outvars]
 
 
-def inlined(closed: Any) -> Any:
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr without calls and without dead equations; its arguments stay."""
     flat = jax.make_jaxpr(lambda *operands: run_inlined(closed, operands))(*closed.in_avals)
     return type(flat)(dead_code_eliminated(flat.jaxpr), flat.consts)
 
 
-def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+def traced(
+    fun: Callable[..., Sequence[Array]], avals: Sequence[Aval | jax.ShapeDtypeStruct]
+) -> ClosedJaxpr:
     """Closed jaxpr of a function of flat arguments, as `inlined`."""
     closed = jax.make_jaxpr(fun)(*avals)
     return type(closed)(dead_code_eliminated(closed.jaxpr), closed.consts)
 
 
-def variables(atoms: Iterable[Any]) -> list[Any]:
+def variables(atoms: Iterable[Var]) -> list[Var]:
     """The atoms that are variables."""
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
-def dependent(equations: Iterable[Any], roots: Iterable[Any]) -> set[Any]:
+def dependent(equations: Iterable[Eqn], roots: Iterable[Var]) -> set[Var]:
     """The roots and all variables that follow from them."""
     found = set(roots)
     for eqn in equations:
@@ -84,10 +116,10 @@ def dependent(equations: Iterable[Any], roots: Iterable[Any]) -> set[Any]:
     return found
 
 
-def needed(equations: Sequence[Any], wanted: Iterable[Any]) -> list[Any]:
+def needed(equations: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
     """The equations, in order, that make the wanted variables."""
     want = set(wanted)
-    kept: list[Any] = []
+    kept: list[Eqn] = []
     for eqn in reversed(equations):
         if any(v in want for v in eqn.outvars):
             kept.append(eqn)

@@ -7,10 +7,10 @@ can be differentiated.  Others, as the maximum that a softmax subtracts, go forw
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
+from meshwise.jax_compat import Eqn, Var
 from meshwise.trace.layers.equations import variables
 
 # Their derivative is zero everywhere.  What is missing here costs a crossing of zeros, no more.
@@ -20,8 +20,8 @@ _FLAT = frozenset(
 
 
 def on_gradient_path(
-    equations: Sequence[Any], roots: Iterable[Any], losses: Iterable[Any]
-) -> frozenset[Any]:
+    equations: Sequence[Eqn], roots: Iterable[Var], losses: Iterable[Var]
+) -> frozenset[Var]:
     """Variables with a cotangent that the gradients of the roots need.
 
     Args:
@@ -41,5 +41,5 @@ def on_gradient_path(
     return frozenset(moved & read)
 
 
-def _inexact(atoms: Iterable[Any]) -> list[Any]:
+def _inexact(atoms: Iterable[Var]) -> list[Var]:
     return [v for v in variables(atoms) if jnp.issubdtype(v.aval.dtype, jnp.inexact)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import source_line
+from meshwise.jax_compat import Var, source_line
 from meshwise.trace.layers.crossing import analyzed
 from meshwise.trace.layers.cut import Cutter
 from meshwise.trace.layers.joint import Joint
@@ -52,9 +52,8 @@ def in_microbatches(
         TraceError: it does not.
     """
     piece = joint.piece
-    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
-    for n, v in enumerate((*piece.entering, *joint.outward)):
-        if start + n not in joint.batch_dims and v not in joint.joined:
+    for n, v in enumerate(joint.crossing, start=joint.first_crossing):
+        if n not in joint.batch_dims and v not in joint.joined:
             raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
     block = analyzed(
         joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
@@ -95,14 +94,18 @@ def read_before(joint: Joint, block: BlockTime) -> tuple[int, ...]:
     return tuple(i for n, (t, i) in enumerate(given) if n in joint.batch_dims and t in early)
 
 
+# Sums so far, what each micro-batch passes on, rows of all of them.
+_Carry: TypeAlias = tuple[list[Array], list[Array], list[Array]]
+
+
 def run_in_time(
     joint: Joint,
     block: BlockTime,
     batch: Batch,
-    inputs: Sequence[Any],
-    full: Mapping[int, Any],
-    collected: Sequence[Any],
-) -> list[Any]:
+    inputs: Sequence[Array],
+    full: Mapping[int, Array],
+    collected: Sequence[Var],
+) -> list[Array]:
     """Results of a piece after all micro-batches: sums, what the last one passes on, all rows.
 
     Args:
@@ -124,7 +127,7 @@ def run_in_time(
     places = dict(zip(joint.piece.leaving, program.outputs, strict=False))
     wanted = [(places[v], joint.rows[v]) for v in collected if v in joint.rows]
 
-    def step(carry: Any, index: Any) -> Any:
+    def step(carry: _Carry, index: Array) -> tuple[_Carry, None]:
         value = inside_loop(program, block, batch, index, whole, rows)
         terms = [value(i, block.states[i]) for i in sums]
         return (
@@ -170,15 +173,14 @@ def _passing(joint: Joint, block: BlockTime) -> dict[int, TimeState]:
     }
 
 
-def _batch_dims(joint: Joint) -> dict[Any, int]:
+def _batch_dims(joint: Joint) -> dict[Var, int]:
     """Batch dims of what enters and leaves as rows."""
-    piece = joint.piece
-    start = len(joint.program.inputs) - len(piece.entering) - len(joint.outward)
-    found = {v: joint.batch_dims.get(start + n, -1) for n, v in enumerate(piece.entering)}
-    return {v: dim for v, dim in found.items() if dim >= 0} | dict(joint.rows)
+    entering = enumerate(joint.piece.entering, start=joint.first_crossing)
+    found = {v: joint.batch_dims[n] for n, v in entering if n in joint.batch_dims}
+    return found | dict(joint.rows)
 
 
-def _empty(program: Program, batch: Batch, ident: int, state: TimeState) -> Any:
+def _empty(program: Program, batch: Batch, ident: int, state: TimeState) -> Array:
     aval = program.avals[ident]
     shape = list(aval.shape)
     if state.kind == SPLIT:
@@ -186,7 +188,7 @@ def _empty(program: Program, batch: Batch, ident: int, state: TimeState) -> Any:
     return jnp.zeros(shape, aval.dtype)
 
 
-def _no_cut(cutter: Cutter, variable: Any, reason: str) -> TraceError:
+def _no_cut(cutter: Cutter, variable: Var, reason: str) -> TraceError:
     eqn = cutter.chain.links[cutter.chain.maker[variable]]
     return TraceError(
         f"no cut is possible after {eqn.primitive.name} at {source_line(eqn.source_info)}: {reason}"

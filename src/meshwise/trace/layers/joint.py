@@ -10,12 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
+from jax import Array
 
+from meshwise.jax_compat import Aval, Var, bodies
 from meshwise.plan.stage import Remat
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten
@@ -29,18 +30,35 @@ from meshwise.trace.to_graph import equation_detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutStep:
+    """A step whose forward pass is cut into pieces.
+
+    Attributes:
+        cutter: Cuts the forward pass.
+        batch_size: The number of rows of the whole batch.
+        local_statistics: Whether what does not separate into micro-batches becomes a statistic of
+            each micro-batch.
+    """
+
+    cutter: Cutter
+    batch_size: int
+    local_statistics: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
-    """Forward and backward pass of a piece at full batch.
+    """The forward and backward pass of a piece at full batch.
 
     Attributes:
         piece: The piece.
-        program: Inputs: `arguments`, parameters, entering activations, cotangents of the leaving
-            ones.  Results: leaving activations, cotangents of the entering ones, gradients.
-        batch_dims: Batch dim of each input of the program that holds rows, by position.
+        program: Its inputs are `arguments`, parameters, entering activations, cotangents of the
+            leaving ones; its results are leaving activations, cotangents of the entering ones,
+            gradients.
+        batch_dims: The batch dim of each input of the program that holds rows, by position.
         crossed: What the program has from other pieces and gives to them.
         inward: Entering activations that have a cotangent.
         outward: Leaving activations that have a cotangent: those that later pieces read.
-        rows: Batch dim of each leaving activation that holds rows.
+        rows: The batch dim of each leaving activation that holds rows.
         joined: Entering and leaving values that all rows have a part in, and small: a term of the
             loss, as the balancing of experts, that later pieces add to others.  They cross a cut
             once for each step, after all micro-batches; the loss is linear in them, so that their
@@ -53,116 +71,159 @@ class Joint:
     program: Program
     batch_dims: Mapping[int, int]
     crossed: Crossed
-    inward: tuple[Any, ...]
-    outward: tuple[Any, ...]
-    rows: Mapping[Any, int]
-    joined: frozenset[Any]
-    once: frozenset[Any]
+    inward: tuple[Var, ...]
+    outward: tuple[Var, ...]
+    rows: Mapping[Var, int]
+    joined: frozenset[Var]
+    once: frozenset[Var]
+
+    @property
+    def crossing(self) -> tuple[Var, ...]:
+        """The variables that enter, and those whose cotangents do: the last inputs."""
+        return (*self.piece.entering, *self.outward)
+
+    @property
+    def first_crossing(self) -> int:
+        """The position of the first input that comes from another piece."""
+        return len(self.program.inputs) - len(self.crossing)
 
 
 def join(
-    cutter: Cutter,
+    step: CutStep,
     piece: Piece,
-    rows: Mapping[Any, int],
-    joined: AbstractSet[Any],
-    batch_size: int,
+    rows: Mapping[Var, int],
+    joined: AbstractSet[Var],
     remat: Remat = "none",
-    *,
-    local_statistics: bool = False,
 ) -> Joint:
     """Differentiate a piece.
 
     Args:
-        cutter: Of the step.
+        step: The step that is cut.
         piece: A run of links.
-        rows: Batch dim of each activation that enters.
+        rows: The batch dim of each activation that enters.
         joined: Values of earlier pieces that all rows have a part in.
-        batch_size: Rows of the whole batch.
         remat: What the backward pass computes again.
-        local_statistics: Let what does not separate become a statistic of each micro-batch.
+
+    Returns:
+        The piece with its backward pass.
 
     Raises:
         TraceError: the piece does not separate into micro-batches.
     """
-    split = cutter.split
-    loss = split.forward.jaxpr.outvars[0]
-    inward = tuple(v for v in piece.entering if cutter.has_cotangent(v))
-    outward = tuple(
-        v for v in piece.leaving if cutter.has_cotangent(v) and cutter.is_read_after(v, piece.last)
-    )
-    arguments = [split.in_avals[i] for i in piece.arguments]
-    roots = [split.roots[r].aval for r in piece.roots]
-    entering = [v.aval for v in piece.entering]
-
-    def taken_apart(operands: Sequence[Any]) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-        given: list[Any] = [None] * len(split.in_avals)
-        for i, value in zip(piece.arguments, operands, strict=False):
-            given[i] = value
-        weights = list(operands[len(arguments) :][: len(roots)])
-        values = operands[len(arguments) + len(roots) :]
-        return given, weights, dict(zip(piece.entering, values, strict=False))
-
-    def forward(*operands: Any) -> list[Any]:
-        given, weights, values = taken_apart(operands)
-        return cutter.forward(piece, given, weights, [values[v] for v in piece.entering])
-
-    def both(*operands: Any) -> list[Any]:
-        given, weights, values = taken_apart(operands)
-
-        def ahead(weights: Any, inner: Any) -> Any:
-            now = {**values, **dict(zip(inward, inner, strict=True))}
-            outs = cutter.forward(piece, given, weights, [now[v] for v in piece.entering])
-            named = dict(zip(piece.leaving, outs, strict=True))
-            return [named[v] for v in (*outward, loss) if v in named], outs
-
-        _, back, outs = jax.vjp(
-            rematerialised(ahead, remat), weights, [values[v] for v in inward], has_aux=True
-        )
-        cotangents = list(operands[len(arguments) + len(roots) + len(entering) :])
-        if loss in piece.leaving:
-            cotangents.append(jnp.ones(loss.aval.shape, loss.aval.dtype))
-        gradients, backward = back(cotangents)
-        return [*outs, *backward, *gradients]
-
-    avals = [*arguments, *roots, *entering]
-    dims = {n: split.batch_dims[i] for n, i in enumerate(piece.arguments) if i in split.batch_dims}
-    start = len(arguments) + len(roots)
-    dims |= {start + n: rows[v] for n, v in enumerate(piece.entering) if v in rows}
+    cutter, is_local = step.cutter, step.local_statistics
+    fun = _PieceFunction(cutter, piece, remat)
+    avals, dims = fun.avals(), fun.batch_dims(rows)
+    count, start = len(avals), len(avals) - len(piece.entering)
     streamed = {start + n for n, v in enumerate(piece.entering) if v in rows}
     entered = frozenset(start + n for n, v in enumerate(piece.entering) if v in joined)
     crossed = Crossed(
         streamed=frozenset(streamed),
-        late=frozenset() if local_statistics else entered,
-        local=entered if local_statistics else frozenset(),
+        late=frozenset() if is_local else entered,
+        local=entered if is_local else frozenset(),
     )
-    found, after = _leaving(
-        flatten(traced(forward, avals)), dims, crossed, piece, batch_size, local_statistics
-    )
+    program = flatten(traced(fun.forward, avals))
+    found, after = _leaving(step, piece, program, dims, crossed)
     after = {v for v in after if cutter.is_read_after(v, piece.last)}
-    dims |= {len(avals) + n: found[v] for n, v in enumerate(outward) if v in found}
-    streamed |= {len(avals) + n for n, v in enumerate(outward) if v in found}
+    outward = list(enumerate(fun.outward, start=count))
+    dims |= {n: found[v] for n, v in outward if v in found}
+    streamed |= {n for n, v in outward if v in found}
     after |= joined & set(piece.entering)
     crossed = replace(crossed, streamed=frozenset(streamed))
-    if local_statistics:
-        cotangents = {len(avals) + n for n, v in enumerate(outward) if v in after}
-        results = {n for n, v in enumerate((*piece.leaving, *inward)) if v in after}
+    if is_local:
+        cotangents = {n for n, v in outward if v in after}
+        results = {n for n, v in enumerate((*piece.leaving, *fun.inward)) if v in after}
         crossed = replace(crossed, local=entered | cotangents, local_results=frozenset(results))
-    program = flatten(traced(both, [*avals, *(v.aval for v in outward)]))
+    program = flatten(traced(fun.both, [*avals, *(v.aval for v in fun.outward)]))
     return Joint(
         piece=piece,
         program=_once(without_barriers(with_batch_dims(program)), dims),
         batch_dims=dims,
         crossed=crossed,
-        inward=inward,
-        outward=outward,
+        inward=fun.inward,
+        outward=fun.outward,
         rows=found,
         joined=frozenset(after),
-        once=frozenset() if local_statistics else frozenset(after),
+        once=frozenset() if is_local else frozenset(after),
     )
 
 
-def rematerialised(fun: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """A function whose backward pass computes again what it does not keep."""
+# From parameters and activations that enter to those that leave, twice.
+_Function: TypeAlias = Callable[..., tuple[list[Array], list[Array]]]
+
+
+class _PieceFunction:
+    """A piece as functions of flat operands: arguments, parameters, what enters, cotangents."""
+
+    def __init__(self, cutter: Cutter, piece: Piece, remat: Remat) -> None:
+        self.cutter, self.piece = cutter, piece
+        self.remat: Remat = remat
+        self.loss = cutter.split.forward.jaxpr.outvars[0]
+        self.inward = tuple(v for v in piece.entering if cutter.has_cotangent(v))
+        self.outward = tuple(
+            v
+            for v in piece.leaving
+            if cutter.has_cotangent(v) and cutter.is_read_after(v, piece.last)
+        )
+
+    def avals(self) -> list[Aval]:
+        """Return shapes and dtypes of the operands without the cotangents."""
+        split, piece = self.cutter.split, self.piece
+        return [
+            *(split.in_avals[i] for i in piece.arguments),
+            *(split.roots[r].aval for r in piece.roots),
+            *(v.aval for v in piece.entering),
+        ]
+
+    def batch_dims(self, rows: Mapping[Var, int]) -> dict[int, int]:
+        """Return the batch dims of the operands that hold rows, by position."""
+        split, piece = self.cutter.split, self.piece
+        start = len(piece.arguments) + len(piece.roots)
+        of_arguments = ((n, split.batch_dims.get(i)) for n, i in enumerate(piece.arguments))
+        of_entering = ((start + n, rows.get(v)) for n, v in enumerate(piece.entering))
+        return {n: dim for n, dim in (*of_arguments, *of_entering) if dim is not None}
+
+    def forward(self, *operands: Array) -> list[Array]:
+        """Return the activations that leave."""
+        arguments, weights, entering, _ = self._taken_apart(operands)
+        return self.cutter.forward(self.piece, arguments, weights, entering)
+
+    def both(self, *operands: Array) -> list[Array]:
+        """Return activations that leave, cotangents of those that entered, gradients."""
+        arguments, weights, entering, cotangents = self._taken_apart(operands)
+        piece, values = self.piece, dict(zip(self.piece.entering, entering, strict=True))
+
+        def ahead(weights: list[Array], inner: list[Array]) -> tuple[list[Array], list[Array]]:
+            now = {**values, **dict(zip(self.inward, inner, strict=True))}
+            outs = self.cutter.forward(piece, arguments, weights, [now[v] for v in piece.entering])
+            named = dict(zip(piece.leaving, outs, strict=True))
+            return [named[v] for v in (*self.outward, self.loss) if v in named], outs
+
+        _, back, outs = jax.vjp(
+            rematerialised(ahead, self.remat),
+            weights,
+            [values[v] for v in self.inward],
+            has_aux=True,
+        )
+        if self.loss in piece.leaving:
+            cotangents.append(jnp.ones(self.loss.aval.shape, self.loss.aval.dtype))
+        gradients, backward = back(cotangents)
+        return [*outs, *backward, *gradients]
+
+    def _taken_apart(
+        self, operands: Sequence[Array]
+    ) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
+        """Return arguments of the step by position, parameters, what enters, cotangents."""
+        piece, rest = self.piece, iter(operands)
+        arguments: list[Any] = [None] * len(self.cutter.split.in_avals)
+        for i in piece.arguments:
+            arguments[i] = next(rest)
+        weights = [next(rest) for _ in piece.roots]
+        entering = [next(rest) for _ in piece.entering]
+        return arguments, weights, entering, list(rest)
+
+
+def rematerialised(fun: _Function, remat: Remat) -> _Function:
+    """Return a function whose backward pass computes again what it does not keep."""
     match remat:
         case "none":
             return fun
@@ -207,7 +268,7 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
         is_moving = any(i in moving for i in inputs)
         # The text of the parameters leaves functions and bodies out: such equations may differ.
         params = node.equation.params
-        says_all = not any(jaxprs_in_params(params)) and not any(
+        says_all = not any(bodies(params)) and not any(
             isinstance(value, FunctionType | partial) for value in params.values()
         )
         key = (node.name, equation_detail(node.equation), inputs)
@@ -224,23 +285,19 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
 
 
 def _leaving(
-    program: Program,
-    dims: Mapping[int, int],
-    crossed: Crossed,
-    piece: Piece,
-    batch_size: int,
-    local_statistics: bool,
-) -> tuple[dict[Any, int], set[Any]]:
-    """What leaves a piece: the batch dims of rows, and what all rows have a part in."""
+    step: CutStep, piece: Piece, program: Program, dims: Mapping[int, int], crossed: Crossed
+) -> tuple[dict[Var, int], set[Var]]:
+    """Find the batch dims of rows that leave a piece, and what all rows have a part in."""
     # Where rows are does not depend on how many parts they are cut into, if it is more than one;
     # the fewest parts separate most easily (experts take tokens in groups of several rows).
-    fewest = next((d for d in range(2, batch_size + 1) if batch_size % d == 0), 1)
+    size = step.batch_size
+    fewest = next((d for d in range(2, size + 1) if size % d == 0), 1)
     block = analyzed(
         with_batch_dims(program),
         dims,
         crossed,
-        Batch(batch_size, fewest, 1),
-        local_statistics=local_statistics,
+        Batch(size, fewest, 1),
+        local_statistics=step.local_statistics,
     )
     states = list(zip(piece.leaving, block.outputs, strict=True))
     return (

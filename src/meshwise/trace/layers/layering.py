@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-from jax.extend.core import jaxprs_in_params
 
 from meshwise.errors import TraceError
+from meshwise.jax_compat import Eqn, Var, bodies
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
 from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
-from meshwise.trace.layers.joint import Joint, join
+from meshwise.trace.layers.joint import CutStep, Joint, join
 from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
 from meshwise.trace.layers.split import SplitStep
-from meshwise.trace.layers.unstack import Unstacked
+from meshwise.trace.layers.stacks.unstack import Unstacked
 from meshwise.trace.layers.update import Update
 
 # What is planned is compiled next, but a search goes over more programs than need to be kept.
@@ -51,6 +49,9 @@ class Layering:
         self.batch_size = batch_size
         self.local_statistics = local_statistics
         self.cutter = Cutter(split, chain)
+        self._step = CutStep(
+            cutter=self.cutter, batch_size=batch_size, local_statistics=local_statistics
+        )
         _check_value(split, chain)
         readers: list[list[int]] = [[] for _ in range(split.num_roots)]
         for k, (first, last) in enumerate(self.ranges):
@@ -58,8 +59,8 @@ class Layering:
                 readers[r].append(k)
         self.update = Update(split, readers)
         self.classes = self._classes()
-        self._rows: dict[Any, int] = {}
-        self._joined: set[Any] = set()
+        self._rows: dict[Var, int] = {}
+        self._joined: set[Var] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
         self._programs: dict[tuple[int, int, int, Remat], PieceProgram] = {}
 
@@ -86,10 +87,10 @@ class Layering:
         """The layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
 
-    def adjacent(self, first: int, last: int) -> frozenset[Any]:
+    def adjacent(self, first: int, last: int) -> frozenset[Var]:
         """Variables that come from the layer before `first` or go to the one after `last`."""
         piece, cut = self.piece(first, last), self.cutter
-        found: set[Any] = set()
+        found: set[Var] = set()
         if first:
             start = self.ranges[first - 1][0]
             found.update(v for v in piece.entering if cut.chain.maker[v] >= start)
@@ -101,10 +102,10 @@ class Layering:
 
     def argument_names(self, layer: int) -> list[str]:
         """Names of the step's arguments that the graph of a layer takes, in its order."""
-        _, arguments = arguments_of(
+        state, others = arguments_of(
             self.cutter, self.piece(layer, layer), self.update.share(layer, layer)
         )
-        return [self.split.names[i] for i in arguments]
+        return [self.split.names[a.number] for a in (*state, *others)]
 
     def activation_names(self, layer: int) -> list[str]:
         """Names that `jax.ad_checkpoint.checkpoint_name` gave to activations of a layer."""
@@ -146,15 +147,7 @@ class Layering:
             for v in piece.entering:
                 if v not in self._rows and v not in self._joined:
                     self._find_rows(first - 1)
-            joint = join(
-                self.cutter,
-                piece,
-                self._rows,
-                self._joined,
-                self.batch_size,
-                remat,
-                local_statistics=self.local_statistics,
-            )
+            joint = join(self._step, piece, self._rows, self._joined, remat)
             self._rows.update(joint.rows)
             self._joined.update(joint.joined)
             self._joints[key] = joint
@@ -175,7 +168,7 @@ class Layering:
                 if w in joint.joined:
                     self._joined.add(v)
 
-    def _states(self, activations: Sequence[Any]) -> list[tuple[int | None, bool]]:
+    def _states(self, activations: Sequence[Var]) -> list[tuple[int | None, bool]]:
         return [(self._rows.get(v), v in self._joined) for v in activations]
 
     def graph(
@@ -193,14 +186,12 @@ class Layering:
             if len(self._programs) == _KEPT_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
             self._programs[key] = piece_program(
-                self.cutter,
+                self._step,
                 self.joint(first, last, remat),
                 self.update,
                 self.update.share(first, last),
-                batch_size=self.batch_size,
-                num_microbatches=num_microbatches,
-                adjacent=self.adjacent(first, last),
-                local_statistics=self.local_statistics,
+                num_microbatches,
+                self.adjacent(first, last),
             )
         return self._programs[key]
 
@@ -214,9 +205,9 @@ def _check_value(split: SplitStep, chain: Chain) -> None:
         )
 
 
-def _checkpoint_names(equations: Sequence[Any]) -> Iterator[str]:
+def _checkpoint_names(equations: Sequence[Eqn]) -> Iterator[str]:
     for eqn in equations:
         if eqn.primitive.name == "name":
             yield str(eqn.params["name"])
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in bodies(eqn.params):
             yield from _checkpoint_names(inner.eqns)

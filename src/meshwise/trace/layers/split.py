@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from jax import Array
 
 from meshwise.errors import TraceError
+from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var
 from meshwise.trace.layers.equations import (
     dependent,
+    environment,
     inlined,
     needed,
     read,
@@ -45,27 +48,27 @@ class SplitStep:
         names: Of the arguments.
     """
 
-    forward: Any
+    forward: ClosedJaxpr
     num_aux: int
     num_roots: int
-    update: Any
+    update: ClosedJaxpr
     batch_dims: Mapping[int, int]
     aliases: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
 
     @property
-    def in_avals(self) -> tuple[Any, ...]:
+    def in_avals(self) -> tuple[Aval, ...]:
         """Of the arguments."""
         return tuple(self.forward.in_avals)
 
     @property
-    def roots(self) -> tuple[Any, ...]:
+    def roots(self) -> tuple[Var, ...]:
         """Variables of `forward` that the loss is differentiated for."""
         return tuple(self.forward.jaxpr.outvars[1 + self.num_aux :][: self.num_roots])
 
 
 def split_step(
-    closed: Any,
+    closed: ClosedJaxpr,
     batch_dims: Mapping[int, int],
     aliases: tuple[tuple[int, int], ...],
     names: tuple[str, ...],
@@ -76,13 +79,72 @@ def split_step(
         closed: Its jaxpr, with the loss as one equation.
         batch_dims: Batch dim of each argument that is batch data, by position.
         aliases: Pairs (argument, result) of the state.
-        names: Of the arguments.
+        names: The names of the arguments.
+
+    Returns:
+        Its forward pass and its update.
 
     Raises:
-        TraceError: there is no loss, more than one, or the loss depends on another loss.
+        TraceError: there is no loss, or more than one.
     """
-    flat = inlined(closed)
-    jaxpr = flat.jaxpr
+    halves = _Halves(inlined(closed), batch_dims)
+    loss = halves.loss
+    return SplitStep(
+        forward=halves.first,
+        num_aux=halves.num_values - 1,
+        num_roots=len(loss.params["wrt"]),
+        update=traced(halves.update, [*halves.flat.in_avals, *(v.aval for v in loss.outvars)]),
+        batch_dims=dict(batch_dims),
+        aliases=aliases,
+        names=names,
+    )
+
+
+class _Halves:
+    """What runs before and after the gradients, as functions of flat operands.
+
+    Attributes:
+        flat: The closed jaxpr of the step, calls taken apart.
+        loss: The equation of the loss.
+        num_values: How many values the loss returns, the auxiliary ones counted.
+        first: The closed jaxpr of the forward pass.
+    """
+
+    def __init__(self, flat: ClosedJaxpr, batch_dims: Mapping[int, int]) -> None:
+        self.flat, self.loss = flat, _only_loss(flat.jaxpr)
+        others = [e for e in flat.jaxpr.eqns if e is not self.loss]
+        # What both sides need of the arguments, each makes for itself.
+        self._before = needed(others, variables(self.loss.invars))
+        self._after = needed(others, variables(flat.jaxpr.outvars))
+        self.num_values = len(self.loss.params["loss"].out_avals)
+        self.first = traced(self.forward, flat.in_avals)
+        self._apart = _made_apart(self.first, self.num_values, batch_dims)
+
+    def forward(self, *operands: Array) -> list[Array]:
+        """Return the values of the loss, and what it is differentiated for."""
+        known = environment(self.flat, operands)
+        run(self._before, known)
+        taken = [read(known, v) for v in self.loss.invars]
+        outs = run_inlined(self.loss.params["loss"], taken)
+        return [*outs, *(taken[i] for i in self.loss.params["wrt"])]
+
+    def update(self, *operands: Array) -> list[Array]:
+        """Return the results of the step; takes its arguments, values of the loss, gradients."""
+        count, outvars = len(self.flat.in_avals), self.loss.outvars
+        known = environment(self.flat, operands[:count])
+        known.update(zip(outvars, operands[count:], strict=True))
+        made = _run_apart(self.first, self._apart, operands[:count])
+        known.update((outvars[k], value) for k, value in made)
+        run(self._after, known)
+        return [read(known, v) for v in self.flat.jaxpr.outvars]
+
+
+def _only_loss(jaxpr: FlatJaxpr) -> Eqn:
+    """Return the equation of the loss.
+
+    Raises:
+        TraceError: there is none, or more than one.
+    """
     losses = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == LOSS]
     if len(losses) != 1:
         places = "; ".join(call_line(eqn) for eqn in losses) or "none"
@@ -90,51 +152,10 @@ def split_step(
             f"a step that is cut into stages has one loss, differentiated with mw.value_and_grad; "
             f"this one has {len(losses)} ({places})"
         )
-    (loss,) = losses
-    others = [e for e in jaxpr.eqns if e is not loss]
-    # What both sides need of the arguments, each makes for itself.
-    before, after = needed(others, variables(loss.invars)), needed(others, variables(jaxpr.outvars))
-    body, wrt = loss.params["loss"], loss.params["wrt"]
-
-    def environment(operands: Any) -> dict[Any, Any]:
-        known = dict(zip(jaxpr.constvars, flat.consts, strict=True))
-        known.update(zip(jaxpr.invars, operands, strict=True))
-        return known
-
-    def forward(*operands: Any) -> list[Any]:
-        known = environment(operands)
-        run(before, known)
-        taken = [read(known, v) for v in loss.invars]
-        outs = run_inlined(body, taken)
-        return [*outs, *(taken[i] for i in wrt)]
-
-    num_values = len(body.out_avals)
-    gradients = loss.outvars[num_values:]
-    first = traced(forward, flat.in_avals)
-    apart = _made_apart(first, num_values, batch_dims)
-
-    def update(*operands: Any) -> list[Any]:
-        count = len(jaxpr.invars)
-        known = environment(operands[:count])
-        rest = iter(operands[count:])
-        known.update((v, next(rest)) for v in (*loss.outvars[:num_values], *gradients))
-        known.update((loss.outvars[k], x) for k, x in _run_apart(first, apart, operands[:count]))
-        run(after, known)
-        return [read(known, v) for v in jaxpr.outvars]
-
-    values = [v.aval for v in (*loss.outvars[:num_values], *gradients)]
-    return SplitStep(
-        forward=first,
-        num_aux=num_values - 1,
-        num_roots=len(wrt),
-        update=traced(update, [*flat.in_avals, *values]),
-        batch_dims=dict(batch_dims),
-        aliases=aliases,
-        names=names,
-    )
+    return losses[0]
 
 
-def _made_apart(forward: Any, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:
+def _made_apart(forward: ClosedJaxpr, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:
     """Auxiliary results (numbers among the values) that no layer makes.
 
     A layer makes what depends on both parameters and batch; constants, counters, masks it does not.
@@ -147,12 +168,10 @@ def _made_apart(forward: Any, num_values: int, batch_dims: Mapping[int, int]) ->
 
 
 def _run_apart(
-    forward: Any, apart: Sequence[int], arguments: Sequence[Any]
-) -> Iterator[tuple[int, Any]]:
+    forward: ClosedJaxpr, apart: Sequence[int], arguments: Sequence[Array]
+) -> Iterator[tuple[int, Array]]:
     """Values of the loss that no layer makes, by number."""
-    jaxpr = forward.jaxpr
-    known = dict(zip(jaxpr.constvars, forward.consts, strict=True))
-    known.update(zip(jaxpr.invars, arguments, strict=True))
+    jaxpr, known = forward.jaxpr, environment(forward, arguments)
     run(needed(jaxpr.eqns, variables(jaxpr.outvars[k] for k in apart)), known)
     for k in apart:
         yield k, read(known, jaxpr.outvars[k])

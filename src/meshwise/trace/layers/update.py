@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from jax import Array
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import source_line
+from meshwise.jax_compat import Eqn, Var, source_line
 from meshwise.trace.layers.chain import num_bytes
 from meshwise.trace.layers.equations import needed, read, run, variables
 from meshwise.trace.layers.split import SplitStep
@@ -43,12 +44,12 @@ class Share:
 
     owned: frozenset[int]
     tied: frozenset[int]
-    equations: tuple[Any, ...]
+    equations: tuple[Eqn, ...]
     arguments: tuple[int, ...]
     values: tuple[int, ...]
     results: tuple[int, ...]
-    shared: tuple[Any, ...]
-    sends: tuple[tuple[Any, ...], ...]
+    shared: tuple[Var, ...]
+    sends: tuple[tuple[Var, ...], ...]
 
 
 class Update:
@@ -75,12 +76,12 @@ class Update:
         self.readers = tuple(tuple(r) for r in readers)
         # What no layer reads has a gradient of zero: the first layer sees to it.
         self.owners = tuple(r[0] if r else 0 for r in self.readers)
-        self.order = {id(e): i for i, e in enumerate(jaxpr.eqns)}
-        self.label: dict[Any, int] = dict(zip(gradients, self.owners, strict=True))
+        self.order = {e: i for i, e in enumerate(jaxpr.eqns)}
+        self.label: dict[Var, int] = dict(zip(gradients, self.owners, strict=True))
         # How often what a variable follows from was joined.
-        self.level: dict[Any, int] = {}
-        self.maker: dict[Any, Any] = {}
-        self.joining: list[Any] = []
+        self.level: dict[Var, int] = {}
+        self.maker: dict[Var, Eqn] = {}
+        self.joining: list[Eqn] = []
         for eqn in jaxpr.eqns:
             self.maker.update(dict.fromkeys(eqn.outvars, eqn))
             found = {self.label.get(v, _FREE) for v in variables(eqn.invars)} - {_FREE}
@@ -103,20 +104,20 @@ class Update:
         for j, v in enumerate(jaxpr.outvars):
             if variables([v]) and self.label.get(v, _FREE) >= 0:
                 self.results.setdefault(self.label[v], []).append(j)
-        self.sent: dict[int, dict[Any, None]] = {}
+        self.sent: dict[int, dict[Var, None]] = {}
         for eqn in self.joining:
             for v in variables(eqn.invars):
                 if self.label.get(v, _FREE) >= 0:
                     self.sent.setdefault(self.label[v], {})[v] = None
 
-    def _is_free(self, eqn: Any) -> bool:
+    def _is_free(self, eqn: Eqn) -> bool:
         return self.label.get(eqn.outvars[0], _FREE) == _FREE
 
-    def _level_for(self, variable: Any, *, joins: bool) -> int:
+    def _level_for(self, variable: Var, *, joins: bool) -> int:
         is_sent = joins and self.label.get(variable, _FREE) >= 0
         return self.level.get(variable, 0) + is_sent
 
-    def _check_small(self, eqn: Any) -> None:
+    def _check_small(self, eqn: Eqn) -> None:
         largest = max(num_bytes(v.aval) for v in eqn.outvars)
         if largest > _SHARED_BYTES:
             raise TraceError(
@@ -133,9 +134,9 @@ class Update:
         results = sorted(j for k in layers for j in self.results.get(k, ()))
         sends = [v for k in layers for v in self.sent.get(k, ())]
         todo = [*(jaxpr.outvars[j] for j in results), *sends]
-        equations: dict[int, Any] = {}
-        read: dict[Any, None] = {}
-        shared: dict[Any, None] = {}
+        equations: set[Eqn] = set()
+        read: dict[Var, None] = {}
+        shared: dict[Var, None] = {}
         while todo:
             v = todo.pop()
             eqn = self.maker.get(v)
@@ -143,18 +144,18 @@ class Update:
                 read[v] = None
             elif self.label.get(v) == _SHARED:
                 shared[v] = None
-            elif id(eqn) not in equations:
-                equations[id(eqn)] = eqn
+            elif eqn not in equations:
+                equations.add(eqn)
                 todo += variables(eqn.invars)
         owned = frozenset(r for r, k in enumerate(self.owners) if k in layers)
         return Share(
             owned=owned,
             tied=frozenset(r for r in owned if any(k not in layers for k in self.readers[r])),
-            equations=tuple(sorted(equations.values(), key=lambda e: self.order[id(e)])),
+            equations=tuple(sorted(equations, key=self.order.__getitem__)),
             arguments=tuple(sorted(self.position[v] for v in read if v in self.position)),
             values=tuple(sorted(self.value_at[v] for v in read if v in self.value_at)),
             results=tuple(results),
-            shared=tuple(sorted(shared, key=lambda v: self.order[id(self.maker[v])])),
+            shared=tuple(sorted(shared, key=lambda v: self.order[self.maker[v]])),
             sends=tuple(
                 tuple(v for v in sends if self.level.get(v, 0) == phase)
                 for phase in range(self.num_phases)
@@ -165,11 +166,11 @@ class Update:
         self,
         share: Share,
         phase: int,
-        arguments: Sequence[Any],
-        gradients: Mapping[int, Any],
-        values: Sequence[Any],
-        shared: Mapping[Any, Any],
-    ) -> dict[Any, Any]:
+        arguments: Sequence[Array],
+        gradients: Mapping[int, Array],
+        values: Sequence[Array],
+        shared: Mapping[Var, Array],
+    ) -> dict[Var, Array]:
         """What a share sends to be joined in one phase, by variable.
 
         Args:
@@ -188,8 +189,12 @@ class Update:
         return {v: known[v] for v in wanted}
 
     def join(
-        self, phase: int, arguments: Sequence[Any], values: Sequence[Any], sent: Mapping[Any, Any]
-    ) -> dict[Any, Any]:
+        self,
+        phase: int,
+        arguments: Sequence[Array],
+        values: Sequence[Array],
+        sent: Mapping[Var, Array],
+    ) -> dict[Var, Array]:
         """What a phase joins, by variable.
 
         Args:
@@ -204,18 +209,18 @@ class Update:
         run(self.behind(made), known)
         return {v: known[v] for v in made}
 
-    def joined_in(self, phase: int) -> list[Any]:
+    def joined_in(self, phase: int) -> list[Var]:
         """Variables that a phase joins."""
         ready = (e for e in self.joining if self.level[e.outvars[0]] == phase + 1)
         return [v for e in ready for v in e.outvars]
 
-    def behind(self, wanted: Iterable[Any]) -> list[Any]:
+    def behind(self, wanted: Iterable[Var]) -> list[Eqn]:
         """Equations, in order, that joined values and what no gradient leads to follow from."""
         free = (_FREE, _SHARED)
         equations = self.split.update.jaxpr.eqns
         return needed([e for e in equations if self.label.get(e.outvars[0], _FREE) in free], wanted)
 
-    def common_results(self) -> dict[int, Any]:
+    def common_results(self) -> dict[int, Var]:
         """Results of the step that no layer owns, by position."""
         return {
             j: v
@@ -224,8 +229,11 @@ class Update:
         }
 
     def common(
-        self, arguments: Sequence[Any], values: Sequence[Any], shared: Mapping[Any, Any]
-    ) -> dict[int, Any]:
+        self,
+        arguments: Sequence[Array],
+        values: Sequence[Array],
+        shared: Mapping[Var, Array],
+    ) -> dict[int, Array]:
         """Results of the step that no layer owns, by position.
 
         Args:
@@ -240,9 +248,9 @@ class Update:
         run(needed(free, variables(wanted.values())), known)
         return {j: read(known, v) for j, v in wanted.items()}
 
-    def _known(self, arguments: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
+    def _known(self, arguments: Sequence[Array], values: Sequence[Array]) -> dict[Var, Array]:
         closed = self.split.update
-        known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        known: dict[Var, Array] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         known.update((v, arguments[i]) for v, i in self.position.items())
         known.update(zip(self.values, values, strict=True))
         return known
@@ -250,11 +258,11 @@ class Update:
     def run(
         self,
         share: Share,
-        arguments: Sequence[Any],
-        gradients: Mapping[int, Any],
-        values: Sequence[Any],
-        shared: Sequence[Any],
-    ) -> tuple[list[Any], list[Any]]:
+        arguments: Sequence[Array],
+        gradients: Mapping[int, Array],
+        values: Sequence[Array],
+        shared: Sequence[Array],
+    ) -> tuple[list[Array], list[Array]]:
         """Run a share.
 
         Args:

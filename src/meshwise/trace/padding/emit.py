@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.graph.loops import PARALLEL, LoopRule
 from meshwise.jax_compat import source_scope
@@ -78,7 +78,7 @@ class _Block:
         self.padding = padding
         self.values: dict[int, dict[Form, PaddedValue]] = {}
         self.home: dict[int, Form] = {}
-        self.masks: dict[tuple[int, Form, tuple[tuple[int, str], ...]], Any] = {}
+        self.masks: dict[tuple[int, Form, tuple[tuple[int, str], ...]], Array] = {}
         self.makers = {
             out: position
             for position, node in enumerate(scope.program.nodes)
@@ -190,7 +190,7 @@ class _Block:
 
     def _neutral(
         self, node: Node, rule: LoopRule, loops: Mapping[int, int], k: int, operand: PaddedValue
-    ) -> Any:
+    ) -> Array:
         """An operand whose elements beyond the end do not count where they are reduced."""
         ident = node.inputs[k]
         todo = _reduced(node, rule, loops, k)
@@ -212,7 +212,7 @@ class _Block:
         operands = [self.get(port.entry, form) for port, form in entries]
         is_carry = [port.departure >= 0 for port, _ in entries]
 
-        def step(_: int, arrays: list[Any]) -> list[Any]:
+        def step(_: int, arrays: list[Array]) -> list[Array]:
             block = _Block(body, self.padding)
             for (port, form), carried, outer, array in zip(
                 entries, is_carry, operands, arrays, strict=True
@@ -246,12 +246,12 @@ def _reduced(
     ]
 
 
-def _typed(array: Any, scope: Scope, ident: int) -> Any:
+def _typed(array: Array, scope: Scope, ident: int) -> Array:
     dtype = scope.program.avals[ident].dtype
     return array if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(array, dtype)
 
 
-def run_padded(scope: Scope, padding: PaddingEmitter, args: Sequence[Any]) -> list[Any]:
+def run_padded(scope: Scope, padding: PaddingEmitter, args: Sequence[Array]) -> list[Array]:
     """The step with padded dims inside, on flat arguments.
 
     Args:

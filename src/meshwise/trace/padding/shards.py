@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.graph.loops import DimMap, LoopRule
 from meshwise.rules.primitive import Shards
@@ -26,16 +26,16 @@ class PaddedShards(Shards):
         """1 for a loop as it was; more for a padded one, which is not the whole of anything."""
         return _NOT_WHOLE if loop in self._padded else 1
 
-    def block_start(self, loop: int) -> jax.Array | int:
+    def block_start(self, loop: int) -> Array | int:
         """Zero."""
         del loop
         return 0
 
-    def global_index(self, loop: int) -> jax.Array:
+    def global_index(self, loop: int) -> Array:
         """0, 1, 2, ... beyond the old size."""
         return jnp.arange(self.local_size(loop), dtype=jnp.int32)
 
-    def is_first(self, loop: int) -> jax.Array | bool:
+    def is_first(self, loop: int) -> Array | bool:
         """Always."""
         del loop
         return True

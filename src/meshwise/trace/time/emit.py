@@ -8,12 +8,12 @@ the loop is the layout of a scan constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
 
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
@@ -38,7 +38,7 @@ from meshwise.trace.time.state import (
 )
 
 
-def take_rows(value: Any, state: TimeState, batch: Batch, index: Any) -> Any:
+def take_rows(value: Array, state: TimeState, batch: Batch, index: Array) -> Array:
     """Rows of one micro-batch; local on every device however the batch is split in space."""
     dim, parts = state.dim, state.sections * batch.groups
     rows = value.shape[dim]
@@ -49,7 +49,7 @@ def take_rows(value: Any, state: TimeState, batch: Batch, index: Any) -> Any:
     return taken.reshape(*head, rows // batch.num_microbatches, *tail)
 
 
-def join_rows(stacked: Any, state: TimeState, batch: Batch) -> Any:
+def join_rows(stacked: Array, state: TimeState, batch: Batch) -> Array:
     """Inverse of `take_rows` for rows stacked along a new dim 0."""
     dim, parts = state.dim, state.sections * batch.groups
     shape = stacked.shape[1:]
@@ -60,8 +60,16 @@ def join_rows(stacked: Any, state: TimeState, batch: Batch) -> Any:
     return moved.reshape(*head, shape[dim] * batch.num_microbatches, *tail)
 
 
-def identity_of(monoid: str, dtype: Any) -> Any:
-    """Neutral element of a reduction."""
+def identity_of(monoid: str, dtype: DTypeLike) -> ArrayLike:
+    """Return the neutral element of a reduction.
+
+    Args:
+        monoid: The reduction.
+        dtype: The type of what is reduced.
+
+    Returns:
+        The element, a scalar.
+    """
     if monoid == SUM:
         return np.zeros((), dtype)[()]
     if monoid in ("and", "or"):
@@ -74,7 +82,7 @@ def identity_of(monoid: str, dtype: Any) -> Any:
     return np.asarray(info.min if monoid == "max" else info.max, dtype)[()]
 
 
-def combine(monoid: str, left: Any, right: Any) -> Any:
+def combine(monoid: str, left: Array, right: Array) -> Array:
     """One step of a reduction."""
     match monoid:
         case "sum":
@@ -93,24 +101,29 @@ class _Block:
     """Values of one micro-batch while a block is traced; lives only inside `run_block`."""
 
     def __init__(
-        self, program: Program, block: BlockTime, batch: Batch, index: Any, whole: dict[int, Any]
+        self,
+        program: Program,
+        block: BlockTime,
+        batch: Batch,
+        index: Array,
+        whole: dict[int, Array],
     ) -> None:
         self.program = program
         self.block = block
         self.batch = batch
         self.index = index
         self.whole = whole  # values that are equal for all micro-batches
-        self.micro: dict[tuple[int, TimeState], Any] = {}
+        self.micro: dict[tuple[int, TimeState], Array] = {}
         self.producer = {out: node for node in program.nodes for out in node.outputs}
 
-    def get(self, ident: int, want: TimeState) -> Any:
+    def get(self, ident: int, want: TimeState) -> Array:
         state = self.block.states[ident]
         key = (ident, want)
         if key not in self.micro:
             self.micro[key] = self._convert(ident, state, want)
         return self.micro[key]
 
-    def _convert(self, ident: int, state: TimeState, want: TimeState) -> Any:
+    def _convert(self, ident: int, state: TimeState, want: TimeState) -> Array:
         if state.kind in (WHOLE, LOCAL) and want.kind == SPLIT:
             return self._rows(ident, state, want)
         if state.kind == WHOLE:
@@ -125,10 +138,10 @@ class _Block:
             return value / self.batch.num_microbatches
         return value
 
-    def _constant(self, ident: int) -> Any:
+    def _constant(self, ident: int) -> Array:
         return self.program.constants[ident]
 
-    def _rows(self, ident: int, state: TimeState, want: TimeState) -> Any:
+    def _rows(self, ident: int, state: TimeState, want: TimeState) -> Array:
         """Rows of a value that has them all: made for the micro-batch if possible, else sliced.
 
         That goes for dense products too: with the rows split, all micro-batches together do the
@@ -145,7 +158,7 @@ class _Block:
             value = self.whole[ident] if ident in self.whole else self._constant(ident)
         return take_rows(jnp.asarray(value), want, self.batch, self.index)
 
-    def _clone(self, node: Node, position: int, dim: int) -> Any:
+    def _clone(self, node: Node, position: int, dim: int) -> Array | None:
         row = primitive_rule(node.equation)
         rule = row.rule(node.equation)
         rank = len(node.equation.out_avals[position].shape)
@@ -198,7 +211,7 @@ class _Block:
             else:
                 self.micro[(ident, state)] = value
 
-    def _localized(self, value: Any, ident: int, monoid: str) -> Any:
+    def _localized(self, value: Array, ident: int, monoid: str) -> Array:
         """A partial term as the statistic of its micro-batch: a sum scales up to the batch."""
         if self.block.states[ident].kind == LOCAL and monoid == SUM:
             return value * self.batch.num_microbatches
@@ -206,9 +219,9 @@ class _Block:
 
 
 def _run_bodies(
-    node: Node, decision: NodeTime, batch: Batch, index: Any, operands: Sequence[Any]
-) -> list[Any]:
-    def body(part: int, values: list[Any]) -> list[Any]:
+    node: Node, decision: NodeTime, batch: Batch, index: Array, operands: Sequence[Array]
+) -> list[Array]:
+    def body(part: int, values: list[Array]) -> list[Array]:
         return run_block(node.bodies[part], decision.bodies[part], batch, index, values)
 
     return run_structured(node, operands, body)
@@ -218,9 +231,9 @@ def _start_block(
     program: Program,
     block: BlockTime,
     batch: Batch,
-    index: Any,
-    whole: dict[int, Any],
-    micro: Sequence[tuple[int, TimeState, Any]],
+    index: Array,
+    whole: dict[int, Array],
+    micro: Sequence[tuple[int, TimeState, Array]],
 ) -> _Block:
     run = _Block(program, block, batch, index, whole)
     for ident, state, value in micro:
@@ -230,11 +243,11 @@ def _start_block(
 
 
 def run_block(
-    program: Program, block: BlockTime, batch: Batch, index: Any, args: Sequence[Any]
-) -> list[Any]:
+    program: Program, block: BlockTime, batch: Batch, index: Array, args: Sequence[Array]
+) -> list[Array]:
     """One micro-batch of a body: results in the states `block.outputs`."""
-    whole: dict[int, Any] = {}
-    micro: list[tuple[int, TimeState, Any]] = []
+    whole: dict[int, Array] = {}
+    micro: list[tuple[int, TimeState, Array]] = []
     for ident, state, value in zip(program.inputs, block.inputs, args, strict=True):
         if state.kind == WHOLE:
             whole[ident] = value
@@ -250,8 +263,8 @@ def run_block(
 
 
 def microbatched(
-    program: Program, block: BlockTime, batch: Batch, args: Sequence[Any]
-) -> list[Any]:
+    program: Program, block: BlockTime, batch: Batch, args: Sequence[Array]
+) -> list[Array]:
     """The step with its loop over micro-batches, on flat full-batch arguments.
 
     Args:
@@ -267,7 +280,7 @@ def microbatched(
     carried, stacked, equal = made_inside(program, block)
     stacked = [i for i in stacked if i not in whole]
 
-    def step(carry: list[Any], index: Any) -> Any:
+    def step(carry: list[Array], index: Array) -> tuple[list[Array], list[Array]]:
         rows = {
             i: take_rows(whole[i], state, batch, index)
             for i, state in zip(program.inputs, block.inputs, strict=True)
@@ -288,9 +301,9 @@ def microbatched(
     return after_loop(program, block, whole)
 
 
-def before_loop(program: Program, block: BlockTime, args: Sequence[Any]) -> dict[int, Any]:
+def before_loop(program: Program, block: BlockTime, args: Sequence[Array]) -> dict[int, Array]:
     """Arguments and what is made before the loop, by id."""
-    whole: dict[int, Any] = dict(zip(program.inputs, args, strict=True))
+    whole: dict[int, Array] = dict(zip(program.inputs, args, strict=True))
     _run_region(program, block, BEFORE_LOOP, whole)
     return whole
 
@@ -299,10 +312,10 @@ def inside_loop(
     program: Program,
     block: BlockTime,
     batch: Batch,
-    index: Any,
-    whole: dict[int, Any],
-    rows: Mapping[int, Any],
-) -> Callable[[int, TimeState], Any]:
+    index: Array,
+    whole: dict[int, Array],
+    rows: Mapping[int, Array],
+) -> Callable[[int, TimeState], Array]:
     """Run one micro-batch.
 
     Args:
@@ -322,7 +335,7 @@ def inside_loop(
     return run.get
 
 
-def after_loop(program: Program, block: BlockTime, whole: dict[int, Any]) -> list[Any]:
+def after_loop(program: Program, block: BlockTime, whole: dict[int, Array]) -> list[Array]:
     """Results of the step, from what the loop left in `whole`."""
     _run_region(program, block, AFTER_LOOP, whole)
     return [whole[i] if i in whole else program.constants[i] for i in program.outputs]
@@ -339,7 +352,7 @@ def made_inside(program: Program, block: BlockTime) -> tuple[list[int], list[int
     )
 
 
-def empty_sums(program: Program, block: BlockTime, ids: Sequence[int]) -> list[Any]:
+def empty_sums(program: Program, block: BlockTime, ids: Sequence[int]) -> list[Array]:
     """What terms are added to first."""
     avals = [program.avals[i] for i in ids]
     return [
@@ -349,8 +362,12 @@ def empty_sums(program: Program, block: BlockTime, ids: Sequence[int]) -> list[A
 
 
 def accumulated(
-    block: BlockTime, batch: Batch, ids: Sequence[int], sums: Sequence[Any], terms: Sequence[Any]
-) -> list[Any]:
+    block: BlockTime,
+    batch: Batch,
+    ids: Sequence[int],
+    sums: Sequence[Array],
+    terms: Sequence[Array],
+) -> list[Array]:
     """Sums with the terms of one more micro-batch."""
     return [
         combine(_monoid(block.states[i]), acc, _term(block.states[i], term, batch))
@@ -362,7 +379,7 @@ def _monoid(state: TimeState) -> str:
     return state.monoid if state.kind == PARTIAL else SUM
 
 
-def _term(state: TimeState, value: Any, batch: Batch) -> Any:
+def _term(state: TimeState, value: Array, batch: Batch) -> Array:
     return value / batch.num_microbatches if state.kind == LOCAL else value
 
 
@@ -381,7 +398,7 @@ def _needed_after(program: Program, block: BlockTime) -> list[int]:
     return sorted(needed & made)
 
 
-def _run_region(program: Program, block: BlockTime, region: str, whole: dict[int, Any]) -> None:
+def _run_region(program: Program, block: BlockTime, region: str, whole: dict[int, Array]) -> None:
     for node, decision in zip(program.nodes, block.nodes, strict=True):
         if decision.region == region:
             operands = [whole[i] if i in whole else program.constants[i] for i in node.inputs]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.primitive import Shards
@@ -13,7 +13,7 @@ from meshwise.trace.time.state import Batch
 class TimeShards(Shards):
     """At most one loop is cut, into micro-batches whose rows are interleaved (see `Batch`)."""
 
-    def __init__(self, rule: LoopRule, choice: int, batch: Batch, index: jax.Array) -> None:
+    def __init__(self, rule: LoopRule, choice: int, batch: Batch, index: Array) -> None:
         """Args: the rule, the loop that is cut, how the batch is cut, the micro-batch index."""
         self.rule = rule
         self._choice = choice
@@ -24,7 +24,7 @@ class TimeShards(Shards):
         """Micro-batches if this loop is cut, else 1."""
         return self._batch.num_microbatches if loop == self._choice else 1
 
-    def block_start(self, loop: int) -> jax.Array | int:
+    def block_start(self, loop: int) -> Array | int:
         """Zero for a whole loop.
 
         Raises:
@@ -34,7 +34,7 @@ class TimeShards(Shards):
             raise ValueError(f"loop {loop} is cut into micro-batches and is no contiguous block")
         return 0
 
-    def global_index(self, loop: int) -> jax.Array:
+    def global_index(self, loop: int) -> Array:
         """Global row numbers of the local iterations (research rule 7)."""
         rows = jnp.arange(self.local_size(loop), dtype=jnp.int32)
         if self.parts(loop) == 1:
@@ -43,6 +43,6 @@ class TimeShards(Shards):
         run = size // (self._batch.groups * self._batch.num_microbatches)
         return (rows // run) * (size // self._batch.groups) + self._index * run + rows % run
 
-    def is_first(self, loop: int) -> jax.Array | bool:
+    def is_first(self, loop: int) -> Array | bool:
         """Whether this is the first micro-batch."""
         return self._index == 0 if self.parts(loop) > 1 else True

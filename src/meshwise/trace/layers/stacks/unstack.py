@@ -11,22 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
-from meshwise.jax_compat import Literal, bind_equation, closed_jaxpr, scan_counts, source_scope
-from meshwise.trace.layers.equations import inlined, run_inlined
-from meshwise.trace.layers.families import (
+from meshwise.jax_compat import (
+    Aval,
+    ClosedJaxpr,
+    Eqn,
+    bind_equation,
+    closed_jaxpr,
+    scan_counts,
+    source_scope,
+)
+from meshwise.trace.layers.equations import environment, inlined, read, run_inlined
+from meshwise.trace.layers.stacks.families import (
     Family,
+    Lane,
+    Stackable,
     by_member,
     lanes,
     part_of,
     taken_apart,
     whole,
 )
-from meshwise.trace.layers.stacks import Stacks, find_stacks, has_scans
+from meshwise.trace.layers.stacks.stacked_dims import Stacks, find_stacks, has_scans
 from meshwise.trace.loss import bind_loss
 from meshwise.trace.step import OpenStep
 
@@ -85,9 +95,9 @@ def unstacked(opened: OpenStep) -> Unstacked:
     of_argument = {j: i for i, j in opened.aliases}
     out_dims: list[tuple[int | None, int]] = []
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Array) -> list[Array]:
         made = _Run(stacks).closed(flat, _families(arguments, operands))
-        found: list[Any] = []
+        found: list[Array] = []
         out_dims.clear()
         for j, value in enumerate(made):
             if j in of_argument:
@@ -128,14 +138,14 @@ def _alone(opened: OpenStep) -> Unstacked:
     return Unstacked(original=opened, step=opened, arguments=arguments, results=results, notes=())
 
 
-def _without(aval: Any, dim: int | None) -> Any:
+def _without(aval: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
     if dim is None:
         return aval
     shape = (*aval.shape[:dim], *aval.shape[dim + 1 :])
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=bool(aval.weak_type))
 
 
-def _leaves(dims: Sequence[int | None], avals: Sequence[Any]) -> tuple[Leaf, ...]:
+def _leaves(dims: Sequence[int | None], avals: Sequence[Aval]) -> tuple[Leaf, ...]:
     counts = [(d, 1 if d is None else a.shape[d]) for d, a in zip(dims, avals, strict=True)]
     return _leaves_of(counts)
 
@@ -149,27 +159,32 @@ def _leaves_of(counts: Sequence[tuple[int | None, int]]) -> tuple[Leaf, ...]:
     return tuple(found)
 
 
-def _families(leaves: Sequence[Leaf], operands: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
+def _families(leaves: Sequence[Leaf], operands: Sequence[Array]) -> list[Stackable]:
+    found: list[Stackable] = []
     for leaf in leaves:
         members = tuple(operands[n] for n in leaf.places)
         found.append(members[0] if leaf.dim is None else Family(dim=leaf.dim, members=members))
     return found
 
 
-def _members(value: Any) -> tuple[Any, ...]:
+def _members(value: Stackable) -> tuple[Array, ...]:
     return value.members if isinstance(value, Family) else (value,)
 
 
-def _shape_of(value: Any) -> tuple[int | None, int]:
+def _shape_of(value: Stackable) -> tuple[int | None, int]:
     return (value.dim, len(value.members)) if isinstance(value, Family) else (None, 1)
 
 
-def _as(value: Any, dim: int | None, shape: Sequence[int]) -> Any:
+def _as(value: Stackable, dim: int | None, shape: Sequence[int]) -> Stackable:
     """A value as a family along a dim, or whole."""
+    return whole(value) if dim is None else _family(value, dim, shape[dim])
+
+
+def _family(value: Stackable, dim: int, count: int) -> Family:
+    """A value as a family along a dim."""
     if isinstance(value, Family) and value.dim == dim:
         return value
-    return whole(value) if dim is None else taken_apart(whole(value), dim, shape[dim])
+    return taken_apart(whole(value), dim, count)
 
 
 class _Run:
@@ -178,30 +193,24 @@ class _Run:
     def __init__(self, stacks: Stacks) -> None:
         self.stacks = stacks
 
-    def closed(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+    def closed(self, closed: ClosedJaxpr, operands: Sequence[Stackable]) -> list[Stackable]:
         """A flat jaxpr."""
-        jaxpr = closed.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        known.update(zip(jaxpr.invars, operands, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else known[atom]
-
-        for eqn in jaxpr.eqns:
-            made = self.equation(eqn, [read(atom) for atom in eqn.invars])
+        known = environment(closed, operands)
+        for eqn in closed.jaxpr.eqns:
+            made = self.equation(eqn, [read(known, atom) for atom in eqn.invars])
             known.update(zip(eqn.outvars, made, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return [read(known, atom) for atom in closed.jaxpr.outvars]
 
-    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def equation(self, eqn: Eqn, operands: list[Stackable]) -> list[Stackable]:
         """One equation."""
-        if id(eqn) in self.stacks.losses:
+        if eqn in self.stacks.losses:
             return self._loss(eqn, operands)
-        if id(eqn) in self.stacks.scans:
+        if eqn in self.stacks.scans:
             return self._scan(eqn, operands)
         families = [(n, v) for n, v in enumerate(operands) if isinstance(v, Family)]
         wanted = None if len(eqn.outvars) > 1 else self.stacks.dims.get(eqn.outvars[0])
         if families and len(operands) == 1:
-            part = part_of(eqn, operands[0])
+            part = part_of(eqn, families[0][1])
             if part is not None:
                 return [part]
         if wanted is not None and eqn.primitive.name == "iota" and not families:
@@ -215,15 +224,15 @@ class _Run:
                     return [by_member(eqn, lane, operands, _count(eqn, lane))]
         return bind_equation(eqn, [whole(v) for v in operands])
 
-    def _scan(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    def _scan(self, eqn: Eqn, operands: Sequence[Stackable]) -> list[Stackable]:
         num_consts, num_carry = scan_counts(eqn.params)
         length = eqn.params["length"]
         body = closed_jaxpr(eqn.params["jaxpr"])
         consts = [whole(v) for v in operands[:num_consts]]
         carry = [whole(v) for v in operands[num_consts:][:num_carry]]
         with source_scope(eqn.source_info):
-            sliced = [_as(v, 0, (length,)).members for v in operands[num_consts + num_carry :]]
-        rows: list[list[Any]] = []
+            sliced = [_family(v, 0, length).members for v in operands[num_consts + num_carry :]]
+        rows: list[list[Array]] = []
         for k in reversed(range(length)) if eqn.params["reverse"] else range(length):
             made = run_inlined(body, [*consts, *carry, *(members[k] for members in sliced)])
             carry = made[:num_carry]
@@ -232,8 +241,8 @@ class _Run:
             rows.reverse()
         return [*carry, *(Family(dim=0, members=tuple(ys)) for ys in zip(*rows, strict=True))]
 
-    def _loss(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        loss = self.stacks.losses[id(eqn)]
+    def _loss(self, eqn: Eqn, operands: Sequence[Stackable]) -> list[Stackable]:
+        loss = self.stacks.losses[eqn]
         given = [
             _as(value, self.stacks.dims.get(v), v.aval.shape)
             for value, v in zip(operands, loss.jaxpr.invars, strict=True)
@@ -241,7 +250,7 @@ class _Run:
         leaves = _leaves_of([_shape_of(value) for value in given])
         shapes: list[tuple[int | None, int]] = []
 
-        def run(*flat: Any) -> list[Any]:
+        def run(*flat: Array) -> list[Array]:
             made = self.closed(loss, _families(leaves, flat))
             shapes[:] = [_shape_of(value) for value in made]
             return [x for value in made for x in _members(value)]
@@ -254,9 +263,10 @@ class _Run:
         return _families(outs, made)
 
 
-def _count(eqn: Any, lane: Any) -> int:
+def _count(eqn: Eqn, lane: Lane) -> int:
     """How many slices there are along a lane."""
     for v, dim in zip(eqn.invars, lane.operands, strict=True):
         if dim is not None:
             return v.aval.shape[dim]
+    assert lane.result is not None
     return eqn.outvars[0].aval.shape[lane.result]

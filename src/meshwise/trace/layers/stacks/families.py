@@ -10,12 +10,12 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
-from meshwise.jax_compat import bind_equation, source_scope
+from meshwise.jax_compat import Eqn, bind_equation, source_scope
 from meshwise.rules import elementwise
 
 
@@ -29,7 +29,7 @@ class Family:
     """
 
     dim: int
-    members: tuple[Any, ...]
+    members: tuple[Array, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,10 @@ class Lane:
     result: int | None
 
 
-_JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
+# An array, whole or taken apart.
+Stackable: TypeAlias = Array | Family
+
+_JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
     "reduce_sum": lax.add,
     "reduce_prod": lax.mul,
     "reduce_max": lax.max,
@@ -55,7 +58,7 @@ _JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def lanes(eqn: Any) -> Iterator[Lane]:
+def lanes(eqn: Eqn) -> Iterator[Lane]:
     """All lanes of an equation; none of one that is not known here."""
     name = eqn.primitive.name
     if name in elementwise.TABLE and name != "bitcast_convert_type":
@@ -66,7 +69,7 @@ def lanes(eqn: Any) -> Iterator[Lane]:
         yield from _REARRANGED[name](eqn)
 
 
-def _elementwise(eqn: Any) -> Iterator[Lane]:
+def _elementwise(eqn: Eqn) -> Iterator[Lane]:
     result = eqn.outvars[0].aval.shape
     shapes = [v.aval.shape for v in eqn.invars]
     for dim, size in enumerate(result):
@@ -75,14 +78,14 @@ def _elementwise(eqn: Any) -> Iterator[Lane]:
             yield Lane(operands=tuple(dim if f else None for f in follows), result=dim)
 
 
-def _joined(eqn: Any) -> Iterator[Lane]:
+def _joined(eqn: Eqn) -> Iterator[Lane]:
     axes = eqn.params["axes"]
     for dim in range(len(eqn.invars[0].aval.shape)):
         after = None if dim in axes else dim - sum(a < dim for a in axes)
         yield Lane(operands=(dim,), result=after)
 
 
-def _broadcast(eqn: Any) -> Iterator[Lane]:
+def _broadcast(eqn: Eqn) -> Iterator[Lane]:
     shape, targets = eqn.invars[0].aval.shape, eqn.params["broadcast_dimensions"]
     for result, size in enumerate(eqn.params["shape"]):
         dim = targets.index(result) if result in targets else None
@@ -91,19 +94,19 @@ def _broadcast(eqn: Any) -> Iterator[Lane]:
             yield Lane(operands=(None if is_stretched else dim,), result=result)
 
 
-def _transpose(eqn: Any) -> Iterator[Lane]:
+def _transpose(eqn: Eqn) -> Iterator[Lane]:
     for result, dim in enumerate(eqn.params["permutation"]):
         yield Lane(operands=(dim,), result=result)
 
 
-def _squeeze(eqn: Any) -> Iterator[Lane]:
+def _squeeze(eqn: Eqn) -> Iterator[Lane]:
     gone = eqn.params["dimensions"]
     for dim in range(len(eqn.invars[0].aval.shape)):
         if dim not in gone:
             yield Lane(operands=(dim,), result=dim - sum(g < dim for g in gone))
 
 
-def _reshape(eqn: Any) -> Iterator[Lane]:
+def _reshape(eqn: Eqn) -> Iterator[Lane]:
     before, after = eqn.invars[0].aval.shape, eqn.params["new_sizes"]
     for dim, size in enumerate(before):
         left = math.prod(before[:dim])
@@ -112,13 +115,13 @@ def _reshape(eqn: Any) -> Iterator[Lane]:
                 yield Lane(operands=(dim,), result=result)
 
 
-def _dot_general(eqn: Any) -> Iterator[Lane]:
+def _dot_general(eqn: Eqn) -> Iterator[Lane]:
     batch = eqn.params["dimension_numbers"][1]
     for result, dims in enumerate(zip(*batch, strict=True)):
         yield Lane(operands=dims, result=result)
 
 
-_REARRANGED: Mapping[str, Callable[[Any], Iterator[Lane]]] = {
+_REARRANGED: Mapping[str, Callable[[Eqn], Iterator[Lane]]] = {
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
     "reshape": _reshape,
@@ -127,7 +130,7 @@ _REARRANGED: Mapping[str, Callable[[Any], Iterator[Lane]]] = {
 }
 
 
-def by_member(eqn: Any, lane: Lane, operands: Sequence[Any], count: int) -> Any:
+def by_member(eqn: Eqn, lane: Lane, operands: Sequence[Stackable], count: int) -> Stackable:
     """An equation, slice by slice.
 
     Args:
@@ -144,8 +147,9 @@ def by_member(eqn: Any, lane: Lane, operands: Sequence[Any], count: int) -> Any:
             value if dim is None or isinstance(value, Family) else taken_apart(value, dim, count)
             for value, dim in zip(operands, lane.operands, strict=True)
         ]
-        if not any(isinstance(value, Family) for value in taken):
-            return Family(dim=lane.result or 0, members=(_alone(eqn, lane, taken),) * count)
+        alone = [value for value in taken if not isinstance(value, Family)]
+        if len(alone) == len(taken):
+            return Family(dim=lane.result or 0, members=(_alone(eqn, lane, alone),) * count)
         made = [
             _alone(eqn, lane, [v.members[k] if isinstance(v, Family) else v for v in taken])
             for k in range(count)
@@ -155,7 +159,7 @@ def by_member(eqn: Any, lane: Lane, operands: Sequence[Any], count: int) -> Any:
         return functools.reduce(_JOINS[eqn.primitive.name], made)
 
 
-def _alone(eqn: Any, lane: Lane, operands: list[Any]) -> Any:
+def _alone(eqn: Eqn, lane: Lane, operands: list[Array]) -> Array:
     """An equation on one slice."""
     name, dim = eqn.primitive.name, lane.operands[0]
     if name in _JOINS:
@@ -184,7 +188,7 @@ def _alone(eqn: Any, lane: Lane, operands: list[Any]) -> Any:
     return bind_equation(eqn, operands)[0]
 
 
-def _broadcast_alone(eqn: Any, lane: Lane, operand: Any) -> Any:
+def _broadcast_alone(eqn: Eqn, lane: Lane, operand: Array) -> Array:
     assert lane.result is not None
     shape, targets = list(eqn.params["shape"]), list(eqn.params["broadcast_dimensions"])
     if lane.result in targets:
@@ -195,7 +199,7 @@ def _broadcast_alone(eqn: Any, lane: Lane, operand: Any) -> Any:
     return lax.broadcast_in_dim(operand, shape, [t - (t > lane.result) for t in targets])
 
 
-def _dot_alone(eqn: Any, lane: Lane, operands: Sequence[Any]) -> Any:
+def _dot_alone(eqn: Eqn, lane: Lane, operands: Sequence[Array]) -> Array:
     contracted, batch = eqn.params["dimension_numbers"]
 
     def rest(dims: Sequence[int], gone: int | None) -> tuple[int, ...]:
@@ -209,18 +213,18 @@ def _dot_alone(eqn: Any, lane: Lane, operands: Sequence[Any]) -> Any:
     return eqn.primitive.bind(*operands, **{**eqn.params, "dimension_numbers": numbers})
 
 
-def taken_apart(value: Any, dim: int, count: int) -> Family:
+def taken_apart(value: Array, dim: int, count: int) -> Family:
     """A whole value as a family."""
     members = (lax.index_in_dim(value, k, dim, keepdims=False) for k in range(count))
     return Family(dim=dim, members=tuple(members))
 
 
-def whole(value: Any) -> Any:
+def whole(value: Stackable) -> Array:
     """A value as one array."""
     return jnp.stack(value.members, axis=value.dim) if isinstance(value, Family) else value
 
 
-def part_of(eqn: Any, value: Family) -> Any:
+def part_of(eqn: Eqn, value: Family) -> Stackable | None:
     """What a `slice` or `squeeze` along the dim of a family takes of it; None if it is not one."""
     params = eqn.params
     if eqn.primitive.name == "squeeze" and value.dim in params["dimensions"]:

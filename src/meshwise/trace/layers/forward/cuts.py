@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from meshwise.graph.minimum_cut import INFINITE, source_side
+from meshwise.jax_compat import Aval, Eqn, Var
 from meshwise.trace.layers.equations import variables
 
 
 def cheapest_places(
-    equations: Sequence[Any], places: Sequence[int | None], fixed: Collection[int]
+    equations: Sequence[Eqn], places: Sequence[int | None], fixed: Collection[int]
 ) -> list[int | None]:
     """The stages of equations, with the least bytes over each boundary in turn.
 
@@ -32,7 +32,7 @@ def cheapest_places(
         for i in _better_later(equations, found, stage, fixed):
             found[i] = None
         # Readers come after what they read.
-        readers: dict[Any, int] = {}
+        readers: dict[Var, int] = {}
         for i in reversed(range(len(equations))):
             eqn = equations[i]
             if found[i] is None and places[i] is not None:
@@ -45,7 +45,7 @@ def cheapest_places(
 
 
 def _better_later(
-    equations: Sequence[Any], places: Sequence[int | None], stage: int, fixed: Collection[int]
+    equations: Sequence[Eqn], places: Sequence[int | None], stage: int, fixed: Collection[int]
 ) -> list[int]:
     """Equations of a stage that run after the boundary behind it, as few as are worth it."""
     # Nodes: equations, all that comes later, all that came before; then a value sent.
@@ -56,7 +56,7 @@ def _better_later(
         if place is not None and place <= stage
         for v in eqn.outvars
     }
-    sent: dict[Any, int] = {}
+    sent: dict[Var, int] = {}
     edges: dict[tuple[int, int], int] = {}
     stays, count = {before}, before + 1
     for i, (eqn, place) in enumerate(zip(equations, places, strict=True)):
@@ -79,5 +79,5 @@ def _better_later(
     return [i for i in moved if i < later]
 
 
-def _itemsize(aval: Any) -> int:
+def _itemsize(aval: Aval) -> int:
     return int(getattr(aval.dtype, "itemsize", 4))

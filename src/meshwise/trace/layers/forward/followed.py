@@ -8,8 +8,8 @@ from typing import NamedTuple
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
-from meshwise.trace.layers.forward_stages import ForwardStages
-from meshwise.trace.layers.unstack import Unstacked
+from meshwise.trace.layers.forward.stages import ForwardStages
+from meshwise.trace.layers.stacks.unstack import Unstacked
 from meshwise.trace.step import OpenStep, TracedStep
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
-from meshwise.jax_compat import scan_counts, source_line
+from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts, source_line
 from meshwise.trace.layers.equations import dependent, inlined, variables
-from meshwise.trace.layers.families import lanes
 from meshwise.trace.layers.split import LOSS
+from meshwise.trace.layers.stacks.families import lanes
 
 # A variable and one of its dims.
-Place = tuple[Any, int]
+Place = tuple[Var, int]
 _HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
 
 
@@ -27,33 +24,33 @@ class Stacks:
     """What is taken apart into layers.
 
     Attributes:
-        scans: Equations of losses, by `id`.
+        scans: Scans over layers, equations of losses.
         dims: For each variable that is a stack the dim of the layers.
-        losses: Flat jaxpr of each loss, by `id` of its equation.
+        losses: The flat jaxpr of each loss, by its equation.
         notes: What was found, for people: scans that are cut and scans that are not.
     """
 
-    scans: frozenset[int]
-    dims: Mapping[Any, int]
-    losses: Mapping[int, Any]
+    scans: frozenset[Eqn]
+    dims: Mapping[Var, int]
+    losses: Mapping[Eqn, ClosedJaxpr]
     notes: tuple[str, ...]
 
 
-def has_scans(jaxpr: Any) -> bool:
+def has_scans(jaxpr: FlatJaxpr) -> bool:
     """Whether there is a `scan` anywhere in a jaxpr; what is there often is looked at once."""
-    seen: set[int] = set()
+    seen: set[FlatJaxpr] = set()
     todo = [jaxpr]
     while todo:
         for eqn in todo.pop().eqns:
             if eqn.primitive.name == "scan":
                 return True
-            bodies = [b for b in jaxprs_in_params(eqn.params) if id(b) not in seen]
-            seen.update(map(id, bodies))
-            todo += bodies
+            inner = [b for b in bodies(eqn.params) if b not in seen]
+            seen.update(inner)
+            todo += inner
     return False
 
 
-def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
+def find_stacks(flat: ClosedJaxpr, batch: Iterable[int]) -> Stacks:
     """Look for scans over layers in a step.
 
     Args:
@@ -64,14 +61,14 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
     rows = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in batch])
     same = _Same()
     same.add(jaxpr.eqns)
-    losses: dict[int, Any] = {}
+    losses: dict[Eqn, ClosedJaxpr] = {}
     seeds: list[Place] = []
-    scans: set[int] = set()
+    scans: set[Eqn] = set()
     notes: list[str] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != LOSS:
             continue
-        losses[id(eqn)] = loss = inlined(eqn.params["loss"])
+        losses[eqn] = loss = inlined(eqn.params["loss"])
         _join_loss(same, eqn, loss)
         inside = loss.jaxpr
         given = [v for v, o in zip(inside.invars, eqn.invars, strict=True) if o in rows]
@@ -81,7 +78,7 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
             where = source_line(inner.source_info)
             stacked = [v for v in _sliced(inner) if v not in moving]
             if stacked and not varied.isdisjoint(stacked) and _is_heavy(inner):
-                scans.add(id(inner))
+                scans.add(inner)
                 notes.append(f"{inner.params['length']} layers scanned at {where} are cut apart")
                 seeds += [(v, 0) for v in stacked]
                 seeds += [(v, 0) for v in inner.outvars[scan_counts(inner.params)[1] :]]
@@ -97,28 +94,28 @@ def find_stacks(flat: Any, batch: Iterable[int]) -> Stacks:
     )
 
 
-def _sliced(eqn: Any) -> list[Any]:
+def _sliced(eqn: Eqn) -> list[Var]:
     """What a `scan` takes slice by slice; nothing of other equations."""
     if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
         return []
     return variables(eqn.invars[sum(scan_counts(eqn.params)) :])
 
 
-def _is_heavy(eqn: Any) -> bool:
+def _is_heavy(eqn: Eqn) -> bool:
     return eqn.primitive.name in _HEAVY or any(
-        _is_heavy(e) for body in jaxprs_in_params(eqn.params) for e in body.eqns
+        _is_heavy(e) for body in bodies(eqn.params) for e in body.eqns
     )
 
 
-def _scans_inside(eqn: Any) -> Iterator[Any]:
-    for body in jaxprs_in_params(eqn.params):
+def _scans_inside(eqn: Eqn) -> Iterator[Eqn]:
+    for body in bodies(eqn.params):
         for e in body.eqns:
             if e.primitive.name == "scan":
                 yield e
             yield from _scans_inside(e)
 
 
-def _join_loss(same: _Same, eqn: Any, loss: Any) -> None:
+def _join_loss(same: _Same, eqn: Eqn, loss: ClosedJaxpr) -> None:
     """What enters and leaves a loss is the same inside and outside."""
     inside = loss.jaxpr
     same.add(inside.eqns)
@@ -138,7 +135,7 @@ class _Same:
     def __init__(self) -> None:
         self._next: dict[Place, Place] = {}
 
-    def add(self, equations: Sequence[Any]) -> None:
+    def add(self, equations: Sequence[Eqn]) -> None:
         """Join what each equation treats slice by slice."""
         for eqn in equations:
             for lane in lanes(eqn):
@@ -163,10 +160,10 @@ class _Same:
         self._next.update(dict.fromkeys(path, path[-1]))
         return path[-1]
 
-    def with_any(self, seeds: Sequence[Place]) -> dict[Any, int]:
+    def with_any(self, seeds: Sequence[Place]) -> dict[Var, int]:
         """All variables of which a dim goes with one of the seeds; their first such dim."""
         wanted = {self._first(seed) for seed in seeds}
-        found: dict[Any, int] = {}
+        found: dict[Var, int] = {}
         for variable, dim in list(self._next):
             if self._first((variable, dim)) in wanted:
                 found[variable] = min(dim, found.get(variable, dim))
