@@ -10,6 +10,7 @@ import pytest
 import meshwise as mw
 from meshwise.errors import PlanError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.search import search
@@ -31,9 +32,14 @@ class Wrong(VariantCosts):
             temporary_bytes=runs.temporary_bytes / 2,
         )
 
-    def held(self, *args: Any) -> tuple[float, float, float]:
-        resident, microbatch, temporary = super().held(*args)
-        return resident / 2, microbatch / 2, temporary / 2
+    def held(self, *args: Any) -> Footprint:
+        held = super().held(*args)
+        return replace(
+            held,
+            resident_bytes=held.resident_bytes / 2,
+            microbatch_bytes=held.microbatch_bytes / 2,
+            temporary_bytes=held.temporary_bytes / 2,
+        )
 
 
 def planned(kind: type[VariantCosts], memory_bytes: int | None) -> Any:

@@ -18,6 +18,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.layer_cost.state_costs import BytePrice
@@ -90,8 +91,11 @@ class Formulas(VariantCosts):
 
     def held(self, variant, num_microbatches, first, last):
         runs = self.runs(variant, num_microbatches)
-        held = (runs.resident_bytes, runs.microbatch_bytes, runs.temporary_bytes)
-        return tuple(float(array[first, last]) for array in held)
+        return Footprint(
+            resident_bytes=runs.resident_bytes[first, last],
+            microbatch_bytes=runs.microbatch_bytes[first, last],
+            temporary_bytes=runs.temporary_bytes[first, last],
+        )
 
     def bounds(self, mesh, remat, num_microbatches):
         runs = self.runs(Variant(mesh=mesh, remat=remat, price=BytePrice()), num_microbatches)

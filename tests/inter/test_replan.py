@@ -14,7 +14,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.state_costs import planned
 from meshwise.inter.search.finishing import finished, stage_decisions, stage_plan
-from meshwise.inter.search.replanning import held_bytes, replanned
+from meshwise.inter.search.replanning import replanned
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import PRICES, SearchOptions
 from meshwise.inter.stages.objective import step_time
@@ -68,7 +68,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     (stage,) = better.plan.stages
     plan = stage_plan(better, costs, stage)
     assert better.replanned == {stage: plan}
-    assert held_bytes(plan, 1.0) <= MEMORY_BYTES
+    assert plan.memory.peak_bytes(1.0) <= MEMORY_BYTES
     assert better.plan.time == step_time(better.problem, better.plan.stages)
     assert better.plan.bound_s <= better.plan.total_s
     decisions = stage_decisions(better, costs)[0]
@@ -101,7 +101,7 @@ def test_no_limit_of_what_is_known_beforehand_gives_a_faster_plan_that_fits(gpt)
         if choice:
             entries = [planned(own, joint.of_layer(k, choice), 0.0) for k, own in enumerate(run)]
             plan = stage_plan(better, costs, stage)._replace(entries=tuple(entries))
-            if held_bytes(plan, 1.0) <= memory_bytes:
+            if plan.memory.peak_bytes(1.0) <= memory_bytes:
                 tried_s.append(sum(e.loop_s + e.once_s for e in entries))
     assert math.isfinite(min(tried_s))
     assert better.plan.total_s <= 1.001 * min(tried_s)
@@ -134,7 +134,7 @@ def test_planned_again_is_planned_the_same_and_leaves_nothing_to_gain(
     assert (same.plan, same.replanned) == (better.plan, better.replanned)
     again = replanned(better, costs).plan.total_s
     assert 0.99 * better.plan.total_s <= again <= better.plan.total_s
-    held = held_bytes(stage_plan(better, costs, better.plan.stages[0]), 1.0)
+    held = stage_plan(better, costs, better.plan.stages[0]).memory.peak_bytes(1.0)
     assert held <= memory_bytes
 
 

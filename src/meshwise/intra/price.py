@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.graph.layout import Layout
 from meshwise.intra.blocks import BODIES, CLUSTER
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
 from meshwise.intra.shapes import BlockShape, moved_bytes
 from meshwise.intra.tables import Evaluator
-from meshwise.plan.decision import GraphDecision, Use
+from meshwise.plan.counts.walk import Legs
+from meshwise.plan.decision import GraphDecision
 
 
 def decision_of(region: Region, decision: GraphDecision) -> GraphDecision:
@@ -21,31 +21,18 @@ def decision_of(region: Region, decision: GraphDecision) -> GraphDecision:
 
 
 def _resharding_s(region: Region, decision: GraphDecision, evaluator: Evaluator) -> float:
-    """Seconds that one run of a region spends in collectives."""
-    graph = region.graph
-    defined: dict[int, Layout] = dict(zip(graph.inputs, decision.inputs, strict=True))
-    for op, chosen in zip(graph.operators, decision.operators, strict=True):
-        defined.update(zip(op.outputs, chosen.results, strict=True))
-    seen: set[tuple[int, int, Layout, Layout | None]] = set()
+    """Return the seconds that one run of a region spends in changes of layout."""
+    graph, legs = region.graph, Legs(region.graph, decision)
+    uses = [
+        item
+        for op, chosen in zip(graph.operators, decision.operators, strict=True)
+        for item in zip(op.inputs, chosen.uses, strict=True)
+    ]
+    uses += zip(graph.outputs, decision.outputs, strict=True)
     total = 0.0
-
-    def step(t: int, use: Use) -> None:
-        nonlocal total
-        tensor = graph.tensors[t]
-        if tensor.generated:
-            return
-        if (t, use.group, use.via, None) not in seen:
-            seen.add((t, use.group, use.via, None))
-            total += evaluator.reshard_s(tensor, defined[t], use.via)
-        if (t, use.group, use.via, use.layout) not in seen:
-            seen.add((t, use.group, use.via, use.layout))
-            total += evaluator.reshard_s(tensor, use.via, use.layout)
-
-    for op, chosen in zip(graph.operators, decision.operators, strict=True):
-        for t, use in zip(op.inputs, chosen.uses, strict=True):
-            step(t, use)
-    for t, use in zip(graph.outputs, decision.outputs, strict=True):
-        step(t, use)
+    for t, use in uses:
+        for before, after in legs.of(t, use):
+            total += evaluator.reshard_s(graph.tensors[t], before, after)
     return total
 
 

@@ -1,7 +1,6 @@
 """Writes the program of one device from a decided graph: tiles, resharding, copies.
 
-A tensor goes from the layout of its definition to `via` and on to the layout of the use, as
-`plan.walk` tells; each leg is made once for all users of one group.
+Changes of layout come in the order of `plan.counts.walk`, each once for all uses of one group.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
 from meshwise.memory.target import Target
+from meshwise.plan.counts.walk import Copies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import ReshardingStep, path
 
@@ -37,7 +37,7 @@ def program_of_graph(
     values: list[int] = []
     for t, layout in zip(graph.inputs, decision.inputs, strict=True):
         values.append(writer.input(t, writer.bytes_of(graph.tensors[t], layout)))
-        writer.home[t] = (values[-1], layout)
+        writer.copies.define(t, layout, values[-1])
     writer.operators(decision)
     end = len(graph.operators)
     out = writer.out
@@ -69,7 +69,7 @@ def program_of_body(
         value = inputs[k] = writer.input(t, 0)
         if k in structure.stacked_operands:
             value = writer.moved(value, t, -1, writer.bytes_of(graph.tensors[t], layout))
-        writer.home[t] = (value, layout)
+        writer.copies.define(t, layout, value)
     writer.operators(decision)
     for j, t, use in zip(part.results, graph.outputs, decision.outputs, strict=True):
         writer.result_of_body(structure, j, t, use, inputs)
@@ -82,9 +82,8 @@ class _Writer:
     def __init__(self, graph: Graph, mesh: LogicalMesh, target: Target, *, is_body: bool) -> None:
         self.graph, self.mesh, self.target = graph, mesh, target
         self.out = LocalProgram(is_body=is_body)
-        # For each tensor the value of its definition, with its layout.
-        self.home: dict[int, tuple[int, Layout]] = {}
-        self.legs: dict[tuple[int, int, Layout, Layout], int] = {}
+        # The positions of the values that stand for the tensors.
+        self.copies = Copies[int]()
         self.generated: dict[tuple[int, Layout], int] = {}
         self.paths: dict[
             tuple[tuple[int, ...], int, Layout, Layout], tuple[ReshardingStep, ...]
@@ -137,26 +136,22 @@ class _Writer:
                     LocalValue(InstructionKind.FUSIBLE, (), size, t, time)
                 )
             return self.generated[key]
-        value, home = self.home[t]
-        if home != use.via:
-            value = self.leg(t, use.group, home, use.via, value, time)
-        if use.via != use.layout:
-            value = self.leg(t, use.group, use.via, use.layout, value, time)
-        return self.straight(value)
 
-    def leg(self, t: int, group: int, before: Layout, after: Layout, value: int, time: int) -> int:
+        def change(value: int, before: Layout, after: Layout) -> int:
+            return self.resharded(t, before, after, value, time)
+
+        return self.straight(self.copies.of(t, use, change))
+
+    def resharded(self, t: int, before: Layout, after: Layout, value: int, time: int) -> int:
         """Return the value in another layout."""
-        key = (t, group, before, after)
-        if key not in self.legs:
-            tensor = self.graph.tensors[t]
-            shape = (tensor.shape, tensor.itemsize, before, after)
-            if shape not in self.paths:
-                self.paths[shape] = path(*shape, self.mesh)
-            for step in self.paths[shape]:
-                value = self.step(t, before, step, self.straight(value), time)
-                before = step.layout
-            self.legs[key] = value
-        return self.legs[key]
+        tensor = self.graph.tensors[t]
+        shape = (tensor.shape, tensor.itemsize, before, after)
+        if shape not in self.paths:
+            self.paths[shape] = path(*shape, self.mesh)
+        for step in self.paths[shape]:
+            value = self.step(t, before, step, self.straight(value), time)
+            before = step.layout
+        return value
 
     def straight(self, value: int) -> int:
         """Return a value in its own order of dims: each reader copies what lies transposed."""
@@ -255,7 +250,8 @@ class _Writer:
             operands += [self.out.add(index) for _ in range(treated.num_indices)]
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
-            self.home[t] = (self.result(time, op, treated, t, layout, tuple(operands)), layout)
+            value = self.result(time, op, treated, t, layout, tuple(operands))
+            self.copies.define(t, layout, value)
 
     def shapes(self, op: Operator, chosen: OperatorDecision) -> tuple[tuple[int, ...], ...]:
         """Return shapes of the operands on one device."""
@@ -351,10 +347,8 @@ class _Writer:
         out.loops[loop] = time
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             size = self.bytes_of(self.graph.tensors[t], layout)
-            self.home[t] = (
-                out.add(LocalValue(InstructionKind.PART, (loop,), size, t, time)),
-                layout,
-            )
+            value = out.add(LocalValue(InstructionKind.PART, (loop,), size, t, time))
+            self.copies.define(t, layout, value)
 
     def result_of_body(
         self, structure: Structure, j: int, t: int, use: Use, inputs: dict[int, int]

@@ -18,7 +18,8 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PinError
 from meshwise.inter.cost_table.variant import LayerKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
-from meshwise.inter.layer_cost.run_costs import BoolArray, LayerMatrices, RunCosts, compose
+from meshwise.inter.layer_cost.run_costs import BoolArray, RunCosts, compose
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer
 from meshwise.intra.options import IntraOptions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
@@ -128,7 +129,7 @@ class PinnedCosts(VariantCosts):
         )
         return dataclasses.replace(piece, graph=held.graph), options
 
-    def layers(self, variant: Variant, num_microbatches: int) -> list[LayerMatrices] | None:
+    def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
         """Every layer under a variant; None if none has a plan.
 
         In place of a layer without a plan stands another: no stage on this variant holds it.
@@ -140,12 +141,12 @@ class PinnedCosts(VariantCosts):
     def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
         return _of_segments(self._each(variant, count), wanted)
 
-    def _each(self, variant: Variant, num_microbatches: int) -> list[LayerMatrices | None]:
+    def _each(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer | None]:
         keys = [LayerKey(c, variant, num_microbatches) for c in self.source.classes]
         return [self.layer(key) for key in keys]
 
 
-def _of_segments(layers: list[LayerMatrices | None], wanted: BoolArray) -> RunCosts | None:
+def _of_segments(layers: list[ConditionedLayer | None], wanted: BoolArray) -> RunCosts | None:
     """Costs of the runs between layers without a plan; infinite for all others."""
     count = len(layers)
     gaps = [-1, *(k for k, layer in enumerate(layers) if layer is None), count]

@@ -37,3 +37,17 @@ class LayerKey(NamedTuple):
     layer: int
     variant: Variant
     num_microbatches: int
+
+
+class BoundsKey(NamedTuple):
+    """What bounds of all layers are for.
+
+    Attributes:
+        mesh: The logical mesh.
+        remat: What the backward pass computes again.
+        num_microbatches: B.
+    """
+
+    mesh: LogicalMesh
+    remat: Remat
+    num_microbatches: int

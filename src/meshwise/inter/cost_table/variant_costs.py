@@ -6,36 +6,24 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
-from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
-from meshwise.inter.cost_table.remote_layers import (
-    AskBounds,
-    AskFaces,
-    DistantLayer,
-    Other,
-    OtherEnded,
-)
-from meshwise.inter.cost_table.variant import LayerKey, Variant
-from meshwise.inter.layer_cost.layer_network import (
-    LayerBounds,
-    LayerNetwork,
-    layer_bounds,
-    layer_network,
-)
+from meshwise.inter.cost_table.layer_networks import LayerNetworks
+from meshwise.inter.cost_table.variant import BoundsKey, LayerKey, Variant
+from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
+from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
     BoolArray,
-    LayerMatrices,
     RunCosts,
     cheapest_states,
     compose,
@@ -43,15 +31,10 @@ from meshwise.inter.layer_cost.run_costs import (
     gathers,
 )
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, Entry
-from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
-from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
-from meshwise.system.identity import Same
-
-T = TypeVar("T")
 
 
 class LayerSource(Protocol):
@@ -94,6 +77,16 @@ class RunPlan(NamedTuple):
     arriving_s: float
     returning_s: float
 
+    @property
+    def memory(self) -> Footprint:
+        """What a device holds."""
+        return joint_footprint([entry.memory for entry in self.entries])
+
+    @property
+    def once_s(self) -> float:
+        """Seconds of what runs once a step."""
+        return sum(entry.once_s for entry in self.entries)
+
 
 _MAX_AXES = 2
 
@@ -126,16 +119,6 @@ class LayerTimes(Protocol):
         ...
 
 
-class _Begun(NamedTuple):
-    """Classes of layers of which another process was asked something, and the way to wait."""
-
-    classes: tuple[int, ...]
-    end: Callable[[], Any]
-
-
-_NOTHING = _Begun((), list)
-
-
 class VariantCosts:
     """Plans layers, and remembers what was planned.
 
@@ -143,8 +126,7 @@ class VariantCosts:
         source: The layers.
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
-        is_shareable: Whether another process may plan by source and options alone.
-        other: The process that has some of the layers; None if there is none.
+        is_shareable: Whether another process may bound layers by graphs and options alone.
     """
 
     is_shareable = True
@@ -155,37 +137,14 @@ class VariantCosts:
         self.source = source
         self.options = options
         self.times = times
-        self._evaluators = Evaluators()
-        # The graph is kept, so that its id stays taken.
-        self._regions: dict[Same, tuple[Region, ...]] = {}
+        self._made = LayerNetworks()
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
-        self._layers: dict[LayerKey, LayerMatrices | None] = {}
+        self._layers: dict[LayerKey, ConditionedLayer | None] = {}
         self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
-        self._bounds: dict[object, RunBounds | None] = {}
+        self._bounds: dict[BoundsKey, RunBounds | None] = {}
         self._plans: dict[object, RunPlan] = {}
-        # What the other process was asked and nobody has waited for.
-        self._begun: dict[object, _Begun] = {}
-        self.other: Other | None = None
-
-    def part(self) -> None:
-        """Do without the other process from now on; its layers are planned here if need be."""
-        self.other = None
-        self._begun.clear()
-        self._layers = {
-            key: layer
-            for key, layer in self._layers.items()
-            if layer is None or not layer.is_distant
-        }
-
-    def _shared(self, work: Callable[[], T]) -> T:
-        """Do something with the other process, without it where that ends."""
-        try:
-            return work()
-        except OtherEnded:
-            self.part()
-            return work()
 
     def restricted(self, piece: PieceGraph, mesh: LogicalMesh) -> tuple[PieceGraph, IntraOptions]:
         """A layer and how it is planned on a mesh; overridden where layouts are pinned.
@@ -196,44 +155,14 @@ class VariantCosts:
         del mesh
         return piece, self.options
 
-    def layers(self, variant: Variant, num_microbatches: int) -> list[LayerMatrices] | None:
+    def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
         """Every layer under a variant; None if one has no plan."""
         classes = self.source.classes
-        keys = {c: LayerKey(c, variant, num_microbatches) for c in dict.fromkeys(classes)}
-        self.begin_layers(variant, num_microbatches)
-        begun = self._begun.pop((variant, num_microbatches), _NOTHING)
-        for key in keys.values():
-            if key.layer not in begun.classes and key not in self._layers:
-                self.layer(key)
-        if begun.classes and self.other is not None:
-            for c, face in zip(begun.classes, begun.end(), strict=True):
-                self._layers[keys[c]] = face and DistantLayer(self.other, keys[c], face)
-        found = [self._layers[keys[c]] for c in classes]
+        found = [self.layer(LayerKey(c, variant, num_microbatches)) for c in classes]
         some = [layer for layer in found if layer is not None]
         return some if len(some) == len(found) else None
 
-    def begin_layers(self, variant: Variant, num_microbatches: int) -> None:
-        """Have the other process begin its layers under a variant, if they are not known.
-
-        Raises:
-            OtherEnded: the other process has ended.
-        """
-        way = (variant, num_microbatches)
-        # Times are measured here.
-        if self.other is None or self.times is not None or way in self._begun:
-            return
-        keys = [LayerKey(c, *way) for c in self._theirs()]
-        if new := [key for key in keys if key not in self._layers]:
-            end = self.other.ask(AskFaces(new))
-            self._begun[way] = _Begun(tuple(key.layer for key in new), end)
-
-    def _theirs(self) -> list[int]:
-        """The classes of layers that the other process has."""
-        other = self.other
-        classes = dict.fromkeys(self.source.classes)
-        return [c for c in classes if other is not None and other.has(c)]
-
-    def layer(self, key: LayerKey) -> LayerMatrices | None:
+    def layer(self, key: LayerKey) -> ConditionedLayer | None:
         """One layer under a variant; None if it has no plan."""
         if key not in self._layers:
             c, variant, num_microbatches = key
@@ -268,19 +197,13 @@ class VariantCosts:
     ) -> LayerNetwork | None:
         key = (c, mesh, remat, num_microbatches)
         if key not in self._networks:
-            graph = self.graph(c, remat, num_microbatches)
             try:
-                graph, options = self.restricted(graph, mesh)
-                parts = self._parts(graph.graph)
-                self._networks[key] = layer_network(graph, mesh, options, parts, self._evaluators)
+                piece, options = self.restricted(self.graph(c, remat, num_microbatches), mesh)
             except InfeasibleError:
                 self._networks[key] = None
+            else:
+                self._networks[key] = self._made.network(piece, mesh, options)
         return self._networks[key]
-
-    def _parts(self, graph: Graph) -> tuple[Region, ...]:
-        if Same(graph) not in self._regions:
-            self._regions[Same(graph)] = regions(graph)
-        return self._regions[Same(graph)]
 
     def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
         """The graph to plan of a class of layers."""
@@ -321,10 +244,7 @@ class VariantCosts:
             asked = self._wanted(wanted)
             if key in self._costs:
                 asked = asked | self._costs[key][0]
-            self._costs[key] = (
-                asked,
-                self._shared(lambda: self._composed(variant, num_microbatches, asked)),
-            )
+            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked))
         return self._costs[key][1]
 
     def _wanted(self, wanted: BoolArray | None) -> BoolArray:
@@ -335,43 +255,32 @@ class VariantCosts:
         """The plans of the layers of a run that has costs."""
         key = (variant, num_microbatches, first, last)
         if key not in self._plans:
-            self._plans[key] = self._shared(lambda: self._run_plan(*key))
+            self._plans[key] = self._run_plan(*key)
         return self._plans[key]
 
     def _run_plan(self, variant: Variant, num_microbatches: int, first: int, last: int) -> RunPlan:
         layers = self.layers(variant, num_microbatches)
         assert layers is not None
-        # Where another process had the layers they are new.
-        compose(layers, self._only(first, last))
         states = cheapest_states(layers, first, last)
         arriving_s, returning_s = gathers(layers, first, last, states)
         return RunPlan(
             entries=tuple(entries(layers, first, states)),
-            enters=layers[first].face.entering[states[0]],
-            leaves=layers[last].face.leaving[states[-1]],
+            enters=layers[first].layer.entering.layouts[states[0]],
+            leaves=layers[last].layer.leaving.layouts[states[-1]],
             arriving_s=arriving_s,
             returning_s=returning_s,
         )
 
-    def held(
-        self, variant: Variant, num_microbatches: int, first: int, last: int
-    ) -> tuple[float, float, float]:
-        """Bytes that the plans of a run hold on a device.
+    def held(self, variant: Variant, num_microbatches: int, first: int, last: int) -> Footprint:
+        """Return what a device holds under the plans of a run that has costs.
 
-        Returns:
-            Bytes held all the time, for each micro-batch in flight, and on top at the peak.
+        Args:
+            variant: How the layers are planned.
+            num_microbatches: B.
+            first: First layer of the run.
+            last: Last layer of the run.
         """
-        memory = [e.memory for e in self.run_plan(variant, num_microbatches, first, last).entries]
-        return (
-            sum(m.resident_bytes for m in memory),
-            sum(m.microbatch_bytes for m in memory),
-            max(m.temporary_bytes for m in memory),
-        )
-
-    def _only(self, first: int, last: int) -> BoolArray:
-        wanted = np.zeros((len(self.source.classes),) * 2, np.bool_)
-        wanted[first, last] = True
-        return wanted
+        return self.run_plan(variant, num_microbatches, first, last).memory
 
     def piece(self, layer: int, variant: Variant, num_microbatches: int) -> PieceGraph:
         """What is planned of a layer."""
@@ -384,35 +293,24 @@ class VariantCosts:
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
-        key = (mesh, remat, num_microbatches)
+        key = BoundsKey(mesh, remat, num_microbatches)
         if key not in self._bounds:
-            self._bounds[key] = self._shared(lambda: self._bounds_of(*key))
+            classes = dict.fromkeys(self.source.classes)
+            self.keep_bounds(key, {c: self.layer_bounds(c, *key) for c in classes})
         return self._bounds[key]
 
     def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
-        """Whether they are known."""
-        return (mesh, remat, num_microbatches) in self._bounds
+        """Return whether `bounds` has been computed for these arguments."""
+        return BoundsKey(mesh, remat, num_microbatches) in self._bounds
 
-    def begin_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> None:
-        """Have the other process begin to bound its layers, if bounds are not known.
+    def keep_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
+        """Remember bounds.
 
-        Raises:
-            OtherEnded: the other process has ended.
+        Args:
+            key: What they are for.
+            found: Bounds of each class of layers; None for one that has no plan.
         """
-        key = (mesh, remat, num_microbatches)
-        if self.other is None or key in self._begun or key in self._bounds:
-            return
-        if theirs := tuple(self._theirs()):
-            self._begun[key] = _Begun(theirs, self.other.ask(AskBounds(theirs, *key)))
-
-    def _bounds_of(self, mesh: LogicalMesh, remat: Remat, count: int) -> RunBounds | None:
-        key = (mesh, remat, count)
-        self.begin_bounds(*key)
-        begun = self._begun.pop(key, _NOTHING)
-        classes = dict.fromkeys(self.source.classes)
-        known = {c: self.layer_bounds(c, *key) for c in classes if c not in begun.classes}
-        known.update(zip(begun.classes, begun.end(), strict=True))
-        return bounds_of_runs([known[c] for c in self.source.classes])
+        self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
 
     def layer_bounds(
         self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int

@@ -12,7 +12,9 @@ Source: Alpa eq. 5, with what is held once apart from what is held for each micr
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.intra.shapes import local_bytes
@@ -22,6 +24,8 @@ from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.pieces.split_backward import split_backward
 from meshwise.plan.decision import GraphDecision
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,8 @@ class Footprint:
     temporary_bytes: int
     weight_bytes: int = 0
 
-    def peak_bytes(self, in_flight: int, waiting: int = 0) -> int:
-        """At the peak.
+    def peak_bytes(self, in_flight: N, waiting: int = 0) -> N:
+        """Return the bytes at the peak.
 
         Args:
             in_flight: Micro-batches in flight then.
@@ -50,6 +54,20 @@ class Footprint:
         """
         held = in_flight * self.microbatch_bytes + waiting * self.weight_bytes
         return self.resident_bytes + held + self.temporary_bytes
+
+
+def joint_footprint(parts: Collection[Footprint]) -> Footprint:
+    """Return what a device holds for several layers, of which one program runs at a time.
+
+    Args:
+        parts: What it holds for each layer; at least one.
+    """
+    return Footprint(
+        resident_bytes=sum(part.resident_bytes for part in parts),
+        microbatch_bytes=sum(part.microbatch_bytes for part in parts),
+        temporary_bytes=max(part.temporary_bytes for part in parts),
+        weight_bytes=sum(part.weight_bytes for part in parts),
+    )
 
 
 def crossing_inputs(piece: PieceGraph) -> frozenset[int]:

@@ -128,12 +128,12 @@ class JointRun:
         """
         of_price = BytePrice(seconds_per_byte=price, in_flight=self.in_flight)
         known = {
-            id(layer): ConditionedLayer(
+            layer: ConditionedLayer(
                 layer, of_price, exact=False, time_limit_s=time_limit_s, seed=seed
             )
             for layer in self.layers
         }
-        run = [known[id(layer)] for layer in self.layers]
+        run = [known[layer] for layer in self.layers]
         number = 0
         while True:
             number += 1
@@ -141,8 +141,8 @@ class JointRun:
             places = list(zip(run, itertools.pairwise(states), strict=True))
             if not all(math.isfinite(layer.bound_s[place]) for layer, place in places):
                 return None
-            todo = {id(layer): (layer, p) for layer, p in places if not layer.is_exact[p]}
-            for layer, place in todo.values():
+            todo = {layer: place for layer, place in places if not layer.is_exact[place]}
+            for layer, place in todo.items():
                 layer.sharpen(*place)
                 if number > _MOST_ROUNDS:
                     layer.sharpen(*place)
@@ -154,7 +154,9 @@ class JointRun:
                 break
             if number > _MOST_ROUNDS and are_plans:
                 cost = sum(float(layer.bound_s[place]) for layer, place in places)
-                cost += run[0].face.num_microbatches * sum(gathers(run, 0, len(run) - 1, states))
+                cost += run[0].layer.piece.num_microbatches * sum(
+                    gathers(run, 0, len(run) - 1, states)
+                )
                 if cost <= (1 + _NEAR) * self._proved(run):
                     break
         choice = self.joined([layer.choice(*place) for layer, place in places])
@@ -162,11 +164,12 @@ class JointRun:
 
     def _proved(self, run: Sequence[ConditionedLayer]) -> float:
         """No choice costs less at the price of these plans."""
-        first, last = run[0].face, run[-1].face
-        total = first.num_microbatches * first.arriving_s
+        first, last = self.layers[0], self.layers[-1]
+        count = first.piece.num_microbatches
+        total = count * first.arriving_s
         for layer in run:
             total = (total[:, None] + layer.proved_s).min(axis=0)
-        return float((total + last.num_microbatches * last.returning_s).min())
+        return float((total + count * last.returning_s).min())
 
     def of_layer(self, k: int, choice: Sequence[int]) -> tuple[int, ...]:
         """A choice of the run as one of a layer, for each class of its nodes."""

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.layout import Layout
 from meshwise.inter.layer_cost.arrival import gathers_s
 from meshwise.inter.layer_cost.boundary import Boundary, with_boundaries
 from meshwise.inter.layer_cost.choice_bytes import (
@@ -38,31 +37,12 @@ from meshwise.plan.decision import GraphDecision
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFace:
-    """What the neighbours of a layer see of it.
-
-    Attributes:
-        num_microbatches: B.
-        entering: Layouts of the activation before it, by state.
-        leaving: Layouts of the activation behind it, by state.
-        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
-            together that another stage sends.
-        returning_s: The same of a cotangent, for each state that leaves.
-    """
-
-    num_microbatches: int
-    entering: tuple[Layout, ...]
-    leaving: tuple[Layout, ...]
-    arriving_s: Array
-    returning_s: Array
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerNetwork:
     """All decisions about one layer on one mesh, and what they cost and hold.
 
-    Without slots, for what is derived when it is first asked for.
+    Two networks are equal only if they are one object.  There are no slots, since `held` is
+    computed when it is first asked for.
 
     Attributes:
         piece: The layer.
@@ -102,17 +82,6 @@ class LayerNetwork:
             decision = expand(self.network, self.ties.spread(choice))
             self._plans[choice] = decision, footprint(self.piece, decision, self.mesh)
         return self._plans[choice]
-
-    @cached_property
-    def face(self) -> LayerFace:
-        """What neighbours see of it."""
-        return LayerFace(
-            num_microbatches=self.piece.num_microbatches,
-            entering=self.entering.layouts,
-            leaving=self.leaving.layouts,
-            arriving_s=self.arriving_s,
-            returning_s=self.returning_s,
-        )
 
     @cached_property
     def held(self) -> HeldBytes:
@@ -164,9 +133,9 @@ def _repeating(problem: Problem, again_s: tuple[Array, ...], num_microbatches: i
     return replace(problem, costs=tuple(cost + num_microbatches * s for cost, s in pairs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerBounds:
-    """What no plan of a layer is below.
+    """Lower bounds of all plans of a layer; equal only if they are one object.
 
     Attributes:
         loop_s: Seconds of all micro-batches, by (states that enter, states that leave).

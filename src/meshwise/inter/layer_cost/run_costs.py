@@ -14,58 +14,20 @@ Source: DESIGN decision 10, (min,+) products.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerFace
-from meshwise.inter.layer_cost.state_costs import Entry, EntryCosts, Place
+from meshwise.inter.layer_cost.footprint import joint_footprint
+from meshwise.inter.layer_cost.layer_network import LayerBounds
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, Place
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-T = TypeVar("T")
-
-
-class LayerMatrices(Protocol):
-    """A layer on one mesh at one price of memory, here (`ConditionedLayer`) or elsewhere.
-
-    What is asked of several layers at once is begun for all and then waited for, in this order.
-    """
-
-    @property
-    def bound_s(self) -> Array:
-        """No plan costs less, (states that enter, states that leave); exact where `is_exact`."""
-        ...
-
-    @property
-    def is_exact(self) -> BoolArray:
-        """Which entries were solved."""
-        ...
-
-    @property
-    def is_distant(self) -> bool:
-        """Whether another process has it, so that it should be asked first and heard last."""
-        ...
-
-    @property
-    def face(self) -> LayerFace:
-        """What neighbours see of it."""
-        ...
-
-    def sharpened(self, places: Sequence[Place]) -> Callable[[], object]:
-        """Raise bounds, and where they are raised, solve."""
-        ...
-
-    def costs(self, places: Sequence[Place]) -> Callable[[], Sequence[EntryCosts | None]]:
-        """What plans cost."""
-        ...
-
-    def entries(self, places: Sequence[Place]) -> Callable[[], Sequence[Entry | None]]:
-        """Plans."""
-        ...
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +62,7 @@ class _Chain(NamedTuple):
     path: tuple[tuple[int, ...], ...]
 
 
-def cheapest_states(layers: Sequence[LayerMatrices], first: int, last: int) -> tuple[int, ...]:
+def cheapest_states(layers: Sequence[ConditionedLayer], first: int, last: int) -> tuple[int, ...]:
     """States of the cuts of the cheapest chain over known entries and bounds."""
     chain = _start(layers[first])
     for k in range(first + 1, last + 1):
@@ -109,36 +71,36 @@ def cheapest_states(layers: Sequence[LayerMatrices], first: int, last: int) -> t
 
 
 def gathers(
-    layers: Sequence[LayerMatrices], first: int, last: int, states: Sequence[int]
+    layers: Sequence[ConditionedLayer], first: int, last: int, states: Sequence[int]
 ) -> tuple[float, float]:
     """Seconds to gather one micro-batch's activation that a run gets, and its cotangent."""
-    arriving_s = layers[first].face.arriving_s[states[0]]
-    return float(arriving_s), float(layers[last].face.returning_s[states[-1]])
+    before, after = layers[first].layer, layers[last].layer
+    return float(before.arriving_s[states[0]]), float(after.returning_s[states[-1]])
 
 
-def _start(layer: LayerMatrices) -> _Chain:
-    face = layer.face
-    total = face.num_microbatches * face.arriving_s[:, None] + layer.bound_s
+def _start(layer: ConditionedLayer) -> _Chain:
+    count, arriving_s = layer.layer.piece.num_microbatches, layer.layer.arriving_s
+    total = count * arriving_s[:, None] + layer.bound_s
     enters = total.argmin(axis=0)
     cost = total[enters, np.arange(len(enters))]
     return _Chain(cost, tuple((int(a), b) for b, a in enumerate(enters)))
 
 
-def _extended(chain: _Chain, layer: LayerMatrices) -> _Chain:
+def _extended(chain: _Chain, layer: ConditionedLayer) -> _Chain:
     total = chain.cost[:, None] + layer.bound_s
     enters = total.argmin(axis=0)
     cost = total[enters, np.arange(total.shape[1])]
     return _Chain(cost, tuple((*chain.path[int(a)], b) for b, a in enumerate(enters)))
 
 
-def _ended(chain: _Chain, last: LayerMatrices) -> tuple[float, tuple[int, ...]]:
+def _ended(chain: _Chain, last: ConditionedLayer) -> tuple[float, tuple[int, ...]]:
     """Cost and states of the cheapest of some chains that end with one layer."""
-    total = chain.cost + last.face.num_microbatches * last.face.returning_s
+    total = chain.cost + last.layer.piece.num_microbatches * last.layer.returning_s
     best = int(np.argmin(total))
     return float(total[best]), chain.path[best]
 
 
-def compose(layers: Sequence[LayerMatrices], wanted: BoolArray | None = None) -> RunCosts:
+def compose(layers: Sequence[ConditionedLayer], wanted: BoolArray | None = None) -> RunCosts:
     """Costs of all runs.
 
     Args:
@@ -150,47 +112,24 @@ def compose(layers: Sequence[LayerMatrices], wanted: BoolArray | None = None) ->
     numbers, links = _distinct_runs(layers, wanted)
     while True:
         paths = _paths(links)
-        missing = _Asked()
-        for path, run in zip(paths, _layers_of(links), strict=True):
-            for layer, place in zip(run, itertools.pairwise(path), strict=False):
-                if not layer.is_exact[place]:
-                    missing.add(layer, place)
-        if not missing.places:
-            return _summed(numbers, links, paths)
-        missing.answers(lambda layer, places: layer.sharpened(places))
-
-
-class _Asked:
-    """Places of layers that something is asked of, each once."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, LayerMatrices] = {}
-        self.places: dict[int, dict[Place, None]] = {}
-
-    def add(self, layer: LayerMatrices, place: Place) -> None:
-        self.layers[id(layer)] = layer
-        self.places.setdefault(id(layer), {})[place] = None
-
-    def answers(
-        self, begin: Callable[[LayerMatrices, Sequence[Place]], Callable[[], T]]
-    ) -> dict[int, T]:
-        """What each layer says of its places; another process works while this one does."""
-        pairs = [(n, layer, list(self.places[n])) for n, layer in self.layers.items()]
-        # Sorting keeps the order of those of the other process: so they are answered.
-        pairs.sort(key=lambda pair: not pair[1].is_distant)
-        begun = [(n, layer.is_distant, begin(layer, places)) for n, layer, places in pairs]
-        begun.sort(key=lambda pair: pair[1])
-        return {n: end() for n, _, end in begun}
-
-    def by_place(
-        self, begin: Callable[[LayerMatrices, Sequence[Place]], Callable[[], Sequence[T]]]
-    ) -> dict[tuple[int, Place], T]:
-        """What layers say of each place."""
-        return {
-            (n, place): said
-            for n, every in self.answers(begin).items()
-            for place, said in zip(self.places[n], every, strict=True)
+        runs = zip(_layers_of(links), paths, strict=True)
+        missing = {
+            (layer, place): None
+            for layer, place in itertools.chain.from_iterable(_steps(*run) for run in runs)
+            if not layer.is_exact[place]
         }
+        if not missing:
+            return _summed(numbers, links, paths)
+        for layer, place in missing:
+            layer.sharpen(*place)
+
+
+def _steps(
+    layers: Sequence[ConditionedLayer], states: Sequence[int]
+) -> Iterator[tuple[ConditionedLayer, Place]]:
+    """Yield the layers of a chain with the states before and behind them; none without states."""
+    if states:
+        yield from zip(layers, itertools.pairwise(states), strict=True)
 
 
 def least_sums(bounds: Sequence[LayerBounds]) -> Array:
@@ -225,12 +164,12 @@ def _distinct_runs(
     count = len(layers)
     numbers = np.full((count, count), -1)
     links: list[_Link[T]] = []
-    known: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, T], int] = {}
     for first in range(count):
         before = -1
         ends = range(first, count) if wanted is None else np.flatnonzero(wanted[first])
         for last in range(first, int(max(ends, default=-1)) + 1):
-            key = (before, id(layers[last]))
+            key = (before, layers[last])
             if key not in known:
                 known[key] = len(links)
                 links.append(_Link(before, layers[last]))
@@ -238,15 +177,15 @@ def _distinct_runs(
     return numbers, links
 
 
-def _layers_of(links: Sequence[_Link[LayerMatrices]]) -> list[tuple[LayerMatrices, ...]]:
+def _layers_of(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[ConditionedLayer, ...]]:
     """The layers of each run, in order."""
-    found: list[tuple[LayerMatrices, ...]] = []
+    found: list[tuple[ConditionedLayer, ...]] = []
     for before, layer in links:
         found.append((*(found[before] if before >= 0 else ()), layer))
     return found
 
 
-def _paths(links: Sequence[_Link[LayerMatrices]]) -> list[tuple[int, ...]]:
+def _paths(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[int, ...]]:
     """States of the cheapest chain of every run; empty for one that has none."""
     chains: list[_Chain] = []
     for before, layer in links:
@@ -255,46 +194,34 @@ def _paths(links: Sequence[_Link[LayerMatrices]]) -> list[tuple[int, ...]]:
     return [path if np.isfinite(cost) else () for cost, path in ended]
 
 
-def entries(layers: Sequence[LayerMatrices], first: int, states: Sequence[int]) -> list[Entry]:
+def entries(layers: Sequence[ConditionedLayer], first: int, states: Sequence[int]) -> list[Entry]:
     """The plans of the layers of a chain whose entries are exact."""
-    chain = list(enumerate(itertools.pairwise(states), first))
-    asked = _Asked()
-    for k, place in chain:
-        asked.add(layers[k], place)
-    known = asked.by_place(lambda layer, places: layer.entries(places))
-    found = [known[id(layers[k]), place] for k, place in chain]
-    return [e for e in found if e is not None]
+    chain = _steps(layers[first : first + len(states) - 1], states)
+    found = (layer.entry(*place) for layer, place in chain)
+    return [entry for entry in found if entry is not None]
 
 
 def _summed(
     numbers: NDArray[np.int64],
-    links: Sequence[_Link[LayerMatrices]],
+    links: Sequence[_Link[ConditionedLayer]],
     paths: Sequence[tuple[int, ...]],
 ) -> RunCosts:
     names = ("cost_s", "loop_s", "gather_s", "once_s")
     names += ("resident_bytes", "microbatch_bytes", "temporary_bytes")
     sums = {name: np.full(len(links) + 1, np.inf) for name in names}
-    runs = list(zip(_layers_of(links), paths, strict=True))
-    asked = _Asked()
-    for layers, path in runs:
-        for layer, place in zip(layers, itertools.pairwise(path), strict=False):
-            asked.add(layer, place)
-    known = asked.by_place(lambda layer, places: layer.costs(places))
-    for n, (layers, path) in enumerate(runs):
+    for n, (layers, path) in enumerate(zip(_layers_of(links), paths, strict=True)):
         if not path:
             continue
-        places = zip(layers, itertools.pairwise(path), strict=True)
-        every = [known[id(layer), place] for layer, place in places]
-        plans = [costs for costs in every if costs is not None]
-        memory = [plan.memory for plan in plans]
+        plans = entries(layers, 0, path)
+        memory = joint_footprint([plan.memory for plan in plans])
         gather_s = sum(gathers(layers, 0, -1, path))
-        count = layers[0].face.num_microbatches
+        count = layers[0].layer.piece.num_microbatches
         sums["cost_s"][n] = sum(plan.cost_s for plan in plans) + count * gather_s
         sums["gather_s"][n] = gather_s
         sums["loop_s"][n] = sum(plan.loop_s for plan in plans)
         sums["once_s"][n] = sum(plan.once_s for plan in plans)
-        sums["resident_bytes"][n] = sum(m.resident_bytes for m in memory)
-        sums["microbatch_bytes"][n] = sum(m.microbatch_bytes for m in memory)
-        sums["temporary_bytes"][n] = max(m.temporary_bytes for m in memory)
+        sums["resident_bytes"][n] = memory.resident_bytes
+        sums["microbatch_bytes"][n] = memory.microbatch_bytes
+        sums["temporary_bytes"][n] = memory.temporary_bytes
     # Number -1, of what is no run, is the last one: infinite.
     return RunCosts(**{name: values[numbers] for name, values in sums.items()})

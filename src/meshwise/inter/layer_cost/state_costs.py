@@ -10,7 +10,7 @@ Source: DESIGN decision 10; the bound is that of `assignment.bounds.messages`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import PairCost, Problem, objective
 from meshwise.assignment.solve import solve
 from meshwise.inter.layer_cost.footprint import Footprint
-from meshwise.inter.layer_cost.layer_network import LayerFace, LayerNetwork
+from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.intra.network import BLOCK, LayoutNetwork
 from meshwise.plan.decision import GraphDecision
 
@@ -34,38 +34,22 @@ _TIGHT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntryCosts:
-    """What one layer on one mesh with given states costs.
+class Entry:
+    """One layer on one mesh with given states, planned.
 
     Attributes:
         cost_s: Objective: seconds of a step, memory at its price included.
         loop_s: Seconds of all micro-batches of a step.
         once_s: Seconds of what runs once a step.
         memory: What one device holds.
+        decision: The plan of the layer's graph.
     """
 
     cost_s: float
     loop_s: float
     once_s: float
     memory: Footprint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry(EntryCosts):
-    """One layer on one mesh with given states, planned.
-
-    Attributes:
-        decision: The plan of the layer's graph.
-    """
-
     decision: GraphDecision
-
-    @property
-    def costs(self) -> EntryCosts:
-        """What it costs alone."""
-        return EntryCosts(
-            cost_s=self.cost_s, loop_s=self.loop_s, once_s=self.once_s, memory=self.memory
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,33 +109,6 @@ class ConditionedLayer:
         self._is_raised = np.zeros(self.bound_s.shape, np.bool_)
         self._choices: dict[Place, tuple[int, ...]] = {}
         self._entries: dict[Place, Entry] = {}
-
-    @property
-    def is_distant(self) -> bool:
-        """Whether another process has it."""
-        return False
-
-    @property
-    def face(self) -> LayerFace:
-        """What neighbours see of it."""
-        return self.layer.face
-
-    def sharpened(self, places: Sequence[Place]) -> Callable[[], object]:
-        """`sharpen` for some pairs of states, once it is asked for."""
-
-        def work() -> None:
-            for enters, leaves in places:
-                self.sharpen(enters, leaves)
-
-        return work
-
-    def costs(self, places: Sequence[Place]) -> Callable[[], Sequence[EntryCosts | None]]:
-        """What the plans for some pairs of states cost, once it is asked for."""
-        return self.entries(places)
-
-    def entries(self, places: Sequence[Place]) -> Callable[[], Sequence[Entry | None]]:
-        """The plans for some pairs of states, once it is asked for."""
-        return lambda: [self.entry(enters, leaves) for enters, leaves in places]
 
     def sharpen(self, enters: int, leaves: int) -> None:
         """Raise the bound of two states; where that is no plan's cost, plan the layer for them."""

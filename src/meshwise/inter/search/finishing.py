@@ -17,7 +17,7 @@ from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.split_stage import SplitLayer, at_peak, with_weights_apart
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
-from meshwise.inter.stages.stage_problem import StageSpan
+from meshwise.inter.stages.stage_problem import StageSpan, in_flight
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
@@ -245,6 +245,7 @@ def _stage(
     variant = found.variants[span.submesh][span.variant]
     count, num_stages = problem.num_microbatches, len(found.plan.stages)
     run = stage_plan(found, costs, span)
+    memory = run.memory
     numbers = range(span.first_layer, span.last_layer + 1)
     pieces = [costs.piece(k, variant, count) for k in numbers]
     facts = [
@@ -274,11 +275,11 @@ def _stage(
         backward_s=sum(layer.backward_s for layer in facts),
         forward_gather_s=run.arriving_s,
         backward_gather_s=run.returning_s,
-        once_s=sum(p.once_s for p in run.entries),
-        resident_bytes=sum(p.memory.resident_bytes for p in run.entries),
-        microbatch_bytes=sum(p.memory.microbatch_bytes for p in run.entries),
-        temporary_bytes=max(p.memory.temporary_bytes for p in run.entries),
-        in_flight=round(problem.schedule.in_flight(num_stages - index, num_stages, count)),
+        once_s=run.once_s,
+        resident_bytes=memory.resident_bytes,
+        microbatch_bytes=memory.microbatch_bytes,
+        temporary_bytes=memory.temporary_bytes,
+        in_flight=round(in_flight(problem, found.plan.stages, index)),
         memory_bytes=int(submesh.memory_bytes + submesh.reserved_bytes),
         send_bytes=0 if is_last else source.crossing_bytes(span.last_layer) // count,
     )

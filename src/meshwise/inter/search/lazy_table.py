@@ -11,15 +11,13 @@ Stages without bounds among them that are the best are the best of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.cost_table.layer_process import Ask, SecondProcess
-from meshwise.inter.cost_table.remote_layers import OtherEnded
-from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.bounds_process import BoundsProcess
+from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.stages.promising_runs import worthwhile
@@ -49,7 +47,7 @@ class LazyTable:
         *,
         bounds_of: int,
         is_cautious: bool = False,
-        beside: SecondProcess | None = None,
+        beside: BoundsProcess | None = None,
         report: Callable[[str], object],
     ) -> None:
         """Bound everything.
@@ -83,7 +81,7 @@ class LazyTable:
         # Of which way to rematerialise bounds are taken.
         self._base: dict[tuple[int, int], Remat] = {}
         self._is_planned = np.zeros(shape, np.bool_)
-        places: list[tuple[int, int, Ask]] = []
+        places: list[tuple[int, int, BoundsKey]] = []
         for m, ways in enumerate(variants):
             first: dict[tuple[LogicalMesh, Remat], int] = {}
             for v, way in enumerate(ways):
@@ -92,27 +90,27 @@ class LazyTable:
             self._is_rough[m, [v for v in range(shape[3]) if v not in first.values()]] = False
             for (mesh, remat), v in first.items():
                 base = self._base[m, v] = "none" if (mesh, "none") in first else remat
-                places.append((m, v, Ask(mesh, base, bounds_of)))
+                places.append((m, v, BoundsKey(mesh, base, bounds_of)))
         self._bound_all(places)
         self.num_changes = 0
 
-    def _bound_all(self, places: Sequence[tuple[int, int, Ask]]) -> None:
+    def _bound_all(self, places: Sequence[tuple[int, int, BoundsKey]]) -> None:
         if self._beside is not None:
-            self._beside.bound([ask for _, _, ask in places], self._report)
-        for m, v, ask in places:
-            self._bound(m, v, ask)
+            self._beside.bound([key for _, _, key in places], self._report)
+        for m, v, key in places:
+            self._bound(m, v, key)
 
-    def _bound(self, m: int, v: int, ask: Ask) -> None:
+    def _bound(self, m: int, v: int, key: BoundsKey) -> None:
         """Write the bounds that all variants with one mesh and rematerialisation share.
 
         Bounds for no rematerialisation serve for others too: what is computed again comes on top,
         at best shared evenly by all devices.
         """
         way = self._variants[m][v]
-        if not self._costs.has_bounds(*ask):
-            self._report(f"bounds on {self._submeshes[m]} as {_named(ask.mesh)}, remat {ask.remat}")
-        bounds = self._costs.bounds(*ask)
-        count = ask.num_microbatches if ask.remat == way.remat else self._bounds_of
+        if not self._costs.has_bounds(*key):
+            self._report(f"bounds on {self._submeshes[m]} as {_named(key.mesh)}, remat {key.remat}")
+        bounds = self._costs.bounds(*key)
+        count = key.num_microbatches if key.remat == way.remat else self._bounds_of
         alone = self._alone(way, way.remat, count)
         at = (slice(None), slice(None), m, v)
         self._copied = None
@@ -130,8 +128,8 @@ class LazyTable:
             "microbatch_bytes": nothing,
             "temporary_bytes": nothing,
         }
-        if alone is not None and ask.remat != way.remat:
-            once = self._alone(way, ask.remat, count)
+        if alone is not None and key.remat != way.remat:
+            once = self._alone(way, key.remat, count)
             if once is not None:
                 there = np.isfinite(alone.loop_s) & np.isfinite(once.loop_s)
                 more = np.where(there, alone.loop_s, 0.0) - np.where(there, once.loop_s, 0.0)
@@ -168,21 +166,6 @@ class LazyTable:
             self._copied = StageCosts(submeshes=self._submeshes, **arrays)
         return self._copied
 
-    def begin(self, stages: Sequence[StageSpan]) -> None:
-        """Have the other process begin what `plan` would ask it for.
-
-        Raises:
-            TraceError: the step does not separate into so many micro-batches.
-        """
-        todo = self._unplanned(stages)
-        better = self._rough(todo)
-        # What it has not begun is begun when it is used.
-        with suppress(OtherEnded):
-            for _, _, ask in better:
-                self._costs.begin_bounds(*ask)
-            for m, v in () if better else todo:
-                self._costs.begin_layers(self._variants[m][v], self._count)
-
     def _unplanned(self, stages: Sequence[StageSpan]) -> list[tuple[int, int]]:
         """Submeshes and variants of stages that are not planned."""
         ways = self._variants
@@ -197,11 +180,11 @@ class LazyTable:
             }
         )
 
-    def _rough(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, Ask]]:
+    def _rough(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, BoundsKey]]:
         """Those that have no bounds of their own, and what these are."""
         ways = self._variants
         return [
-            (m, v, Ask(ways[m][v].mesh, self._base[m, v], self._count))
+            (m, v, BoundsKey(ways[m][v].mesh, self._base[m, v], self._count))
             for m, v in places
             if self._is_rough[m, v]
         ]
@@ -253,7 +236,8 @@ class LazyTable:
                 at = (*run, m, stage.variant)
                 if ways != self._variants[stage.submesh]:
                     continue
-                for name, num_bytes in zip(_MEMORY, held, strict=True):
+                for name in _MEMORY:
+                    num_bytes = getattr(held, name)
                     changed |= bool(self._arrays[name][at] != num_bytes)
                     self._arrays[name][at] = num_bytes
         if changed:

@@ -25,7 +25,7 @@ from meshwise.inter.search.search_space import (
     variants_of,
 )
 from meshwise.inter.search.stage_pins import masked
-from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, memory_bytes
+from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, in_flight, memory_bytes
 from meshwise.units import bytes_text
 
 # Memory that is more by this part than the least is near enough.
@@ -58,18 +58,14 @@ class LeastMemory:
         need = [memory_bytes(self.problem, stages, k) for k in range(len(stages))]
         k = max(range(len(stages)), key=need.__getitem__)
         stage = stages[k]
-        at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
-        count = self.problem.num_microbatches
-        in_flight = self.problem.schedule.in_flight(len(stages) - k, len(stages), count)
+        count, schedule = self.problem.num_microbatches, self.problem.schedule.name
         remat = self.variants[stage.submesh][stage.variant].remat
+        memory = costs.memory_text(in_flight(self.problem, stages, k), stage.place)
         return (
             f"{len(stages)} stage{'s' if len(stages) > 1 else ''}, {count} "
-            f"micro-batch{'es' if count > 1 else ''}, schedule "
-            f"{self.problem.schedule.name}; the fullest is stage {k}, layers {stage.first_layer} "
-            f"to {stage.last_layer} on submesh {costs.submeshes[stage.submesh]}, remat {remat}: "
-            f"{bytes_text(float(costs.resident_bytes[at]))} resident, "
-            f"{bytes_text(float(costs.microbatch_bytes[at]))} for each of {in_flight:g} "
-            f"in flight, {bytes_text(float(costs.temporary_bytes[at]))} temporary"
+            f"micro-batch{'es' if count > 1 else ''}, schedule {schedule}; the fullest is stage "
+            f"{k}, layers {stage.first_layer} to {stage.last_layer} on submesh "
+            f"{costs.submeshes[stage.submesh]}, remat {remat}: {memory}"
         )
 
 

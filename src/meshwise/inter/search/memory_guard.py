@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from meshwise.inter.layer_cost.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.footprint import Footprint, footprint, joint_footprint
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
 from meshwise.plan.plan import Plan
@@ -74,13 +74,14 @@ def _stage_bytes(plan: Plan, pieces: PieceOf, splits_backward: bool) -> list[Sta
     found: list[StageBytes] = []
     for number, stage in enumerate(plan.stages):
         every = list(layers(number, stage))
+        whole = joint_footprint([held for held, _ in every])
         found.append(
             StageBytes(
                 state=sum(state for _, state in every),
-                resident=sum(held.resident_bytes for held, _ in every),
-                microbatch=sum(held.microbatch_bytes for held, _ in every),
-                weights=sum(held.weight_bytes for held, _ in every),
-                temporary=max(held.temporary_bytes for held, _ in every),
+                resident=whole.resident_bytes,
+                microbatch=whole.microbatch_bytes,
+                weights=whole.weight_bytes,
+                temporary=whole.temporary_bytes,
             )
         )
     return found

@@ -30,7 +30,7 @@ from meshwise.inter.layer_cost.state_costs import Entry, planned
 from meshwise.inter.search.finishing import stage_plan
 from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.stages.objective import step_time
-from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, in_flight
 
 # A step that may become faster by less than this part of it, with so many layers to be planned
 # again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is
@@ -71,7 +71,7 @@ def replanned(
     """
     if costs.times is not None:
         return found
-    runs: dict[tuple[tuple[int, ...], float], _Run] = {}
+    runs: dict[tuple[tuple[LayerNetwork, ...], float], _Run] = {}
     todo = list(_tight(found, costs))
     while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _worth(todo)):
         tight = max(todo, key=lambda t: t.gain_s)
@@ -80,7 +80,7 @@ def replanned(
         report(f"layers {first} to {last} within the memory of their stage")
         networks = costs.networks(tight.variant, found.problem.num_microbatches, first, last)
         assert networks is not None
-        key = tuple(map(id, networks)), tight.in_flight
+        key = tuple(networks), tight.in_flight
         if key not in runs:
             alike = [run for (layers, _), run in runs.items() if layers == key[0]]
             runs[key] = _Run(networks, tight.in_flight, costs, alike[-1] if alike else None)
@@ -131,13 +131,13 @@ def _tight(found: FoundPipeline, costs: VariantCosts) -> Iterator[_Tight]:
     count = problem.num_microbatches
     for index, stage in enumerate(stages):
         variant = found.variants[stage.submesh][stage.variant]
-        in_flight = problem.schedule.in_flight(len(stages) - index, len(stages), count)
+        flying = in_flight(problem, stages, index)
         memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
         plan = stage_plan(found, costs, stage)
-        room = memory_bytes - max(e.memory.temporary_bytes for e in plan.entries)
+        room = memory_bytes - plan.memory.temporary_bytes
         least_s = max(
             (
-                _least_s(way, costs, count, stage, in_flight, room)
+                _least_s(way, costs, count, stage, flying, room)
                 for way in found.variants[stage.submesh]
                 if (way.mesh, way.remat) == (variant.mesh, variant.remat)
             ),
@@ -148,7 +148,7 @@ def _tight(found: FoundPipeline, costs: VariantCosts) -> Iterator[_Tight]:
             yield _Tight(
                 stage=stage,
                 variant=variant,
-                in_flight=in_flight,
+                in_flight=flying,
                 memory_bytes=memory_bytes,
                 gain_s=gain_s,
             )
@@ -164,7 +164,7 @@ def _worth_of(num_layers: int) -> float:
 
 
 def _least_s(
-    way: Variant, costs: VariantCosts, count: int, stage: StageSpan, in_flight: float, room: float
+    way: Variant, costs: VariantCosts, count: int, stage: StageSpan, flying: float, room: float
 ) -> float:
     """Seconds of a step that a run takes at least, by what it costs at a price; 0 if unknown.
 
@@ -178,7 +178,7 @@ def _least_s(
     runs = costs.runs(way, count, wanted)
     if runs is None or not np.isfinite(runs.cost_s[at]):
         return 0.0
-    price = way.price.seconds_per_byte * max(1.0, way.price.in_flight / in_flight)
+    price = way.price.seconds_per_byte * max(1.0, way.price.in_flight / flying)
     return float(runs.cost_s[at]) - price * room
 
 
@@ -193,14 +193,10 @@ def _possible_s(found: FoundPipeline, todo: Sequence[_Tight]) -> float:
     problem = found.problem
     faster = problem.costs.microbatch_s.copy()
     for tight in todo:
-        at = _place(tight.stage)
+        at = tight.stage.place
         faster[at] = max(faster[at] - tight.gain_s / problem.num_microbatches, 0.0)
     changed = replace(problem, costs=replace(problem.costs, microbatch_s=faster))
     return step_time(changed, found.plan.stages).total_s
-
-
-def _place(stage: StageSpan) -> tuple[int, int, int, int]:
-    return stage.first_layer, stage.last_layer, stage.submesh, stage.variant
 
 
 class _Run:
@@ -221,7 +217,7 @@ class _Run:
             self.joint.composed, time_limit_s=options.time_limit_s, seed=options.seed
         )
         self.within = Within(self.joint.problem(0.0), effort, like, at_price)
-        self._entries: dict[tuple[int, tuple[int, ...]], Entry] = {}
+        self._entries: dict[tuple[LayerNetwork, tuple[int, ...]], Entry] = {}
 
     def fastest(
         self, memory_bytes: float, before: RunPlan, at_most_s: float | None = None
@@ -234,7 +230,7 @@ class _Run:
             at_most_s: Seconds of a step that it must stay below; those of `before` if left out.
         """
         best, best_s = None, _seconds(before, self._count) if at_most_s is None else at_most_s
-        limit = memory_bytes - max(e.memory.temporary_bytes for e in before.entries)
+        limit = memory_bytes - before.memory.temporary_bytes
         seen: set[tuple[int, ...]] = set()
         for _ in range(_LIMITS):
             found = self.within.cheapest(limit)
@@ -242,7 +238,7 @@ class _Run:
                 break
             seen.add(found.choice)
             plan = self._plan(found.choice)
-            unused = memory_bytes - held_bytes(plan, self.joint.in_flight)
+            unused = memory_bytes - plan.memory.peak_bytes(self.joint.in_flight)
             seconds = _seconds(plan, self._count)
             if unused >= 0 and seconds < best_s:
                 best, best_s = plan, seconds
@@ -270,17 +266,10 @@ class _Run:
 
     def _entry(self, layer: LayerNetwork, choice: tuple[int, ...]) -> Entry:
         """Equal layers with equal choices share one plan."""
-        key = (id(layer), choice)
+        key = (layer, choice)
         if key not in self._entries:
             self._entries[key] = planned(layer, choice, objective(layer.problem, choice))
         return self._entries[key]
-
-
-def held_bytes(plan: RunPlan, in_flight: float) -> float:
-    """What a device holds at its peak with so many micro-batches in flight."""
-    memory = [e.memory for e in plan.entries]
-    always = sum(m.resident_bytes + in_flight * m.microbatch_bytes for m in memory)
-    return always + max(m.temporary_bytes for m in memory)
 
 
 def _with_plan(found: FoundPipeline, stage: StageSpan, plan: RunPlan) -> FoundPipeline:
@@ -296,17 +285,17 @@ def _with_plan(found: FoundPipeline, stage: StageSpan, plan: RunPlan) -> FoundPi
 
 
 def _with_costs(problem: StageProblem, stage: StageSpan, plan: RunPlan) -> StageProblem:
-    memory = [e.memory for e in plan.entries]
+    memory = plan.memory
     values = {
         "microbatch_s": sum(e.loop_s for e in plan.entries) / problem.num_microbatches,
         "gather_s": plan.arriving_s + plan.returning_s,
-        "once_s": sum(e.once_s for e in plan.entries),
-        "resident_bytes": sum(m.resident_bytes for m in memory),
-        "microbatch_bytes": sum(m.microbatch_bytes for m in memory),
-        "temporary_bytes": max(m.temporary_bytes for m in memory),
+        "once_s": plan.once_s,
+        "resident_bytes": memory.resident_bytes,
+        "microbatch_bytes": memory.microbatch_bytes,
+        "temporary_bytes": memory.temporary_bytes,
     }
     columns = {name: array.copy() for name, array in problem.costs.columns().items()}
     for name, value in values.items():
         if name in columns:
-            columns[name][_place(stage)] = value
+            columns[name][stage.place] = value
     return replace(problem, costs=StageCosts(submeshes=problem.costs.submeshes, **columns))

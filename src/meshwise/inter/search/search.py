@@ -14,13 +14,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
-from meshwise.inter.cost_table.layer_process import SecondProcess
+from meshwise.inter.cost_table.bounds_process import BoundsProcess
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.search.lazy_table import LazyTable
@@ -49,8 +49,6 @@ Rule = Callable[[StageProblem], StagePlan]
 _SLACK = 1.1
 # Between two prices steps take less than on the line between them: so much above, look.
 _NEAR = 1.01
-# Candidates among which the next bound is looked for.
-_LIKELY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def search(
         TraceError: the step does not separate into micro-batches that were asked for, or into any.
     """
     costs = costs or VariantCosts(source, options.intra)
-    with SecondProcess(costs) as beside:
+    with BoundsProcess(costs) as beside:
         found = _Search(
             cluster=cluster,
             options=options,
@@ -166,7 +164,7 @@ class _Search:
     options: SearchOptions
     report: Callable[[str], object]
     costs: VariantCosts
-    beside: SecondProcess
+    beside: BoundsProcess
     rule: Rule | None
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
@@ -274,19 +272,12 @@ class _Search:
                 or table.plan(best.plan.stages, self.cluster.num_devices, at_most_s)
                 or table.correct(best.plan.stages)
             ):
-                self._begin_likely(waiting)
                 add(number, best.known, best.schedule)
                 continue
             self.tried[best.known.count] = total_s
             self.report(f"B={best.known.count}: {total_s:.4g} s a step")
             return best
         return None
-
-    def _begin_likely(self, waiting: Sequence[tuple[float, int, _Candidate]]) -> None:
-        """Have the other process begin what comes next, while stages are chosen here."""
-        for _, _, other in heapq.nsmallest(_LIKELY, waiting):
-            if self._separates(other.known):
-                other.known.table.begin(other.plan.stages)
 
     def _known(self, count: int, bounded: int) -> _Known | None:
         """Bounds for a number of micro-batches; None if the step does not separate."""

@@ -72,7 +72,7 @@ def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
     # From the last stage to the first, as the stage construction adds.
     for i in reversed(range(len(stages))):
         stage = stages[i]
-        at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
+        at = stage.place
         gather_s = 0.0 if costs.gather_s is None else float(costs.gather_s[at])
         whole = float(costs.microbatch_s[at]) + gather_s
         weight = None if costs.weight_s is None else np.array(costs.weight_s[at])

@@ -25,7 +25,7 @@ def worthwhile(
     """
     size = np.array([m.num_devices for m in costs.submeshes])
     memory = np.array([m.memory_bytes for m in costs.submeshes])[:, None]
-    fits = costs.resident_bytes + costs.microbatch_bytes + costs.temporary_bytes <= memory
+    fits = costs.peak_bytes(1.0) <= memory
     loop_s = (num_microbatches * np.where(fits, costs.microbatch_s, np.inf)).min(axis=3)
     alone = num_microbatches * costs.microbatch_s.min(axis=3)
     work = np.array([(alone[k, k] * size).min() for k in range(costs.num_layers)])

@@ -21,11 +21,7 @@ def seconds_at_the_limit(
     """
     at = [(0, costs.num_layers - 1, m, v) for v in ways]
     fast_s, slow_s = (count * float(costs.busy_s[x]) + float(costs.once_s[x]) for x in at)
-    most, least = (
-        float(costs.resident_bytes[x] + in_flight * costs.microbatch_bytes[x])
-        + float(costs.temporary_bytes[x])
-        for x in at
-    )
+    most, least = (float(costs.peak_bytes(in_flight, x)) for x in at)
     memory_bytes = costs.submeshes[m].memory_bytes
     if not math.isfinite(slow_s) or least > memory_bytes or most <= memory_bytes:
         # One that fits at the lowest price is among those that were searched.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import TypeAlias
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy.typing as npt
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.schedules.one_f_one_b import ALPA, ONE_F_ONE_B
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.units import bytes_text
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+# First layer, last layer, submesh, variant.
+Place: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,6 +80,27 @@ class StageCosts:
     def busy_s(self) -> FloatArray:
         """Time of one micro-batch with the gathers at both ends."""
         return self.microbatch_s if self.gather_s is None else self.microbatch_s + self.gather_s
+
+    def peak_bytes(self, in_flight: float, at: Place | EllipsisType = ...) -> FloatArray:
+        """Return the bytes that stages need on each of their devices.
+
+        Args:
+            in_flight: Micro-batches in flight.
+            at: The stage; all of them by default.
+        """
+        held = in_flight * self.microbatch_bytes[at]
+        return self.resident_bytes[at] + held + self.temporary_bytes[at]
+
+    def memory_text(self, in_flight: float, at: Place) -> str:
+        """Return the parts of a stage's memory in words; the arguments as `peak_bytes`."""
+        resident, microbatch, temporary = (
+            bytes_text(float(part[at]))
+            for part in (self.resident_bytes, self.microbatch_bytes, self.temporary_bytes)
+        )
+        return (
+            f"{resident} resident, {in_flight:g} micro-batches in flight of {microbatch}, "
+            f"{temporary} temporary"
+        )
 
     def columns(self) -> dict[str, FloatArray]:
         """The arrays by name."""
@@ -148,6 +173,11 @@ class StageSpan:
     variant: int
     first_device: int
 
+    @property
+    def place(self) -> Place:
+        """Where the arrays of `StageCosts` have the stage."""
+        return self.first_layer, self.last_layer, self.submesh, self.variant
+
 
 def as_alpa(problem: StageProblem) -> StageProblem:
     """The same problem as the paper states it.
@@ -160,12 +190,24 @@ def as_alpa(problem: StageProblem) -> StageProblem:
     return replace(problem, costs=costs, schedule=ALPA, transfer_s=None, use_all_devices=True)
 
 
+def in_flight(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:
+    """Return the micro-batches that one of several stages has in flight.
+
+    Args:
+        problem: What the stages were chosen from.
+        stages: All stages, in order.
+        index: Number of the stage.
+    """
+    to_end = len(stages) - index
+    return problem.schedule.in_flight(to_end, len(stages), problem.num_microbatches)
+
+
 def memory_bytes(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:
-    """Bytes that one stage needs on each of its devices."""
-    costs, stage = problem.costs, stages[index]
-    at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
-    in_flight = problem.schedule.in_flight(
-        len(stages) - index, len(stages), problem.num_microbatches
-    )
-    held = in_flight * float(costs.microbatch_bytes[at])
-    return float(costs.resident_bytes[at]) + held + float(costs.temporary_bytes[at])
+    """Return the bytes that one of several stages needs on each of its devices.
+
+    Args:
+        problem: What the stages were chosen from.
+        stages: All stages, in order.
+        index: Number of the stage.
+    """
+    return float(problem.costs.peak_bytes(in_flight(problem, stages, index), stages[index].place))

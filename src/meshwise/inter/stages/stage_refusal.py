@@ -10,7 +10,14 @@ from typing import TypeAlias
 import numpy as np
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.stages.stage_problem import FloatArray, StageProblem, StageSpan, memory_bytes
+from meshwise.inter.stages.stage_problem import (
+    FloatArray,
+    Place,
+    StageProblem,
+    StageSpan,
+    in_flight,
+    memory_bytes,
+)
 from meshwise.units import bytes_text
 
 Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[StageSpan]]
@@ -139,31 +146,29 @@ def _layer_text(problem: StageProblem) -> str | None:
     """The layer that lacks most memory even in the last stage, where least is in flight."""
     costs = problem.costs
     memory = np.array([m.memory_bytes for m in costs.submeshes])[None, None, :, None]
-    in_flight = problem.schedule.in_flight(1, 1, problem.num_microbatches)
-    need = costs.resident_bytes + in_flight * costs.microbatch_bytes + costs.temporary_bytes
+    flying = problem.schedule.in_flight(1, 1, problem.num_microbatches)
+    need = costs.peak_bytes(flying)
     size = np.array([m.num_devices for m in costs.submeshes])
     possible = np.isfinite(costs.microbatch_s) & (size <= problem.num_devices)[:, None]
     share = np.where(possible, need / memory, np.inf)
-    worst, at = 1.0, None
+    worst = 1.0
+    at: tuple[int, Place] | None = None
     for layer in range(costs.num_layers):
         part = share[: layer + 1, layer:]
         least = float(part.min())
         if least > worst:
             where = np.unravel_index(int(part.argmin()), part.shape)
-            worst, at = least, (layer, int(where[0]), layer + int(where[1]), *map(int, where[2:]))
+            row, column, kind, variant = map(int, where)
+            worst, at = least, (layer, (row, layer + column, kind, variant))
     if at is None:
         return None
-    layer, first, last, kind, variant = at
+    layer, place = at
+    first, last, kind, _ = place
     submesh = costs.submeshes[kind]
     return (
         f"layer {layer} does not fit into memory: the least that it needs, in a last stage of "
-        f"layers {first} to {last} on submesh {submesh}, is "
-        f"{bytes_text(float(need[first, last, kind, variant]))} a device of "
-        f"{bytes_text(submesh.memory_bytes)} "
-        f"({bytes_text(float(costs.resident_bytes[first, last, kind, variant]))} resident, "
-        f"{in_flight:g} micro-batches in flight of "
-        f"{bytes_text(float(costs.microbatch_bytes[first, last, kind, variant]))}, "
-        f"{bytes_text(float(costs.temporary_bytes[first, last, kind, variant]))} temporary); "
+        f"layers {first} to {last} on submesh {submesh}, is {bytes_text(float(need[place]))} a "
+        f"device of {bytes_text(submesh.memory_bytes)} ({costs.memory_text(flying, place)}); "
         f"{_ADVICE}"
     )
 
@@ -186,15 +191,11 @@ def _stage_text(problem: StageProblem, num_stages: int | None, feasible: Feasibl
     shares = [n / submeshes[s.submesh].memory_bytes for n, s in zip(need, stages, strict=True)]
     i = max(range(len(stages)), key=lambda n: shares[n])
     stage = stages[i]
-    at = (stage.first_layer, stage.last_layer, stage.submesh, stage.variant)
-    costs, flying = problem.costs, len(stages) - i
-    in_flight = problem.schedule.in_flight(flying, len(stages), problem.num_microbatches)
+    flying = in_flight(problem, stages, i)
     return (
         f"no stages fit into memory; with {enough:.3g} times the memory {len(stages)} would, and "
         f"the tightest is then stage {i}, layers {stage.first_layer} to {stage.last_layer} on "
         f"submesh {submeshes[stage.submesh]}: it needs {bytes_text(need[i])} a device "
-        f"({bytes_text(float(costs.resident_bytes[at]))} resident, {in_flight:g} micro-batches "
-        f"in flight of {bytes_text(float(costs.microbatch_bytes[at]))}, "
-        f"{bytes_text(float(costs.temporary_bytes[at]))} temporary) of "
+        f"({problem.costs.memory_text(flying, stage.place)}) of "
         f"{bytes_text(submeshes[stage.submesh].memory_bytes)}; {_ADVICE}"
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import HaloEdge, edge_elements
 from meshwise.graph.layout import Layout
 from meshwise.graph.structure import BodyPart
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+
+T = TypeVar("T")
 
 
 class Visit(NamedTuple):
@@ -92,24 +94,75 @@ def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
     return found
 
 
-class Legs:
-    """Changes of layout of the tensors of one graph; each is told once."""
+class Copies(Generic[T]):
+    """The values of one graph in the layouts of their uses.
 
-    def __init__(self, graph: Graph, decision: GraphDecision) -> None:
-        """Args: a graph, without its bodies, and its decision."""
-        self._graph = graph
-        self._home = homes(graph, decision)
-        self._made: set[tuple[int, int, Layout, Layout]] = set()
+    A tensor goes from the layout of its definition to `via` and on to the layout of the use.  Each
+    of these changes of layout is made once for all uses of one group.
+    """
 
-    def of(self, ident: int, use: Use) -> Iterator[tuple[Layout, Layout]]:
-        """What a use adds to the changes told before."""
-        if self._graph.tensors[ident].generated:
-            return
-        for before, after in ((self._home[ident], use.via), (use.via, use.layout)):
+    def __init__(self) -> None:
+        """Know no tensor yet."""
+        self._home: dict[int, tuple[Layout, T]] = {}
+        self._made: dict[tuple[int, int, Layout, Layout], T] = {}
+
+    def define(self, ident: int, layout: Layout, value: T) -> None:
+        """Add a tensor.
+
+        Args:
+            ident: Its id.
+            layout: The layout of its definition.
+            value: The value that stands for it in this layout.
+        """
+        self._home[ident] = (layout, value)
+
+    def of(self, ident: int, use: Use, change: Callable[[T, Layout, Layout], T]) -> T:
+        """Return the value of a tensor that is not generated, in the layout of a use.
+
+        Args:
+            ident: The tensor.
+            use: The use.
+            change: Changes the layout of a value from the first layout to the second one; it is
+                called for a change that no earlier use of the group has made.
+        """
+        layout, value = self._home[ident]
+        for before, after in ((layout, use.via), (use.via, use.layout)):
             key = (ident, use.group, before, after)
             if before != after and key not in self._made:
-                self._made.add(key)
-                yield before, after
+                self._made[key] = change(value, before, after)
+            value = value if before == after else self._made[key]
+        return value
+
+
+class Legs:
+    """The changes of layout of the tensors of one graph, each of them once."""
+
+    def __init__(self, graph: Graph, decision: GraphDecision) -> None:
+        """Find where the tensors of a graph are defined.
+
+        Args:
+            graph: The graph; its bodies do not count.
+            decision: Its decision.
+        """
+        self._graph = graph
+        self._copies = Copies[None]()
+        for ident, layout in homes(graph, decision).items():
+            self._copies.define(ident, layout, None)
+
+    def of(self, ident: int, use: Use) -> list[tuple[Layout, Layout]]:
+        """Return the changes of layout that a use adds to those of earlier uses.
+
+        Args:
+            ident: The tensor; a generated one is made anew in each layout.
+            use: The use.
+
+        Returns:
+            Pairs of layouts: before and after each change.
+        """
+        found: list[tuple[Layout, Layout]] = []
+        if not self._graph.tensors[ident].generated:
+            self._copies.of(ident, use, lambda _, before, after: found.append((before, after)))
+        return found
 
 
 def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Reshard]:
