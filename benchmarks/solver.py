@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.record import write_record
 from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance import evaluate
-from meshwise.assignment.instance_solver import INGREDIENTS
+from meshwise.assignment.options import INGREDIENTS
 
 COLUMNS = ("winner_team01", "xla_production_solver", "best_known")
 
@@ -124,12 +124,13 @@ _ABLATION = """
 import json, pathlib, sys
 from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.options import SolverOptions
 path, seed, without, limit = sys.argv[1:]
 answer = solve_instance(
     read_instance(pathlib.Path(path)),
     time_limit_s=float(limit),
     seed=int(seed),
-    without=[without] if without else [],
+    options=SolverOptions(without=[without] if without else []),
 )
 result = {"choice": answer.choice, "bound": answer.bound, "seconds": answer.seconds}
 print(json.dumps(result | {"status": answer.status}))

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from assignment.problems import deaf_instance, optimum, random_document, random_instance
+from meshwise.assignment import run_state
 from meshwise.assignment.answer import Progress
 from meshwise.assignment.bounds.messages import cost_of, room_left
+from meshwise.assignment.exact.highs import HighsEffort
 from meshwise.assignment.exact.integer_program import solve_exactly
-from meshwise.assignment.exact.small_problem import SMALL_COLUMNS, network_of, solve_small
+from meshwise.assignment.exact.small_problem import network_of, solve_small
 from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import INFINITE_COST, evaluate
-from meshwise.assignment.instance_solver import INGREDIENTS, solve_instance
+from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.options import INGREDIENTS, SolverOptions, Watch
 from meshwise.errors import SolverError
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 
 # With the small ones given to the exact engine at once, and without.
-BOTH = pytest.mark.parametrize("small", [SMALL_COLUMNS, 0])
+# Through every phase, however small the problem.
+WHOLE = SolverOptions(small_columns=0)
+BOTH = pytest.mark.parametrize("small", [SolverOptions(), WHOLE], ids=["small", "whole"])
 
 
 @BOTH
@@ -31,7 +38,7 @@ def test_small_problems_are_solved_and_proved(tight, small):
     for seed in range(100):
         instance = random_instance(seed, num_nodes=7, tight=tight)
         want = optimum(instance)
-        answer = solve_instance(instance, time_limit_s=600, small_columns=small, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, options=small, seed=seed)
         if want is None:
             assert answer.choice is None
             assert answer.status == "infeasible"
@@ -44,7 +51,7 @@ def test_small_problems_are_solved_and_proved(tight, small):
 
 def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
     instance = random_instance(3, num_nodes=400, tight=0.3, forbid=False)
-    answer = solve_instance(instance, time_limit_s=600, small_columns=0)
+    answer = solve_instance(instance, time_limit_s=600, options=WHOLE)
     assert answer.choice is not None
     found = evaluate(instance, answer.choice)
     assert found.cost == answer.cost
@@ -57,7 +64,7 @@ def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
 
 def test_a_larger_problem_without_a_limit():
     instance = random_instance(3, num_nodes=200, tight=None, forbid=False)
-    answer = solve_instance(instance, time_limit_s=600, small_columns=0)
+    answer = solve_instance(instance, time_limit_s=600, options=WHOLE)
     assert answer.choice is not None
     assert evaluate(instance, answer.choice).cost == answer.cost
     assert answer.gap <= 0.02
@@ -70,7 +77,7 @@ def test_no_choice_meets_the_limit(small):
     nodes["usages"] = [[k + 5 for k in row] for row in nodes["usages"]]
     nodes["intervals"] = [[0, 3] for _ in nodes["usages"]]
     document["problem"]["usage_limit"] = 4
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, options=small)
     assert answer.status == "infeasible"
     assert answer.choice is None
     assert answer.gap == float("inf")
@@ -83,7 +90,9 @@ def test_nothing_to_choose(small):
         "edges": {"nodes": [], "costs": []},
     }
     answer = solve_instance(
-        parse_instance({"problem": empty}, "x"), time_limit_s=600, small_columns=small
+        parse_instance({"problem": empty}, "x"),
+        time_limit_s=600,
+        options=small,
     )
     assert answer.choice == ()
     assert answer.cost == answer.bound == 0
@@ -95,7 +104,11 @@ def test_a_node_without_choices_has_no_solution(small):
     nodes = {"intervals": [[0, 1]], "costs": [[]], "usages": [[]]}
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
     assert (
-        solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small).status
+        solve_instance(
+            parse_instance(document, "x"),
+            time_limit_s=600,
+            options=small,
+        ).status
         == "infeasible"
     )
 
@@ -110,7 +123,7 @@ def test_large_costs_are_summed_exactly(small):
         "usages": [[1, 0]] * count,
     }
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}, "usage_limit": 99}}
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, options=small)
     assert answer.cost == count * cost
 
 
@@ -119,8 +132,8 @@ def test_progress_is_reported_in_the_calling_thread():
     solve_instance(
         random_instance(3, num_nodes=300, tight=0.3, forbid=False),
         time_limit_s=3,
-        small_columns=0,
-        report=seen.append,
+        options=WHOLE,
+        watch=Watch(report=seen.append),
     )
     assert seen
     assert all(p.cost is None or p.bound <= p.cost for p in seen)
@@ -132,7 +145,7 @@ def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from(smal
     """Forbidden pairs and a tight limit: the exact engine begins with no cost to compare with."""
     for seed in range(60):
         instance = random_instance(seed, num_nodes=9, tight=0.15)
-        answer = solve_instance(instance, time_limit_s=600, small_columns=small, seed=seed)
+        answer = solve_instance(instance, time_limit_s=600, options=small, seed=seed)
         assert answer.cost == optimum(instance), seed
 
 
@@ -145,7 +158,9 @@ def test_a_constant_on_every_choice_only_adds_to_the_cost(added, small):
         nodes = document["problem"]["nodes"]
         nodes["costs"] = [[c + added for c in row] for row in nodes["costs"]]
         answer = solve_instance(
-            parse_instance(document, "x"), time_limit_s=600, small_columns=small
+            parse_instance(document, "x"),
+            time_limit_s=600,
+            options=small,
         )
         if want is None:
             assert answer.status == "infeasible"
@@ -157,7 +172,7 @@ def test_a_constant_on_every_choice_only_adds_to_the_cost(added, small):
 def test_sums_beyond_floating_point_are_not_called_optimal(small):
     nodes = {"intervals": [[0, 0]], "costs": [[10**18 - 1, 10**18 - 3]], "usages": [[0, 0]]}
     document = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}
-    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, small_columns=small)
+    answer = solve_instance(parse_instance(document, "x"), time_limit_s=600, options=small)
     assert answer.bound <= 10**18 - 3
     assert answer.status != "optimal" or answer.cost == 10**18 - 3
 
@@ -177,7 +192,10 @@ def test_an_interrupt_ends_the_search_with_what_is_known():
 
     instance = random_instance(1, num_nodes=3000, tight=0.3, forbid=False)
     answer = solve_instance(
-        instance, time_limit_s=1000, report=listen, interrupt=interrupt, small_columns=0
+        instance,
+        time_limit_s=1000,
+        watch=Watch(report=listen, interrupt=interrupt),
+        options=WHOLE,
     )
     assert answer.cost is not None
     assert answer.cost <= seen[-1].cost
@@ -188,7 +206,9 @@ def test_an_interrupt_ends_the_search_with_what_is_known():
 def test_nothing_is_known_after_an_interrupt_at_once():
     interrupt = threading.Event()
     interrupt.set()
-    answer = solve_instance(random_instance(3, num_nodes=3000, tight=0.3), interrupt=interrupt)
+    answer = solve_instance(
+        random_instance(3, num_nodes=3000, tight=0.3), watch=Watch(interrupt=interrupt)
+    )
     assert answer.status in ("unknown", "infeasible")
     assert answer.choice is None
 
@@ -201,9 +221,8 @@ def test_an_interrupt_does_not_wait_for_the_exact_engine():
     answer = solve_instance(
         deaf_instance(),
         time_limit_s=80,
-        small_columns=10**9,
-        interrupt=interrupt,
-        deterministic=True,
+        options=SolverOptions(small_columns=10**9, counted=True),
+        watch=Watch(interrupt=interrupt),
     )
     timer.join()
     assert answer.status == "unknown"
@@ -217,7 +236,12 @@ def test_an_error_of_the_listener_stops_the_threads(kind):
     before = threading.active_count()
     instance = random_instance(3, num_nodes=300, tight=0.3, forbid=False)
     with pytest.raises(kind):
-        solve_instance(instance, time_limit_s=60, small_columns=0, report=fail)
+        solve_instance(
+            instance,
+            time_limit_s=60,
+            options=WHOLE,
+            watch=Watch(report=fail),
+        )
     assert threading.active_count() <= before + 1
 
 
@@ -238,7 +262,7 @@ def test_a_bound_that_meets_the_cost_ends_the_search():
     problem = {"nodes": nodes, "edges": {"nodes": edges, "costs": matrices}}
     instance = parse_instance({"problem": problem}, "x")
     seen: list[Progress] = []
-    answer = solve_instance(instance, time_limit_s=600, report=seen.append)
+    answer = solve_instance(instance, time_limit_s=600, watch=Watch(report=seen.append))
     assert answer.status == "optimal"
     assert sum(p.bound == p.cost for p in seen) <= 2
 
@@ -257,7 +281,7 @@ def test_the_unreduced_network_costs_and_uses_what_the_problem_does():
 
 
 def test_without_time_the_exact_engine_proves_nothing():
-    answer = solve_small(random_instance(3, num_nodes=7), deadline=0.0, seed=0)
+    answer = solve_small(random_instance(3, num_nodes=7), HighsEffort(deadline=0.0))
     assert answer.choice is None
     assert not answer.is_proved
 
@@ -271,7 +295,7 @@ def test_a_small_problem_that_the_exact_engine_cannot_prove_is_proved_by_the_red
             costs = document["problem"][part]["costs"]
             document["problem"][part]["costs"] = [[c * 10**12 for c in row] for row in costs]
         instance = parse_instance(document, "x")
-        small = solve_small(instance, deadline=time.monotonic() + 600, seed=seed)
+        small = solve_small(instance, HighsEffort(deadline=time.monotonic() + 600, seed=seed))
         unproved += not small.is_proved
         answer = solve_instance(instance, time_limit_s=600)
         assert answer.status == "optimal"
@@ -284,14 +308,14 @@ def test_without_an_ingredient_the_answer_still_holds(ingredient):
     instance = random_instance(3, num_nodes=60, tight=0.3, forbid=False)
     best = solve_instance(instance, time_limit_s=600)
     assert best.status == "optimal"
-    answer = solve_instance(instance, time_limit_s=3, small_columns=0, without=[ingredient])
+    answer = solve_instance(instance, time_limit_s=3, options=replace(WHOLE, without=[ingredient]))
     assert answer.cost is not None
     assert answer.bound <= best.cost <= answer.cost
 
 
 def test_an_unknown_ingredient_is_refused():
     with pytest.raises(SolverError, match="there is no ingredient 'salt'; there are reduction,"):
-        solve_instance(random_instance(1), without=["salt"])
+        SolverOptions(without=["salt"])
 
 
 @pytest.mark.parametrize("tight", [None, 0.3])
@@ -303,13 +327,24 @@ def test_a_deterministic_run_repeats_itself(tight):
         document["problem"][part]["costs"] = [[c // 12 for c in row] for row in costs]
     instance = parse_instance(document, "x")
     answers = [
-        solve_instance(instance, time_limit_s=600, small_columns=0, deterministic=True)
+        solve_instance(instance, time_limit_s=600, options=replace(WHOLE, counted=True))
         for _ in range(3)
     ]
     assert answers[0].status == "optimal"
     assert len({a.choice for a in answers}) == 1
-    other = solve_instance(instance, time_limit_s=600, small_columns=0)
+    other = solve_instance(instance, time_limit_s=600, options=WHOLE)
     assert other.cost == answers[0].cost
+
+
+def test_counted_work_ends_a_run_without_a_limit_of_time(monkeypatch):
+    monkeypatch.setattr(run_state, "_ENTRIES", 2e7)
+    instance = random_instance(7, num_nodes=400, tight=0.3, forbid=False)
+    options = replace(WHOLE, counted=True, without=["exact engines"])
+    first, second = (
+        solve_instance(instance, time_limit_s=math.inf, options=options) for _ in range(2)
+    )
+    assert first.status == "feasible"
+    assert (first.choice, first.bound) == (second.choice, second.bound)
 
 
 @BOTH
@@ -329,7 +364,7 @@ def test_prices_of_memory_that_grow_without_end_are_no_failure(small):
     document = {"nodes": nodes, "edges": edges, "usage_limit": 327029015295}
     instance = parse_instance({"problem": document}, "x")
     assert optimum(instance) is None
-    assert solve_instance(instance, time_limit_s=600, small_columns=small).status == "infeasible"
+    assert solve_instance(instance, time_limit_s=600, options=small).status == "infeasible"
 
 
 def test_the_exact_engine_ends_when_it_is_told_to():
@@ -340,8 +375,7 @@ def test_the_exact_engine_ends_when_it_is_told_to():
             network,
             cutoff=np.inf,
             first_rows=[0],
-            deadline=start + 600,
-            seed=0,
+            effort=HighsEffort(deadline=start + 600),
             stop=np.array([stop], np.int8),
         )
         assert answer.is_proved == (stop == 0)

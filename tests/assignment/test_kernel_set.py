@@ -16,7 +16,9 @@ import meshwise.assignment as solver
 from assignment.problems import random_instance
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.kernel_set import KERNELS
+from meshwise.assignment.options import SolverOptions
 
+WHOLE = SolverOptions(small_columns=0)
 modules = [importlib.import_module(m.name)
            for m in pkgutil.walk_packages(solver.__path__, f"{solver.__name__}.")]
 kernels = {f"{m.__name__}.{name}": value for m in modules for name, value in vars(m).items()
@@ -29,9 +31,9 @@ def known():
 before = known()
 for seed in range(30):
     instance = random_instance(seed, tight=None if seed % 3 else 0.2)
-    solve_instance(instance, time_limit_s=600, small_columns=0)
+    solve_instance(instance, time_limit_s=600, options=WHOLE)
 instance = random_instance(3, num_nodes=60, tight=0.3, forbid=False)
-solve_instance(instance, time_limit_s=2, small_columns=0)
+solve_instance(instance, time_limit_s=2, options=WHOLE)
 for added in sorted(known() - before):
     print(added)
 """

@@ -9,6 +9,7 @@ import time
 from meshwise.assignment.encoding import encode
 from meshwise.assignment.exact.small_problem import SMALL_COLUMNS
 from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.options import SolverOptions
 from meshwise.assignment.problem import Problem, Solution, is_feasible, objective
 
 # A bound this close to the cost proves it, up to the rounding of costs to whole units (`encode`).
@@ -31,9 +32,13 @@ def solve_encoded(
     Args:
         problem: Each pair of nodes at most once.
         incumbent: A feasible choice, or None.
-        time_limit_s: Wall time, in seconds.
-        seed: Of the solver.
-        brief: Take a bounded amount of work, whatever comes of it.
+        time_limit_s: Wall time, in seconds; infinite for none.
+        seed: Seed of the solver's random numbers.
+        brief: Take a small amount of work, whatever comes of it.
+
+    Returns:
+        The answer; its status is "optimal", "infeasible", "bounded" where the counted work ended
+        the search, or "time limit" where the clock did.
 
     Raises:
         SolverError: the solver failed.
@@ -45,7 +50,10 @@ def solve_encoded(
             break
         # The best in units that were too coarse: its cost gives finer ones.
         found = _solved(problem, found.choice, deadline, seed)
-    return found if found.status != _ROUNDED else dataclasses.replace(found, status="time limit")
+    if found.status in ("optimal", "infeasible"):
+        return found
+    late = time.monotonic() >= deadline
+    return dataclasses.replace(found, status="time limit" if late else "bounded")
 
 
 def _solved(
@@ -66,9 +74,9 @@ def _solved(
         encoded.instance,
         time_limit_s=left,
         seed=seed,
-        small_columns=0 if is_easy else SMALL_COLUMNS,
-        deterministic=True,
-        brief=brief,
+        options=SolverOptions(
+            small_columns=0 if is_easy else SMALL_COLUMNS, counted=True, brief=brief
+        ),
     )
     if answer.status == "infeasible" and incumbent is None and encoded.is_exact:
         return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
@@ -80,7 +88,7 @@ def _solved(
         if is_feasible(problem, found) and (known is None or objective(problem, found) < known):
             choice = found
     if choice is None:
-        return Solution(choice=(), cost=math.inf, bound=bound, status="time limit", num_left=0)
+        return Solution(choice=(), cost=math.inf, bound=bound, status="bounded", num_left=0)
     cost = objective(problem, choice)
     exact = cost - bound <= _EXACT * abs(cost)
     is_best = answer.status == "optimal" and encoded.is_exact
@@ -88,6 +96,6 @@ def _solved(
         choice=choice,
         cost=cost,
         bound=cost if exact else min(bound, cost),
-        status="optimal" if exact else _ROUNDED if is_best else "time limit",
+        status="optimal" if exact else _ROUNDED if is_best else "bounded",
         num_left=len(problem.costs),
     )

@@ -11,29 +11,30 @@ import numpy as np
 
 from meshwise.assignment.exact.integer_program import ExactAnswer
 from meshwise.assignment.exact.small_problem import solve_small
-from meshwise.assignment.run_state import Shared, whole
+from meshwise.assignment.run_state import LOOKS_AT_ONCE, Shared, whole
 from meshwise.assignment.search.first_solution import first_solution
 
 # The exact engine may take so long for a small problem before anything else is tried.
 _SMALL_S = 3.0
-# Share of the time that is left for a first solution where kernels are not there yet.
-_SHARE_WITHOUT_KERNELS = 0.3
+# Share of the time after which a first solution is looked for where kernels are not there yet.
+_SHARE_FOR_KERNELS = 0.7
 _LOOK_EVERY_S = 0.1
 
 
-def solve_at_once(shared: Shared, start: float, seed: int) -> bool:
-    """Give the problem to the exact engine as it is; whether nothing is left to do.
+def solve_at_once(shared: Shared) -> bool:
+    """Give the problem to the exact engine as it is; return whether nothing is left to do.
 
     The calling thread only waits: an interrupt does not wait for the engine.
     """
-    share = (shared.deadline - start) / 4
-    until = start + (share if shared.deterministic else min(_SMALL_S, share))
+    share = (shared.deadline - shared.start) / 4
+    until = shared.start + (share if shared.options.counted else min(_SMALL_S, share))
+    effort = shared.effort(LOOKS_AT_ONCE, until)
     found: list[ExactAnswer] = []
     stop = np.zeros(1, np.int8)
 
     def work() -> None:
         try:
-            found.append(solve_small(shared.instance, deadline=until, seed=seed, stop=stop))
+            found.append(solve_small(shared.instance, effort, stop))
         except BaseException as error:  # Raised by the caller.
             shared.error = error
 
@@ -56,24 +57,18 @@ def solve_at_once(shared: Shared, start: float, seed: int) -> bool:
 
 
 def await_kernels(
-    shared: Shared,
-    wait: Callable[[float], bool],
-    start: float,
-    seed: int,
-    tell: Callable[[], object],
+    shared: Shared, wait: Callable[[float], bool], tell: Callable[[], object]
 ) -> bool:
     """Wait until kernels are there, and after most of the time look for a first solution.
 
     Args:
         shared: What is known; gets the solution.
-        wait: Waits until all kernels are there, or a time of `time.monotonic` has passed; whether
-            they are.
-        start: Of `time.monotonic`.
-        seed: Of the random numbers.
-        tell: Is called once the first solution was looked for.
+        wait: Function that waits until all kernels are there, or a moment of `time.monotonic` has
+            passed; it returns whether they are there.
+        tell: Function that is called once the first solution was looked for.
 
     Returns:
-        Whether they are; if not, the time is over.
+        Whether the kernels are there; if not, the time is over.
     """
 
     def is_over() -> bool:
@@ -88,8 +83,8 @@ def await_kernels(
                 break
         return False
 
-    if waited(shared.deadline - _SHARE_WITHOUT_KERNELS * (shared.deadline - start)):
+    if waited(shared.start + _SHARE_FOR_KERNELS * (shared.deadline - shared.start)):
         return True
-    shared.known = first_solution(shared.instance, must_stop=is_over, seed=seed)
+    shared.known = first_solution(shared.instance, must_stop=is_over, seed=shared.seed)
     tell()
     return waited(shared.deadline)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -21,7 +21,7 @@ from meshwise.assignment.bounds.ascent import Ascent
 from meshwise.assignment.bounds.exact_bound import choices_within
 from meshwise.assignment.bounds.messages import sweep
 from meshwise.assignment.exact.integer_program import num_columns
-from meshwise.assignment.exact.small_problem import SMALL_COLUMNS, is_small
+from meshwise.assignment.exact.small_problem import is_small
 from meshwise.assignment.first_phase import await_kernels, solve_at_once
 from meshwise.assignment.instance import Instance, evaluate
 from meshwise.assignment.kernel_set import KERNELS
@@ -34,6 +34,7 @@ from meshwise.assignment.last_phase import (
     solve_rest,
     try_proof,
 )
+from meshwise.assignment.options import SolverOptions, Watch
 from meshwise.assignment.reductions.arrays import CUT
 from meshwise.assignment.reductions.reduction import Reduction, reduce_instance, reduce_network
 from meshwise.assignment.run_state import Shared, Turn, whole
@@ -58,22 +59,8 @@ _REDUCTION_SHARE = 0.3
 # Kept back for the check of the answer, for each node and edge.
 _CHECK_S = 1.5e-6
 # Share of the time limit, and seconds, that threads are waited for at the end.
-_GRACE, _LEAST_GRACE_S = 0.01, 0.03
+_GRACE, _LEAST_GRACE_S, _MOST_GRACE_S = 0.01, 0.03, 3.0
 _LOOK_EVERY_S = 0.1
-
-
-# What an ablation may leave out: the first reduction, those with a bound and a cost, HiGHS and
-# enumeration of what is left, improvement of solutions, and in it the prices of memory, the parts
-# that compete for it, and worse choices that are taken for a while.
-INGREDIENTS = (
-    "reduction",
-    "further reductions",
-    "exact engines",
-    "search",
-    "prices",
-    "rivals",
-    "heat",
-)
 
 
 def solve_instance(
@@ -81,123 +68,112 @@ def solve_instance(
     *,
     time_limit_s: float = 60.0,
     seed: int = 0,
-    report: Callable[[Progress], None] | None = None,
-    small_columns: int = SMALL_COLUMNS,
-    interrupt: threading.Event | None = None,
-    wait_for_kernels: Callable[[float], bool] | None = None,
-    without: Collection[str] = (),
-    deterministic: bool = False,
-    brief: bool = False,
+    options: SolverOptions | None = None,
+    watch: Watch | None = None,
 ) -> Answer:
     """Find the cheapest choice within the limit on usage, or the best in the time given.
 
     Args:
         instance: The problem.
-        time_limit_s: Wall time, in seconds.
-        seed: Of the random numbers; which thread comes first is under no control.
-        report: Is told of progress now and then, in the calling thread.
-        small_columns: A problem of at most so many costs is given to the exact engine first.
-        interrupt: Ends the search when it is set: the best so far is the answer.
-        wait_for_kernels: Function that `kernels.background.compiling` gives, if the caller has
-            begun to compile them.
-        without: Ingredients to leave out, to measure what they are worth.
-        deterministic: One thread in turns of fixed length: the same answer each time, unless the
-            limit ends the search.
-        brief: End after the first try of a proof, which takes a bounded amount of work.
+        time_limit_s: Wall time, in seconds; may be infinite where work is counted.
+        seed: Seed of the random numbers; which of two threads comes first is under no control.
+        options: How to solve it.
+        watch: How the caller watches and ends the search.
+
+    Returns:
+        The best choice found, checked in integers, and what is proved of it.
 
     Raises:
-        SolverError: the time limit is no number, an ingredient is unknown, or the answer did not
-            pass the check.
+        SolverError: the time limit is no number, or the answer did not pass the check.
     """
-    if not math.isfinite(time_limit_s):
+    options, watch = options or SolverOptions(), watch or Watch()
+    if not (math.isfinite(time_limit_s) or (options.counted and time_limit_s > 0)):
         raise SolverError(f"time_limit_s={time_limit_s}: a finite number of seconds is needed")
-    if unknown := set(without) - set(INGREDIENTS):
-        known = ", ".join(INGREDIENTS)
-        raise SolverError(f"there is no ingredient {min(unknown)!r}; there are {known}")
     start = time.monotonic()
     check_s = _CHECK_S * (instance.num_nodes + len(instance.edges))
-    deadline = start + max(time_limit_s - check_s, 0.5 * time_limit_s)
-    shared = Shared(instance=instance, deadline=deadline, num_nodes=instance.num_nodes)
-    shared.without, shared.deterministic = frozenset(without), deterministic
-    shared.brief = brief
-    if "reduction" in without:
-        shared.reducing[0] = CUT
-    if interrupt is not None:
-        shared.interrupt = interrupt
-    if is_small(instance, small_columns) and solve_at_once(shared, start, seed):
-        return _result(shared, start, seed)
-
-    def tell() -> None:
-        if report is not None:
-            report(_progress(shared, start, has_kernels=False))
-
-    waiting = (
-        compiling(KERNELS, _ignore) if wait_for_kernels is None else nullcontext(wait_for_kernels)
+    shared = Shared(
+        instance=instance,
+        options=options,
+        seed=seed,
+        start=start,
+        deadline=start + max(time_limit_s - check_s, 0.5 * time_limit_s),
+        interrupt=watch.interrupt,
     )
+    if "reduction" in options.without:
+        shared.reducing[0] = CUT
+    if not (is_small(instance, options.small_columns) and solve_at_once(shared)):
+        _solve_large(shared, watch)
+    return _result(shared)
+
+
+def _solve_large(shared: Shared, watch: Watch) -> None:
+    """Solve the problem with kernels, as soon as they are there."""
+    wait = watch.wait_for_kernels
+    waiting = compiling(KERNELS, _ignore) if wait is None else nullcontext(wait)
     with waiting as wait:
-        has_kernels = await_kernels(shared, wait, start, seed, tell)
+        has_kernels = await_kernels(shared, wait, lambda: _report(shared, watch, has_kernels=False))
     if has_kernels:
-        _run_threads(shared, seed, start, report)
-    return _result(shared, start, seed)
+        _run_threads(shared, watch)
 
 
 def _ignore(_: str) -> None:
     """What is announced; a library says nothing."""
 
 
-def _result(shared: Shared, start: float, seed: int) -> Answer:
+def _result(shared: Shared) -> Answer:
     if shared.error is not None:
         raise SolverError(f"the solver failed: {shared.error}") from shared.error
     with shared.lock:
         choice = shared.choice
+    known, status = shared.known, "feasible"
     if choice is None or shared.reduction is None:
-        status = "infeasible" if shared.is_impossible else "unknown"
-        status = status if shared.known is None else "feasible"
-        return checked_answer(shared.instance, shared.known, shared.proven, status, start, seed)
-    full = tuple(shared.reduction.expand(choice).tolist())
-    known = shared.known
-    if known is not None and (evaluate(shared.instance, known).cost or 0) < round(shared.cost):
-        full = known
-    return checked_answer(shared.instance, full, shared.proven, "feasible", start, seed)
+        if known is None:
+            status = "infeasible" if shared.is_impossible else "unknown"
+    elif known is None or (evaluate(shared.instance, known).cost or 0) >= round(shared.cost):
+        known = tuple(shared.reduction.expand(choice).tolist())
+    return checked_answer(shared.instance, known, shared.proven, status, shared.start, shared.seed)
 
 
-def _run_threads(
-    shared: Shared, seed: int, start: float, report: Callable[[Progress], None] | None
-) -> None:
+def _run_threads(shared: Shared, watch: Watch) -> None:
+    is_counted = shared.options.counted
     threads = [
-        threading.Thread(target=_guarded, args=(work, shared, seed), daemon=True)
-        for work in (_reduce_and_bound, *(() if shared.deterministic else (_search,)))
+        threading.Thread(target=_guarded, args=(work, shared), daemon=True)
+        for work in (_reduce_and_bound, *(() if is_counted else (_search,)))
     ]
-    cut = start + _REDUCTION_SHARE * (shared.deadline - start)
+    limit_s = shared.deadline - shared.start
+    # A counted run is not cut short: what is left would depend on the clock.
+    cut = shared.deadline if is_counted else shared.start + _REDUCTION_SHARE * limit_s
     try:
         for thread in threads:
             thread.start()
-        while not (shared.must_stop or shared.interrupt.is_set()):
+        while not (shared.is_over or shared.is_late or shared.interrupt.is_set()):
             left = (shared.deadline if shared.is_reduced.is_set() else cut) - time.monotonic()
             shared.news.wait(min(_LOOK_EVERY_S, max(left, 0.001)))
             shared.news.clear()
             if not shared.is_reduced.is_set() and time.monotonic() >= cut:
                 shared.reducing[0] = CUT
                 cut = shared.deadline
-            if report is not None:
-                report(_progress(shared, start))
+            _report(shared, watch)
     finally:
         shared.finish()
         # What a kernel or engine is in the middle of is not waited for: its result is of no use.
-        until = time.monotonic() + max(_GRACE * (shared.deadline - start), _LEAST_GRACE_S)
+        grace_s = min(max(_GRACE * limit_s, _LEAST_GRACE_S), _MOST_GRACE_S)
+        until = time.monotonic() + grace_s
         for thread in threads:
             if thread.ident is not None:
                 thread.join(timeout=max(until - time.monotonic(), 0.0))
 
 
-def _progress(shared: Shared, start: float, *, has_kernels: bool = True) -> Progress:
-    return Progress(
-        seconds=time.monotonic() - start,
-        cost=_known_cost(shared),
-        bound=shared.proven,
-        num_nodes=shared.num_nodes,
-        has_kernels=has_kernels,
-    )
+def _report(shared: Shared, watch: Watch, *, has_kernels: bool = True) -> None:
+    if watch.report is not None:
+        progress = Progress(
+            seconds=time.monotonic() - shared.start,
+            cost=_known_cost(shared),
+            bound=shared.proven,
+            num_nodes=shared.num_nodes,
+            has_kernels=has_kernels,
+        )
+        watch.report(progress)
 
 
 def _known_cost(shared: Shared) -> int | None:
@@ -206,15 +182,18 @@ def _known_cost(shared: Shared) -> int | None:
     return None if shared.known is None else evaluate(shared.instance, shared.known).cost
 
 
-def _guarded(work: Callable[[Shared, int], None], shared: Shared, seed: int) -> None:
+def _guarded(work: Callable[[Shared], None], shared: Shared) -> None:
     try:
-        work(shared, seed)
+        work(shared)
+        if shared.options.counted:
+            # There is no other thread that goes on.
+            shared.finish()
     except BaseException as error:  # A thread's error is raised by the caller.
         shared.error = error
         shared.finish()
 
 
-def _reduce_and_bound(shared: Shared, seed: int) -> None:
+def _reduce_and_bound(shared: Shared) -> None:
     reduction = reduce_instance(shared.instance, shared.reducing)
     if shared.must_stop:
         return
@@ -230,20 +209,20 @@ def _reduce_and_bound(shared: Shared, seed: int) -> None:
         shared.finish()
         return
     shared.is_reduced.set()
-    _raise_bound(shared, seed)
+    _raise_bound(shared)
 
 
-def _raise_bound(shared: Shared, seed: int) -> None:
+def _raise_bound(shared: Shared) -> None:
     """Bound, reduce again, and solve exactly what has become small."""
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network, shared.stop)
-    primal = Primal(shared, seed) if shared.deterministic else None
+    primal = Primal(shared) if shared.options.counted else None
     if may_prove(ascent, shared):
         # Prices that are nearly the best will do.
         _ascend(ascent, chain, shared, primal, rounds=_EARLY_ROUNDS)
         if shared.must_stop or try_proof(ascent, chain, shared):
             return
-    if shared.brief:
+    if shared.options.brief:
         shared.finish()
         return
     tried = num_columns(ascent.network)
@@ -268,7 +247,7 @@ def _raise_bound(shared: Shared, seed: int) -> None:
             ascent = _warm(ascent, deeper, shared)
             shared.num_nodes = len(deeper.network.size)
         elif is_done and may_solve_rest(ascent, shared):
-            solve_rest(ascent, chain, shared, seed)
+            solve_rest(ascent, chain, shared)
             return
         else:
             ascent.restart()
@@ -283,12 +262,13 @@ def _ascend(
     rounds: float = math.inf,
 ) -> None:
     known = ascent.cost
-    turn = Turn(_ROUNDS_A_TURN, is_fixed=shared.deterministic)
+    turn = Turn(_ROUNDS_A_TURN, is_counted=shared.options.counted)
     near = _near(ascent, shared)
     while rounds > 0 and not (
         shared.must_stop or ascent.is_done or shared.cost - ascent.bound <= near
     ):
         rounds -= turn.count
+        shared.entries -= turn.count * ascent.entries_a_round
         with turn:
             ascent.run(turn.count)
         if ascent.cost < known:
@@ -324,6 +304,7 @@ def _settled_messages(ascent: Ascent, shared: Shared) -> float:
     for _ in range(_LAST_SWEEPS):
         if shared.must_stop:
             break
+        shared.entries -= ascent.entries_a_round
         sweep(True, ascent.network, ascent.held)
         bound = sweep(False, ascent.network, ascent.held) + besides
         if bound - before <= _SETTLED * (shared.cost - bound):
@@ -335,7 +316,7 @@ def _settled_messages(ascent: Ascent, shared: Shared) -> float:
 
 def _reduced_further(ascent: Ascent, shared: Shared) -> Reduction | None:
     """Take out choices that cannot be better; None if there are too few."""
-    if not np.isfinite(shared.cost) or "further reductions" in shared.without:
+    if not np.isfinite(shared.cost) or "further reductions" in shared.options.without:
         return None
     bound = _settled_messages(ascent, shared)
     keep = choices_within(ascent.network, ascent.held, ascent.prices, bound, shared.cost)
@@ -353,9 +334,9 @@ def _warm(ascent: Ascent, deeper: Reduction, shared: Shared) -> Ascent:
     return fresh
 
 
-def _search(shared: Shared, seed: int) -> None:
+def _search(shared: Shared) -> None:
     """Find a solution, and improve the best one until time is over."""
-    known = first_solution(shared.instance, must_stop=shared.is_reduced.is_set, seed=seed)
+    known = first_solution(shared.instance, must_stop=shared.is_reduced.is_set, seed=shared.seed)
     # The exact engine may have left one.
     shared.known = shared.known or known
     shared.is_reduced.wait()
@@ -367,6 +348,6 @@ def _search(shared: Shared, seed: int) -> None:
     if is_impossible:
         shared.is_impossible = True
         shared.finish()
-    primal = Primal(shared, seed)
+    primal = Primal(shared)
     while not shared.must_stop:
         primal.turn()

@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 from meshwise.assignment.bounds.ascent import Ascent
 from meshwise.assignment.bounds.exact_bound import dearest, exact_bound
 from meshwise.assignment.bounds.messages import room_left
-from meshwise.assignment.exact.enumeration import enumerate_choices
+from meshwise.assignment.exact.enumeration import UNCOUNTED, enumerate_choices
 from meshwise.assignment.exact.integer_program import ExactAnswer, num_columns, solve_exactly
 from meshwise.assignment.proof.proof import BRIEF_WORK, WORK, is_provable, prove
 from meshwise.assignment.reductions.reduction import Reduction
-from meshwise.assignment.run_state import Shared, whole
+from meshwise.assignment.run_state import LOOKS_AT_REST, Shared, whole
 from meshwise.errors import SolverError
 
 # Columns of an integer program that is given to the exact engine, at most.
 _EXACT_COLUMNS = 120_000
+# Steps of enumeration in a counted run, about ten seconds.
+_STEPS = 20_000_000
 
 
 def note_bound(ascent: Ascent, shared: Shared) -> None:
@@ -51,20 +53,20 @@ def close(chain: list[Reduction], shared: Shared) -> None:
 
 def may_prove(ascent: Ascent, shared: Shared) -> bool:
     """Whether a proof is worth a try."""
-    return "exact engines" not in shared.without and is_provable(ascent.network)
+    return "exact engines" not in shared.options.without and is_provable(ascent.network)
 
 
 def may_solve_rest(ascent: Ascent, shared: Shared) -> bool:
     """Whether what is left is small enough for the exact engine."""
     is_small = num_columns(ascent.network) <= _EXACT_COLUMNS
-    return is_small and "exact engines" not in shared.without
+    return is_small and "exact engines" not in shared.options.without
 
 
 def try_proof(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:
     """Try to prove the best with a fixed amount of work; whether nothing is left to do."""
     # The first rounds may go too far for a better bound, but in a good direction.
     prices = ascent.best_prices if ascent.best_prices.any() else ascent.prices
-    work = BRIEF_WORK if shared.brief else WORK
+    work = BRIEF_WORK if shared.options.brief else WORK
     fits = bool((room_left(ascent.network, ascent.choice) >= 0).all())
     choice = ascent.choice if math.isfinite(ascent.cost) and fits else None
     proof = prove(ascent.network, prices, shared.cost, stop=shared.stop, choice=choice, work=work)
@@ -80,7 +82,7 @@ def try_proof(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:
     return proof.is_proved
 
 
-def solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: int) -> None:
+def solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared) -> None:
     """Let the exact engine find the best, or prove that there is none better."""
     priced = np.argsort(-ascent.best_prices)[:200]
     cutoff = shared.cost
@@ -89,8 +91,7 @@ def solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: int
             ascent.network,
             cutoff=cutoff,
             first_rows=[int(r) for r in priced if ascent.best_prices[r] > 0],
-            deadline=shared.deadline,
-            seed=seed,
+            effort=shared.effort(LOOKS_AT_REST),
             stop=shared.stop,
         )
     except SolverError:
@@ -99,8 +100,9 @@ def solve_rest(ascent: Ascent, chain: list[Reduction], shared: Shared, seed: int
         shared.offer(expanded(chain, answer.choice))
     if not answer.is_proved and not shared.must_stop:
         # Rows that bind to the byte, or costs that HiGHS cannot tell apart.
+        steps = _STEPS if shared.options.counted else UNCOUNTED
         choice, is_proved = enumerate_choices(
-            ascent.network, ascent.held, ascent.prices, shared.cost
+            ascent.network, ascent.held, ascent.prices, shared.cost, steps=steps
         )
         answer = ExactAnswer(choice=choice, is_proved=is_proved)
         if choice is not None:

@@ -43,7 +43,7 @@ def solve(
     problem: Problem,
     *,
     incumbents: Sequence[tuple[int, ...]] = (),
-    time_limit_s: float = 60.0,
+    time_limit_s: float = math.inf,
     seed: int = 0,
     exact: bool = True,
     record: Recorder | None = None,
@@ -53,13 +53,19 @@ def solve(
     Args:
         problem: The problem.
         incumbents: Choices to start from.
-        time_limit_s: Wall time, in seconds.
-        seed: Of the solver.
-        exact: Whether to prove the answer; if not, a bounded amount of work must do.
-        record: Is given the problem afterwards, and what its solution costs, if there is one.
+        time_limit_s: Wall time, in seconds; infinite for none, so that counted work alone ends the
+            search and the answer is the same each time.
+        seed: Seed of the solver's random numbers.
+        exact: Whether to prove the answer; if not, a small amount of work must do.
+        record: Function that is given the problem afterwards, and what its solution costs, if there
+            is one.
+
+    Returns:
+        The answer; its status is "optimal", "infeasible", "bounded" where counted work ended the
+        search, or "time limit" where the clock did.
 
     Raises:
-        SolverError: the problem is none (`valid.check_problem`), or the solver failed.
+        SolverError: the problem is none (`validity.check_problem`), or the solver failed.
     """
     check_problem(problem)
     good = [c for c in incumbents if is_feasible(problem, c)]

@@ -20,6 +20,7 @@ from meshwise.assignment.files.json_stream import OutOfTimeError
 from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.kernel_set import KERNELS
+from meshwise.assignment.options import Watch
 from meshwise.errors import SolverError
 from meshwise.kernels.background import compiling
 
@@ -70,9 +71,11 @@ def solve(file: Path, time_limit: float, seed: int, as_json: bool) -> None:
                     instance,
                     time_limit_s=max(deadline - time.monotonic(), 0.01),
                     seed=seed,
-                    report=view.progress,
-                    interrupt=interrupt.event,
-                    wait_for_kernels=wait_for_kernels,
+                    watch=Watch(
+                        report=view.progress,
+                        interrupt=interrupt.event,
+                        wait_for_kernels=wait_for_kernels,
+                    ),
                 )
         except OutOfTimeError:
             view.line("time was over while the file was read")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 from meshwise.assignment.bounds.row_prices import priced_problem
@@ -58,8 +57,8 @@ _SMALL_NODES = 24
 _MAX_STEPS = 1_000_000
 _MAX_QUESTIONS = 30_000
 _QUESTION_WORK = 300_000
-# After it gives up, so many neighbours of the best plan are judged at a time.
-_MAX_NEIGHBOURS = 1_000
+# After it gives up, so many neighbours of the best plan are judged at a time, so many times.
+_MAX_NEIGHBOURS, _MAX_MOVES = 1_000, 40
 
 # A cost counts as its bound if no more than rounding lies between.
 _SLACK = 1e-9
@@ -97,11 +96,10 @@ def fit(judge: Judge, free: JudgedChoice, *, limit: int, below_s: float = math.i
         raise too_large(limit, least.answer.peak, is_proved=bound == math.inf)
     cost = found.solution.cost
     exact = bound >= cost * (1 - _SLACK)
-    late = time.monotonic() > judge.deadline
     solution = dataclasses.replace(
         found.solution,
         bound=min(bound, cost),
-        status="optimal" if exact else "time limit" if late else "bounded",
+        status="optimal" if exact else "time limit" if judge.is_late else "bounded",
     )
     return dataclasses.replace(found, solution=solution)
 
@@ -142,9 +140,7 @@ class _Priced:
         return self.best
 
     def _is_over(self) -> bool:
-        if time.monotonic() > self.judge.deadline:
-            return True
-        if self.about_s > self.below_s:
+        if self.judge.is_late or self.about_s > self.below_s:
             return True
         near = self.free.solution.bound * (1 + _NEAR_BOUND)
         return self.best is not None and self.best.solution.cost <= near
@@ -308,13 +304,16 @@ def _by_enumeration(
         effort=BestFirstEffort(steps=_MAX_STEPS, questions=questions, deadline=judge.deadline),
     )
     best = cheapest.choice
-    if not cheapest.proved and best is not None:
-        near: tuple[int, ...] | None = best
-        while near is not None and time.monotonic() < judge.deadline:
-            best = near
+    for _ in range(0 if cheapest.proved or best is None else _MAX_MOVES):
+        assert best is not None
+        near = None
+        if not judge.is_late:
             near = cheaper_neighbour(
                 judge.problem, best, fits, questions=min(_MAX_NEIGHBOURS, questions)
             )
+        if near is None:
+            break
+        best = near
     if best is None or best == known:
         return found, cheapest.bound
     cost = objective(judge.problem, best)

@@ -41,8 +41,9 @@ class Judge:
         network: All decisions.
         ties: Which nodes decide together.
         problem: The problem of the ties, without rows.
-        deadline: Of `time.monotonic`; a search that meets it ends early.
-        seed: Of the solver.
+        deadline: Moment of `time.monotonic` at which a search ends early; infinite where the user
+            gave no limit of time.
+        seed: Seed of the solver.
         record: Is given each problem that is solved.
     """
 
@@ -53,6 +54,16 @@ class Judge:
     seed: int
     record: Recorder | None = None
     _writer: list[MemoryRows] = field(default_factory=list[MemoryRows])
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
 
     def of_choice(self, choice: Sequence[int]) -> tuple[GraphDecision, Peak]:
         """The plan of a choice and its true peak."""
@@ -74,13 +85,17 @@ class Judge:
 
     def solve(self, problem: Problem) -> Solution:
         """A cheap choice of a problem like this one, with a bounded amount of work."""
-        left = max(self.deadline - time.monotonic(), 0.0)
-        return solve(problem, time_limit_s=left, seed=self.seed, exact=False, record=self.record)
+        return solve(
+            problem,
+            time_limit_s=self.seconds_left,
+            seed=self.seed,
+            exact=False,
+            record=self.record,
+        )
 
     def solve_free(self, problem: Problem) -> tuple[int, ...]:
         """The choice of a problem without rows that is no question of its own; empty if none."""
-        left = max(self.deadline - time.monotonic(), 0.0)
-        return solve(problem, time_limit_s=left, seed=self.seed, exact=False).choice
+        return solve(problem, time_limit_s=self.seconds_left, seed=self.seed, exact=False).choice
 
     @property
     def num_operators(self) -> int:

@@ -11,7 +11,6 @@ Source: weights by multiplication (Freund and Schapire 1999, "Adaptive game play
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -93,7 +92,7 @@ def _by_weights(judge: Judge, free: JudgedChoice) -> Least:
         # First bytes alone: they say what holding less costs, which may be far more than the step.
         share = COST_SHARE if turn else 0.0
         choice = _lightest(judge, rows, weights, _unit(free, best), share)
-        if not choice or idle == _PATIENCE or time.monotonic() > judge.deadline:
+        if not choice or idle == _PATIENCE or judge.is_late:
             break
         answer = known[choice] if choice in known else judge.answer(choice)
         known[choice] = answer

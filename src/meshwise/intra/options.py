@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,8 +56,9 @@ class IntraOptions:
         objective: `time`, or `alpa`: communication only, and every dense product split over
             every mesh axis.
         memory_bytes: What one device may hold at the peak; None for no limit.
-        time_limit_s: After this many seconds the solver returns what it has.
-        seed: Of the solver.
+        time_limit_s: Seconds after which the solver returns what it has; infinite for no limit, so
+            that the plan depends on counted work alone.
+        seed: Seed of the solver.
         layouts: Layouts that inputs may have, by position; if the method's restriction leaves
             an input none of them, these win.
         strategies: Strategies that operators which decide alone may have; they win likewise.
@@ -67,7 +69,7 @@ class IntraOptions:
 
     objective: str = TIME
     memory_bytes: int | None = None
-    time_limit_s: float = 60.0
+    time_limit_s: float = math.inf
     seed: int = 0
     layouts: Mapping[int, tuple[Layout, ...]] = field(default_factory=dict[int, tuple[Layout, ...]])
     strategies: Mapping[OperatorPath, frozenset[Strategy]] = field(

@@ -96,8 +96,9 @@ def prepared(
     if is_greedy:
         free = _propagated(network)
     else:
-        left = judge.deadline - time.monotonic()
-        free = solve(problem, time_limit_s=left, seed=options.seed, record=judge.record)
+        free = solve(
+            problem, time_limit_s=judge.seconds_left, seed=options.seed, record=judge.record
+        )
         if not free.choice and network.nodes:
             raise no_choice()
         check_solution(problem, free)

@@ -340,7 +340,7 @@ def _candidate(
     options = IntraOptions(
         objective=method.objective if isinstance(method, IntraOp) else "time",
         memory_bytes=memory,
-        time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else 60.0,
+        time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else math.inf,
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
         layouts={**followed, **pins.layouts, **forced.layouts},
         strategies={**pins.strategies, **forced.strategies},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ class IntraOp:
         mesh_shape: Logical shape of the mesh, of any number of axes; None tries every view of one
             and two axes.
         objective: "time", or "alpa": the paper's, communication only.
-        time_limit_s: For the solver, for each view.
+        time_limit_s: Seconds for the solver, for each view; a plan that they cut short need not be
+            the same each time.
         seed: Of the solver.
     """
 
     mesh_shape: tuple[int, ...] | None = None
     objective: Objective = "time"
-    time_limit_s: float = 60.0
+    time_limit_s: float = math.inf
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -47,7 +49,8 @@ class Auto:
     """Everything found by optimisation; on one mesh the same as `IntraOp()`.
 
     Attributes:
-        time_limit_s: For the solver, for each view of a mesh.
+        time_limit_s: Seconds for the solver, for each view of a mesh; a plan that they cut short
+            need not be the same each time.
         seed: Of the solver.
         stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
             which is planned as a whole and faster.
@@ -57,7 +60,7 @@ class Auto:
             predictions; what was timed before is not timed again.
     """
 
-    time_limit_s: float = 60.0
+    time_limit_s: float = math.inf
     seed: int = 0
     stages: int | Literal["auto"] | None = None
     schedule: str = ONE_F_ONE_B.name

@@ -11,6 +11,7 @@ from meshwise.assignment.exact.enumeration import enumerate_choices
 from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import evaluate
 from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.options import SolverOptions
 from meshwise.assignment.reductions.reduction import reduce_instance
 
 
@@ -27,12 +28,17 @@ def close_usages(seed: int, num_nodes: int):
     return parse_instance(document, "x")
 
 
-@pytest.mark.parametrize("small_columns", [0, 4000])
-def test_rows_that_bind_to_the_byte_are_decided(small_columns):
+@pytest.mark.parametrize("small", [0, 4000])
+def test_rows_that_bind_to_the_byte_are_decided(small):
     for seed in range(12):
         instance = close_usages(seed, 8)
         want = optimum(instance)
-        answer = solve_instance(instance, time_limit_s=600, seed=seed, small_columns=small_columns)
+        answer = solve_instance(
+            instance,
+            time_limit_s=600,
+            seed=seed,
+            options=SolverOptions(small_columns=small),
+        )
         assert answer.status == ("infeasible" if want is None else "optimal"), seed
         assert answer.cost == want
 
@@ -74,3 +80,15 @@ def test_a_flag_ends_enumeration_without_a_proof():
     network = reduce_instance(random_instance(3, num_nodes=300, tight=0.3, forbid=False)).network
     ascent = Ascent.of(network, np.ones(1, np.int8))
     assert enumerate_choices(network, ascent.held, ascent.prices, np.inf) == (None, False)
+
+
+def test_counted_steps_end_enumeration_without_a_proof():
+    network = reduce_instance(random_instance(3, num_nodes=300, tight=0.3, forbid=False)).network
+    ascent = Ascent.of(network)
+    ascent.run(20)
+    first, second = (
+        enumerate_choices(network, ascent.held, ascent.prices, np.inf, steps=3000) for _ in range(2)
+    )
+    assert not first[1]
+    assert (first[0] is None) == (second[0] is None)
+    assert first[0] is None or first[0].tolist() == second[0].tolist()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assignment.problems import deaf_instance
-from meshwise.assignment.exact.highs import HighsProgram, Outcome, solve_program
+from meshwise.assignment.exact.highs import HighsEffort, HighsProgram, Outcome, solve_program
 from meshwise.assignment.exact.highs_process import Beside
 from meshwise.assignment.exact.integer_program import num_columns, solve_exactly
 from meshwise.assignment.exact.small_problem import network_of
@@ -45,15 +45,18 @@ def _after(looks: int, then: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def _solved(beside: Beside, program: HighsProgram) -> Outcome | None:
-    deadline = time.monotonic() + FAR_S
-    return beside.solve(program, deadline=deadline, seed=0, must_stop=lambda: False)
+    return beside.solve(program, _far(), lambda: False)
+
+
+def _far() -> HighsEffort:
+    return HighsEffort(deadline=time.monotonic() + FAR_S)
 
 
 def test_the_same_outcomes_one_after_the_other() -> None:
     with Beside() as beside:
         for capacity in (7.0, 9.0, -1.0):
             program = _knapsack(capacity)
-            here = solve_program(program, time_limit_s=FAR_S, seed=0, must_stop=lambda: False)
+            here = solve_program(program, _far(), lambda: False)
             there = _solved(beside, program)
             assert there is not None
             assert (there.status, there.bound) == (here.status, here.bound)
@@ -77,10 +80,8 @@ def test_the_exact_engine_ends_in_the_middle_of_the_root() -> None:
     stop = np.zeros(1, np.int8)
     timer = threading.Timer(0.5, stop.fill, (1,))
     timer.start()
-    deadline = time.monotonic() + 30
-    answer = solve_exactly(
-        network, cutoff=np.inf, first_rows=[0], deadline=deadline, seed=0, stop=stop
-    )
+    effort = HighsEffort(deadline=time.monotonic() + 30)
+    answer = solve_exactly(network, cutoff=np.inf, first_rows=[0], effort=effort, stop=stop)
     timer.join()
     assert answer.choice is None
     assert not answer.is_proved
@@ -89,15 +90,7 @@ def test_the_exact_engine_ends_in_the_middle_of_the_root() -> None:
 def test_no_process_is_left_after_a_stop() -> None:
     program = _large_program()
     with Beside() as beside:
-        assert (
-            beside.solve(
-                program,
-                deadline=time.monotonic() + FAR_S,
-                seed=0,
-                must_stop=_after(50, lambda: True),
-            )
-            is None
-        )
+        assert beside.solve(program, _far(), _after(50, lambda: True)) is None
         process = beside.process
     assert process is not None
     assert process.returncode is not None
@@ -114,17 +107,18 @@ def test_it_ends_with_the_process_that_asked() -> None:
             return False
 
         with pytest.raises(SolverError, match="ended by itself"):
-            beside.solve(
-                _large_program(), deadline=time.monotonic() + FAR_S, seed=0,
-                must_stop=_after(50, end),
-            )  # fmt: skip
+            beside.solve(_large_program(), _far(), _after(50, end))
         assert beside.process is not None
         assert beside.process.wait() == 0
 
 
 def _large_program() -> HighsProgram:
     """A covering whose root takes long."""
-    rng, num_columns, num_rows, width = np.random.default_rng(0), 60_000, 30_000, 60
+    return _covering(60_000, 30_000, 60)
+
+
+def _covering(num_columns: int, num_rows: int, width: int) -> HighsProgram:
+    rng = np.random.default_rng(0)
     column = rng.integers(0, num_columns, (num_rows, width)).astype(np.int32)
     column = np.array([np.unique(row) for row in column], dtype=object)
     first = np.concatenate([[0], np.cumsum([len(row) for row in column])]).astype(np.int32)
@@ -138,3 +132,13 @@ def _large_program() -> HighsProgram:
         column=np.concatenate(list(column)),
         value=np.ones(int(first[-1])),
     )
+
+
+def test_counted_looks_end_a_run_where_they_ended_it_before() -> None:
+    """The clock has no part in it."""
+    program = _covering(200, 100, 8)
+    found = [solve_program(program, HighsEffort(looks=3), lambda: False) for _ in range(2)]
+    assert [outcome.status for outcome in found] == ["unfinished"] * 2
+    assert found[0].bound == found[1].bound
+    assert found[0].num_looks == found[1].num_looks >= 3
+    assert found[0].values.tolist() == found[1].values.tolist()

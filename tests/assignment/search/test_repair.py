@@ -9,6 +9,7 @@ from assignment.problems import planted_instance
 from meshwise.assignment.bounds.messages import follow_within, no_messages, room_left, sweep
 from meshwise.assignment.instance import is_solution
 from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.options import SolverOptions
 from meshwise.assignment.reductions.reduction import reduce_instance
 from meshwise.assignment.search.repair import Repair
 from meshwise.assignment.search.room import room_of
@@ -67,7 +68,7 @@ def test_a_flag_stops_repair():
 def test_a_solution_is_found_and_bounded(room):
     """Also where no row of memory can bind but pairs are forbidden."""
     instance = case(4, *CASES[1][:3], room)
-    answer = solve_instance(instance, time_limit_s=600, small_columns=0)
+    answer = solve_instance(instance, time_limit_s=600, options=SolverOptions(small_columns=0))
     assert answer.choice is not None
     assert is_solution(instance, answer.choice)
     assert answer.cost is not None

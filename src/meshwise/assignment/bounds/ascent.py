@@ -227,6 +227,11 @@ class Ascent:
         self.step, self.bound, self.cost, self.window, self.before = numbers.tolist()
 
     @property
+    def entries_a_round(self) -> int:
+        """Return how many entries of costs and matrices a round looks at."""
+        return 2 * len(self.network.matrices) + len(self.network.cost)
+
+    @property
     def is_done(self) -> bool:
         """Whether steps have become too small to matter."""
         return self.step < _LAST_STEP

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ class BestFirstEffort:
     Attributes:
         steps: Partial choices that it looks at.
         questions: Choices of all nodes of which it asks whether they fit.
-        deadline: Of `time.monotonic`.
+        deadline: Moment of `time.monotonic` at which it gives up; infinite for none.
     """
 
     steps: int
     questions: int
-    deadline: float
+    deadline: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ integers.
 # Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,10 @@ from meshwise.assignment.search.room import is_allowed, room_of, take
 from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 Array = Any
+Integers = NDArray[np.int64]
 
+# A number of steps that is never reached.
+UNCOUNTED = 2**62
 _LARGEST = float(np.finfo(np.float64).max)
 
 
@@ -56,23 +59,41 @@ def _next(i: int, net: Network, values: Array, most: float) -> int:
     return best
 
 
+class Threshold(NamedTuple):
+    """What a choice has to be below, and how long one is looked for.
+
+    Attributes:
+        base: Cost besides that of nodes and edges.
+        known: Cost of the best choice known.
+        slack: What rounding adds up to at most.
+        steps: Choices of single nodes that may be looked at.
+    """
+
+    base: float
+    known: float
+    slack: float
+    steps: int
+
+
 @kernel
 def _search(
-    net: Network, held: Messages, base: float, known: float, slack: float, best: np.ndarray
+    net: Network, held: Messages, threshold: Threshold, best: Integers
 ) -> tuple[float, bool]:
     """Cost of the best choice, written to `best` if it is better than what is known; if proved."""
+    known, slack, steps = threshold.known, threshold.slack, threshold.steps
     least: Array = _least_after(net, held)
     room = room_of(net.capacity)
     values: Array = np.full(net.cost.size, INF)
     choice: Array = np.full(net.size.size, NONE)
     spent: Array = np.zeros(net.size.size + 1)
-    spent[0] = base
+    spent[0] = threshold.base
     i, count = 0 * ONE, net.size.size
     for s in range(net.size[0]):
         values[s] = value_after(i, s, net, held, choice)
     while i >= 0:
-        if held.stop[0]:
+        if held.stop[0] or steps <= 0:
             return known, False
+        steps -= 1
         if choice[i] >= 0:
             last: Any = choice[i]
             take(i, last, NONE, net, room)
@@ -101,7 +122,12 @@ def _search(
 
 
 def enumerate_choices(
-    network: Network, held: Messages, prices: NDArray[np.float64], cost: float
+    network: Network,
+    held: Messages,
+    prices: NDArray[np.float64],
+    cost: float,
+    *,
+    steps: int = UNCOUNTED,
 ) -> tuple[NDArray[np.int64] | None, bool]:
     """Search through all choices until the flag of the messages is set.
 
@@ -110,6 +136,7 @@ def enumerate_choices(
         held: Messages at these prices.
         prices: Of a byte in each row.
         cost: Of the best choice known; infinite if there is none.
+        steps: Choices of single nodes that may be looked at, in a run that is to repeat itself.
 
     Returns:
         A cheaper choice if one was found, and whether nothing is cheaper than what is known then.
@@ -118,5 +145,6 @@ def enumerate_choices(
     best = np.zeros(len(network.size), np.int64)
     # As for choices that are taken out: sums of this size were rounded.
     slack = 1e-9 * (abs(cost if np.isfinite(cost) else 0.0) + abs(network.constant) + worth)
-    known, is_proved = _search(network, held, network.constant - worth, cost, slack, best)
+    threshold = Threshold(float(network.constant) - worth, float(cost), slack, steps)
+    known, is_proved = _search(network, held, threshold, best)
     return (best if known < cost else None), is_proved

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
@@ -15,9 +16,15 @@ from meshwise.errors import SolverError
 _STATUS = {
     highspy.HighsModelStatus.kOptimal: "optimal",
     highspy.HighsModelStatus.kInfeasible: "infeasible",
-    highspy.HighsModelStatus.kTimeLimit: "time limit",
-    highspy.HighsModelStatus.kInterrupt: "time limit",
+    highspy.HighsModelStatus.kTimeLimit: "unfinished",
+    highspy.HighsModelStatus.kInterrupt: "unfinished",
 }
+# Where HiGHS asks whether to go on.
+_LOOKS = (
+    highspy.cb.HighsCallbackType.kCallbackMipInterrupt,
+    highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt,
+    highspy.cb.HighsCallbackType.kCallbackIpmInterrupt,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +32,15 @@ class HighsProgram:
     """Columns from 0 to `upper`, the first `num_whole` of them whole; rows between two limits.
 
     Attributes:
-        cost: Of each column.
-        upper: Of each column.
-        num_whole: Columns that take whole numbers only.
-        row_lower: Of each row.
-        row_upper: Of each row.
-        first: Of each row, where its numbers begin in `column` and `value`; one more at the end.
-        column: Of each number.
-        value: Of each number.
+        cost: Cost of one unit of each column.
+        upper: Largest value of each column.
+        num_whole: Number of the first columns that take whole numbers only.
+        row_lower: Lower limit of each row.
+        row_upper: Upper limit of each row.
+        first: Where the numbers of each row begin in `column` and `value`; one entry more than
+            rows.
+        column: Column of each number.
+        value: Each number.
     """
 
     cost: NDArray[np.float64]
@@ -46,30 +54,65 @@ class HighsProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HighsEffort:
+    """What ends HiGHS before it has an answer.
+
+    Attributes:
+        seed: Seed of HiGHS's random numbers.
+        looks: Times that HiGHS may look whether it has to end, 50 to 100 a second.  It looks at
+            the same points of the same program each time, so that a run that they end can be
+            repeated; a run that the clock ends cannot.
+        deadline: Moment of `time.monotonic`, in seconds; infinite for none.
+    """
+
+    seed: int = 0
+    looks: float = math.inf
+    deadline: float = math.inf
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may be done any more."""
+        return self.looks <= 0 or time.monotonic() >= self.deadline
+
+    def less(self, num_looks: int) -> HighsEffort:
+        """Return what is left after so many looks."""
+        return replace(self, looks=self.looks - num_looks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What HiGHS says.
 
     Attributes:
-        status: "optimal", "infeasible" or "time limit".
+        status: "optimal", "infeasible" or "unfinished".
         bound: No solution costs less.
-        values: Of the columns; empty if no solution was found.
+        values: Value of each column; empty if no solution was found.
+        num_looks: Times that HiGHS looked whether it had to end.
     """
 
     status: str
     bound: float
     values: NDArray[np.float64]
+    num_looks: int
 
 
 def solve_program(
-    program: HighsProgram, *, time_limit_s: float, seed: int, must_stop: Callable[[], bool]
+    program: HighsProgram, effort: HighsEffort, must_stop: Callable[[], bool]
 ) -> Outcome:
     """Solve a program; of a large one the root may take long beyond the limit or the stop.
 
     Args:
         program: The program.
-        time_limit_s: Wall time, in seconds.
-        seed: Of HiGHS.
-        must_stop: Is asked now and then, in this thread.
+        effort: What ends HiGHS.
+        must_stop: Function that says whether to end; it is asked now and then, in this thread.
+
+    Returns:
+        What HiGHS found until then.
 
     Raises:
         SolverError: HiGHS failed.
@@ -90,8 +133,8 @@ def solve_program(
     for name, value in (
         ("output_flag", False),
         ("threads", 1),
-        ("random_seed", seed),
-        ("time_limit", time_limit_s),
+        ("random_seed", effort.seed),
+        ("time_limit", effort.seconds_left),
         ("mip_rel_gap", 0.0),
         ("mip_abs_gap", 1e-6),
         ("mip_feasibility_tolerance", 1e-9),
@@ -99,7 +142,23 @@ def solve_program(
     ):
         solver.setOptionValue(name, value)
     solver.passModel(lp)
-    _heed(solver, must_stop)
+    num_looks = 0
+
+    def look(
+        _kind: object,
+        _message: str,
+        _said: object,
+        reply: highspy.cb.HighsCallbackInput,
+        _data: object,
+    ) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks >= effort.looks or must_stop():
+            reply.user_interrupt = True
+
+    solver.setCallback(look, None)
+    for kind in _LOOKS:
+        solver.startCallback(kind)
     solver.run()
     status = solver.getModelStatus()
     if status not in _STATUS:
@@ -108,16 +167,5 @@ def solve_program(
         status=_STATUS[status],
         bound=float(solver.getInfo().mip_dual_bound),
         values=np.array(solver.getSolution().col_value, np.float64),
+        num_looks=num_looks,
     )
-
-
-def _heed(solver: Any, must_stop: Callable[[], bool]) -> None:
-    """Let HiGHS ask now and then, and end when it has to."""
-
-    def look(_kind: Any, _message: str, _said: Any, reply: Any, _data: Any) -> None:
-        if must_stop():
-            reply.user_interrupt = True
-
-    solver.setCallback(look, None)
-    for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt", "kCallbackIpmInterrupt"):
-        solver.startCallback(getattr(highspy.cb.HighsCallbackType, kind))

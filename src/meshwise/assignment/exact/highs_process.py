@@ -6,14 +6,16 @@ a long time.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 
-from meshwise.assignment.exact.highs import HighsProgram, Outcome, solve_program
+from meshwise.assignment.exact.highs import HighsEffort, HighsProgram, Outcome, solve_program
 from meshwise.errors import SolverError
 from meshwise.system.child_process import ChildProcess, requests
 
@@ -41,15 +43,17 @@ class Beside:
         self.end()
 
     def solve(
-        self, program: HighsProgram, *, deadline: float, seed: int, must_stop: Callable[[], bool]
+        self, program: HighsProgram, effort: HighsEffort, must_stop: Callable[[], bool]
     ) -> Outcome | None:
-        """Solve a program; None if time was over or it was told to stop.
+        """Solve a program in the process.
 
         Args:
             program: The program.
-            deadline: Of `time.monotonic`, in seconds.
-            seed: Of HiGHS.
-            must_stop: Whether to end, asked often.
+            effort: What ends HiGHS.
+            must_stop: Function that says whether to end; it is asked often.
+
+        Returns:
+            What HiGHS found; None if time was over or it was told to stop.
 
         Raises:
             SolverError: HiGHS failed, or the process could not start or ended by itself.
@@ -63,12 +67,12 @@ class Beside:
         def exchange() -> None:
             # Nothing comes where the process was ended, by whomever.
             with suppress(OSError, EOFError):
-                child.send((program, deadline, seed))
+                child.send((program, effort))
                 found.append(child.receive())
 
         thread = threading.Thread(target=exchange, daemon=True)
         thread.start()
-        while thread.is_alive() and time.monotonic() < deadline and not must_stop():
+        while thread.is_alive() and not (time.monotonic() >= effort.deadline or must_stop()):
             thread.join(_LOOK_EVERY_S)
         if thread.is_alive():
             child.kill()
@@ -89,10 +93,12 @@ class Beside:
 
 def serve() -> None:
     """Solve what comes from the standard input, one program after the other, until it is closed."""
-    for (program, deadline, seed), answer in requests():
-        # The clock is the same one in all processes.
-        left = (1 - _WAY_BACK) * max(deadline - time.monotonic(), 0.0)
+    for (program, effort), answer in requests():
+        if math.isfinite(effort.deadline):
+            # The clock is the same one in all processes.
+            early = effort.deadline - _WAY_BACK * effort.seconds_left
+            effort = replace(effort, deadline=early)
         try:
-            answer(solve_program(program, time_limit_s=left, seed=seed, must_stop=lambda: False))
+            answer(solve_program(program, effort, lambda: False))
         except SolverError as error:
             answer(str(error))

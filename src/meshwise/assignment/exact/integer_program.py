@@ -15,9 +15,9 @@ The row and column sums make the relaxation as tight as the messages' bound.
 
 from __future__ import annotations
 
+import itertools
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import sparse as scipy_sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from meshwise.assignment.bounds.exact_bound import dearest
-from meshwise.assignment.exact.highs import HighsProgram, solve_program
+from meshwise.assignment.exact.highs import HighsEffort, HighsProgram, Outcome, solve_program
 from meshwise.assignment.exact.highs_process import Beside
 from meshwise.assignment.network import Network, starts
 
@@ -48,12 +48,14 @@ class ExactAnswer:
     Attributes:
         choice: The best choice found; None if there is none.
         is_proved: Whether no other choice is better; without a choice, whether there is none.
-        cost: Of the choice; infinite without one.
+        cost: Cost of the choice; infinite without one.
+        num_looks: Times that HiGHS looked whether it had to end.
     """
 
     choice: NDArray[np.int64] | None
     is_proved: bool
     cost: float = np.inf
+    num_looks: int = 0
 
 
 def num_columns(network: Network) -> int:
@@ -63,7 +65,7 @@ def num_columns(network: Network) -> int:
 
 class _Program:
     def __init__(self, network: Network, cutoff: float) -> None:
-        self.network = network
+        self.network, self.cutoff = network, cutoff
         cost, self.constant = _above_minima(network)
         finite = np.isfinite(cost) & (cost + self.constant <= cutoff)
         self.upper = finite.astype(np.float64)
@@ -102,11 +104,9 @@ class _Program:
         self.row_lower = np.concatenate([self.row_lower, np.full(len(rows), -np.inf)])
         self.row_upper = np.concatenate([self.row_upper, limits])
 
-    def solve(
-        self, deadline: float, seed: int, stop: NDArray[np.int8] | None, beside: Beside
-    ) -> tuple[str, float, NDArray[np.float64]]:
-        """Let HiGHS solve it; its status, bound and values."""
-        program = HighsProgram(
+    def as_columns(self) -> HighsProgram:
+        """Return the program for HiGHS, its costs scaled."""
+        return HighsProgram(
             cost=self.cost * self.scale,
             upper=self.upper,
             num_whole=len(self.network.cost),
@@ -117,17 +117,40 @@ class _Program:
             value=self.matrix.data,
         )
 
-        def must_stop() -> bool:
-            return stop is not None and bool(stop[0])
 
+@dataclass(slots=True)
+class _Highs:
+    """HiGHS, here or in a process of its own, while it may work.
+
+    Attributes:
+        effort: What is left to do.
+        stop: One flag that another thread sets to 1 to end it.
+        beside: The process.
+        num_looks: Times that HiGHS has looked whether it had to end.
+    """
+
+    effort: HighsEffort
+    stop: NDArray[np.int8] | None
+    beside: Beside
+    num_looks: int = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether another thread said so."""
+        return self.stop is not None and bool(self.stop[0])
+
+    def solve(self, program: HighsProgram) -> Outcome | None:
+        """Solve a program; None if there is no outcome, or nothing may be done any more."""
+        if self.effort.is_over or self.is_stopped:
+            return None
         if len(program.cost) > _COLUMNS_HERE and sys.executable:
-            found = beside.solve(program, deadline=deadline, seed=seed, must_stop=must_stop)
-            if found is None:
-                return "time limit", -np.inf, np.zeros(0)
+            found = self.beside.solve(program, self.effort, lambda: self.is_stopped)
         else:
-            left = max(deadline - time.monotonic(), 0.0)
-            found = solve_program(program, time_limit_s=left, seed=seed, must_stop=must_stop)
-        return found.status, found.bound / self.scale + self.constant, found.values
+            found = solve_program(program, self.effort, lambda: self.is_stopped)
+        if found is not None:
+            self.num_looks += found.num_looks
+            self.effort = self.effort.less(found.num_looks)
+        return found
 
 
 def _structure(net: Network) -> Any:
@@ -162,71 +185,69 @@ def solve_exactly(
     *,
     cutoff: float,
     first_rows: list[int],
-    deadline: float,
-    seed: int,
+    effort: HighsEffort,
     stop: NDArray[np.int8] | None = None,
 ) -> ExactAnswer:
     """Find the best choice, or prove that none costs less than the cutoff.
 
     Args:
-        network: A small one.
+        network: A small network.
         cutoff: Cost of the best choice known, infinite if none is.
         first_rows: Memory rows to begin with, such as those that have a price.
-        deadline: Of `time.monotonic`, in seconds.
-        seed: Of HiGHS.
-        stop: Ends the search when another thread sets it to 1.
+        effort: What ends HiGHS.
+        stop: One flag; the search ends when another thread sets it to 1.
+
+    Returns:
+        What is known then.
 
     Raises:
         SolverError: HiGHS failed.
     """
-    with Beside() as beside:
-        return _solved(network, cutoff, first_rows, deadline, seed, stop, beside)
-
-
-def _solved(
-    network: Network,
-    cutoff: float,
-    first_rows: list[int],
-    deadline: float,
-    seed: int,
-    stop: NDArray[np.int8] | None,
-    beside: Beside,
-) -> ExactAnswer:
     program = _Program(network, cutoff)
-    trusted = program.scale >= _LEAST_UNIT
     if first_rows:
         program.add_rows(first_rows)
-    while time.monotonic() < deadline and not (stop is not None and stop[0]):
-        status, bound, values = program.solve(deadline, seed, stop, beside)
-        if status == "infeasible":
-            # Without a cutoff nothing depends on costs and their scale.
-            return ExactAnswer(choice=None, is_proved=trusted or np.isinf(cutoff))
-        if not len(values):
+    with Beside() as beside:
+        highs = _Highs(effort, stop, beside)
+        return replace(_solved(program, highs), num_looks=highs.num_looks)
+
+
+def _solved(program: _Program, highs: _Highs) -> ExactAnswer:
+    """Solve a program again and again, with the rows that its last solution broke."""
+    network, trusted = program.network, program.scale >= _LEAST_UNIT
+    while True:
+        found = highs.solve(program.as_columns())
+        if found is None:
             break
-        choice = np.array(
-            [
-                int(np.argmax(values[low:high]))
-                for low, high in zip(
-                    network.first_choice[:-1], network.first_choice[1:], strict=True
-                )
-            ],
-            np.int64,
-        )
+        if found.status == "infeasible":
+            # Without a cutoff nothing depends on costs and their scale.
+            return ExactAnswer(choice=None, is_proved=trusted or np.isinf(program.cutoff))
+        if not len(found.values):
+            break
+        choice = _taken(network, found.values)
         room = _room_left(network, choice)
         if not len(room) or room.min() >= 0:
             cost = _cost_of(network, choice)
             if not np.isfinite(cost):
                 break
             # Whole costs: a better choice would be cheaper by one.
-            proved = trusted and status == "optimal" and bound > cost - 0.5
+            bound = found.bound / program.scale + program.constant
+            proved = trusted and found.status == "optimal" and bound > cost - 0.5
             return ExactAnswer(choice=choice, is_proved=proved, cost=cost)
-        if status != "optimal":
+        if found.status != "optimal":
             break
         broken = [int(r) for r in np.argsort(room) if room[r] < 0 and int(r) not in program.used]
         if not broken:
             break
         program.add_rows(_spread(broken))
     return ExactAnswer(choice=None, is_proved=False)
+
+
+def _taken(network: Network, values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return for each node the choice whose column has the largest value."""
+    first = network.first_choice.tolist()
+    return np.array(
+        [int(np.argmax(values[low:high])) for low, high in itertools.pairwise(first)], np.int64
+    )
 
 
 def _above_minima(net: Network) -> tuple[NDArray[np.float64], float]:

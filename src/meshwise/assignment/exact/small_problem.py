@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.assignment.exact.highs import HighsEffort
 from meshwise.assignment.exact.integer_program import ExactAnswer, solve_exactly
 from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
 from meshwise.assignment.network import Network, network_without_rows, starts
@@ -22,15 +23,17 @@ def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
 
 
 def solve_small(
-    instance: Instance, *, deadline: float, seed: int, stop: NDArray[np.int8] | None = None
+    instance: Instance, effort: HighsEffort, stop: NDArray[np.int8] | None = None
 ) -> ExactAnswer:
     """Give a problem to the exact engine as it is.
 
     Args:
-        instance: A small one.
-        deadline: Of `time.monotonic`, in seconds.
-        seed: Of the engine.
-        stop: Ends the search when another thread sets it to 1.
+        instance: A small problem.
+        effort: What ends HiGHS.
+        stop: One flag; the search ends when another thread sets it to 1.
+
+    Returns:
+        What is known then.
     """
     if not instance.num_nodes:
         return ExactAnswer(choice=np.zeros(0, np.int64), is_proved=True)
@@ -49,13 +52,12 @@ def solve_small(
     cutoff = np.inf
     for _ in range(_TRIES):
         try:
-            found = solve_exactly(
-                network, cutoff=cutoff, first_rows=rows, deadline=deadline, seed=seed, stop=stop
-            )
+            found = solve_exactly(network, cutoff=cutoff, first_rows=rows, effort=effort, stop=stop)
         except SolverError:
             break
         choice = found.choice if found.choice is not None else answer.choice
         answer = ExactAnswer(choice=choice, is_proved=found.is_proved)
+        effort = effort.less(found.num_looks)
         if found.is_proved or found.choice is None:
             break
         # Fewer costs are left to scale: the engine may prove now what it found.

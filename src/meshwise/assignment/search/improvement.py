@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.messages import cost_of, room_left
-from meshwise.assignment.run_state import Shared, Turn
+from meshwise.assignment.run_state import TRY_ENTRIES, Shared, Turn
 from meshwise.assignment.search.component import scratch_for
 from meshwise.assignment.search.neighbourhood import improve, tries_for
 from meshwise.assignment.search.repair import Repair
@@ -28,17 +28,18 @@ class Primal:
 
     Args:
         shared: What is known; its problem is reduced.
-        seed: Of the random numbers.
     """
 
-    def __init__(self, shared: Shared, seed: int) -> None:
+    def __init__(self, shared: Shared) -> None:
         self.shared = shared
-        self.rng = np.random.default_rng(seed)
-        self.pace = Turn(tries_for(shared.network, _TRIES_A_TURN), is_fixed=shared.deterministic)
+        self.rng = np.random.default_rng(shared.seed)
+        self.pace = Turn(
+            tries_for(shared.network, _TRIES_A_TURN), is_counted=shared.options.counted
+        )
         self.repair: Repair | None = None
         self.is_mended = False
         self.work = scratch_for(shared.network, shared.stop)
-        self.rivals = 0.0 if "rivals" in shared.without else _RIVALS
+        self.rivals = 0.0 if "rivals" in shared.options.without else _RIVALS
         self.tries = self.cycle = 0
         self.choice: NDArray[np.int64] = np.zeros(0, np.int64)
         self.cost = math.inf
@@ -46,12 +47,13 @@ class Primal:
 
     def turn(self) -> None:
         """Go on for a moment."""
+        self.shared.entries -= self.pace.count * TRY_ENTRIES
         is_known = self.shared.choice is not None
-        if is_known and "search" not in self.shared.without:
+        if is_known and "search" not in self.shared.options.without:
             self._improve()
         elif not is_known and not self.is_mended:
             self._mend()
-        elif not self.shared.deterministic:
+        elif not self.shared.options.counted:
             # The other thread goes on.
             time.sleep(0.01)
 
@@ -73,7 +75,7 @@ class Primal:
                 assert shared.choice is not None
                 self.choice, self.cost = shared.choice.copy(), shared.cost
             self.room = room_of(room_left(net, self.choice))
-        if shared.prices is not None and "prices" not in shared.without:
+        if shared.prices is not None and "prices" not in shared.options.without:
             self.work.price[1:] = np.cumsum(shared.prices)
         with self.pace:
             self.cost -= improve(
@@ -87,7 +89,7 @@ class Primal:
 
     def _heat(self) -> float:
         """None in the first cycle; later ones begin hot and cool down."""
-        if self.tries < _TRIES_A_CYCLE or "heat" in self.shared.without:
+        if self.tries < _TRIES_A_CYCLE or "heat" in self.shared.options.without:
             return 0.0
         left = 1.0 - (self.tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
         spread = max(self.cost - self.shared.bound, 0.0)

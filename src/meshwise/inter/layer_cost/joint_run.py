@@ -117,7 +117,7 @@ class JointRun:
         return Problem(costs=tuple(self._costs), pairs=_sorted_pairs(self._pairs), rows=rows)
 
     def composed(
-        self, price: float, *, time_limit_s: float = 60.0, seed: int = 0
+        self, price: float, *, time_limit_s: float = math.inf, seed: int = 0
     ) -> tuple[tuple[int, ...], float] | None:
         """Plans of the layers at a price of memory as a choice, and a bound; None without one.
 

@@ -10,6 +10,7 @@ Source: DESIGN decision 10; the bound is that of `assignment.bounds.messages`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -81,7 +82,7 @@ class ConditionedLayer:
         price: BytePrice,
         *,
         exact: bool = True,
-        time_limit_s: float = 60.0,
+        time_limit_s: float = math.inf,
         seed: int = 0,
         times: Callable[[GraphDecision], tuple[float, float]] | None = None,
     ) -> None:
