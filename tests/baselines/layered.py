@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import meshwise as mw
-from meshwise.baselines.block_layers import block_ranges
+from meshwise.baselines.pipeline.block_layers import block_ranges
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.gpt import Gpt
 from meshwise.models.gpt_sizes import gpt_config
