@@ -17,10 +17,10 @@ from golden_plans import P3, SIGNATURE, golden_plan, gpt_pipeline
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
-from meshwise.models.gpt_sizes import forward_flop, gpt_config, training_flop
 from meshwise.models.named import MODEL_NAMES, model_config
+from meshwise.models.sizes.gpt_sizes import forward_flop, gpt_config, training_flop
+from meshwise.models.sizes.wide_resnet_sizes import wide_resnet_config
 from meshwise.models.steps import model_step
-from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
 from meshwise.planner.schedule_choice import plan_layers

@@ -20,7 +20,7 @@ from meshwise.baselines.pipeline.simulated import simulate
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.units import GIB, TERA

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import jax
 
 from meshwise.errors import StateLostError
-from meshwise.models.gpt_sizes import num_parameters
+from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
 from meshwise.runtime.donation import lost_before
 from meshwise.simulate.timeline import Timeline

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
-from meshwise.models.gpt_sizes import BYTES, gpt_config
+from meshwise.models.sizes.gpt_sizes import BYTES, gpt_config
 from meshwise.request.methods import PipelineScheduleName
 
 
@@ -19,7 +19,7 @@ class TrainOptions:
     Attributes:
         out: Folder of the run: checkpoints and the summary.
         text: File or folder to learn from; None for the standard library of this Python.
-        model: Size by name (`models.gpt_sizes`), on bytes.
+        model: Size by name (`models.sizes.gpt_sizes`), on bytes.
         seq: Bytes in one training sequence.
         batch: Sequences in one step, over all devices and micro-batches.
         steps: Step at which the run ends, counted from the first start.

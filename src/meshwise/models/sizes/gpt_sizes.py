@@ -8,14 +8,13 @@ all of these with sequence 1024 and vocabulary 51200; Brown et al. 2020, table 2
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshwise.models.gpt import GptConfig
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 
 BYTES = 256
 
-_SIZES = size_table(
+gpt_config = SizeTable(
+    "GPT",
     GptConfig,
     "hidden num_layers num_heads seq_len vocab_size",
     {
@@ -36,21 +35,6 @@ _SIZES = size_table(
         "175B": (12288, 96, 96, 2048, 51200),
     },
 )
-
-SIZE_NAMES = tuple(_SIZES)
-
-
-def gpt_config(name: str, **changes: Any) -> GptConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `GptConfig` to set otherwise, as `seq_len=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("GPT", _SIZES, name, changes)
 
 
 def num_parameters(config: GptConfig) -> int:
