@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax import core, export, lax
 from jax._src import source_info_util
@@ -18,6 +18,9 @@ from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
+
+# A tree of arrays as JAX understands it: dicts, lists, tuples and registered classes, nested.
+PyTree: TypeAlias = Any
 
 Literal = jex_core.Literal
 Jaxpr = jex_core.Jaxpr
