@@ -52,4 +52,4 @@ def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layerin
     # Batch norm: as the paper's systems, statistics of each micro-batch.
     statistics = "local" if isinstance(config, WideResNetConfig) else "exact"
     cut = block_ranges if blocks else None
-    return layers_of(step, args, {}, SIGNATURE, cut=cut, statistics=statistics)
+    return layers_of(step, args, {}, SIGNATURE, cut, statistics=statistics)

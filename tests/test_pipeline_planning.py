@@ -23,7 +23,7 @@ from meshwise.models.sizes.wide_resnet_sizes import wide_resnet_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
-from meshwise.planner.schedule_choice import plan_layers
+from meshwise.planner.schedule_choice import planned_layers
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.pipeline_schedule import EAGER, ONE_F_ONE_B
@@ -73,12 +73,13 @@ def test_micro_batches_that_would_cut_a_group_of_tokens_are_passed_over() -> Non
     layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, 1)
     request = PipelineRequest(cluster=CLUSTER, remats=("none",), num_stages=1)
     told: list[str] = []
-    plan, _ = plan_layers(layers, CLUSTER, search_options(layers, flop, request), told.append)
+    options = search_options(layers, flop, request)
+    plan = planned_layers(layers, CLUSTER, options, told.append).plan
     assert plan.num_microbatches <= 2
     assert any(text.startswith("B=4: the step does not separate") for text in told)
     asked = dataclasses.replace(request, num_microbatches=(4,))
     with pytest.raises(TraceError, match="does not separate"):
-        plan_layers(layers, CLUSTER, search_options(layers, flop, asked))
+        planned_layers(layers, CLUSTER, search_options(layers, flop, asked))
 
 
 def test_more_freedom_is_never_slower(two_stages: tuple[Plan, Timeline]) -> None:

@@ -25,7 +25,8 @@ from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import is_tracer
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
-from meshwise.planner.step import PlannedCall, PlannedProgram, StepCall, has_stages, plan_call
+from meshwise.planner.step import PlannedCall, PlannedProgram, has_stages, plan_call
+from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import PlannedStep
 from meshwise.request.plan_request import PlanRequest
 from meshwise.simulate.timeline import Timeline
