@@ -198,6 +198,39 @@ def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> 
     present = {slot.position: slot for slot in slots}
     named = {slot.name for slot in slots}
     unplaced = [k for k in keywords if k not in named]
+    _check_batch(options, batch, static)
+    for number in batch:
+        if number not in present and unplaced and not _has_position(options, number):
+            raise TraceError(
+                f"batch_argnums names argument {number} of {options.name}, which the call does "
+                f"not pass by position; {', '.join(unplaced)} came by keyword and "
+                f"{'has' if len(unplaced) == 1 else 'have'} no position, so no batch dim: pass "
+                "the batch by position, or say batch_argnums=() if there is no batch data"
+            )
+    dynamic = [slot.position for slot in slots if slot.position not in static]
+    donate = options.donate_argnums
+    if not isinstance(donate, str):
+        found = _donated(options, donate, slots, static)
+        donate = tuple(dynamic.index(n) for n in found if n in present)
+    dims = _dims_of_each(options, len(batch))
+    pairs = [(dynamic.index(n), d) for n, d in zip(batch, dims, strict=True) if n in present]
+    return Binding(
+        step_name=options.name,
+        slots=slots,
+        positions=tuple(slot.position for slot in slots),
+        static=frozenset(static),
+        signature=StepSignature(
+            batch_argnums=tuple(number for number, _ in pairs),
+            batch_dims=tuple(dims for _, dims in pairs),
+            donate_argnums=donate,
+            labels=tuple(present[n].label for n in dynamic),
+            parameters=tuple((n, present[n].name or "") for n in dynamic),
+        ),
+    )
+
+
+def _check_batch(options: ArgumentOptions, batch: tuple[int, ...], static: tuple[int, ...]) -> None:
+    """Check that each batch argument is named once and is no constant."""
     for number in batch:
         if batch.count(number) > 1:
             raise TraceError(
@@ -210,44 +243,25 @@ def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> 
                 f"and in static_argnums={options.static_argnums}, but batch data is not a "
                 "compile-time constant; take it out of one of them"
             )
-        if number not in present and unplaced and not _has_position(options, number):
+
+
+def _donated(
+    options: ArgumentOptions,
+    numbers: tuple[int, ...],
+    slots: tuple[ArgumentSlot, ...],
+    static: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the numbers of donated arguments, each once."""
+    found = tuple(dict.fromkeys(_resolved("donate_argnums", numbers, options, slots)))
+    for number in found:
+        if number in static:
             raise TraceError(
-                f"batch_argnums names argument {number} of {options.name}, which the call does "
-                f"not pass by position; {', '.join(unplaced)} came by keyword and "
-                f"{'has' if len(unplaced) == 1 else 'have'} no position, so no batch dim: pass "
-                "the batch by position, or say batch_argnums=() if there is no batch data"
+                f"argument {number} of {options.name} is in donate_argnums="
+                f"{options.donate_argnums} and in static_argnums={options.static_argnums}, "
+                "but a compile-time constant has no buffer to donate; take it out of one of "
+                "them"
             )
-    donate = options.donate_argnums
-    if not isinstance(donate, str):
-        donate = tuple(dict.fromkeys(_resolved("donate_argnums", donate, options, slots)))
-        for number in donate:
-            if number in static:
-                raise TraceError(
-                    f"argument {number} of {options.name} is in donate_argnums="
-                    f"{options.donate_argnums} and in static_argnums={options.static_argnums}, "
-                    "but a compile-time constant has no buffer to donate; take it out of one of "
-                    "them"
-                )
-    dynamic = [slot.position for slot in slots if slot.position not in static]
-    dims = _dims_of_each(options, len(batch))
-    pairs = [(dynamic.index(n), d) for n, d in zip(batch, dims, strict=True) if n in present]
-    return Binding(
-        step_name=options.name,
-        slots=slots,
-        positions=tuple(slot.position for slot in slots),
-        static=frozenset(static),
-        signature=StepSignature(
-            batch_argnums=tuple(number for number, _ in pairs),
-            batch_dims=tuple(dims for _, dims in pairs),
-            donate_argnums=(
-                donate
-                if isinstance(donate, str)
-                else tuple(dynamic.index(n) for n in donate if n in present)
-            ),
-            labels=tuple(present[n].label for n in dynamic),
-            parameters=tuple((n, present[n].name or "") for n in dynamic),
-        ),
-    )
+    return found
 
 
 def step_name(fun: Callable[..., Any]) -> str:
