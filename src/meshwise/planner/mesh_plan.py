@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwise.baselines.search import MeshPlace
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.options import IntraResult
@@ -95,12 +96,7 @@ def finished_plan(
         fingerprint=fingerprint(step.graph),
         replicated=work.replicated.shares(),
         parameters=step.parameters,
-        warnings=(
-            *step.warnings,
-            *_graph_warnings(step.graph),
-            *_work_warnings(work, mesh.num_devices),
-            *_concessions(result, work, method),
-        ),
+        warnings=(*step.warnings, *_warnings(step.graph, result, work, mesh, method)),
     )
 
 
@@ -113,6 +109,14 @@ def _space(result: IntraResult, request: PlanRequest, where: str) -> str:
     under = f" under {' and '.join(bounds)}" if bounds else ""
     # Other numbers of micro-batches were compared by their best plans found only.
     return f"{result.space}{under}, {where}"
+
+
+def _warnings(
+    graph: Graph, result: IntraResult, work: Work, mesh: LogicalMesh, method: str
+) -> Iterator[str]:
+    yield from _graph_warnings(graph)
+    yield from _work_warnings(work, mesh.num_devices)
+    yield from _concessions(result, work, method)
 
 
 def _graph_warnings(graph: Graph) -> Iterator[str]:
