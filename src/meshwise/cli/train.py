@@ -219,7 +219,7 @@ def train(  # The options above say what the arguments are.
         sys.exit(INTERRUPTED)
 
 
-def _check_stages(settings: Mapping[str, Any], files: Sequence[str]) -> None:
+def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
     """Refuse options of pipelines where none was asked for, or that contradict each other.
 
     Raises:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.text.columns import table, with_more
 from meshwise.units import bytes_text, flop_text, seconds_text
 
@@ -66,7 +67,7 @@ def difference_text(found: Sequence[Section], names: tuple[str, str]) -> str:
     return "\n".join([*lines[1:], ""]) if lines else ""
 
 
-def difference_data(found: Sequence[Section]) -> list[dict[str, Any]]:
+def difference_data(found: Sequence[Section]) -> list[dict[str, Json]]:
     """Sections as JSON."""
     return [
         {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import WIDTH, table, with_space_below
 from meshwise.report.plan_memory import simulated_memory
@@ -82,7 +82,7 @@ def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
     )
 
 
-def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Any]:
+def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Json]:
     """What a simulation found, as numbers."""
     timeline = simulation.timeline
     seconds = timeline.step_time_s

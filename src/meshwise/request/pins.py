@@ -46,7 +46,7 @@ class Pin:
     forbid: tuple[str, ...] | str = ()
 
     def __post_init__(self) -> None:
-        spec: Any = self.spec
+        spec: object = self.spec
         if spec is not None and not isinstance(spec, PartitionSpec):
             raise PinError(
                 f"Pin(spec={spec!r:.60}): spec must be a jax.sharding.PartitionSpec, as "
@@ -63,7 +63,7 @@ class Pin:
         object.__setattr__(self, "forbid", tuple(forbid))
 
 
-def as_pin(pattern: str, value: Any) -> Pin:
+def as_pin(pattern: str, value: object) -> Pin:
     """A value of the option `pins` as a `Pin`.
 
     Raises:
@@ -127,7 +127,7 @@ class _Wish:
         return f"{self.pattern!r}: {_pin_text(self.pin)}"
 
 
-def pinned(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> Pinned:
+def pinned(graph: Graph, pins: Mapping[str, object], mesh: LogicalMesh) -> Pinned:
     """Hold pins against a graph and a mesh.
 
     Args:
@@ -202,7 +202,7 @@ def is_hit(pattern: str, name: str, activation: bool) -> bool:
 def _wish(pattern: str, pin: Pin, mesh: LogicalMesh) -> _Wish:
     known = list(mesh.names)
 
-    def number(axis: Any) -> int:
+    def number(axis: str) -> int:
         if axis not in known:
             near = difflib.get_close_matches(str(axis), known, 1)
             raise PinError(

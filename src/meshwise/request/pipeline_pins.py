@@ -21,7 +21,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from jax.sharding import PartitionSpec
 
@@ -66,7 +66,7 @@ class PipelinePin:
     layout: tuple[str, Pin] | None = None
 
 
-def read_pins(pins: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> tuple[PipelinePin, ...]:
+def read_pins(pins: Mapping[str, object] | Sequence[tuple[str, object]]) -> tuple[PipelinePin, ...]:
     """Pins from names and values; values may be texts, as on a command line.
 
     Raises:
@@ -88,7 +88,7 @@ def split_pin(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _read(name: str, value: Any) -> PipelinePin:
+def _read(name: str, value: object) -> PipelinePin:
     text = f"{name}={_shown(value)}"
     if name == "stages":
         if isinstance(value, int) or str(value).isdecimal():
@@ -118,20 +118,20 @@ def _read(name: str, value: Any) -> PipelinePin:
     return PipelinePin(text=text, layout=(name, pin))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Schedule):
         return value.name
     return spec_text(value) if isinstance(value, PartitionSpec) else str(value)
 
 
-def _number(text: str, value: Any) -> int:
-    number: Any = int(value) if str(value).isdecimal() else value
+def _number(text: str, value: object) -> int:
+    number: object = int(str(value)) if str(value).isdecimal() else value
     if not isinstance(number, int) or isinstance(value, bool) or number < 1:
         raise PinError(f"pin {text!r}: it must be a number of at least 1")
     return number
 
 
-def _ranges(text: str, value: Any) -> tuple[tuple[int, int], ...]:
+def _ranges(text: str, value: object) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, str) or not _RANGES.fullmatch(value):
         raise PinError(f"pin {text!r}: write a number of stages, or their layers as 0-11,12-23")
     ranges: list[tuple[int, int]] = []
@@ -147,10 +147,10 @@ def _ranges(text: str, value: Any) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def _schedule(text: str, value: Any) -> Schedule:
+def _schedule(text: str, value: object) -> Schedule:
     if isinstance(value, Schedule):
         return value
-    if value not in CHOICES:
+    if not isinstance(value, str) or value not in CHOICES:
         raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(CHOICES)}")
     if CHOICES[value].chunks > 1:
         raise PinError(
@@ -189,12 +189,12 @@ def layout_value(text: str, value: str) -> Pin:
         raise PinError(
             f"pin {text!r}: write a layout as P(None, 'x'), or forbid(x); ? leaves a dim free"
         )
-    entries: list[Any] = [
+    entries: list[str | tuple[str, ...]] = [
         tuple(word.strip("()").strip(",").split(",")) if word.startswith("(") else word
         for word in re.findall(_ENTRY, inner)
     ]
     if match[1] == "forbid":
-        return Pin(forbid=tuple(entries))
+        return Pin(forbid=cast(tuple[str, ...], tuple(entries)))
     kept = {"-": None, "None": None, "?": PartitionSpec.UNCONSTRAINED}
     kept["P.UNCONSTRAINED"] = PartitionSpec.UNCONSTRAINED
     return Pin(PartitionSpec(*(e if isinstance(e, tuple) else kept.get(e, e) for e in entries)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import meshwise as mw
+from meshwise.request.methods import Method
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import ParallelTrainStep, StepBuilder, TrainStep
 
 
-def method_of(options: TrainOptions) -> Any:
+def method_of(options: TrainOptions) -> Method:
     """The method object that a name stands for.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
@@ -78,7 +78,7 @@ class TrainOptions:
         """The model: the named size, on bytes, with as many positions as `seq`."""
         return gpt_config(self.model, vocab_size=BYTES, seq_len=self.seq, dropout=self.dropout)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What must not change when a run is resumed, or its losses would be others.
 
         Method, cluster, mesh, stages, schedule, micro-batches and memory may change: they do not

@@ -9,9 +9,9 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshwise.cluster.spec import Cluster
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.text.columns import WIDTH, shortened
 from meshwise.units import bytes_text
@@ -116,7 +116,7 @@ class MemoryCheck:
         lines = textwrap.wrap(_TOGETHER.sub("\u00a0", numbers), WIDTH)
         return [line.replace("\u00a0", " ") for line in lines] + textwrap.wrap(self.remedy, WIDTH)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Json]:
         """The fields `fits` and `too_large` of JSON forms."""
         return {
             "fits": self.fits,
