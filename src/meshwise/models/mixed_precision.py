@@ -134,9 +134,7 @@ def with_master_copy(tx: optax.GradientTransformation) -> optax.GradientTransfor
         master = cast_floats(params, jnp.float32)
         return MasterState(master, tx.init(master))
 
-    def update(
-        updates: PyTree, state: MasterState, params: PyTree = None
-    ) -> tuple[PyTree, MasterState]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, MasterState]:
         wide = cast_floats(updates, jnp.float32)
         updates, inner = tx.update(wide, state.inner, state.master)
         master: PyTree = optax.apply_updates(state.master, updates)
