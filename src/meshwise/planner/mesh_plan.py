@@ -65,14 +65,8 @@ def finished_plan(
     program = DecidedProgram(graph=step.graph, decision=decision)
     work = work_of([program], mesh)
     seconds = step_time_s(step.graph, decision, mesh, parts=place.parts)
-    rows = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
     stage = program_stage(
-        program,
-        mesh,
-        work,
-        step_time_s=seconds,
-        peak_bytes=result.peak_bytes,
-        cluster=cluster,
+        program, mesh, work, step_time_s=seconds, peak_bytes=result.peak_bytes, cluster=cluster
     )
     if options.memory_bytes is not None:
         stage = replace(stage, memory_bytes=options.memory_bytes)
@@ -83,7 +77,7 @@ def finished_plan(
         decisions=(decision,),
         collectives=work.collectives,
         cluster=cluster and Cluster(name=cluster.name, groups=cluster.groups),
-        batch_size=rows.pop() if len(rows) == 1 else 0,
+        batch_size=_batch_size(step),
         num_microbatches=step.num_microbatches,
         simulated_s=seconds,
         tried=((step.num_microbatches, seconds),),
@@ -98,6 +92,12 @@ def finished_plan(
         parameters=step.parameters,
         warnings=(*step.warnings, *_warnings(step.graph, result, work, mesh, method)),
     )
+
+
+def _batch_size(step: TracedStep) -> int:
+    """Return the rows of the whole batch; 0 if no argument is batch data, or they differ."""
+    rows = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
+    return rows.pop() if len(rows) == 1 else 0
 
 
 def _space(result: IntraResult, request: PlanRequest, where: str) -> str:

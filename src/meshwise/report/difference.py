@@ -56,7 +56,15 @@ def sections(*named: tuple[str, Sequence[Difference]]) -> tuple[Section, ...]:
 
 
 def difference_text(found: Sequence[Section], names: tuple[str, str]) -> str:
-    """Sections as tables; empty if there are none."""
+    """Return sections as tables.
+
+    Args:
+        found: The sections.
+        names: Names of the two things that differ.
+
+    Returns:
+        A text of at most 100 columns; empty if there are no sections.
+    """
     lines: list[str] = []
     for section in found:
         rows = with_more([_row(item) for item in section.rows])
@@ -68,7 +76,14 @@ def difference_text(found: Sequence[Section], names: tuple[str, str]) -> str:
 
 
 def difference_data(found: Sequence[Section]) -> list[dict[str, Json]]:
-    """Sections as JSON."""
+    """Return sections as JSON.
+
+    Args:
+        found: The sections.
+
+    Returns:
+        For each section its title and its rows.
+    """
     return [
         {
             "title": section.title,

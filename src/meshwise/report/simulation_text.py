@@ -25,7 +25,15 @@ def device_flop_per_s(plan: Plan, simulation: Simulation) -> float:
 
 
 def simulation_text(plan: Plan, simulation: Simulation) -> str:
-    """What a simulation found, as text; one that does not fit says so first."""
+    """Return what a simulation found, as text; one that does not fit says so first.
+
+    Args:
+        plan: The plan that was simulated.
+        simulation: What was found.
+
+    Returns:
+        A text of at most 100 columns.
+    """
     timeline, what = simulation.timeline, simulation.of_timeline
     seconds = timeline.step_time_s
     busy = sum(timeline.busy_s) / (seconds * len(timeline.busy_s)) if seconds else 0.0
@@ -83,7 +91,15 @@ def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
 
 
 def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Json]:
-    """What a simulation found, as numbers."""
+    """Return what a simulation found, as numbers.
+
+    Args:
+        plan: The plan that was simulated.
+        simulation: What was found.
+
+    Returns:
+        JSON values; seconds and bytes by name.
+    """
     timeline = simulation.timeline
     seconds = timeline.step_time_s
     return {

@@ -209,12 +209,25 @@ Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | 
 
 
 def asks_for_stages(method: Method) -> str:
-    """Text of a method that asks for pipeline stages; empty for one that does not."""
+    """Return the text of a method that asks for pipeline stages.
+
+    Args:
+        method: The method.
+
+    Returns:
+        Its text; empty for one that does not ask for stages.
+    """
     return repr(method) if isinstance(method, Megatron) and method.pp > 1 else ""
 
 
 def check_method(method: object) -> Method:
-    """The method, if it is one.
+    """Return a method, or say what is no method.
+
+    Args:
+        method: What the user gave.
+
+    Returns:
+        The same.
 
     Raises:
         PlanError: it is the class, the name or the plan that is meant.

@@ -64,7 +64,14 @@ class Pin:
 
 
 def as_pin(pattern: str, value: object) -> Pin:
-    """A value of the option `pins` as a `Pin`.
+    """Return a value of the option `pins` as a `Pin`.
+
+    Args:
+        pattern: The pattern that it stands for, for messages.
+        value: A `Pin` or a `PartitionSpec`.
+
+    Returns:
+        The pin.
 
     Raises:
         PinError: it is neither a `Pin` nor a `PartitionSpec`.
@@ -171,7 +178,15 @@ def pinned(graph: Graph, pins: Mapping[str, object], mesh: LogicalMesh) -> Pinne
 def named_operators(
     graph: Graph, path: OperatorPath = ()
 ) -> Iterator[tuple[OperatorPath, Graph, Operator]]:
-    """Operators of `checkpoint_name` with the graph that holds them, bodies included."""
+    """Yield operators of `checkpoint_name` with the graph that holds them, bodies included.
+
+    Args:
+        graph: The graph.
+        path: Where it stands in another one.
+
+    Returns:
+        An iterator over path, graph and operator.
+    """
     for i, op in enumerate(graph.operators):
         if op.kind == "name":
             yield (*path, i), graph, op
@@ -193,7 +208,13 @@ def _match(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def is_hit(pattern: str, name: str, activation: bool) -> bool:
-    """Whether a pattern names an argument, or an activation."""
+    """Return whether a pattern names an argument, or an activation.
+
+    Args:
+        pattern: The pattern of a pin.
+        name: Path of an argument, or name of an activation.
+        activation: Which of the two it is.
+    """
     if pattern.startswith(ACTIVATION) != activation:
         return False
     return matches(pattern.removeprefix(ACTIVATION), name)
@@ -334,7 +355,13 @@ def _apart(
 
 
 def nearest(name: str, known: Sequence[str], count: int) -> list[str]:
-    """The known names that look most like a name, the nearest first."""
+    """Return the known names that look most like a name, the nearest first.
+
+    Args:
+        name: A name that nothing has.
+        known: The names that there are.
+        count: The most names to return.
+    """
     return difflib.get_close_matches(name, known, count, cutoff=0.0)
 
 

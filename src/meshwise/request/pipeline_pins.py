@@ -67,7 +67,13 @@ class PipelinePin:
 
 
 def read_pins(pins: Mapping[str, object] | Sequence[tuple[str, object]]) -> tuple[PipelinePin, ...]:
-    """Pins from names and values; values may be texts, as on a command line.
+    """Return pins from names and values.
+
+    Args:
+        pins: Names and values; values may be texts, as on a command line.
+
+    Returns:
+        The pins, each once.
 
     Raises:
         PinError: a name or a value is not understood.
@@ -77,7 +83,13 @@ def read_pins(pins: Mapping[str, object] | Sequence[tuple[str, object]]) -> tupl
 
 
 def split_pin(text: str) -> tuple[str, str]:
-    """Name and value of `NAME=VALUE`.
+    """Return name and value of `NAME=VALUE`.
+
+    Args:
+        text: What a user wrote on a command line.
+
+    Returns:
+        Both without spaces around.
 
     Raises:
         PinError: it has no `=`.
@@ -263,7 +275,15 @@ def _layer_of(pin: PipelinePin, number: int, known: Mapping[int, int]) -> int:
 
 
 def with_pins(options: SearchOptions, pins: Sequence[PipelinePin]) -> SearchOptions | None:
-    """Options of a search that keep to pins; None where two pins of one thing differ."""
+    """Return options of a search that keep to pins.
+
+    Args:
+        options: The options, pins apart.
+        pins: What is fixed.
+
+    Returns:
+        The options; None where two pins of one thing differ.
+    """
     stages = {p.num_stages for p in pins if p.num_stages is not None}
     schedules = {p.schedule for p in pins if p.schedule is not None}
     counts = options.num_microbatches
@@ -286,5 +306,9 @@ def with_pins(options: SearchOptions, pins: Sequence[PipelinePin]) -> SearchOpti
 
 
 def layouts_of(pins: Sequence[PipelinePin]) -> dict[str, Pin]:
-    """The pins of layouts, by pattern."""
+    """Return the pins of layouts, by pattern.
+
+    Args:
+        pins: All pins.
+    """
     return dict(p.layout for p in pins if p.layout is not None)

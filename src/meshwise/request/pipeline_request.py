@@ -50,7 +50,13 @@ class PipelineRequest:
 
 
 def pipeline_request(request: PlanRequest) -> PipelineRequest:
-    """The request for a pipeline.
+    """Return the request for a pipeline.
+
+    Args:
+        request: What a user asks of a plan with stages.
+
+    Returns:
+        The same for the planner of pipelines.
 
     Raises:
         PlanError: it asks for what pipelines do not have yet.

@@ -43,7 +43,14 @@ def _auto(options: TrainOptions) -> mw.Auto:
 
 
 def step_builder(options: TrainOptions) -> StepBuilder:
-    """The function that parallelises a training step as the options say."""
+    """Return the function that parallelises a training step.
+
+    Args:
+        options: The options of the run.
+
+    Returns:
+        A function of the step, which calls `parallelize`.
+    """
 
     def build(train_step: TrainStep) -> ParallelTrainStep:
         return mw.parallelize(

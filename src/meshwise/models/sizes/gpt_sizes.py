@@ -38,7 +38,11 @@ gpt_config = SizeTable(
 
 
 def num_parameters(config: GptConfig) -> int:
-    """Parameters: `V h + S h + L (12 h^2 + 13 h) + 2 h`."""
+    """Return the number of parameters, `V h + S h + L (12 h^2 + 13 h) + 2 h`.
+
+    Args:
+        config: The configuration of a GPT.
+    """
     h = config.hidden
     block = 12 * h * h + 13 * h
     return (config.vocab_size + config.seq_len) * h + config.num_layers * block + 2 * h

@@ -193,7 +193,14 @@ def memory_holder(plan: PlanRecord, cluster: Cluster | None) -> str:
 
 
 def plan_memory(plan: PlanRecord) -> MemoryCheck:
-    """Compare the predicted peak of each mesh with what its devices have."""
+    """Compare the predicted peak of each mesh with what its devices have.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        For each mesh what it needs and has, and what to do if that is too little.
+    """
     return MemoryCheck(
         meshes=mesh_memories(plan.mesh_of_stage, plan.mesh_peak_bytes, mesh_memory_bytes(plan)),
         holder=memory_holder(plan, plan.cluster),
