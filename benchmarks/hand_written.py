@@ -13,7 +13,7 @@ from benchmarks.model_configs import CONFIGS
 from benchmarks.pairs import run_pairs
 from benchmarks.workload import abstract_batch, training_step
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import ModelStep, model_step
 from meshwise.request.methods import Method
 from meshwise.spmd.program import compile_options, concrete_mesh, shardings

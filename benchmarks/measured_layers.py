@@ -12,7 +12,7 @@ import optax
 from benchmarks.workload import token_batch
 from meshwise.api.init_state import born_sharded
 from meshwise.api.local_cluster import local_cluster
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest

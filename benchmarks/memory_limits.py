@@ -12,7 +12,7 @@ import optax
 
 import meshwise as mw
 from meshwise.errors import InfeasibleError
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 
 CLUSTER = "1x p3.16xlarge"

@@ -34,7 +34,7 @@ from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import transfer_s
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import layers_of
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B

@@ -13,7 +13,7 @@ import meshwise as mw
 from benchmarks.pairs import run_pairs
 from benchmarks.workload import token_batch, training_step
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 
 BATCH = 4
 NUM_LEAVES = 450  # FACTS section 9: leaves of the state of a GPT with Adam.

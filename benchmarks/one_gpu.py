@@ -10,7 +10,7 @@ import meshwise as mw
 from benchmarks.one_device import runner
 from benchmarks.pairs import run_pairs
 from benchmarks.workload import token_batch, training_step
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 
 BATCH = 16
 

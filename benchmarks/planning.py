@@ -10,7 +10,7 @@ import jax
 
 import meshwise as mw
 from benchmarks.workload import abstract_batch, training_step
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 
 BATCH = 8  # 48 layers fit without rematerialisation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from meshwise.baselines.block_layers import block_ranges
+from meshwise.baselines.pipeline.block_layers import block_ranges
 from meshwise.models.mixed_precision import with_master_copy
 from meshwise.models.moe import MoeConfig
 from meshwise.models.steps import Config, model_step
@@ -52,4 +52,4 @@ def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layerin
     # Batch norm: as the paper's systems, statistics of each micro-batch.
     statistics = "local" if isinstance(config, WideResNetConfig) else "exact"
     cut = block_ranges if blocks else None
-    return layers_of(step, args, {}, SIGNATURE, cut=cut, statistics=statistics)
+    return layers_of(step, args, {}, SIGNATURE, cut, statistics=statistics)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +30,24 @@ def pytest_configure(config: pytest.Config) -> None:
             jax.config.update(name, value)
             # For the processes that tests start.
             os.environ[name.upper()] = str(value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes all files in `golden/` anew."""
+    parser.addoption("--update-goldens", action="store_true", help="write tests/golden anew")
+
+
+@pytest.fixture(scope="session")
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """A check that a text is that of a file in `golden/`; with `--update-goldens` it is written."""
+    folder = Path(__file__).parent / "golden"
+
+    def check(name: str, text: str) -> None:
+        if request.config.getoption("--update-goldens"):
+            (folder / name).write_text(text, encoding="utf-8")
+        assert text == (folder / name).read_text(encoding="utf-8")
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from doubles.layered_steps import CLIPPED, gpt_step, host, unet_step
 from doubles.scanned_steps import scanned_gpt
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.models.gpt import Gpt
-from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.plan.plan import Plan
 from meshwise.schedules.inference import INFERENCE
 

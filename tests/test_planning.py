@@ -13,8 +13,8 @@ from doubles.foreign import scale
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError
 from meshwise.models.gpt import Gpt
-from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from oracle.compare import assert_same_x64
 from oracle.gpt_problems import Case, gpt_problem
 from oracle.parallel import CLUSTER, parallel_step, run_method

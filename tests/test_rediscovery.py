@@ -18,9 +18,9 @@ import pytest
 import meshwise as mw
 from meshwise.cluster.spec import Cluster
 from meshwise.models.losses import mean_cross_entropy
-from meshwise.models.moe_sizes import moe_config
+from meshwise.models.sizes.moe_sizes import moe_config
+from meshwise.models.sizes.wide_resnet_sizes import wide_resnet_config
 from meshwise.models.steps import model_step
-from meshwise.models.wide_resnet_sizes import wide_resnet_config
 from meshwise.planner.one_mesh import make_plan
 from meshwise.request.plan_request import PlanRequest
 from meshwise.trace.step import StepSignature, open_step, trace_step

@@ -17,9 +17,9 @@ from evaluation.paper.settings import FLOAT16_FLOP_PER_S
 from evaluation.rates import with_rate
 from evaluation.steps import HALF, layers_of_model
 from meshwise.baselines.layer_costs import MethodCosts
-from meshwise.baselines.megatron import megatron_candidate
-from meshwise.baselines.megatron_grid import MegatronPoint
-from meshwise.baselines.result import Refused
+from meshwise.baselines.pipeline.megatron import megatron_candidate
+from meshwise.baselines.pipeline.megatron_grid import MegatronPoint
+from meshwise.baselines.pipeline.result import Refused
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from evaluation.rates import first_devices, with_rate
 from evaluation.steps import HALF, layers_of_model
 from meshwise.baselines.layer_costs import MethodCosts
-from meshwise.baselines.megatron import megatron_candidate
-from meshwise.baselines.megatron_grid import MegatronPoint
-from meshwise.baselines.result import Candidate, Refused
-from meshwise.baselines.simulated import simulate
+from meshwise.baselines.pipeline.megatron import megatron_candidate
+from meshwise.baselines.pipeline.megatron_grid import MegatronPoint
+from meshwise.baselines.pipeline.result import Candidate, Refused
+from meshwise.baselines.pipeline.simulated import simulate
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.units import GIB, TERA

@@ -18,7 +18,7 @@ from evaluation.anchor.anchor import (
     rate_of_products,
 )
 from evaluation.steps import layers_of_model
-from meshwise.models.gpt_sizes import gpt_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 
 EXAMPLES = """
 \b

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from evaluation.paper.ablations import equal_layer, equal_operator
 from evaluation.paper.result import Answer, StageRow
 from evaluation.paper.ways import seconds_by_way
-from meshwise.baselines.deciders import DECIDERS, Decider
-from meshwise.baselines.megatron import megatron_lm
-from meshwise.baselines.result import BaselineResult
+from meshwise.baselines.pipeline.deciders import DECIDERS, Decider
+from meshwise.baselines.pipeline.megatron import megatron_lm
+from meshwise.baselines.pipeline.result import BaselineResult
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from meshwise.models import gpt_sizes, llama_sizes, moe_sizes, wide_resnet_sizes
 from meshwise.models.gpt import GptConfig
 from meshwise.models.llama import LlamaConfig
 from meshwise.models.moe import MoeConfig
+from meshwise.models.sizes import gpt_sizes, llama_sizes, moe_sizes, wide_resnet_sizes
 from meshwise.models.steps import Config
 from meshwise.models.wide_resnet import WideResNetConfig
 

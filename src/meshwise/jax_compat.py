@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from jax import Array, core, export, lax
@@ -19,6 +19,9 @@ from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
+
+# A tree of arrays as JAX understands it: dicts, lists, tuples and registered classes, nested.
+PyTree: TypeAlias = Any
 
 Literal = jex_core.Literal
 Jaxpr = jex_core.Jaxpr

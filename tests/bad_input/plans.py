@@ -10,6 +10,7 @@ import numpy as np
 
 import meshwise as mw
 from bad_input.case import STATE, Case, X, plan, step
+from golden_plans import golden_plan
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import Cluster
@@ -28,12 +29,12 @@ def described(**changed: Any) -> Cluster:
 
 def edited(**changed: Any) -> mw.Plan:
     """A good plan whose JSON was edited; `...` takes a field out."""
-    data = json.loads(plan().to_json()) | changed
+    data = json.loads(golden_plan("bad-input").to_json()) | changed
     return mw.Plan.from_json(json.dumps({k: v for k, v in data.items() if v is not ...}))
 
 
 def edited_stage(**changed: Any) -> mw.Plan:
-    (stage,) = json.loads(plan().to_json())["stages"]
+    (stage,) = json.loads(golden_plan("bad-input").to_json())["stages"]
     return edited(stages=[stage | changed])
 
 
@@ -203,13 +204,15 @@ PLANS = (
     ),
     Case(
         "plan for another program",
-        lambda: plan(lambda s, b: (s, jnp.sum(b)), method=mw.Replay(plan())),
+        lambda: plan(lambda s, b: (s, jnp.sum(b)), method=mw.Replay(golden_plan("bad-input"))),
         PlanError,
         "the plan is for another step or other shapes (fingerprint ",
     ),
     Case(
         "plan for another batch",
-        lambda: plan(args=(STATE, np.ones((16, 4), np.float32)), method=mw.Replay(plan())),
+        lambda: plan(
+            args=(STATE, np.ones((16, 4), np.float32)), method=mw.Replay(golden_plan("bad-input"))
+        ),
         PlanError,
         "the plan is for another step or other shapes (fingerprint ",
     ),
@@ -221,7 +224,7 @@ PLANS = (
     ),
     Case(
         "specs for other arguments",
-        lambda: mw.partition_specs(plan(), STATE),
+        lambda: mw.partition_specs(golden_plan("bad-input"), STATE),
         PlanError,
         "the arguments have 1 leaves, the plan is for 2: 1 is missing; pass what the plan was "
         "made for, static arguments left out, or plan again",

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 
 import meshwise as mw
-from meshwise.baselines.block_layers import block_ranges
+from meshwise.baselines.pipeline.block_layers import block_ranges
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.gpt import Gpt
-from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.moe import Moe
-from meshwise.models.moe_sizes import moe_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.models.sizes.moe_sizes import moe_config
 from meshwise.simulate.chunks import Chunk
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering

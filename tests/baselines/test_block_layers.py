@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from layered import gpt_layers, moe_layers, perceptron_layers
 
-from meshwise.baselines.block_layers import Body, block_ranges, body_of
+from meshwise.baselines.pipeline.block_layers import Body, block_ranges, body_of
 from meshwise.inter.clustering.operator_chain import OperatorChain
 
 

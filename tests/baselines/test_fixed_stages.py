@@ -8,9 +8,9 @@ import pytest
 from layered import run_cost
 
 import meshwise as mw
-from meshwise.baselines.fixed_stages import fixed_stages
-from meshwise.baselines.result import Candidate, Refused, best_of, least_s
-from meshwise.baselines.simulated import SimulatedPipeline, simulate
+from meshwise.baselines.pipeline.fixed_stages import FixedStages
+from meshwise.baselines.pipeline.result import Candidate, Refused, best_of, least_s
+from meshwise.baselines.pipeline.simulated import SimulatedPipeline, simulate
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.schedules.interleaved import Interleaved
@@ -34,19 +34,28 @@ def pipeline(chunks, schedule=ONE_F_ONE_B, meshes=4, num_bytes=0.0):
     )
 
 
+class Costs:
+    """Costs of runs by a function of variant, first and last layer."""
+
+    def __init__(self, cost):
+        self.cost = cost
+
+    def run(self, variant, num_microbatches, first, last):
+        del num_microbatches
+        return self.cost(variant, first, last)
+
+
 def chosen(cost, memory_bytes, num_chunks=4, schedule=ONE_F_ONE_B):
-    chunks = tuple((k, k) for k in range(num_chunks))
-    return fixed_stages(
-        "label",
-        QUARTER,
-        chunks,
-        WAYS,
-        cost,
-        [0.0] * (num_chunks - 1),
+    stages = FixedStages(
+        label="label",
+        kind=QUARTER,
+        chunks=tuple((k, k) for k in range(num_chunks)),
+        crossing_bytes=[0.0] * (num_chunks - 1),
         num_microbatches=B,
         schedule=schedule,
         memory_bytes=memory_bytes,
     )
+    return stages.best(WAYS, Costs(cost))
 
 
 def test_equal_stages_take_what_1f1b_takes():

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 import meshwise as mw
-from meshwise.baselines.block_layers import Body
-from meshwise.baselines.megatron_grid import chunk_ranges, megatron_grid, stage_kind
+from meshwise.baselines.pipeline.block_layers import Body
+from meshwise.baselines.pipeline.megatron_grid import chunk_ranges, megatron_grid, stage_kind
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 TWO = mw.Cluster.virtual("2x p3.16xlarge")

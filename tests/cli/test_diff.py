@@ -7,15 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
 from doubles.pipelines import pipeline, with_memory
+from golden_plans import golden_plan
 from meshwise.cli import main
-from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.plan import Plan
 from meshwise.units import GIB
@@ -23,21 +21,14 @@ from meshwise.units import GIB
 FOUR = pipeline(4, 16, "2x p3.16xlarge")
 
 
-def one_mesh(method: Any) -> mw.Plan:
-    step = mw.parallelize(
-        lambda w, x: (w + x.T @ x, jnp.sum(x @ w)), method=method, cluster=cpu_cluster(4)
-    )
-    return step.plan(*[jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (256, 64))])
-
-
 @pytest.fixture(scope="module")
 def planned() -> mw.Plan:
-    return one_mesh(mw.IntraOp((4,)))
+    return golden_plan("product-priced")
 
 
 @pytest.fixture(scope="module")
 def by_data() -> mw.Plan:
-    return one_mesh(mw.DataParallel())
+    return golden_plan("product-by-data")
 
 
 def run(tmp_path: Path, first: Plan, second: Plan, *options: str) -> Any:

@@ -6,27 +6,19 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
 from doubles.pipelines import pipeline, with_memory
+from golden_plans import golden_plan
 from meshwise.cli import main
-from meshwise.cluster.cpu import cpu_cluster
 from meshwise.units import GIB
 
 
 @pytest.fixture(scope="module")
 def plan() -> mw.Plan:
-    step = mw.parallelize(
-        lambda w, x: (w + x.T @ x, jnp.sum(x @ w)),
-        method=mw.IntraOp((4,)),
-        cluster=cpu_cluster(4),
-    )
-    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (256, 64))]
-    return step.priced(*shapes, rivals=2)
+    return golden_plan("product-priced")
 
 
 def test_a_file_as_text_and_as_json(plan: mw.Plan, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import optax
 
 import meshwise as mw
 from meshwise.models.gpt import Gpt
-from meshwise.models.gpt_sizes import gpt_config
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.named import model_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.trace.layers.chain import chain_of
 from meshwise.trace.layers.layering import Layering

@@ -23,7 +23,7 @@ from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.pipeline import layers_of
-from meshwise.planner.schedule_choice import plan_layers
+from meshwise.planner.schedule_choice import planned_layers
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
@@ -144,7 +144,8 @@ def test_what_fits_at_no_usual_price_is_found(gpt) -> None:
     with pytest.raises(InfeasibleError):
         search(layers, CLUSTER, asked)
     told: list[str] = []
-    plan, timeline = plan_layers(layers, CLUSTER, asked, told.append)
+    found = planned_layers(layers, CLUSTER, asked, told.append)
+    plan, timeline = found.plan, found.timeline
     assert any("as little as they can" in text for text in told)
     assert max(timeline.peak_bytes) <= MEMORY_BYTES
     assert plan.num_microbatches == B

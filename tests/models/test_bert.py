@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from meshwise.models.bert import Bert, BertConfig
-from meshwise.models.bert_sizes import SIZE_NAMES, bert_config, forward_flop, num_parameters
 from meshwise.models.layer_stacking import stack_layers
 from meshwise.models.losses import masked_mean_cross_entropy
+from meshwise.models.sizes.bert_sizes import bert_config, forward_flop, num_parameters
 from models.counting import count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -47,7 +47,7 @@ def loss(config: BertConfig, params: Any, batch: Any) -> jax.Array:
     return masked_mean_cross_entropy(logits, batch["labels"], batch["weights"])
 
 
-@pytest.mark.parametrize("name", SIZE_NAMES)
+@pytest.mark.parametrize("name", bert_config.names)
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = bert_config(name, scan_layers=True)
     assert count(abstract_params(config)) == num_parameters(config)

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from meshwise.models.gpt import Gpt, GptConfig
-from meshwise.models.gpt_sizes import (
-    SIZE_NAMES,
+from meshwise.models.layer_stacking import stack_layers, unstack_layers
+from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.sizes.gpt_sizes import (
     forward_flop,
     gpt_config,
     num_parameters,
     training_flop,
 )
-from meshwise.models.layer_stacking import stack_layers, unstack_layers
-from meshwise.models.losses import mean_cross_entropy
 from models.counting import count, dense_flop
 
 TINY = gpt_config("tiny")
@@ -36,7 +35,7 @@ def tokens_of(config: GptConfig, batch: int = 2) -> jax.Array:
     return jnp.asarray(rng.integers(config.vocab_size, size=(batch, config.seq_len)), jnp.int32)
 
 
-@pytest.mark.parametrize("name", SIZE_NAMES)
+@pytest.mark.parametrize("name", gpt_config.names)
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = gpt_config(name, scan_layers=True)
     assert count(abstract_params(config)) == num_parameters(config)

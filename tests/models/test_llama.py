@@ -12,13 +12,12 @@ import pytest
 
 from meshwise.models.layer_stacking import stack_layers
 from meshwise.models.llama import Attention, Llama, LlamaConfig, rotate
-from meshwise.models.llama_sizes import (
-    SIZE_NAMES,
+from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.sizes.llama_sizes import (
     forward_flop,
     llama_config,
     num_parameters,
 )
-from meshwise.models.losses import mean_cross_entropy
 from models.counting import count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -36,7 +35,7 @@ def tokens_of(config: LlamaConfig, batch: int = 2) -> jax.Array:
     return jnp.asarray(RNG.integers(config.vocab_size, size=(batch, config.seq_len)), jnp.int32)
 
 
-@pytest.mark.parametrize("name", SIZE_NAMES)
+@pytest.mark.parametrize("name", llama_config.names)
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = llama_config(name, scan_layers=True)
     assert count(abstract_params(config)) == num_parameters(config)

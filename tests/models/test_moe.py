@@ -12,7 +12,7 @@ import pytest
 
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.moe import Experts, Moe, MoeConfig, load_balance, top2_gating
-from meshwise.models.moe_sizes import forward_flop, moe_config, num_parameters
+from meshwise.models.sizes.moe_sizes import forward_flop, moe_config, num_parameters
 from models.counting import count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwise.models.sizes.u_transformer_sizes import num_parameters, u_transformer_config
 from meshwise.models.u_transformer import UTransformer, UTransformerConfig, time_features
-from meshwise.models.u_transformer_sizes import num_parameters, u_transformer_config
 from models.counting import count, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

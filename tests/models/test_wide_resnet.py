@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwise.models.sizes.wide_resnet_sizes import forward_flop, num_parameters, wide_resnet_config
 from meshwise.models.wide_resnet import MOMENTUM, NORM_EPS, Bottleneck, WideResNet, WideResNetConfig
-from meshwise.models.wide_resnet_sizes import forward_flop, num_parameters, wide_resnet_config
 from models.counting import conv_flop, count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -26,7 +26,8 @@ MESH = cpu_cluster(4).mesh((2, 2))
 
 def plan_of(graph, decision, **fields):
     work = work_of([DecidedProgram(graph=graph, decision=decision)], MESH)
-    stage = program_stage(graph, decision, MESH, work, step_time_s=1.25e-3, peak_bytes=3 * 2**20)
+    program = DecidedProgram(graph=graph, decision=decision)
+    stage = program_stage(program, MESH, work, step_time_s=1.25e-3, peak_bytes=3 * 2**20)
     values = {
         "step_time_s": 1.25e-3,
         "simulated_s": 1.25e-3,

@@ -30,7 +30,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "plans"
 
 def plan_of(graph, decision, on=MESH, **fields):
     work = work_of([DecidedProgram(graph=graph, decision=decision)], on)
-    stage = program_stage(graph, decision, on, work, step_time_s=1.25e-3, peak_bytes=12345)
+    program = DecidedProgram(graph=graph, decision=decision)
+    stage = program_stage(program, on, work, step_time_s=1.25e-3, peak_bytes=12345)
     values = {
         "step_time_s": 1.25e-3,
         "simulated_s": 1.25e-3,

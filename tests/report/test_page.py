@@ -7,15 +7,12 @@ import html.parser
 import re
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
-import meshwise as mw
 from doubles.pipelines import pipeline, with_memory
+from golden_plans import golden_plan
 from meshwise.cli import main
-from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
@@ -210,13 +207,7 @@ def test_what_fits_says_what_is_free() -> None:
 
 
 def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
-    step = mw.parallelize(
-        lambda w, x: ([v + x.T @ x for v in w], jnp.sum(x @ w[0])),
-        method=mw.DataParallel(),
-        cluster=cpu_cluster(4),
-    )
-    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
-    plan = step.plan(weights, jax.ShapeDtypeStruct((256, 64), jnp.float32))
+    plan = golden_plan("list-of-weights")
     page = plan_page(plan)
     text = " ".join(read(page).text)
     assert "DataParallel()" in text

@@ -13,10 +13,10 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "schedules"
 
 
 @pytest.mark.parametrize("name", tables())
-def test_a_schedule_reads_as_its_golden_file(name):
+def test_a_schedule_reads_as_its_golden_file(name, golden):
     stages = 8 if name == "interleaved-1f1b" else 4
     schedule = make_schedule(name, num_stages=stages, num_microbatches=8, num_meshes=4)
-    assert schedule_text(schedule) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    golden(f"schedules/{name}.txt", schedule_text(schedule))
 
 
 def test_every_golden_file_has_its_schedule():

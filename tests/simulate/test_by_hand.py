@@ -58,8 +58,6 @@ apply.  a01 takes 3 on mesh 1 until its F starts; a12 takes 7 on mesh 1 until it
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from meshwise.schedules.registry import make_schedule
@@ -68,7 +66,6 @@ from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
 from meshwise.simulate.timeline import ONCE
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "simulate"
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=1.0)
 
 
@@ -130,8 +127,8 @@ def as_text(timeline):
     return "\n".join(lines) + "\n"
 
 
-def test_the_timeline_is_the_one_computed_by_hand(timeline):
-    assert as_text(timeline) == (GOLDEN / "three_stages.txt").read_text(encoding="utf-8")
+def test_the_timeline_is_the_one_computed_by_hand(timeline, golden):
+    golden("simulate/three_stages.txt", as_text(timeline))
 
 
 def test_what_is_said_of_the_step_is_what_was_computed_by_hand(timeline):

@@ -12,13 +12,14 @@ import math
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from meshwise.errors import PinError, TraceError
+from meshwise.jax_compat import PyTree
 from meshwise.request.pins import as_pin
 from meshwise.trace.call import call
 from meshwise.trace.step import Statistics, StepSignature
@@ -43,7 +44,7 @@ class ArgumentOptions:
     name: str
     parameters: tuple[inspect.Parameter, ...] | None
     batch_argnums: tuple[int, ...]
-    batch_dims: Any
+    batch_dims: PyTree
     static_argnums: tuple[int, ...]
     donate_argnums: tuple[int, ...] | Literal["auto"]
 
@@ -72,9 +73,9 @@ class Call:
         kwargs: Arguments that have no position.
     """
 
-    statics: tuple[tuple[int, type, Any], ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    statics: tuple[tuple[int, type, Hashable], ...]
+    args: tuple[PyTree, ...]
+    kwargs: dict[str, PyTree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class Binding:
     static: frozenset[int]
     signature: StepSignature
 
-    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def split(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Call:
         """Take the arguments of a call apart.
 
         Raises:
@@ -104,8 +105,8 @@ class Binding:
         if not self.static and not kwargs:
             return Call(statics=(), args=args, kwargs=kwargs)
         rest = dict(kwargs)
-        statics: list[tuple[int, type, Any]] = []
-        others: list[Any] = []
+        statics: list[tuple[int, type, Hashable]] = []
+        others: list[PyTree] = []
         for slot in self.slots:
             value = rest.pop(slot.name) if slot.by_keyword and slot.name else args[slot.position]
             if slot.position in self.static:
@@ -116,8 +117,8 @@ class Binding:
         return Call(statics=tuple(statics), args=tuple(others), kwargs=rest)
 
     def function(
-        self, fun: Callable[..., Any], statics: tuple[tuple[int, type, Any], ...]
-    ) -> Callable[..., Any]:
+        self, fun: Callable[..., PyTree], statics: tuple[tuple[int, type, Hashable], ...]
+    ) -> Callable[..., PyTree]:
         """The step as a function of what `split` leaves, with the step's name and parameters."""
         positions = self.positions
         if not statics and positions == tuple(range(len(positions))):
@@ -125,9 +126,9 @@ class Binding:
         dynamic = [slot for slot in self.slots if slot.position not in self.static]
         values = {position: value for position, _, value in statics}
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: PyTree, **kwargs: PyTree) -> PyTree:
             given = values | {s.position: a for s, a in zip(dynamic, args, strict=True)}
-            positional: list[Any] = []
+            positional: list[PyTree] = []
             for slot in self.slots:
                 if slot.position == len(positional):
                     positional.append(given[slot.position])
@@ -148,10 +149,10 @@ class Binding:
 
 
 def argument_options(
-    fun: Callable[..., Any],
+    fun: Callable[..., PyTree],
     *,
     batch_argnums: int | Sequence[int],
-    batch_dims: Any,
+    batch_dims: PyTree,
     static_argnums: int | Sequence[int],
     donate_argnums: int | Sequence[int] | Literal["auto"],
 ) -> ArgumentOptions:
@@ -198,6 +199,39 @@ def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> 
     present = {slot.position: slot for slot in slots}
     named = {slot.name for slot in slots}
     unplaced = [k for k in keywords if k not in named]
+    _check_batch(options, batch, static)
+    for number in batch:
+        if number not in present and unplaced and not _has_position(options, number):
+            raise TraceError(
+                f"batch_argnums names argument {number} of {options.name}, which the call does "
+                f"not pass by position; {', '.join(unplaced)} came by keyword and "
+                f"{'has' if len(unplaced) == 1 else 'have'} no position, so no batch dim: pass "
+                "the batch by position, or say batch_argnums=() if there is no batch data"
+            )
+    dynamic = [slot.position for slot in slots if slot.position not in static]
+    donate = options.donate_argnums
+    if not isinstance(donate, str):
+        found = _donated(options, donate, slots, static)
+        donate = tuple(dynamic.index(n) for n in found if n in present)
+    dims = _dims_of_each(options, len(batch))
+    pairs = [(dynamic.index(n), d) for n, d in zip(batch, dims, strict=True) if n in present]
+    return Binding(
+        step_name=options.name,
+        slots=slots,
+        positions=tuple(slot.position for slot in slots),
+        static=frozenset(static),
+        signature=StepSignature(
+            batch_argnums=tuple(number for number, _ in pairs),
+            batch_dims=tuple(dims for _, dims in pairs),
+            donate_argnums=donate,
+            labels=tuple(present[n].label for n in dynamic),
+            parameters=tuple((n, present[n].name or "") for n in dynamic),
+        ),
+    )
+
+
+def _check_batch(options: ArgumentOptions, batch: tuple[int, ...], static: tuple[int, ...]) -> None:
+    """Check that each batch argument is named once and is no constant."""
     for number in batch:
         if batch.count(number) > 1:
             raise TraceError(
@@ -210,53 +244,34 @@ def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> 
                 f"and in static_argnums={options.static_argnums}, but batch data is not a "
                 "compile-time constant; take it out of one of them"
             )
-        if number not in present and unplaced and not _has_position(options, number):
+
+
+def _donated(
+    options: ArgumentOptions,
+    numbers: tuple[int, ...],
+    slots: tuple[ArgumentSlot, ...],
+    static: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the numbers of donated arguments, each once."""
+    found = tuple(dict.fromkeys(_resolved("donate_argnums", numbers, options, slots)))
+    for number in found:
+        if number in static:
             raise TraceError(
-                f"batch_argnums names argument {number} of {options.name}, which the call does "
-                f"not pass by position; {', '.join(unplaced)} came by keyword and "
-                f"{'has' if len(unplaced) == 1 else 'have'} no position, so no batch dim: pass "
-                "the batch by position, or say batch_argnums=() if there is no batch data"
+                f"argument {number} of {options.name} is in donate_argnums="
+                f"{options.donate_argnums} and in static_argnums={options.static_argnums}, "
+                "but a compile-time constant has no buffer to donate; take it out of one of "
+                "them"
             )
-    donate = options.donate_argnums
-    if not isinstance(donate, str):
-        donate = tuple(dict.fromkeys(_resolved("donate_argnums", donate, options, slots)))
-        for number in donate:
-            if number in static:
-                raise TraceError(
-                    f"argument {number} of {options.name} is in donate_argnums="
-                    f"{options.donate_argnums} and in static_argnums={options.static_argnums}, "
-                    "but a compile-time constant has no buffer to donate; take it out of one of "
-                    "them"
-                )
-    dynamic = [slot.position for slot in slots if slot.position not in static]
-    dims = _dims_of_each(options, len(batch))
-    pairs = [(dynamic.index(n), d) for n, d in zip(batch, dims, strict=True) if n in present]
-    return Binding(
-        step_name=options.name,
-        slots=slots,
-        positions=tuple(slot.position for slot in slots),
-        static=frozenset(static),
-        signature=StepSignature(
-            batch_argnums=tuple(number for number, _ in pairs),
-            batch_dims=tuple(dims for _, dims in pairs),
-            donate_argnums=(
-                donate
-                if isinstance(donate, str)
-                else tuple(dynamic.index(n) for n in donate if n in present)
-            ),
-            labels=tuple(present[n].label for n in dynamic),
-            parameters=tuple((n, present[n].name or "") for n in dynamic),
-        ),
-    )
+    return found
 
 
-def step_name(fun: Callable[..., Any]) -> str:
+def step_name(fun: Callable[..., PyTree]) -> str:
     """Name of a step for messages."""
     base = _without_partials(fun)
     return getattr(base, "__name__", type(base).__name__)
 
 
-def _without_partials(fun: Callable[..., Any]) -> Callable[..., Any]:
+def _without_partials(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     while isinstance(fun, partial):
         fun = fun.func
     return fun
@@ -306,7 +321,7 @@ def _has_position(options: ArgumentOptions, number: int) -> bool:
     return options.parameters is not None and number < len(options.parameters)
 
 
-def _dims_of_each(options: ArgumentOptions, count: int) -> tuple[Any, ...]:
+def _dims_of_each(options: ArgumentOptions, count: int) -> tuple[PyTree, ...]:
     dims = options.batch_dims
     if not isinstance(dims, (list, tuple)):
         return (dims,) * count
@@ -332,7 +347,7 @@ def _numbers(option: str, value: Any, or_else: str = "") -> tuple[int, ...]:
         ) from None
 
 
-def _check_hashable(name: str, slot: ArgumentSlot, value: Any) -> None:
+def _check_hashable(name: str, slot: ArgumentSlot, value: object) -> None:
     try:
         hash(value)
     except TypeError as error:
@@ -343,7 +358,7 @@ def _check_hashable(name: str, slot: ArgumentSlot, value: Any) -> None:
         ) from error
 
 
-def check_num_microbatches(value: Any) -> int | Literal["auto"]:
+def check_num_microbatches(value: object) -> int | Literal["auto"]:
     """The number of micro-batches as an int, or "auto".
 
     Raises:
@@ -366,7 +381,7 @@ def _index_or_zero(value: Any) -> int:
         return 0
 
 
-def check_folder(folder: Any) -> Path:
+def check_folder(folder: object) -> Path:
     """The path of a folder, which is made if need be: what is kept there comes after planning.
 
     Raises:
@@ -388,7 +403,7 @@ def check_folder(folder: Any) -> Path:
     return path
 
 
-def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:
+def check_options(statistics: object, pins: object, memory_bytes: object) -> None:
     """Check the other options of `parallelize`.
 
     Raises:
@@ -406,8 +421,8 @@ def check_options(statistics: Any, pins: Any, memory_bytes: Any) -> None:
         )
     for pattern, pin in (pins or {}).items():
         as_pin(pattern, pin)
-    is_number = isinstance(memory_bytes, (int, float)) and not isinstance(memory_bytes, bool)
-    if memory_bytes is not None and not (is_number and 0 < memory_bytes < math.inf):
+    known = memory_bytes if isinstance(memory_bytes, (int, float)) else math.nan
+    if memory_bytes is not None and (isinstance(known, bool) or not 0 < known < math.inf):
         raise TraceError(
             "memory_bytes must be a positive number, the bytes that one device may use, as "
             f"16 * 2**30, got {memory_bytes!r}"

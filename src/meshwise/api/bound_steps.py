@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from meshwise.errors import TraceError
 
@@ -13,15 +13,15 @@ _Step = TypeVar("_Step")
 class _Kept(Generic[_Step]):
     """A step in the attributes of the object whose method it is; a copy of the object has none."""
 
-    def __init__(self, step: _Step | None = None, owner: Any = None) -> None:
+    def __init__(self, step: _Step | None = None, owner: object = None) -> None:
         self.step = step
         self.owner = owner
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[_Kept[_Step]], tuple[()]]:
         return _Kept, ()
 
 
-def kept_step(owner: Any, name: str, number: int, make: Callable[[], _Step]) -> _Step:
+def kept_step(owner: object, name: str, number: int, make: Callable[[], _Step]) -> _Step:
     """The step of an object, which keeps it as long as it lives.
 
     Args:

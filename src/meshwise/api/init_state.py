@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from meshwise.api.arguments import Binding
+from meshwise.jax_compat import PyTree
 
 
 def split_init_args(
-    fun: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    fun: Callable[..., PyTree], args: tuple[PyTree, ...]
+) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:
     """Arguments of `fun`, and the rest; a `fun` that takes all of them shares the last ones."""
     try:
         parameters = inspect.signature(fun).parameters.values()
@@ -45,7 +47,7 @@ def state_place(binding: Binding) -> StatePlace:
     return StatePlace(dynamic[order] if dynamic else 0, order)
 
 
-def zeros_of_spec(leaf: Any) -> Any:
+def zeros_of_spec(leaf: PyTree) -> PyTree:
     """Zeros in place of a shape; arrays stay."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.zeros(leaf.shape, leaf.dtype)
@@ -53,8 +55,11 @@ def zeros_of_spec(leaf: Any) -> Any:
 
 
 def born_sharded(
-    fun: Callable[..., Any], args: tuple[Any, ...], wanted: Sequence[Any], tree: Any
-) -> Any:
+    fun: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    wanted: Sequence[NamedSharding | None],
+    tree: PyTree,
+) -> PyTree:
     """What a function makes, each leaf where it lives: no device holds more than its share.
 
     Args:
@@ -63,13 +68,13 @@ def born_sharded(
         wanted: Sharding of each leaf; None for one that may lie anywhere.
         tree: Of what it makes.
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for n, sharding in enumerate(wanted):
         groups.setdefault(None if sharding is None else sharding.mesh, []).append(n)
-    found: list[Any] = [None] * len(wanted)
+    found: list[PyTree] = [None] * len(wanted)
     for mesh, places in groups.items():
 
-        def some(*args: Any, places: list[int] = places) -> list[Any]:
+        def some(*args: PyTree, places: list[int] = places) -> list[PyTree]:
             leaves = jax.tree.leaves(fun(*args))
             return [leaves[n] for n in places]
 

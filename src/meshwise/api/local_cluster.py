@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
 import jax
 
@@ -62,7 +61,7 @@ def local_cluster() -> spec.Cluster:
     )
 
 
-def check_cluster(cluster: Any) -> spec.Cluster:
+def check_cluster(cluster: object) -> spec.Cluster:
     """The cluster, if it is one.
 
     Raises:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.typing import ArrayLike
 
 from meshwise.api.arguments import (
     ArgumentOptions,
@@ -22,10 +23,11 @@ from meshwise.api.arguments import (
 from meshwise.api.bound_steps import kept_step
 from meshwise.api.init_state import born_sharded, split_init_args, state_place, zeros_of_spec
 from meshwise.errors import PlanError, StateLostError, TraceError
-from meshwise.jax_compat import is_tracer
+from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
-from meshwise.planner.step import PlannedCall, PlannedProgram, StepCall, has_stages, plan_call
+from meshwise.planner.step import PlannedCall, PlannedProgram, has_stages, plan_call
+from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import PlannedStep
 from meshwise.request.plan_request import PlanRequest
 from meshwise.simulate.timeline import Timeline
@@ -44,23 +46,23 @@ class ParallelStep(PlannedStep):
     """A training step that plans, compiles and runs itself; made by `parallelize`."""
 
     def __init__(
-        self, fun: Callable[..., Any], request: PlanRequest, options: ArgumentOptions
+        self, fun: Callable[..., PyTree], request: PlanRequest, options: ArgumentOptions
     ) -> None:
         """Args: the step, what is asked of the plan, what is said of the arguments."""
         self._fun = fun
         self._request = request
         self._options = options
         self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
-        self._planned: dict[Any, PlannedCall] = {}
-        self._executables: dict[Any, StepExecutable] = {}
-        self._recent: dict[Any, StepExecutable] = {}
+        self._planned: dict[Hashable, PlannedCall] = {}
+        self._executables: dict[Hashable, StepExecutable] = {}
+        self._recent: dict[Hashable, StepExecutable] = {}
         self._last: StepExecutable | None = None
         self._checkpoint: str | None = None
         self._timeline: Timeline | None = None
         self._of_classes: dict[type, ParallelStep] = {}
         update_wrapper(self, fun)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> ParallelStep:
+    def __get__(self, instance: object, owner: type | None = None) -> ParallelStep:
         """As a method: a step of the object, which is a constant of the step, not an argument.
 
         Numbers of arguments count without `self`.  Each object has a step of its own, which it
@@ -77,7 +79,7 @@ class ParallelStep(PlannedStep):
         name = self._options.name
         return kept_step(instance, name, id(self), lambda: self._bound_to(instance))
 
-    def _bound_to(self, instance: Any) -> ParallelStep:
+    def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
         options = self._options
         return ParallelStep(
@@ -92,7 +94,7 @@ class ParallelStep(PlannedStep):
             ),
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
@@ -100,7 +102,9 @@ class ParallelStep(PlannedStep):
         with self._naming_the_checkpoint():
             return self._run(binding, call, shape, leaves)
 
-    def _run(self, binding: Binding, call: Call, shape: Any, leaves: list[Any]) -> Any:
+    def _run(
+        self, binding: Binding, call: Call, shape: Hashable, leaves: list[ArrayLike]
+    ) -> PyTree:
         recent = self._recent.get(shape)
         if recent is not None:
             try:
@@ -126,7 +130,7 @@ class ParallelStep(PlannedStep):
         """The plans made so far, oldest first."""
         return tuple(planned.plan for planned in self._planned.values())
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """Return the plan for arguments of these shapes.
 
         Args:
@@ -140,11 +144,11 @@ class ParallelStep(PlannedStep):
 
     def priced(
         self,
-        *args: Any,
+        *args: PyTree,
         rivals: int = 5,
         more_bytes: int | None = 2**30,
         progress: Progress | None = None,
-        **kwargs: Any,
+        **kwargs: PyTree,
     ) -> Plan:
         """Return the plan with what other choices would cost, each found by planning again.
 
@@ -171,7 +175,7 @@ class ParallelStep(PlannedStep):
             progress=progress,
         )
 
-    def explain(self, *args: Any, **options: Any) -> str:
+    def explain(self, *args: PyTree, **options: Any) -> str:
         """Return the text of `priced`, which takes the same arguments.
 
         Of a plan with stages it is the text of the plan; prices are known on one mesh only.
@@ -181,7 +185,7 @@ class ParallelStep(PlannedStep):
             return self.plan(*args, **options).explain()
         return self.priced(*args, **options).explain()
 
-    def init(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def init(self, fun: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Create the state where the plan wants it: no device ever holds all of it.
 
         The state is the first argument of the step that is neither static nor batch data.
@@ -220,7 +224,7 @@ class ParallelStep(PlannedStep):
         concrete = jax.tree.map(zeros_of_spec, fun_args)
         return born_sharded(fun, concrete, wanted, tree)
 
-    def program_text(self, *args: Any, **kwargs: Any) -> str:
+    def program_text(self, *args: PyTree, **kwargs: PyTree) -> str:
         """Return the explicit program of one device as text, with its collectives.
 
         Raises:
@@ -236,15 +240,15 @@ class ParallelStep(PlannedStep):
         traced, plan = planned.traced, planned.plan
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
-    def compiled_text(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+    def compiled_text(self, *args: PyTree, **kwargs: PyTree) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
         return self._executable(*self._taken_apart(args, kwargs)).compiled_text()
 
-    def measured_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
+    def measured_peak_bytes(self, *args: PyTree, **kwargs: PyTree) -> int:
         """Memory of one device as XLA reports it for the compiled step, in bytes."""
         return self._executable(*self._taken_apart(args, kwargs)).measured_peak_bytes()
 
-    def measured(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
+    def measured(self, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, Timeline]:
         """Run one step of a pipeline with a clock beside it.
 
         Every mesh waits for each of its instructions, so the step is slower than a plain call,
@@ -290,11 +294,11 @@ class ParallelStep(PlannedStep):
         """
         self._checkpoint = str(checkpoint)
 
-    def fidelity(self, *args: Any, **kwargs: Any) -> tuple[StageFidelity, ...]:
+    def fidelity(self, *args: PyTree, **kwargs: PyTree) -> tuple[StageFidelity, ...]:
         """For each stage memory and collectives as predicted, and as compiled."""
         return self._executable(*self._taken_apart(args, kwargs)).fidelity()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, float | tuple[float, ...]]:
         """What is known of the last step's programs: seconds, bytes.
 
         A pipeline adds `bytes_between_meshes` of a step, and of its last *measured* step
@@ -307,7 +311,7 @@ class ParallelStep(PlannedStep):
         """
         if self._last is None:
             raise PlanError("no step has run yet; call the step first")
-        found: dict[str, Any] = {
+        found: dict[str, float | tuple[float, ...]] = {
             "predicted_step_time_s": self._last.plan.step_time_s,
             "predicted_peak_bytes": float(self._last.plan.peak_bytes),
             "measured_peak_bytes": float(self._last.measured_peak_bytes()),
@@ -320,14 +324,16 @@ class ParallelStep(PlannedStep):
                 found[name] = getattr(self._timeline, name)
         return found
 
-    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Binding, Call]:
+    def _taken_apart(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[Binding, Call]:
         given = (len(args), tuple(kwargs))
         binding = self._bindings.get(given)
         if binding is None:
             binding = self._bindings[given] = bind(self._options, *given)
         return binding, binding.split(args, kwargs)
 
-    def _key(self, binding: Binding, call: Call) -> Any:
+    def _key(self, binding: Binding, call: Call) -> Hashable:
         def named(path: Any, leaf: Any) -> Any:
             part, argument, *rest = path
             label = binding.signature.label(argument.idx) if part.idx == 0 else argument.key
@@ -354,7 +360,7 @@ class ParallelStep(PlannedStep):
         return self._planned[key]
 
     def _one_program(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], refusal: str
     ) -> PlannedProgram:
         """The plan of a step that is one program, or an error before anything is planned."""
         if not has_stages(self._request.method):
@@ -366,14 +372,14 @@ class ParallelStep(PlannedStep):
     def _executable(self, binding: Binding, call: Call) -> StepExecutable:
         return self._compiled(self._key(binding, call), self._plan(binding, call))
 
-    def _compiled(self, key: Any, planned: PlannedCall) -> StepExecutable:
+    def _compiled(self, key: Hashable, planned: PlannedCall) -> StepExecutable:
         from meshwise.api.compilation import compile_planned
 
         if key not in self._executables:
             self._executables[key] = compile_planned(planned)
         return self._executables[key]
 
-    def _executable_for_state(self, state: Any) -> tuple[StepExecutable, int]:
+    def _executable_for_state(self, state: PyTree) -> tuple[StepExecutable, int]:
         """A step that takes such a state, and the position of the state's first leaf."""
         wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
         for key, planned in self._planned.items():

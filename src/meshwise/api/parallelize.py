@@ -19,6 +19,7 @@ from meshwise.api.local_cluster import check_cluster, local_cluster
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import TraceError
+from meshwise.jax_compat import PyTree
 from meshwise.request.methods import Auto, Method, check_method
 from meshwise.request.plan_request import PlanRequest
 from meshwise.request.replay import check_beside_replay
@@ -27,13 +28,13 @@ from meshwise.trace.step import Statistics
 
 
 def parallelize(
-    fun: Callable[..., Any] | None = None,
+    fun: Callable[..., PyTree] | None = None,
     *,
     method: Method | None = None,
     cluster: Cluster | None = None,
     num_microbatches: int | Literal["auto"] = 1,
     batch_argnums: int | Sequence[int] = DEFAULT_BATCH_ARGNUMS,
-    batch_dims: Any = 0,
+    batch_dims: PyTree = 0,
     microbatch_statistics: Statistics = "exact",
     static_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] | Literal["auto"] = "auto",
@@ -128,7 +129,7 @@ def parallelize(
     return ParallelStep(fun, request, options)
 
 
-def _check_fun(fun: Any) -> None:
+def _check_fun(fun: object) -> None:
     if isinstance(fun, ParallelStep):
         raise TraceError(
             f"{step_name(fun)} is made by parallelize already; parallelize the function itself"

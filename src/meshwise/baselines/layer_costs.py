@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
@@ -22,6 +23,7 @@ from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import regions
 from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.chunks import Chunk
 from meshwise.system.identity import Same
 
@@ -151,18 +153,18 @@ class MethodCosts:
 
     def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
         """The cost of a layer's plan; a run has many layers with one plan."""
-        if Same(plan) not in self._known:
-            cost = self._priced(self.source.classes[layer], plan, variant, num_microbatches)
-            # The plan is kept, so that its id stays taken.
-            self._known[Same(plan)] = cost
-        return self._known[Same(plan)]
+        key = Same(plan)
+        if key not in self._known:
+            c = self.source.classes[layer]
+            self._known[key] = self._priced(c, plan, variant, num_microbatches)
+        return self._known[key]
 
     def _priced(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
         piece = self._piece(layer, variant, num_microbatches)
         loop_s, once_s = plan.loop_s, plan.once_s
         if self.method == ALPA_INTRA_OP:
             # It was chosen by communication alone; it costs what it costs.
-            loop_s, once_s = _seconds(piece, plan, variant)
+            loop_s, once_s = seconds_of(piece, plan.decision, variant.mesh)
         forward_s, backward_s = pass_seconds(piece, plan.decision, variant.mesh, loop_s)
         return Chunk(
             forward_s=forward_s,
@@ -189,13 +191,23 @@ def _has_plan(layer: ConditionedLayer) -> bool:
     return False
 
 
-def _seconds(piece: PieceGraph, plan: Entry, variant: Variant) -> tuple[float, float]:
-    """Seconds of a plan in its loop and outside."""
+def seconds_of(
+    piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh
+) -> tuple[float, float]:
+    """Return what a decision about layers really costs.
+
+    Args:
+        piece: The layers.
+        decision: The decision about their graph.
+        mesh: Where they run.
+
+    Returns:
+        Seconds of all micro-batches, recomputation included, and of what runs once a step.
+    """
     parts = regions(piece.graph)
-    once_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[:1])
-    loop_s = step_time_s(piece.graph, plan.decision, variant.mesh, parts=parts[1:])
-    loop_s += piece.num_microbatches * again_s(piece, plan.decision, variant.mesh)
-    return loop_s, once_s
+    once_s = step_time_s(piece.graph, decision, mesh, parts=parts[:1])
+    loop_s = step_time_s(piece.graph, decision, mesh, parts=parts[1:])
+    return loop_s + piece.num_microbatches * again_s(piece, decision, mesh), once_s
 
 
 def summed(costs: Sequence[Chunk]) -> Chunk:

@@ -24,7 +24,7 @@ TRAIN_EXTRA = ("flax", "optax", "orbax")
 class _LazyGroup(click.Group):
     """Imports a subcommand only when it is asked for, so that `--help` does not load JAX."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Run the command of this process; its clock is the context's object."""
         if not args and not kwargs:
             kwargs["obj"] = process_start()

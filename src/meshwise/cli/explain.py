@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.errors import MeshwiseError
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.html.page import plan_page
@@ -50,9 +50,9 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     click.echo(json.dumps(data, sort_keys=True, indent=1))
 
 
-def _plan_data(plan: Plan) -> dict[str, Any]:
+def _plan_data(plan: Plan) -> dict[str, Json]:
     """The fields of the file without every single operator, and what follows from them."""
-    data: dict[str, Any] = json.loads(plan.to_json())
+    data: dict[str, Json] = json.loads(plan.to_json())
     for name in _NOT_SHOWN:
         del data[name]
     for stage, fields in zip(plan.stages, data["stages"], strict=True):

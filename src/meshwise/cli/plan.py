@@ -6,15 +6,18 @@ import dataclasses
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import click
 
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName
+from meshwise.cluster.spec import Cluster
 from meshwise.errors import MeshwiseError
-from meshwise.plan.stage import REMATS
+from meshwise.jax_compat import PyTree
+from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_pins import read_pins, split_pin
@@ -23,7 +26,10 @@ from meshwise.schedules.registry import ALL, SEARCHED, choices, named
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
-from meshwise.trace.step import StepSignature
+from meshwise.trace.step import Statistics, StepSignature
+
+# A step, its state and a batch.
+_Step: TypeAlias = tuple[Callable[..., PyTree], PyTree, PyTree]
 
 _WITHOUT_MODELS = "models by name need flax and optax: pip install 'meshwise[train]'"
 
@@ -134,16 +140,16 @@ Examples:
 def plan(
     model: str | None,
     step: str | None,
-    cluster: Any,
+    cluster: Cluster,
     batch: int,
     dtype: str,
     layers: int | None,
     counts: tuple[int, ...],
     stages: int | None,
     schedules: tuple[str, ...],
-    remats: tuple[Any, ...],
+    remats: tuple[Remat, ...],
     memory: int | None,
-    statistics: Any,
+    statistics: Statistics,
     pins: tuple[str, ...],
     use_all_devices: bool | None,
     measure: bool,
@@ -203,7 +209,7 @@ def plan(
     click.echo(found.to_json() if as_json else found.explain(), nl=False)
 
 
-def _named(model: str, batch: int, dtype: str) -> tuple[Any, Any, Any]:
+def _named(model: str, batch: int, dtype: str) -> _Step:
     try:
         from meshwise.models.named import model_config
         from meshwise.models.steps import model_step
@@ -215,7 +221,7 @@ def _named(model: str, batch: int, dtype: str) -> tuple[Any, Any, Any]:
         raise click.UsageError(f"--model {model}: {error}") from error
 
 
-def _own(step: str) -> tuple[Any, Any, Any]:
+def _own(step: str) -> _Step:
     module, separator, name = step.partition(":")
     if not separator:
         raise click.UsageError(f"--step {step!r}: write it as my_module:make")

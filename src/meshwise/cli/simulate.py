@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName
+from meshwise.cluster.spec import Cluster
 from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
 from meshwise.report.plan_memory import simulated_memory
@@ -50,7 +50,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 def simulate(
     plan: Path,
-    cluster: Any,
+    cluster: Cluster | None,
     schedule: str | None,
     microbatches: int | None,
     trace_file: Path | None,

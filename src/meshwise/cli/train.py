@@ -17,7 +17,7 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
-from meshwise.models.gpt_sizes import SIZE_NAMES
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.schedules.registry import ALL, choices
 from meshwise.train.build import step_builder
 from meshwise.train.loop import run_training
@@ -69,7 +69,7 @@ def _option(*names: str, **settings: Any) -> Any:
     help="File or folder to learn "
     "from, byte by byte. Default: Python's standard library (without its tests).",
 )
-@_option("--model", type=click.Choice(SIZE_NAMES), default="small", help="Size of the GPT.")
+@_option("--model", type=click.Choice(gpt_config.names), default="small", help="Size of the GPT.")
 @_option("--seq", type=click.IntRange(2), default=128, help="Bytes in one sequence.")
 @_option("--batch", type=click.IntRange(1), default=16, help="Sequences in one step.")
 @_option("--steps", type=click.IntRange(1), default=400, help="Step at which the run ends.")
@@ -219,7 +219,7 @@ def train(  # The options above say what the arguments are.
         sys.exit(INTERRUPTED)
 
 
-def _check_stages(settings: Mapping[str, Any], files: Sequence[str]) -> None:
+def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
     """Refuse options of pipelines where none was asked for, or that contradict each other.
 
     Raises:

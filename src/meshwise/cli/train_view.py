@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 from rich.console import Console
@@ -292,7 +292,7 @@ def _devices(leaf: jax.Array) -> tuple[int, ...]:
     return tuple(sorted(device.id for device in leaf.sharding.device_set))
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: tuple[object, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

@@ -4,7 +4,7 @@ Post-LN blocks, learned positions and segments, exact GELU, attention to every t
 padding, and the masked-LM head: dense, GELU, layer norm, the tied embedding, a bias a token.  The
 loss is `losses.masked_mean_cross_entropy` with the weights of the predicted positions.
 
-Source: Devlin et al. 2018; sizes in `models/bert_sizes.py`.
+Source: Devlin et al. 2018; sizes in `models/sizes/bert_sizes.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Pre-LN blocks, learned positions, GELU MLP of four times the width, tied output 
 projections to queries, keys and values keep heads as a dim of their kernels
 (`[hidden, heads, head_dim]`), so that splitting heads over devices needs no reshape.
 
-Source: Radford et al. 2019 (GPT-2); sizes in `models/gpt_sizes.py`.
+Source: Radford et al. 2019 (GPT-2); sizes in `models/sizes/gpt_sizes.py`.
 """
 
 from __future__ import annotations

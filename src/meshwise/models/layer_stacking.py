@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from meshwise.jax_compat import PyTree
 
-def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+
+def stack_layers(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """`block_0`, `block_1`, ... become `blocks`, with the layer as dim 0 of every leaf.
 
     Raises:
@@ -23,7 +24,7 @@ def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
 
 
-def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+def unstack_layers(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Inverse of `stack_layers`.
 
     Raises:

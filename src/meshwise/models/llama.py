@@ -6,7 +6,7 @@ queries `[hidden, kv_heads, heads a group, head_dim]`, keys and values
 `[hidden, kv_heads, head_dim]`, so that splitting heads over devices needs no reshape.
 
 Source: Touvron et al. 2023 (Llama), Grattafiori et al. 2024 (Llama 3); sizes in
-`models/llama_sizes.py`.
+`models/sizes/llama_sizes.py`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,15 @@ def token_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean of `token_cross_entropy` over all tokens, a scalar in nats."""
+    """Return the mean of `token_cross_entropy` over all tokens.
+
+    Args:
+        logits: `[..., vocab]`.
+        labels: Integers below `vocab`, `[...]`.
+
+    Returns:
+        A scalar in nats.
+    """
     return jnp.mean(token_cross_entropy(logits, labels))
 
 

@@ -23,11 +23,14 @@ Source: Micikevicius et al. 2018, section 3; the schedule of the scale as NVIDIA
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from meshwise.jax_compat import PyTree
 
 # Source: NVIDIA Apex, `LossScaler`: first scale, steps until it grows, factors.
 FIRST_SCALE = 2.0**16
@@ -53,10 +56,10 @@ def first_loss_scale(value: float = FIRST_SCALE) -> LossScale:
     return LossScale(jnp.asarray(value, jnp.float32), jnp.zeros((), jnp.int32))
 
 
-def cast_floats(tree: Any, dtype: Any) -> Any:
+def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """The tree with its floats in `dtype`; integers, booleans and keys stay as they are."""
 
-    def cast(leaf: Any) -> Any:
+    def cast(leaf: ArrayLike) -> ArrayLike:
         is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
         return jnp.asarray(leaf, dtype) if is_float else leaf
 
@@ -68,17 +71,17 @@ def scale_loss(loss: jax.Array, scale: LossScale) -> jax.Array:
     return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)) * scale.value
 
 
-def unscale(grads: Any, scale: LossScale) -> Any:
+def unscale(grads: PyTree, scale: LossScale) -> PyTree:
     """Gradients of the loss, from those of the scaled loss."""
     return jax.tree.map(lambda g: g / scale.value.astype(g.dtype), grads)
 
 
-def all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: PyTree) -> jax.Array:
     """Whether no number of the tree is infinite or NaN, a boolean scalar."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def where_finite(is_finite: jax.Array, updated: Any, previous: Any) -> Any:
+def where_finite(is_finite: jax.Array, updated: PyTree, previous: PyTree) -> PyTree:
     """The updated tree, or the previous one where the step is to be skipped."""
     return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), updated, previous)
 
@@ -117,8 +120,8 @@ class MasterState(NamedTuple):
         inner: State of the optimizer.
     """
 
-    master: Any
-    inner: Any
+    master: PyTree
+    inner: PyTree
 
 
 def with_master_copy(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -127,14 +130,14 @@ def with_master_copy(tx: optax.GradientTransformation) -> optax.GradientTransfor
     A step of it leaves the parameters as the copy rounded to their dtype.
     """
 
-    def init(params: Any) -> MasterState:
+    def init(params: PyTree) -> MasterState:
         master = cast_floats(params, jnp.float32)
         return MasterState(master, tx.init(master))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MasterState]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, MasterState]:
         wide = cast_floats(updates, jnp.float32)
         updates, inner = tx.update(wide, state.inner, state.master)
-        master: Any = optax.apply_updates(state.master, updates)
+        master: PyTree = optax.apply_updates(state.master, updates)
         moved = jax.tree.map(lambda new, old: new - old.astype(new.dtype), master, params)
         return moved, MasterState(master, inner)
 

@@ -11,7 +11,7 @@ group, so that the loss is a mean over groups; `balance="batch"` takes them over
 (Switch Transformer and most code since), and then micro-batches do not separate.
 
 Source: Lepikhin et al. 2020 (GShard), algorithm 1, without its random dropping of second experts;
-layers and sizes as Alpa's benchmark (`models/moe_sizes.py`).
+layers and sizes as Alpa's benchmark (`models/sizes/moe_sizes.py`).
 """
 
 from __future__ import annotations

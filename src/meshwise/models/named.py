@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from meshwise.models import (
-    bert_sizes,
-    gpt_sizes,
-    llama_sizes,
-    moe_sizes,
-    u_transformer_sizes,
-    wide_resnet_sizes,
-)
+from meshwise.models.sizes.bert_sizes import bert_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.models.sizes.llama_sizes import llama_config
+from meshwise.models.sizes.moe_sizes import moe_config
+from meshwise.models.sizes.u_transformer_sizes import u_transformer_config
+from meshwise.models.sizes.wide_resnet_sizes import wide_resnet_config
 from meshwise.models.steps import Config
 
-_FAMILIES: dict[str, tuple[tuple[str, ...], Any]] = {
-    "gpt": (gpt_sizes.SIZE_NAMES, gpt_sizes.gpt_config),
-    "bert": (bert_sizes.SIZE_NAMES, bert_sizes.bert_config),
-    "llama": (llama_sizes.SIZE_NAMES, llama_sizes.llama_config),
-    "moe": (moe_sizes.SIZE_NAMES, moe_sizes.moe_config),
-    "wide-resnet": (wide_resnet_sizes.SIZE_NAMES, wide_resnet_sizes.wide_resnet_config),
-    "u-transformer": (u_transformer_sizes.SIZE_NAMES, u_transformer_sizes.u_transformer_config),
+_FAMILIES = {
+    "gpt": gpt_config,
+    "bert": bert_config,
+    "llama": llama_config,
+    "moe": moe_config,
+    "wide-resnet": wide_resnet_config,
+    "u-transformer": u_transformer_config,
 }
+_MODELS = {
+    f"{family}-{size}".lower(): (config, size)
+    for family, config in _FAMILIES.items()
+    for size in config.names
+}
+MODEL_NAMES = tuple(_MODELS)
 
-MODEL_NAMES = tuple(
-    f"{family}-{size}".lower() for family, (sizes, _) in _FAMILIES.items() for size in sizes
-)
 
-
-def model_config(name: str, **changes: Any) -> Config:
-    """The configuration of a model.
+def model_config(name: str, **changes: object) -> Config:
+    """Return the configuration of a model.
 
     Args:
         name: One of `MODEL_NAMES`, in any case.
         **changes: Fields of its configuration to set otherwise.
 
+    Returns:
+        The configuration.
+
     Raises:
         ValueError: there is no such model.
     """
-    for family, (sizes, config) in _FAMILIES.items():
-        for size in sizes:
-            if name.lower() == f"{family}-{size}".lower():
-                return config(size, **changes)
-    raise ValueError(f"no model {name!r}; there are {', '.join(MODEL_NAMES)}")
+    if name.lower() not in _MODELS:
+        raise ValueError(f"no model {name!r}; there are {', '.join(MODEL_NAMES)}")
+    config, size = _MODELS[name.lower()]
+    return config(size, **changes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
+from meshwise.jax_compat import PyTree
 from meshwise.models.bert import Bert, BertConfig
 from meshwise.models.gpt import Gpt, GptConfig
 from meshwise.models.llama import Llama, LlamaConfig
@@ -20,6 +22,11 @@ from meshwise.models.wide_resnet import WideResNet, WideResNetConfig
 from meshwise.trace.loss import value_and_grad
 
 Config = GptConfig | LlamaConfig | BertConfig | MoeConfig | WideResNetConfig | UTransformerConfig
+# What a step is made of: it makes variables from a key; its loss, of parameters, what is kept (a
+# collection that no gradient moves) and a batch, returns that collection too; shapes of a batch.
+_Init: TypeAlias = Callable[[jax.Array], PyTree]
+_Loss: TypeAlias = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
+_Parts: TypeAlias = tuple[_Init, _Loss, PyTree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +39,17 @@ class ModelStep:
         batch: Shapes of a batch.
     """
 
-    step: Callable[..., Any]
-    create: Callable[[jax.Array], Any]
-    batch: Any
+    step: Callable[..., PyTree]
+    create: Callable[[jax.Array], PyTree]
+    batch: PyTree
 
     @property
-    def state(self) -> Any:
+    def state(self) -> PyTree:
         """Shapes of the state."""
         return jax.eval_shape(self.create, jax.random.key(0))
 
     @property
-    def abstract(self) -> tuple[Callable[..., Any], Any, Any]:
+    def abstract(self) -> tuple[Callable[..., PyTree], PyTree, PyTree]:
         """`(step, state, batch)`, for planning and compiling."""
         return self.step, self.state, self.batch
 
@@ -60,12 +67,12 @@ def model_step(
     init, loss, batch = _parts(config, rows)
     optimizer = tx or optax.adam(1e-3, eps=1e-3)
 
-    def create(key: jax.Array) -> Any:
+    def create(key: jax.Array) -> PyTree:
         variables = init(key)
         params = variables["params"]
         return params, variables.get("batch_stats"), optimizer.init(params)
 
-    def step(state: Any, batch: Any) -> Any:
+    def step(state: PyTree, batch: PyTree) -> PyTree:
         params, kept, opt = state
         (value, kept), grads = value_and_grad(loss, has_aux=True)(params, kept, batch)
         updates, opt = optimizer.update(grads, opt, params)
@@ -74,7 +81,7 @@ def model_step(
     return ModelStep(step=step, create=create, batch=batch)
 
 
-def _parts(config: Config, rows: int) -> tuple[Any, Any, Any]:
+def _parts(config: Config, rows: int) -> _Parts:
     match config:
         case GptConfig() | LlamaConfig() | MoeConfig():
             return _decoder(config, rows)
@@ -86,42 +93,38 @@ def _parts(config: Config, rows: int) -> tuple[Any, Any, Any]:
             return _u_transformer(config, rows)
 
 
-def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> tuple[Any, Any, Any]:
+def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> _Parts:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
-    model: Any = Moe(config) if isinstance(config, MoeConfig) else _language_model(config)
+    model: nn.Module = Moe(config) if isinstance(config, MoeConfig) else _language_model(config)
 
-    def loss(params: Any, kept: Any, batch: Any) -> Any:
+    def loss(params: PyTree, kept: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
         variables = {"params": params}
         if not isinstance(config, MoeConfig):
-            logits: Any = model.apply(variables, batch["x"])
+            logits: PyTree = model.apply(variables, batch["x"])
             return mean_cross_entropy(logits, batch["y"]), kept
-        both: Any = model.apply(variables, batch["x"])
+        both: PyTree = model.apply(variables, batch["x"])
         return mean_cross_entropy(both[0], batch["y"]) + 0.01 * both[1], kept
 
-    return (
-        (lambda key: model.init(key, jnp.zeros(tokens.shape, jnp.int32))),
-        loss,
-        {
-            "x": tokens,
-            "y": tokens,
-        },
-    )
+    def init(key: jax.Array) -> PyTree:
+        return model.init(key, jnp.zeros(tokens.shape, jnp.int32))
+
+    return init, loss, {"x": tokens, "y": tokens}
 
 
-def _language_model(config: GptConfig | LlamaConfig) -> Any:
+def _language_model(config: GptConfig | LlamaConfig) -> nn.Module:
     return Gpt(config) if isinstance(config, GptConfig) else Llama(config)
 
 
-def _bert(config: BertConfig, rows: int) -> tuple[Any, Any, Any]:
+def _bert(config: BertConfig, rows: int) -> _Parts:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
 
-    def loss(params: Any, kept: Any, batch: Any) -> Any:
-        logits: Any = Bert(config).apply(
+    def loss(params: PyTree, kept: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
+        logits: PyTree = Bert(config).apply(
             {"params": params}, batch["x"], batch["segments"], batch["is_token"]
         )
         return masked_mean_cross_entropy(logits, batch["y"], batch["weights"]), kept
 
-    def init(key: jax.Array) -> Any:
+    def init(key: jax.Array) -> PyTree:
         ids = jnp.zeros((1, config.seq_len), jnp.int32)
         return Bert(config).init(key, ids, ids, ids == 0)
 
@@ -138,11 +141,11 @@ def _bert(config: BertConfig, rows: int) -> tuple[Any, Any, Any]:
     )
 
 
-def _wide_resnet(config: WideResNetConfig, rows: int) -> tuple[Any, Any, Any]:
+def _wide_resnet(config: WideResNetConfig, rows: int) -> _Parts:
     shape = (config.image_size, config.image_size, 3)
     model = WideResNet(config)
 
-    def loss(params: Any, kept: Any, batch: Any) -> Any:
+    def loss(params: PyTree, kept: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
         logits, moved = model.apply(
             {"params": params, "batch_stats": kept}, batch["x"], train=True,
             mutable=["batch_stats"],
@@ -159,8 +162,8 @@ def _wide_resnet(config: WideResNetConfig, rows: int) -> tuple[Any, Any, Any]:
     )
 
 
-def _u_transformer(config: UTransformerConfig, rows: int) -> tuple[Any, Any, Any]:
-    def image(channels: int) -> Any:
+def _u_transformer(config: UTransformerConfig, rows: int) -> _Parts:
+    def image(channels: int) -> jax.ShapeDtypeStruct:
         size = config.image_size
         return jax.ShapeDtypeStruct((rows, size, size, channels), jnp.float32)
 
@@ -172,13 +175,13 @@ def _u_transformer(config: UTransformerConfig, rows: int) -> tuple[Any, Any, Any
     }
     model = UTransformer(config)
 
-    def inputs(batch: Any) -> Any:
+    def inputs(batch: PyTree) -> PyTree:
         return batch["latents"], batch["steps"], batch["context"]
 
-    def init(key: jax.Array) -> Any:
+    def init(key: jax.Array) -> PyTree:
         return model.init(key, *(jnp.zeros(x.shape, x.dtype) for x in inputs(batch)))
 
-    def loss(params: Any, kept: Any, batch: Any) -> Any:
+    def loss(params: PyTree, kept: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
         guess = model.apply({"params": params}, *inputs(batch))
         return jnp.mean((guess - batch["noise"]) ** 2), kept
 

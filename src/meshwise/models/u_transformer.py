@@ -7,7 +7,7 @@ down at its size.  Transformers attend to the image, then to a context.  Residua
 time step.  The lowest level of the way down and the highest of the way up have no transformer.
 
 Source: Ronneberger et al. 2015, Petit et al. 2021 (U-Transformer), Rombach et al. 2022; shape and
-sizes as the U-Net suite of Alpa's benchmark (`models/u_transformer_sizes.py`).
+sizes as the U-Net suite of Alpa's benchmark (`models/sizes/u_transformer_sizes.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ collection of their own, `batch_stats`:
 `model.apply({"params": p, "batch_stats": s}, x, train=True, mutable=["batch_stats"])`.
 
 Source: He et al. 2015, Zagoruyko and Komodakis 2016; widths as Alpa's benchmark (the width factor
-widens the 3x3 convolution only), sizes in `models/wide_resnet_sizes.py`.
+widens the 3x3 convolution only), sizes in `models/sizes/wide_resnet_sizes.py`.
 """
 
 from __future__ import annotations

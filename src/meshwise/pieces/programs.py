@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshwise.pieces.residuals import ancestors
 from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.plan.decision import Use
-from meshwise.plan.restricted import GraphPart, Slot, handed_over, leave, restricted
+from meshwise.plan.restricted import GraphPart, Portion, Slot, handed_over, leave, restricted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +192,8 @@ def _after(
             graph,
             decision,
             roles.mesh,
-            now,
-            left,
-            outputs,
-            [(graph.outputs[j], decision.outputs[j]) for j in later],
+            Portion(now, outputs),
+            Portion(left, [(graph.outputs[j], decision.outputs[j]) for j in later]),
             there,
         )
         is_last = g + 1 == len(groups)

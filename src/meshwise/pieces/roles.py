@@ -10,7 +10,7 @@ from meshwise.graph.layout import Layout
 from meshwise.pieces.phases import Phases, phases_of
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision, Use
-from meshwise.plan.restricted import Slot, handed_over
+from meshwise.plan.restricted import Portion, Slot, handed_over
 
 # input:      an argument, or a result that another piece sends for the update
 # rows:       an argument that is batch data: rows of the micro-batch
@@ -163,10 +163,8 @@ class PieceRoles:
             self.body,
             self.inner,
             self.mesh,
-            phases.forward,
-            phases.backward,
-            [(t, use) for t, use, _ in first],
-            [(t, use) for t, use, _ in second],
+            Portion(phases.forward, [(t, use) for t, use, _ in first]),
+            Portion(phases.backward, [(t, use) for t, use, _ in second]),
             free,
         )
 
@@ -179,10 +177,11 @@ class PieceRoles:
             graph,
             self.decision,
             self.mesh,
-            phases.before,
-            phases.after,
-            [(self.loop.inputs[k], use) for k, use in enumerate(self.chosen.uses)],
-            list(zip(results, uses, strict=True)),
+            Portion(
+                phases.before,
+                [(self.loop.inputs[k], use) for k, use in enumerate(self.chosen.uses)],
+            ),
+            Portion(phases.after, list(zip(results, uses, strict=True))),
             graph.inputs,
         )
 

@@ -20,7 +20,15 @@ from meshwise.pieces.programs import PhaseProgram, PiecePrograms
 from meshwise.pieces.residuals import ancestors, kept_between
 from meshwise.pieces.roles import Value
 from meshwise.plan.decision import Use
-from meshwise.plan.restricted import GraphPart, Slot, handed_over, leave, restricted, within
+from meshwise.plan.restricted import (
+    GraphPart,
+    Portion,
+    Slot,
+    handed_over,
+    leave,
+    restricted,
+    within,
+)
 
 # What a micro-batch holds until its backward pass is done; all else is there at any time.
 HELD_ROLES = frozenset(("kept", "entering", "cotangent", "delayed"))
@@ -65,7 +73,12 @@ def split_backward(programs: PiecePrograms) -> SplitBackward:
     handed = [
         slot
         for slot in handed_over(
-            graph, decision, mesh, first, second, leaving(early), leaving(late), free
+            graph,
+            decision,
+            mesh,
+            Portion(first, leaving(early)),
+            Portion(second, leaving(late)),
+            free,
         )
         if slot.use is not None or slot.tensor not in given
     ]

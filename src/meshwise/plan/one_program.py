@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
-from meshwise.graph.graph import Graph
 from meshwise.plan.counts.contents import arguments
 from meshwise.plan.counts.shares import communication
-from meshwise.plan.counts.work import Work
-from meshwise.plan.decision import GraphDecision
+from meshwise.plan.counts.work import DecidedProgram, Work
 from meshwise.plan.fits import local_bytes
 from meshwise.plan.stage import Layer, Stage
 
 
 def program_stage(
-    graph: Graph,
-    decision: GraphDecision,
+    program: DecidedProgram,
     mesh: LogicalMesh,
     work: Work,
     *,
     step_time_s: float,
     peak_bytes: int,
-    memory_bytes: int | None = None,
     cluster: Cluster | None = None,
 ) -> Stage:
-    """Return the only stage of a plan whose step is one program.
+    """Return the only stage of a plan whose step is one program; it may use all memory.
 
     Args:
-        graph: The step.
-        decision: Its decision; it is number 0 of the plan.
+        program: The step and its decision, which is number 0 of the plan.
         mesh: Where it runs.
         work: What it does.
-        step_time_s: Seconds of a step.
-        peak_bytes: Peak memory of one device.
-        memory_bytes: What the plan may use of a device; None: all that it has.
+        step_time_s: Time of a step, in seconds.
+        peak_bytes: Peak memory of one device, in bytes.
         cluster: Where the mesh lies; None if only the mesh is known.
+
+    Returns:
+        The stage.
     """
+    graph, decision = program.graph, program.decision
     found = arguments(graph, decision, communication(graph, decision, mesh))
     inputs = zip(graph.inputs, decision.inputs, strict=True)
     state = sum(local_bytes(graph.tensors[t], layout, mesh.sizes) for t, layout in inputs)
@@ -50,7 +48,7 @@ def program_stage(
         once_s=step_time_s,
         resident_bytes=resident,
         temporary_bytes=peak_bytes - resident,
-        memory_bytes=mesh.device.memory_bytes if memory_bytes is None else memory_bytes,
+        memory_bytes=mesh.device.memory_bytes,
         device_flop=work.device_flop,
         dense=work.dense,
     )

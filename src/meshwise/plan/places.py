@@ -58,6 +58,10 @@ def device_memory_bytes(stage: Stage, cluster: Cluster) -> int:
 def check_places(stages: Sequence[Stage], cluster: Cluster) -> None:
     """Check that a cluster has the devices of every stage, and none of them twice.
 
+    Args:
+        stages: The stages of a plan.
+        cluster: The cluster that they name devices of.
+
     Raises:
         PlanError: naming the stage that has no place.
     """

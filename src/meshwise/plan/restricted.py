@@ -7,11 +7,11 @@ other layouts if the first part made such a copy: so nothing is sent twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.walk import homes
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
@@ -61,7 +61,7 @@ def restricted(
     outputs: Sequence[tuple[int, Use]],
     aliases: tuple[tuple[int, int], ...] = (),
 ) -> GraphPart:
-    """The part of a graph that makes some of its values.
+    """Return the part of a graph that makes some of its values.
 
     Args:
         graph: The whole.
@@ -70,55 +70,29 @@ def restricted(
         inputs: What is there.
         outputs: Tensors of the whole, and how they leave.
         aliases: Pairs (place in `inputs`, place in `outputs`) of what is overwritten.
+
+    Returns:
+        The part; it has the operators that the outputs need, and no others.
     """
-    tensors = list(graph.tensors)
-    numbers: list[int] = []
-    copies: dict[tuple[int, Layout], int] = {}
-    for slot in inputs:
-        if slot.use is None:
-            numbers.append(slot.tensor)
-        else:
-            numbers.append(len(tensors))
-            copies[slot.tensor, slot.layout] = len(tensors)
-            tensors.append(graph.tensors[slot.tensor])
-
-    def found(t: int, use: Use) -> tuple[int, Use]:
-        if (t, use.layout) in copies:
-            return copies[t, use.layout], replace(use, via=use.layout)
-        if (t, use.via) in copies:
-            return copies[t, use.via], use
-        return t, use
-
-    maker = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
-    needed: dict[int, tuple[tuple[int, ...], tuple[Use, ...]]] = {}
-    left = [found(t, use) for t, use in outputs]
-    there = {*numbers}
-    todo = [t for t, _ in left]
-    while todo:
-        t = todo.pop()
-        i = maker.get(t, -1)
-        if t in there or i < 0 or i in needed:
-            continue
-        assert i in operators or graph.tensors[t].generated, f"{t} is not there"
-        operator, chosen = graph.operators[i], decision.operators[i]
-        pairs = [found(u, use) for u, use in zip(operator.inputs, chosen.uses, strict=True)]
-        needed[i] = (tuple(u for u, _ in pairs), tuple(use for _, use in pairs))
-        todo += needed[i][0]
+    border = _Border.of(graph, inputs)
+    left = [border.found(t, use) for t, use in outputs]
+    needed = _needed(graph, decision, border, [t for t, _ in left])
+    assert all(i in operators or _is_generated(graph.operators[i], graph) for i in needed)
     kept = tuple(sorted(needed))
-    read = {t for t, _ in left} | {u for operands, _ in needed.values() for u in operands}
-    places = tuple(n for n, t in enumerate(numbers) if t in read)
+    read = {t for t, _ in left} | {u for pairs in needed.values() for u, _ in pairs}
+    places = tuple(n for n, t in enumerate(border.numbers) if t in read)
     at = {n: place for place, n in enumerate(places)}
     return GraphPart(
         graph=Graph(
-            tensors=tuple(tensors),
-            operators=tuple(_reading(graph.operators[i], needed[i][0]) for i in kept),
-            inputs=tuple(numbers[n] for n in places),
+            tensors=border.tensors,
+            operators=tuple(_reading(graph.operators[i], needed[i]) for i in kept),
+            inputs=tuple(border.numbers[n] for n in places),
             outputs=tuple(t for t, _ in left),
             aliases=tuple((at[n], j) for n, j in aliases if n in at),
         ),
         decision=GraphDecision(
             inputs=tuple(inputs[n].layout for n in places),
-            operators=tuple(_using(decision.operators[i], needed[i][1]) for i in kept),
+            operators=tuple(_using(decision.operators[i], needed[i]) for i in kept),
             outputs=tuple(use for _, use in left),
         ),
         operators=kept,
@@ -127,22 +101,96 @@ def restricted(
     )
 
 
-def _reading(op: Operator, inputs: tuple[int, ...]) -> Operator:
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """What a part has of the whole.
+
+    Attributes:
+        tensors: Tensors of the whole, and behind them the copies that come in.
+        numbers: For each slot its tensor.
+        copies: Tensor and layout of each copy -> its number among the tensors.
+    """
+
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[int, ...]
+    copies: Mapping[tuple[int, Layout], int]
+
+    @classmethod
+    def of(cls, graph: Graph, inputs: Sequence[Slot]) -> _Border:
+        tensors = list(graph.tensors)
+        numbers: list[int] = []
+        copies: dict[tuple[int, Layout], int] = {}
+        for slot in inputs:
+            if slot.use is None:
+                numbers.append(slot.tensor)
+            else:
+                numbers.append(len(tensors))
+                copies[slot.tensor, slot.layout] = len(tensors)
+                tensors.append(graph.tensors[slot.tensor])
+        return cls(tuple(tensors), tuple(numbers), copies)
+
+    def found(self, t: int, use: Use) -> tuple[int, Use]:
+        """Return the tensor of the part that a use of the whole reads, and how it reads it."""
+        if (t, use.layout) in self.copies:
+            return self.copies[t, use.layout], replace(use, via=use.layout)
+        return self.copies.get((t, use.via), t), use
+
+
+def _needed(
+    graph: Graph, decision: GraphDecision, border: _Border, wanted: Sequence[int]
+) -> dict[int, list[tuple[int, Use]]]:
+    """Return the operators that make some values, each with what it reads in the part."""
+    maker = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
+    there = frozenset(border.numbers)
+    needed: dict[int, list[tuple[int, Use]]] = {}
+    todo = list(wanted)
+    while todo:
+        t = todo.pop()
+        i = maker.get(t, -1)
+        if i >= 0 and i not in needed and t not in there:
+            uses = zip(graph.operators[i].inputs, decision.operators[i].uses, strict=True)
+            needed[i] = [border.found(u, use) for u, use in uses]
+            todo += [u for u, _ in needed[i]]
+    return needed
+
+
+def _is_generated(op: Operator, graph: Graph) -> bool:
+    return all(graph.tensors[t].generated for t in op.outputs)
+
+
+def _reading(op: Operator, pairs: Sequence[tuple[int, Use]]) -> Operator:
+    inputs = tuple(t for t, _ in pairs)
     return op if op.inputs == inputs else replace(op, inputs=inputs)
 
 
-def _using(chosen: OperatorDecision, uses: tuple[Use, ...]) -> OperatorDecision:
+def _using(chosen: OperatorDecision, pairs: Sequence[tuple[int, Use]]) -> OperatorDecision:
+    uses = tuple(use for _, use in pairs)
     return chosen if chosen.uses == uses else replace(chosen, uses=uses)
 
 
 def leave(slot: Slot) -> tuple[int, Use]:
-    """How a slot leaves the part that makes it."""
+    """Return how a slot leaves the part that makes it.
+
+    Args:
+        slot: A value that another part has of this one.
+
+    Returns:
+        Its tensor in the whole, and the use by which it gets the layout of the slot.
+    """
     use = slot.use or Use(group=-1, via=slot.layout, layout=slot.layout)
     return slot.tensor, use
 
 
 def within(outer: GraphPart, inner: GraphPart) -> GraphPart:
-    """A part of a part as a part of the whole; its inputs stay those of the inner list."""
+    """Return a part of a part as a part of the whole; its inputs stay those of the inner list.
+
+    Args:
+        outer: A part of the whole.
+        inner: A part of the graph of `outer`.
+
+    Returns:
+        The inner part, its operators and copies numbered as in the whole.
+    """
     num_tensors = len(outer.graph.tensors) - len(outer.copies)
     copies = (t if t < num_tensors else outer.copies[t - num_tensors] for t in inner.copies)
     return replace(
@@ -152,31 +200,43 @@ def within(outer: GraphPart, inner: GraphPart) -> GraphPart:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Operators of a graph that run one after the other.
+
+    Attributes:
+        operators: Their positions.
+        outputs: Tensors that leave, and how.
+    """
+
+    operators: Collection[int]
+    outputs: Sequence[tuple[int, Use]] = ()
+
+
 def handed_over(
     graph: Graph,
     decision: GraphDecision,
     mesh: LogicalMesh,
-    first: Collection[int],
-    second: Collection[int],
-    first_outputs: Sequence[tuple[int, Use]] = (),
-    second_outputs: Sequence[tuple[int, Use]] = (),
+    first: Portion,
+    second: Portion,
     free: Collection[int] = (),
 ) -> tuple[Slot, ...]:
-    """What a second part has of a first one, each value once.
+    """Return what a second portion has of a first one, each value once.
 
     Args:
         graph: The whole.
-        decision: Of the whole.
-        mesh: Where both run.
-        first: Operators of the first part.
-        second: Operators of the second part; those of the first that run again included.
-        first_outputs: Tensors that leave the first part, and how.
-        second_outputs: Tensors that leave the second part, and how.
-        free: Inputs of the whole that both parts have.
+        decision: The decision about the whole.
+        mesh: Where both portions run.
+        first: What runs first.
+        second: What runs then, operators of the first portion that run again included.
+        free: Inputs of the whole that both portions have.
+
+    Returns:
+        The values, in the order of their tensors.
     """
     home = homes(graph, decision)
     maker = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
-    made = set(_uses(graph, decision, first)) | set(first_outputs)
+    made = set(_uses(graph, decision, first.operators)) | set(first.outputs)
     passed = {(t, use.group, use.via) for t, use in made}
     found: dict[tuple[int, Layout], Slot] = {}
 
@@ -188,12 +248,12 @@ def handed_over(
         steps = path(tensor.shape, tensor.itemsize, home[t], layout, mesh)
         return all(step.kind in FREE for step in steps)
 
-    for t, use in (*_uses(graph, decision, second), *second_outputs):
+    for t, use in (*_uses(graph, decision, second.operators), *second.outputs):
         i = maker.get(t, -1)
-        is_known = t in free or (i >= 0 and i not in first)
+        is_known = t in free or (i >= 0 and i not in first.operators)
         if graph.tensors[t].generated or is_known:
             continue
-        is_there = i in second
+        is_there = i in second.operators
         if use.layout != home[t] and (t, use) in made:
             if not (is_there and is_free(t, use.layout)):
                 keep(t, use.layout, use)

@@ -32,6 +32,11 @@ _Made = tuple[tuple[Layout, ...], tuple[Layout, ...]]
 def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> None:
     """Check every layout, strategy and change of layout, bodies included.
 
+    Args:
+        graph: The graph that was planned.
+        decision: The decision about it.
+        mesh: The mesh that it is for.
+
     Raises:
         PlanError: naming the operator with its source line, or the input or output.
     """

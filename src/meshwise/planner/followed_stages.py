@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
+from meshwise.jax_compat import PyTree
 from meshwise.plan.counts.work import DecidedProgram, work_of, work_together
 from meshwise.plan.fingerprint import joint_fingerprint
 from meshwise.plan.fits import local_bytes
@@ -19,6 +20,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.planner.followed_layouts import distance
 from meshwise.planner.one_mesh import Forced, plan_on
+from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import IntraOp
 from meshwise.request.pins import nearest
 from meshwise.request.plan_request import PlanRequest
@@ -31,23 +33,16 @@ from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import OpenStep, StepSignature, TracedStep, open_step, trace_step
 
 
-def followed_stages(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    signature: StepSignature,
-    plan: Plan,
-    request: PlanRequest,
-) -> FollowedStages:
+def followed_stages(call: StepCall, plan: Plan, request: PlanRequest) -> FollowedStages:
     """Cut a step where a pipeline's parameters live, and plan each stage on its mesh.
 
     Args:
-        fun: The step, static arguments bound.
-        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
-        kwargs: Keyword arguments, likewise.
-        signature: Which arguments are batch data; what is returned changed is not overwritten.
-        plan: Of the pipeline.
+        call: The step; what it returns changed is not overwritten.
+        plan: The plan of the pipeline.
         request: What is asked beside the placement.
+
+    Returns:
+        The programs of the stages with their plans.
 
     Raises:
         TraceError: the step cannot be traced.
@@ -57,7 +52,7 @@ def followed_stages(
     """
     _check(request)
     with collection_paused():
-        ends = unstacked(open_step(fun, args, kwargs, signature))
+        ends = unstacked(open_step(call.fun, call.args, call.kwargs, call.signature))
         step = ends.step
         homes = _homes(step, plan)
         closed = inlined(step.closed)
@@ -78,7 +73,7 @@ def followed_stages(
         plans=tuple(way.plan for way in ways),
         plan=replace(
             _forward_plan(cut, ways, step, homes, plan, request),
-            parameters=_parameters(signature, args),
+            parameters=call.parameters,
             warnings=tuple(warnings),
         ),
     )
@@ -155,10 +150,6 @@ class _PlannedStage(NamedTuple):
     plan: Plan
 
 
-def _parameters(signature: StepSignature, args: Sequence[Any]) -> tuple[tuple[int, str], ...]:
-    return signature.parameters or tuple((n, "") for n in range(len(args)))
-
-
 def _check(request: PlanRequest) -> None:
     asked = {
         "num_microbatches": request.num_microbatches not in (1, "auto"),
@@ -232,7 +223,7 @@ def _planned(
         for name, aval in zip(names, part.closed.in_avals, strict=True)
     }
 
-    def stage(**values: Any) -> list[Any]:
+    def stage(**values: jax.Array) -> list[PyTree]:
         return run_inlined(part.closed, [values[name] for name in names])
 
     signature = StepSignature(batch_argnums=(), batch_dims=0, donate_argnums=())

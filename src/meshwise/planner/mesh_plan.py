@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
+from meshwise.baselines.search import MeshPlace
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.graph import Graph, Operator
-from meshwise.intra.options import IntraOptions, IntraResult
+from meshwise.intra.options import IntraResult
 from meshwise.intra.price import step_time_s
-from meshwise.intra.regions import Region
 from meshwise.memory.peak import peak
-from meshwise.plan.counts.walk import place
-from meshwise.plan.counts.work import DecidedProgram, work_of
+from meshwise.plan.counts.walk import place as op_place
+from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.request.methods import Auto, Follow, IntraOp, Method, Replay
+from meshwise.request.plan_request import PlanRequest
 from meshwise.rules.unruled import hint
 from meshwise.trace.step import TracedStep
 
@@ -28,110 +31,127 @@ _REPLICATED_BYTES_SHARE = 0.05
 
 
 def method_name(method: Method) -> str:
-    """Text of a method, as `Megatron(dp=2, tp=4, pp=1)`."""
+    """Return the text of a method, as `Megatron(dp=2, tp=4, pp=1)`."""
     return f"{type(method).__name__}()" if isinstance(method, (Replay, Follow)) else repr(method)
-
-
-def _space(result: IntraResult, method: Method, has_pins: bool, where: str) -> str:
-    """Among which plans the gap of a result holds."""
-    bounds = [] if isinstance(method, (IntraOp, Auto)) else [method_name(method)]
-    if has_pins:
-        bounds.append("the pins")
-    under = f" under {' and '.join(bounds)}" if bounds else ""
-    # Other numbers of micro-batches were compared by their best plans found only.
-    return f"{result.space}{under}, {where}"
 
 
 def finished_plan(
     step: TracedStep,
-    parts: tuple[Region, ...],
-    mesh: LogicalMesh,
+    place: MeshPlace,
     result: IntraResult,
-    method: Method,
-    options: IntraOptions,
+    request: PlanRequest,
     *,
     cluster: Cluster | None,
-    has_pins: bool = False,
     where: str = "on this mesh",
 ) -> Plan:
-    """Everything that a plan says about a decision; verified.
+    """Return everything that a plan says about a decision; verified.
 
     Args:
         step: The step, with the graph that was planned.
-        parts: The regions of the graph.
-        mesh: Where it runs.
+        place: That graph on its mesh, with what was minimised and how much memory there is.
         result: The decision, and what is known of it.
-        method: What found it.
-        options: What was asked: what is minimised, and how much memory there is.
+        request: What was asked: the method that decided, and pins.
         cluster: Where it runs; None where only the mesh is known.
-        has_pins: Whether pins restrict the space of plans.
         where: On which meshes the gap holds.
+
+    Returns:
+        The plan.
 
     Raises:
         PlanError: the decision contradicts the graph (an error of the planner).
     """
-    graph, decision = step.graph, result.decision
-    verify_decision(graph, decision, mesh)
-    work = work_of([DecidedProgram(graph=graph, decision=decision)], mesh)
-    whole = work.replicated.shares()
-    warnings = list(step.warnings) + [
-        f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
-        for op in {o.kind: o for o in _operators(graph) if not o.rule.ruled}.values()
-    ]
-    uncounted = [o for o in _operators(graph) if o.structure and not o.structure.is_counted]
-    warnings += [
-        f"{where} runs an unknown number of times; the plan counts one"
-        for where in dict.fromkeys(place(op) for op in uncounted)
-    ]
-    if mesh.num_devices > 1 and (
-        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
-    ):
-        warnings.append(
-            f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
-            "every device"
-        )
-    if result.conceded:
-        # What all-gather was allowed for may be done by a cheaper path of other kinds.
-        places = sorted(
-            {f"{c.kind} at {c.where}" for c in work.collectives if c.kind != "all-reduce"}
-        )
-        warnings.append(
-            f"{method_name(method)} without {' and '.join(result.conceded)} has no plan for this "
-            f"step; it has {'; '.join(places[:3])}{'; ...' if len(places) > 3 else ''}"
-        )
-    seconds = step_time_s(graph, decision, mesh, parts=parts)
-    rows = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
+    decision, mesh, options = result.decision, place.mesh, place.options
+    verify_decision(step.graph, decision, mesh)
+    program = DecidedProgram(graph=step.graph, decision=decision)
+    work = work_of([program], mesh)
+    seconds = step_time_s(step.graph, decision, mesh, parts=place.parts)
     stage = program_stage(
-        graph,
-        decision,
-        mesh,
-        work,
-        step_time_s=seconds,
-        peak_bytes=result.peak_bytes,
-        memory_bytes=options.memory_bytes,
-        cluster=cluster,
+        program, mesh, work, step_time_s=seconds, peak_bytes=result.peak_bytes, cluster=cluster
     )
+    if options.memory_bytes is not None:
+        stage = replace(stage, memory_bytes=options.memory_bytes)
+    method = method_name(request.method)
     return Plan(
         step_time_s=seconds,
         stages=(stage,),
         decisions=(decision,),
         collectives=work.collectives,
         cluster=cluster and Cluster(name=cluster.name, groups=cluster.groups),
-        batch_size=rows.pop() if len(rows) == 1 else 0,
+        batch_size=_batch_size(step),
         num_microbatches=step.num_microbatches,
         simulated_s=seconds,
         tried=((step.num_microbatches, seconds),),
-        method=method_name(method),
+        method=method,
         objective=options.objective,
         # What was not solved has no bound: its gap of 0 would only compare it with itself.
         gap=result.gap if math.isfinite(result.gap) and result.status != "greedy" else None,
-        space=_space(result, method, has_pins, where),
+        space=_space(result, request, where),
         status=result.status,
-        fingerprint=fingerprint(graph),
-        replicated=whole,
+        fingerprint=fingerprint(step.graph),
+        replicated=work.replicated.shares(),
         parameters=step.parameters,
-        warnings=tuple(warnings),
+        warnings=(*step.warnings, *_warnings(step.graph, result, work, mesh, method)),
     )
+
+
+def _batch_size(step: TracedStep) -> int:
+    """Return the rows of the whole batch; 0 if no argument is batch data, or they differ."""
+    rows = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def _space(result: IntraResult, request: PlanRequest, where: str) -> str:
+    """Return among which plans the gap of a result holds."""
+    method = request.method
+    bounds = [] if isinstance(method, (IntraOp, Auto)) else [method_name(method)]
+    if request.pins:
+        bounds.append("the pins")
+    under = f" under {' and '.join(bounds)}" if bounds else ""
+    # Other numbers of micro-batches were compared by their best plans found only.
+    return f"{result.space}{under}, {where}"
+
+
+def _warnings(
+    graph: Graph, result: IntraResult, work: Work, mesh: LogicalMesh, method: str
+) -> Iterator[str]:
+    yield from _graph_warnings(graph)
+    yield from _work_warnings(work, mesh.num_devices)
+    yield from _concessions(result, work, method)
+
+
+def _graph_warnings(graph: Graph) -> Iterator[str]:
+    """Yield what the planner does not know of a graph: rules, and trips of loops."""
+    operators = _operators(graph)
+    for op in {o.kind: o for o in operators if not o.rule.ruled}.values():
+        yield f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
+    uncounted = [o for o in operators if o.structure and not o.structure.is_counted]
+    for where in dict.fromkeys(map(op_place, uncounted)):
+        yield f"{where} runs an unknown number of times; the plan counts one"
+
+
+def _work_warnings(work: Work, num_devices: int) -> Iterator[str]:
+    """Yield what runs whole on every device, if that is much."""
+    whole = work.replicated.shares()
+    if num_devices > 1 and (
+        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
+    ):
+        yield (
+            f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
+            "every device"
+        )
+
+
+def _concessions(result: IntraResult, work: Work, method: str) -> Iterator[str]:
+    """Yield what a method was allowed that it forbids."""
+    if result.conceded:
+        # What all-gather was allowed for may be done by a cheaper path of other kinds.
+        places = sorted(
+            {f"{c.kind} at {c.where}" for c in work.collectives if c.kind != "all-reduce"}
+        )
+        yield (
+            f"{method} without {' and '.join(result.conceded)} has no plan for this "
+            f"step; it has {'; '.join(places[:3])}{'; ...' if len(places) > 3 else ''}"
+        )
 
 
 def check_plan_fits(graph: Graph, plan: Plan, remedy: str) -> None:

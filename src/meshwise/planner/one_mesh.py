@@ -280,18 +280,29 @@ class _Candidate:
             where: On which meshes its gap holds.
         """
         plan = finished_plan(
-            self.step,
-            self.place.parts,
-            self.place.mesh,
-            result,
-            request.method,
-            self.place.options,
-            cluster=self.cluster,
-            has_pins=bool(request.pins),
-            where=where,
+            self.step, self.place, result, request, cluster=self.cluster, where=where
         )
         check_plan_fits(self.place.graph, plan, REPORT)
         return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownStep:
+    """A traced step, and what planning it on several meshes has in common.
+
+    Attributes:
+        traced: The step.
+        parts: The regions of its graph.
+        evaluators: Evaluators that know what was computed for other meshes.
+    """
+
+    traced: TracedStep
+    parts: tuple[Region, ...]
+    evaluators: Evaluators
+
+    @classmethod
+    def of(cls, step: TracedStep) -> _KnownStep:
+        return cls(step, regions(step.graph), Evaluators())
 
 
 def _candidates(
@@ -301,38 +312,31 @@ def _candidates(
     meshes: Sequence[LogicalMesh],
     memory: int,
 ) -> list[_Candidate]:
-    """A traced step on each of several meshes."""
-    parts, evaluators = regions(step.graph), Evaluators()
-    return [
-        _candidate(step, request, mesh, memory, cluster=cluster, parts=parts, evaluators=evaluators)
-        for mesh in meshes
-    ]
+    """Return a traced step on each of several meshes."""
+    known = _KnownStep.of(step)
+    return [_candidate(known, request, mesh, memory, cluster=cluster) for mesh in meshes]
 
 
 def _candidate(
-    step: TracedStep,
+    known: _KnownStep,
     request: PlanRequest,
     mesh: LogicalMesh,
     memory: int,
     forced: Forced = NOTHING_FORCED,
     *,
     cluster: Cluster | None,
-    parts: tuple[Region, ...] | None = None,
-    evaluators: Evaluators | None = None,
 ) -> _Candidate:
-    """A traced step on a mesh, with what is asked.
+    """Return a traced step on a mesh, with what is asked.
 
     Args:
-        step: The step.
+        known: The step.
         request: What is asked.
         mesh: The mesh.
-        memory: Bytes of one device.
+        memory: Memory of one device, in bytes.
         forced: What is fixed beside the pins.
         cluster: Where the mesh lies; None if only the mesh is known.
-        parts: The regions of the step's graph if they are known.
-        evaluators: That know what was computed for other meshes.
     """
-    method = request.method
+    method, step = request.method, known.traced
     pins = pinned(step.graph, request.pins, mesh)
     graph = pins.graph
     follows = isinstance(method, Follow)
@@ -351,8 +355,8 @@ def _candidate(
         mesh=mesh,
         batch_dims=step.batch_dims,
         options=options,
-        parts=parts if parts and graph is step.graph else regions(graph),
-        evaluators=evaluators or Evaluators(),
+        parts=known.parts if graph is step.graph else regions(graph),
+        evaluators=known.evaluators,
     )
     return _Candidate(
         traced=step, step=dataclasses.replace(step, graph=graph), place=place, cluster=cluster
@@ -381,4 +385,5 @@ def plan_on(
     Raises:
         PinError, InfeasibleError, SolverError: there is no such plan.
     """
-    return _candidate(step, request, mesh, memory, forced, cluster=cluster).planned(request)
+    known = _KnownStep.of(step)
+    return _candidate(known, request, mesh, memory, forced, cluster=cluster).planned(request)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from meshwise.trace.layers.layering import Layering
 class PinnedSource:
     """The layers of a step, of which only those are equal that have the same pins."""
 
-    def __init__(self, layers: Layering, pins: Mapping[str, Any]) -> None:
+    def __init__(self, layers: Layering, pins: Mapping[str, object]) -> None:
         """Find out what is pinned where.
 
         Raises:
@@ -95,7 +94,7 @@ class PinnedCosts(VariantCosts):
         self,
         source: PinnedSource,
         options: IntraOptions,
-        pins: Mapping[str, Any],
+        pins: Mapping[str, object],
         times: LayerTimes | None = None,
     ) -> None:
         super().__init__(source, options, times)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
@@ -29,27 +29,37 @@ from meshwise.trace.layers.layering import Layering
 _NEARLY = 1.1
 
 
-def pinned_search(
-    layers: Layering,
-    cluster: Cluster,
-    options: SearchOptions,
-    pins: Sequence[PipelinePin],
-    report: Callable[[str], object],
-    times: LayerTimes | None = None,
-    costs: VariantCosts | None = None,
-    seeks_remedies: bool = True,
-) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
-    """Find the fastest pipeline that keeps to pins.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSearch:
+    """What is searched: the fastest pipeline for given layers.
 
-    Args:
+    Attributes:
         layers: The layers.
         cluster: Where they run.
         options: What is searched, pins apart.
-        pins: What is fixed; if any, also the numbers of stages and of micro-batches.
         report: Is told of progress.
+        pins: What is fixed; if any, also the numbers of stages and of micro-batches.
         times: Tells how long planned layers take; None: the model does.
-        costs: Plans of these layers from another search, to be added to; not for pins.
+        costs: Plans of these layers from other searches, to be added to; None for none, and with
+            pins.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long.
+    """
+
+    layers: Layering
+    cluster: Cluster
+    options: SearchOptions
+    report: Callable[[str], object]
+    pins: Sequence[PipelinePin]
+    times: LayerTimes | None
+    costs: VariantCosts | None
+    seeks_remedies: bool = True
+
+
+def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
+    """Find the fastest pipeline that keeps to pins.
+
+    Args:
+        asked: What is searched.
 
     Returns:
         The layers as they were planned, the pipeline, plans of layers.
@@ -59,46 +69,53 @@ def pinned_search(
         PinError: a pin of a layout names nothing.
         InfeasibleError: nothing fits, with or without pins.
     """
-    if not pins:
-        costs = costs or VariantCosts(layers, options.intra, times)
-        check_stages(cluster, options, len(layers.classes))
-        try:
-            found, _ = _search(layers, cluster, options, report, costs)
-        except InfeasibleError as error:
-            least = _least_held(options)
-            helps = remedies(cluster, least, costs, report) if seeks_remedies else ()
-            if not helps:
-                raise
-            raise InfeasibleError(
-                f"{error}. Planned: without more memory there is a pipeline with "
-                f"{' or with '.join(helps)}"
-            ) from error
-        return layers, found, costs
+    if not asked.pins:
+        return _free_search(asked)
+    layers, cluster = asked.layers, asked.cluster
     # What is asked for beside the pins is among them: it may contradict others.
-    options = replace(options, num_stages=None, num_microbatches=None)
+    options = replace(asked.options, num_stages=None, num_microbatches=None)
     count = len(layers.classes)
-    pins = resolved(pins, count)
+    pins = resolved(asked.pins, count)
     values = microbatch_counts(options)
 
     def could_be(some: Sequence[PipelinePin]) -> bool:
-        asked = with_pins(options, some)
-        return asked is not None and fits_without_costs(cluster, asked, count, values[0])
+        wanted = with_pins(options, some)
+        return wanted is not None and fits_without_costs(cluster, wanted, count, values[0])
 
     if not could_be(pins) and (conflict := smallest_conflict(pins, could_be)):
         raise PlanError(_contradiction(conflict, cluster, count))
-    asked = with_pins(options, pins)
-    assert asked is not None
-    assert costs is None
-    source, costs = _source(layers, options, pins, times)
+    wanted = with_pins(options, pins)
+    assert wanted is not None
+    assert asked.costs is None
+    source, costs = _source(asked, pins)
     try:
-        found, costs = _search(source, cluster, asked, report, costs)
+        found, costs = _search(source, cluster, wanted, asked.report, costs)
     except InfeasibleError as error:
-        report("looking for the pins that leave no plan")
-        conflict = _conflict(layers, cluster, _least_held(options), pins, costs)
+        asked.report("looking for the pins that leave no plan")
+        conflict = _conflict(asked, _least_held(options), pins, costs)
         if not conflict:
             raise
         raise PlanError(_too_much(conflict, error, costs)) from error
     return source, found, costs
+
+
+def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
+    """Find the fastest pipeline without pins; where nothing fits, name what would help."""
+    layers, cluster, options = asked.layers, asked.cluster, asked.options
+    costs = asked.costs or VariantCosts(layers, options.intra, asked.times)
+    check_stages(cluster, options, len(layers.classes))
+    try:
+        found, _ = _search(layers, cluster, options, asked.report, costs)
+    except InfeasibleError as error:
+        least = _least_held(options)
+        helps = remedies(cluster, least, costs, asked.report) if asked.seeks_remedies else ()
+        if not helps:
+            raise
+        raise InfeasibleError(
+            f"{error}. Planned: without more memory there is a pipeline with "
+            f"{' or with '.join(helps)}"
+        ) from error
+    return layers, found, costs
 
 
 def _search(
@@ -137,37 +154,33 @@ def _least_held(options: SearchOptions) -> SearchOptions:
     return replace(options, prices=(*options.prices, DEAREST))
 
 
-def _source(
-    layers: Layering,
-    options: SearchOptions,
-    pins: Sequence[PipelinePin],
-    times: LayerTimes | None = None,
-) -> tuple[NamedLayers, VariantCosts]:
-    layouts = layouts_of(pins)
+def _source(asked: PipelineSearch, pins: Sequence[PipelinePin]) -> tuple[NamedLayers, VariantCosts]:
+    layers, options, layouts = asked.layers, asked.options, layouts_of(pins)
     if not layouts:
-        return layers, VariantCosts(layers, options.intra, times)
+        return layers, VariantCosts(layers, options.intra, asked.times)
     source = PinnedSource(layers, layouts)
-    return source, PinnedCosts(source, options.intra, layouts, times)
+    return source, PinnedCosts(source, options.intra, layouts, asked.times)
 
 
 def _conflict(
-    layers: Layering,
-    cluster: Cluster,
+    asked: PipelineSearch,
     options: SearchOptions,
     pins: Sequence[PipelinePin],
     costs: VariantCosts,
 ) -> tuple[PipelinePin, ...]:
     """A smallest set of pins without a plan; layers are planned anew for fewer pins of layouts."""
+    cluster, by_model = asked.cluster, replace(asked, times=None)
     planned = {frozenset(layouts_of(pins)): costs}
 
     def is_feasible(some: Sequence[PipelinePin]) -> bool:
-        asked = with_pins(options, some)
-        if asked is None:
+        wanted = with_pins(options, some)
+        if wanted is None:
             return False
         names = frozenset(layouts_of(some))
         if names not in planned:
-            _, planned[names] = _source(layers, options, some)
-        return fits(cluster, asked, planned[names], least_memory_counts(asked, cluster.num_devices))
+            _, planned[names] = _source(by_model, some)
+        counts = least_memory_counts(wanted, cluster.num_devices)
+        return fits(cluster, wanted, planned[names], counts)
 
     return smallest_conflict(pins, is_feasible)
 

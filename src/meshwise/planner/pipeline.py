@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from meshwise.errors import TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
@@ -14,6 +13,7 @@ from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.jax_compat import PyTree
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
@@ -25,18 +25,14 @@ from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import Statistics, StepSignature, open_step, state_bytes
 
-if TYPE_CHECKING:
-    pass
-
 
 def layers_of(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    fun: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kwargs: Mapping[str, PyTree],
     signature: StepSignature,
-    num_layers: int | None = None,
+    cut: int | Callable[[OperatorChain], Ranges] | None = None,
     *,
-    cut: Callable[[OperatorChain], Ranges] | None = None,
     statistics: Statistics = "exact",
 ) -> tuple[Layering, float]:
     """Cut a step into layers.
@@ -46,8 +42,8 @@ def layers_of(
         args: Positional arguments; arrays or `ShapeDtypeStruct`s.
         kwargs: Keyword arguments, likewise.
         signature: Which arguments are batch data.
-        num_layers: How many; None: as many as repeat.
-        cut: Says where, in place of the clustering of eq. 6.
+        cut: Into how many layers eq. 6 clusters the operators, or what returns the first and last
+            operator of each layer; None: as many layers as repeat.
         statistics: "exact", or "local" for statistics of each micro-batch.
 
     Returns:
@@ -70,12 +66,12 @@ def layers_of(
     split = split_step(step.closed, step.batch_dims, step.aliases, step.names)
     chain = chain_of(split)
     numbers = operator_chain(chain)
-    if cut is not None:
+    if callable(cut):
         ranges = cut(numbers)
     else:
-        found = regular_layers(numbers) if num_layers is None else clustered(numbers, num_layers)
+        found = regular_layers(numbers) if cut is None else clustered(numbers, cut)
         if found is None:
-            raise TraceError(f"the forward pass has no {num_layers} layers; ask for fewer")
+            raise TraceError(f"the forward pass has no {cut} layers; ask for fewer")
         ranges = found.ranges
     local = statistics == "local"
     layers = Layering(split, chain, ranges, sizes.pop(), local_statistics=local, ends=flat)
@@ -83,9 +79,9 @@ def layers_of(
 
 
 def plan_pipeline(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    fun: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kwargs: Mapping[str, PyTree],
     signature: StepSignature,
     request: PipelineRequest,
     report: Callable[[str], object] = lambda _: None,

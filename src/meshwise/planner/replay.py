@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from meshwise.errors import PlanError
 from meshwise.inter.clustering.operator_chain import OperatorChain
@@ -20,30 +18,25 @@ from meshwise.plan.stage import Layer, Remat, Stage
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.pipeline import layers_of
 from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.step_call import StepCall
 from meshwise.simulate.plan import simulate_plan
 from meshwise.trace.layers.layering import Layering
-from meshwise.trace.step import Statistics, StepSignature
+from meshwise.trace.step import Statistics
 
 
 def replayed_pipeline(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    signature: StepSignature,
-    plan: Plan,
-    statistics: Statistics = "exact",
-    memory_bytes: int | None = None,
+    call: StepCall, plan: Plan, statistics: Statistics = "exact", memory_bytes: int | None = None
 ) -> PlannedPipeline:
-    """The pipeline of a plan for the step that it was made for.
+    """Return the pipeline of a plan for the step that it was made for.
 
     Args:
-        fun: The step, static arguments bound.
-        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
-        kwargs: Keyword arguments, likewise.
-        signature: Which arguments are batch data.
+        call: The step.
         plan: The plan.
         statistics: "exact", or "local" for statistics of each micro-batch.
-        memory_bytes: Of a device, as it is asked for; None: what the plan says.
+        memory_bytes: Memory of a device, as it is asked for; None: what the plan says.
+
+    Returns:
+        The pipeline, checked and simulated.
 
     Raises:
         TraceError: the step cannot be cut.
@@ -55,20 +48,7 @@ def replayed_pipeline(
             "this plan of a pipeline cannot be replayed: it has no decisions about layers, as "
             "files of version 1; plan the step again"
         )
-
-    def cut(chain: OperatorChain) -> Ranges:
-        if plan.cuts[-1][1] + 1 != chain.num_operators:
-            raise PlanError(
-                f"the plan is for another step: its layers have {plan.cuts[-1][1] + 1} operators, "
-                f"the forward pass of this one {chain.num_operators}"
-            )
-        return plan.cuts
-
-    layers, _ = layers_of(fun, args, kwargs, signature, cut=cut, statistics=statistics)
-    if layers.batch_size != plan.batch_size:
-        raise PlanError(
-            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}"
-        )
+    layers = _layers(call, plan, statistics)
     decisions = tuple(
         tuple(plan.decisions[layer.decision or 0] for layer in stage.layers)
         for stage in plan.stages
@@ -82,23 +62,47 @@ def replayed_pipeline(
             _check(layers, plan, stage, layer, decision, is_new=is_new)
 
     def piece(number: int, layer: Layer) -> PieceGraph:
-        k = layer.layer
-        return layers.graph(k, k, plan.num_microbatches, plan.stages[number].remat)
+        return graph_of(layer.layer, plan.stages[number].remat)
 
-    def graph_of(c: int, remat: Remat) -> PieceGraph:
-        return layers.graph(c, c, plan.num_microbatches, remat)
+    def graph_of(k: int, remat: Remat) -> PieceGraph:
+        return layers.graph(k, k, plan.num_microbatches, remat)
 
-    if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
-        raise PlanError("the plan is for another step or other shapes; plan again")
     if not plan.fingerprint:
         # Files of earlier versions did not say what programs do.
         plan = with_work(plan, piece)
+    elif plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
+        raise PlanError("the plan is for another step or other shapes; plan again")
     if memory_bytes is not None:
         stages = tuple(replace(stage, memory_bytes=memory_bytes) for stage in plan.stages)
         plan = replace(plan, stages=stages)
     check_pipeline_fits(plan, piece, lambda stage: stage.memory_bytes, REPLAN)
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+
+
+def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
+    """Cut a step into layers as a plan says.
+
+    Raises:
+        PlanError: the plan is for another step or batch.
+    """
+
+    def cut(chain: OperatorChain) -> Ranges:
+        if plan.cuts[-1][1] + 1 != chain.num_operators:
+            raise PlanError(
+                f"the plan is for another step: its layers have {plan.cuts[-1][1] + 1} operators, "
+                f"the forward pass of this one {chain.num_operators}"
+            )
+        return plan.cuts
+
+    layers, _ = layers_of(
+        call.fun, call.args, call.kwargs, call.signature, cut, statistics=statistics
+    )
+    if layers.batch_size != plan.batch_size:
+        raise PlanError(
+            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}"
+        )
+    return layers
 
 
 def _check(

@@ -21,7 +21,7 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
-from meshwise.planner.pinned_search import pinned_search
+from meshwise.planner.pinned_search import PipelineSearch, pinned_search
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.registry import searched_together
 from meshwise.simulate.timeline import Timeline
@@ -58,18 +58,6 @@ class PlannedPipeline:
         return self.layers.ends.original
 
 
-def plan_layers(
-    layers: Layering,
-    cluster: Cluster,
-    options: SearchOptions,
-    report: Callable[[str], object] = lambda _: None,
-    pins: Sequence[PipelinePin] = (),
-) -> tuple[Plan, Timeline]:
-    """The plan of `planned_layers`, and its simulated timeline."""
-    found = planned_layers(layers, cluster, options, report, pins)
-    return found.plan, found.timeline
-
-
 def planned_layers(
     layers: Layering,
     cluster: Cluster,
@@ -95,7 +83,7 @@ def planned_layers(
         PinError: a pin names nothing.
     """
     groups = searched_together(options.schedules)
-    asked = _Asked(
+    asked = PipelineSearch(
         layers=layers,
         cluster=cluster,
         options=options,
@@ -126,32 +114,7 @@ def planned_layers(
     return replace(best, plan=replace(best.plan, space=space))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One search.
-
-    Attributes:
-        layers: The layers.
-        cluster: Where they run.
-        options: What is searched, pins apart.
-        report: Is told of progress.
-        pins: What is fixed.
-        times: Tells how long planned layers take; None: the model does.
-        costs: What other searches know of the layers; None for none, and with pins.
-        seeks_remedies: Whether to say what would help where nothing fits.
-    """
-
-    layers: Layering
-    cluster: Cluster
-    options: SearchOptions
-    report: Callable[[str], object]
-    pins: Sequence[PipelinePin]
-    times: LayerTimes | None
-    costs: VariantCosts | None
-    seeks_remedies: bool = True
-
-
-def _with_room(asked: _Asked) -> PlannedPipeline:
+def _with_room(asked: PipelineSearch) -> PlannedPipeline:
     """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
 
     Schedules that compute gradients of weights apart need room that the search does not know of.
@@ -178,7 +141,7 @@ def _with_room(asked: _Asked) -> PlannedPipeline:
         ) from error
 
 
-def _within(plan: Plan, asked: _Asked) -> Plan:
+def _within(plan: Plan, asked: PipelineSearch) -> Plan:
     """The plan with the memory that there is, whether it fits or not."""
     has = asked.options.memory_bytes
     stages = tuple(
@@ -188,7 +151,7 @@ def _within(plan: Plan, asked: _Asked) -> Plan:
     return replace(plan, stages=stages)
 
 
-def _with_more_memory(asked: _Asked) -> tuple[int, PlannedPipeline] | None:
+def _with_more_memory(asked: PipelineSearch) -> tuple[int, PlannedPipeline] | None:
     """Memory that is enough, and the pipeline planned with it; None if much more is needed."""
     options, costs = asked.options, asked.costs
     assert costs is not None  # there are no pins
@@ -209,7 +172,7 @@ def _with_more_memory(asked: _Asked) -> tuple[int, PlannedPipeline] | None:
     return None
 
 
-def _with_some_room(asked: _Asked) -> PlannedPipeline:
+def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
     """`_planned_together` with room for gradients of weights that wait: the search knows of none.
 
     Where they do not fit the search is repeated with so much memory left free, at least twice as
@@ -234,20 +197,11 @@ def _with_some_room(asked: _Asked) -> PlannedPipeline:
             raise first from error
 
 
-def _planned_together(asked: _Asked) -> PlannedPipeline:
+def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
     """`planned_layers` for schedules that one search chooses from, with costs of other searches."""
     if asked.options.schedules[0].chunks > 1:
         return _interleaved(asked)
-    source, found, costs = pinned_search(
-        asked.layers,
-        asked.cluster,
-        asked.options,
-        asked.pins,
-        asked.report,
-        asked.times,
-        asked.costs,
-        asked.seeks_remedies,
-    )
+    source, found, costs = pinned_search(asked)
     found = replanned(found, costs, asked.report)
     space = found.plan.space
     if asked.pins:
@@ -262,7 +216,7 @@ def _planned_together(asked: _Asked) -> PlannedPipeline:
 
 
 def _planned(
-    asked: _Asked, source: NamedLayers, found: FoundPipeline, costs: VariantCosts
+    asked: PipelineSearch, source: NamedLayers, found: FoundPipeline, costs: VariantCosts
 ) -> PlannedPipeline:
     """What was found as a plan that can be read, simulated and run."""
     layers = asked.layers
@@ -281,7 +235,7 @@ def _planned(
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 
 
-def _interleaved(asked: _Asked) -> PlannedPipeline:
+def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
     """The fastest by simulation of interleaved pipelines.
 
     Raises:

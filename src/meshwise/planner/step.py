@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import jax
 
 from meshwise.errors import PlanError
 from meshwise.plan.fits import check_state_fits
@@ -14,12 +15,13 @@ from meshwise.planner.followed_stages import followed_stages
 from meshwise.planner.one_mesh import make_plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.replay import replayed_pipeline
+from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stages
 from meshwise.request.pipeline_request import pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.inference import INFERENCE
 from meshwise.trace.gradients import refuse_stages
-from meshwise.trace.step import StepSignature, TracedStep, open_step, state_bytes, trace_step
+from meshwise.trace.step import TracedStep, open_step, state_bytes, trace_step
 
 
 class UserStep(Protocol):
@@ -31,7 +33,7 @@ class UserStep(Protocol):
         ...
 
     @property
-    def in_avals(self) -> tuple[Any, ...]:
+    def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Flat arguments."""
         ...
 
@@ -68,23 +70,6 @@ class PlannedProgram:
         return self.traced
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCall:
-    """A call of a step.
-
-    Attributes:
-        fun: The step, static arguments bound.
-        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
-        kwargs: Keyword arguments, likewise.
-        signature: Which arguments are batch data.
-    """
-
-    fun: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    signature: StepSignature
-
-
 def has_stages(method: Method) -> bool:
     """Return whether a method plans a step as several programs.
 
@@ -112,20 +97,20 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
     Raises:
         TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
     """
-    given = (call.fun, call.args, call.kwargs, call.signature)
     if not has_stages(request.method):
         return _one_program(call, request)
     match request.method:
         case Follow() as follow:
-            return followed_stages(*given, follow.followed(), request)
+            return followed_stages(call, follow.followed(), request)
         case Replay(plan=plan) if plan.schedule == INFERENCE.name:
             raise PlanError(
                 "the plan follows the stages of another step; pass method=mw.Follow(train_step), "
                 "which makes the same plan"
             )
         case Replay(plan=plan):
-            return replayed_pipeline(*given, plan, request.statistics, request.memory_bytes)
+            return replayed_pipeline(call, plan, request.statistics, request.memory_bytes)
         case _:
+            given = (call.fun, call.args, call.kwargs, call.signature)
             return plan_pipeline(*given, pipeline_request(request))
 
 

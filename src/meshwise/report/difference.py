@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.text.columns import table, with_more
 from meshwise.units import bytes_text, flop_text, seconds_text
 
@@ -55,7 +56,15 @@ def sections(*named: tuple[str, Sequence[Difference]]) -> tuple[Section, ...]:
 
 
 def difference_text(found: Sequence[Section], names: tuple[str, str]) -> str:
-    """Sections as tables; empty if there are none."""
+    """Return sections as tables.
+
+    Args:
+        found: The sections.
+        names: Names of the two things that differ.
+
+    Returns:
+        A text of at most 100 columns; empty if there are no sections.
+    """
     lines: list[str] = []
     for section in found:
         rows = with_more([_row(item) for item in section.rows])
@@ -66,8 +75,15 @@ def difference_text(found: Sequence[Section], names: tuple[str, str]) -> str:
     return "\n".join([*lines[1:], ""]) if lines else ""
 
 
-def difference_data(found: Sequence[Section]) -> list[dict[str, Any]]:
-    """Sections as JSON."""
+def difference_data(found: Sequence[Section]) -> list[dict[str, Json]]:
+    """Return sections as JSON.
+
+    Args:
+        found: The sections.
+
+    Returns:
+        For each section its title and its rows.
+    """
     return [
         {
             "title": section.title,

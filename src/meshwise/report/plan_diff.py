@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.contents import pattern
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.plan.text.columns import layout_spec
@@ -296,8 +297,8 @@ def _sums(plan: Plan) -> dict[str, str]:
 
 def _others(first: Plan, second: Plan) -> list[Difference]:
     """Fields of the files that are shown nowhere else."""
-    one: dict[str, Any] = json.loads(first.to_json())
-    two: dict[str, Any] = json.loads(second.to_json())
+    one: dict[str, Json] = json.loads(first.to_json())
+    two: dict[str, Json] = json.loads(second.to_json())
     names = [name for name in one if name not in _SHOWN and one[name] != two[name]]
     if one["collectives"] != two["collectives"] and not _collectives(first, second):
         names.append("source lines of collectives")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import WIDTH, table, with_space_below
 from meshwise.report.plan_memory import simulated_memory
@@ -25,7 +25,15 @@ def device_flop_per_s(plan: Plan, simulation: Simulation) -> float:
 
 
 def simulation_text(plan: Plan, simulation: Simulation) -> str:
-    """What a simulation found, as text; one that does not fit says so first."""
+    """Return what a simulation found, as text; one that does not fit says so first.
+
+    Args:
+        plan: The plan that was simulated.
+        simulation: What was found.
+
+    Returns:
+        A text of at most 100 columns.
+    """
     timeline, what = simulation.timeline, simulation.of_timeline
     seconds = timeline.step_time_s
     busy = sum(timeline.busy_s) / (seconds * len(timeline.busy_s)) if seconds else 0.0
@@ -82,8 +90,16 @@ def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
     )
 
 
-def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Any]:
-    """What a simulation found, as numbers."""
+def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Json]:
+    """Return what a simulation found, as numbers.
+
+    Args:
+        plan: The plan that was simulated.
+        simulation: What was found.
+
+    Returns:
+        JSON values; seconds and bytes by name.
+    """
     timeline = simulation.timeline
     seconds = timeline.step_time_s
     return {

@@ -134,7 +134,7 @@ class Replay:
     plan: Plan
 
     def __post_init__(self) -> None:
-        plan: Any = self.plan
+        plan: object = self.plan
         if isinstance(plan, str):
             raise PlanError(
                 f"Replay takes a Plan, got the string {plan!r:.60}; read the plan's JSON with "
@@ -174,7 +174,7 @@ class Follow:
     step: PlannedStep | Plan
 
     def __post_init__(self) -> None:
-        step: Any = self.step
+        step: object = self.step
         if not isinstance(step, (PlannedStep, Plan)):
             raise PlanError(
                 f"Follow takes a step made by parallelize, or its plan, got {_described(step)}; "
@@ -201,12 +201,25 @@ Method = IntraOp | Auto | DataParallel | Zero2 | Zero3 | Megatron | Heuristic | 
 
 
 def asks_for_stages(method: Method) -> str:
-    """Text of a method that asks for pipeline stages; empty for one that does not."""
+    """Return the text of a method that asks for pipeline stages.
+
+    Args:
+        method: The method.
+
+    Returns:
+        Its text; empty for one that does not ask for stages.
+    """
     return repr(method) if isinstance(method, Megatron) and method.pp > 1 else ""
 
 
-def check_method(method: Any) -> Method:
-    """The method, if it is one.
+def check_method(method: object) -> Method:
+    """Return a method, or say what is no method.
+
+    Args:
+        method: What the user gave.
+
+    Returns:
+        The same.
 
     Raises:
         PlanError: it is the class, the name or the plan that is meant.
@@ -240,7 +253,7 @@ def _bare(name: str) -> str:
     return "".join(letter for letter in name if letter.isalnum())
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     """As `3 (int)`."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -255,7 +268,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_mesh_shape(method: IntraOp | Heuristic) -> None:
-    shape: Any = method.mesh_shape
+    shape: object = method.mesh_shape
     name = type(method).__name__
     if shape is None:
         return

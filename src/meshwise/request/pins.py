@@ -46,7 +46,7 @@ class Pin:
     forbid: tuple[str, ...] | str = ()
 
     def __post_init__(self) -> None:
-        spec: Any = self.spec
+        spec: object = self.spec
         if spec is not None and not isinstance(spec, PartitionSpec):
             raise PinError(
                 f"Pin(spec={spec!r:.60}): spec must be a jax.sharding.PartitionSpec, as "
@@ -63,8 +63,15 @@ class Pin:
         object.__setattr__(self, "forbid", tuple(forbid))
 
 
-def as_pin(pattern: str, value: Any) -> Pin:
-    """A value of the option `pins` as a `Pin`.
+def as_pin(pattern: str, value: object) -> Pin:
+    """Return a value of the option `pins` as a `Pin`.
+
+    Args:
+        pattern: The pattern that it stands for, for messages.
+        value: A `Pin` or a `PartitionSpec`.
+
+    Returns:
+        The pin.
 
     Raises:
         PinError: it is neither a `Pin` nor a `PartitionSpec`.
@@ -127,7 +134,7 @@ class _Wish:
         return f"{self.pattern!r}: {_pin_text(self.pin)}"
 
 
-def pinned(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> Pinned:
+def pinned(graph: Graph, pins: Mapping[str, object], mesh: LogicalMesh) -> Pinned:
     """Hold pins against a graph and a mesh.
 
     Args:
@@ -171,7 +178,15 @@ def pinned(graph: Graph, pins: Mapping[str, Any], mesh: LogicalMesh) -> Pinned:
 def named_operators(
     graph: Graph, path: OperatorPath = ()
 ) -> Iterator[tuple[OperatorPath, Graph, Operator]]:
-    """Operators of `checkpoint_name` with the graph that holds them, bodies included."""
+    """Yield operators of `checkpoint_name` with the graph that holds them, bodies included.
+
+    Args:
+        graph: The graph.
+        path: Where it stands in another one.
+
+    Returns:
+        An iterator over path, graph and operator.
+    """
     for i, op in enumerate(graph.operators):
         if op.kind == "name":
             yield (*path, i), graph, op
@@ -193,7 +208,13 @@ def _match(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def is_hit(pattern: str, name: str, activation: bool) -> bool:
-    """Whether a pattern names an argument, or an activation."""
+    """Return whether a pattern names an argument, or an activation.
+
+    Args:
+        pattern: The pattern of a pin.
+        name: Path of an argument, or name of an activation.
+        activation: Which of the two it is.
+    """
     if pattern.startswith(ACTIVATION) != activation:
         return False
     return matches(pattern.removeprefix(ACTIVATION), name)
@@ -202,7 +223,7 @@ def is_hit(pattern: str, name: str, activation: bool) -> bool:
 def _wish(pattern: str, pin: Pin, mesh: LogicalMesh) -> _Wish:
     known = list(mesh.names)
 
-    def number(axis: Any) -> int:
+    def number(axis: str) -> int:
         if axis not in known:
             near = difflib.get_close_matches(str(axis), known, 1)
             raise PinError(
@@ -334,7 +355,13 @@ def _apart(
 
 
 def nearest(name: str, known: Sequence[str], count: int) -> list[str]:
-    """The known names that look most like a name, the nearest first."""
+    """Return the known names that look most like a name, the nearest first.
+
+    Args:
+        name: A name that nothing has.
+        known: The names that there are.
+        count: The most names to return.
+    """
     return difflib.get_close_matches(name, known, count, cutoff=0.0)
 
 

@@ -21,7 +21,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from jax.sharding import PartitionSpec
 
@@ -66,8 +66,14 @@ class PipelinePin:
     layout: tuple[str, Pin] | None = None
 
 
-def read_pins(pins: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> tuple[PipelinePin, ...]:
-    """Pins from names and values; values may be texts, as on a command line.
+def read_pins(pins: Mapping[str, object] | Sequence[tuple[str, object]]) -> tuple[PipelinePin, ...]:
+    """Return pins from names and values.
+
+    Args:
+        pins: Names and values; values may be texts, as on a command line.
+
+    Returns:
+        The pins, each once.
 
     Raises:
         PinError: a name or a value is not understood.
@@ -77,7 +83,13 @@ def read_pins(pins: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> tuple[Pipe
 
 
 def split_pin(text: str) -> tuple[str, str]:
-    """Name and value of `NAME=VALUE`.
+    """Return name and value of `NAME=VALUE`.
+
+    Args:
+        text: What a user wrote on a command line.
+
+    Returns:
+        Both without spaces around.
 
     Raises:
         PinError: it has no `=`.
@@ -88,7 +100,7 @@ def split_pin(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _read(name: str, value: Any) -> PipelinePin:
+def _read(name: str, value: object) -> PipelinePin:
     text = f"{name}={_shown(value)}"
     if name == "stages":
         if isinstance(value, int) or str(value).isdecimal():
@@ -118,20 +130,20 @@ def _read(name: str, value: Any) -> PipelinePin:
     return PipelinePin(text=text, layout=(name, pin))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Schedule):
         return value.name
     return spec_text(value) if isinstance(value, PartitionSpec) else str(value)
 
 
-def _number(text: str, value: Any) -> int:
-    number: Any = int(value) if str(value).isdecimal() else value
+def _number(text: str, value: object) -> int:
+    number: object = int(str(value)) if str(value).isdecimal() else value
     if not isinstance(number, int) or isinstance(value, bool) or number < 1:
         raise PinError(f"pin {text!r}: it must be a number of at least 1")
     return number
 
 
-def _ranges(text: str, value: Any) -> tuple[tuple[int, int], ...]:
+def _ranges(text: str, value: object) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, str) or not _RANGES.fullmatch(value):
         raise PinError(f"pin {text!r}: write a number of stages, or their layers as 0-11,12-23")
     ranges: list[tuple[int, int]] = []
@@ -147,10 +159,10 @@ def _ranges(text: str, value: Any) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def _schedule(text: str, value: Any) -> Schedule:
+def _schedule(text: str, value: object) -> Schedule:
     if isinstance(value, Schedule):
         return value
-    if value not in choices():
+    if not isinstance(value, str) or value not in choices():
         raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(choices())}")
     if choices()[value].chunks > 1:
         raise PinError(
@@ -189,12 +201,12 @@ def layout_value(text: str, value: str) -> Pin:
         raise PinError(
             f"pin {text!r}: write a layout as P(None, 'x'), or forbid(x); ? leaves a dim free"
         )
-    entries: list[Any] = [
+    entries: list[str | tuple[str, ...]] = [
         tuple(word.strip("()").strip(",").split(",")) if word.startswith("(") else word
         for word in re.findall(_ENTRY, inner)
     ]
     if match[1] == "forbid":
-        return Pin(forbid=tuple(entries))
+        return Pin(forbid=cast(tuple[str, ...], tuple(entries)))
     kept = {"-": None, "None": None, "?": PartitionSpec.UNCONSTRAINED}
     kept["P.UNCONSTRAINED"] = PartitionSpec.UNCONSTRAINED
     return Pin(PartitionSpec(*(e if isinstance(e, tuple) else kept.get(e, e) for e in entries)))
@@ -263,7 +275,15 @@ def _layer_of(pin: PipelinePin, number: int, known: Mapping[int, int]) -> int:
 
 
 def with_pins(options: SearchOptions, pins: Sequence[PipelinePin]) -> SearchOptions | None:
-    """Options of a search that keep to pins; None where two pins of one thing differ."""
+    """Return options of a search that keep to pins.
+
+    Args:
+        options: The options, pins apart.
+        pins: What is fixed.
+
+    Returns:
+        The options; None where two pins of one thing differ.
+    """
     stages = {p.num_stages for p in pins if p.num_stages is not None}
     schedules = {p.schedule for p in pins if p.schedule is not None}
     counts = options.num_microbatches
@@ -286,5 +306,9 @@ def with_pins(options: SearchOptions, pins: Sequence[PipelinePin]) -> SearchOpti
 
 
 def layouts_of(pins: Sequence[PipelinePin]) -> dict[str, Pin]:
-    """The pins of layouts, by pattern."""
+    """Return the pins of layouts, by pattern.
+
+    Args:
+        pins: All pins.
+    """
     return dict(p.layout for p in pins if p.layout is not None)

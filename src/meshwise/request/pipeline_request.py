@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
@@ -46,12 +46,18 @@ class PipelineRequest:
     memory_bytes: int | None = None
     use_all_devices: bool | None = None
     statistics: Statistics = "exact"
-    pins: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    pins: Mapping[str, object] | Sequence[tuple[str, object]] = ()
     measure: bool | Measure = False
 
 
 def pipeline_request(request: PlanRequest) -> PipelineRequest:
-    """The request for a pipeline.
+    """Return the request for a pipeline.
+
+    Args:
+        request: What a user asks of a plan with stages.
+
+    Returns:
+        The same for the planner of pipelines.
 
     Raises:
         PlanError: it asks for what pipelines do not have yet.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from meshwise.cluster.spec import Cluster
 from meshwise.request.methods import Method
@@ -21,7 +21,7 @@ class PlanRequest:
     cluster: Callable[[], Cluster]
     num_microbatches: int | Literal["auto"] = 1
     statistics: Statistics = "exact"
-    pins: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pins: Mapping[str, object] = field(default_factory=dict[str, object])
     memory_bytes: int | None = None
     rules: Mapping[str, ForeignRule] = field(default_factory=dict[str, ForeignRule])
     dump_ilp: Path | None = None

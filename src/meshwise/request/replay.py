@@ -11,6 +11,9 @@ from meshwise.units import bytes_text
 def check_beside_replay(request: PlanRequest) -> None:
     """Refuse what a replayed plan cannot give; other methods are not looked at.
 
+    Args:
+        request: What a user asks of a plan.
+
     Raises:
         PlanError: another number of micro-batches than the plan's is asked for, or pins, which
             only a search looks at.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import meshwise as mw
+from meshwise.request.methods import Method
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import ParallelTrainStep, StepBuilder, TrainStep
 
 
-def method_of(options: TrainOptions) -> Any:
+def method_of(options: TrainOptions) -> Method:
     """The method object that a name stands for.
 
     Raises:
@@ -44,7 +43,14 @@ def _auto(options: TrainOptions) -> mw.Auto:
 
 
 def step_builder(options: TrainOptions) -> StepBuilder:
-    """The function that parallelises a training step as the options say."""
+    """Return the function that parallelises a training step.
+
+    Args:
+        options: The options of the run.
+
+    Returns:
+        A function of the step, which calls `parallelize`.
+    """
 
     def build(train_step: TrainStep) -> ParallelTrainStep:
         return mw.parallelize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -19,7 +19,7 @@ KEEP = 2
 class Checkpoints:
     """The checkpoints below one folder.  A context manager: leaving it closes Orbax's threads."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, identity: dict[str, object]) -> None:
         """Open or create the folder.
 
         Args:
@@ -101,7 +101,7 @@ class Checkpoints:
         )
         return restored["state"], History.from_json(meta["meta"]["history"])
 
-    def _check_identity(self, saved: dict[str, Any], step: int) -> None:
+    def _check_identity(self, saved: dict[str, object], step: int) -> None:
         names = sorted(saved.keys() | self._identity.keys())
         other = [
             f"  {name}: {saved.get(name)} there, {self._identity.get(name)} here"

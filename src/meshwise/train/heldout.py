@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwise.jax_compat import PyTree
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import Batch, heldout_loss_of
 
 
-def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[Any], float]:
+def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[PyTree], float]:
     """The held-out loss of parameters.
 
     Whatever the plan does with the training batch, the held-out text is split over all devices
@@ -23,13 +23,13 @@ def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[Any], float
     pipeline, are copied to all of their devices before.
     """
     heldout_loss = heldout_loss_of(options)
-    compiled: Any = None
+    compiled: Callable[[PyTree, Batch], jax.Array] | None = None
 
-    def look(params: Any) -> float:
+    def look(params: PyTree) -> float:
         nonlocal compiled
         rows, whole = _spread_shardings(params, options.batch)
 
-        def loss(params: Any, batch: Batch) -> jax.Array:
+        def loss(params: PyTree, batch: Batch) -> jax.Array:
             if whole is not None:
                 params = jax.lax.with_sharding_constraint(params, whole)
             return heldout_loss(params, batch)
@@ -47,7 +47,9 @@ def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[Any], float
     return look
 
 
-def _spread_shardings(params: Any, batch: int) -> tuple[NamedSharding | None, NamedSharding | None]:
+def _spread_shardings(
+    params: PyTree, batch: int
+) -> tuple[NamedSharding | None, NamedSharding | None]:
     """Shardings of a batch over the devices that hold the parameters, and of a whole copy.
 
     None where nothing is to be spread: parameters without a mesh.  Rows stay whole if the devices

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
+
+from meshwise.plan.files.json_read import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +20,12 @@ class History:
     losses: tuple[float, ...] = ()
     heldout: tuple[tuple[int, float], ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """As JSON values."""
         return {"losses": list(self.losses), "heldout": [list(pair) for pair in self.heldout]}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
+    def from_json(cls, value: dict[str, Json]) -> Self:
         """Inverse of `to_json`."""
         return cls(
             losses=tuple(map(float, value["losses"])),

@@ -9,17 +9,19 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
 from meshwise.errors import StateLostError
-from meshwise.models.gpt_sizes import num_parameters
+from meshwise.jax_compat import PyTree
+from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
 from meshwise.runtime.donation import lost_before
+from meshwise.runtime.fidelity import StageFidelity
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.train.checkpoint import Checkpoints
@@ -74,16 +76,32 @@ class Listener(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """The moving part of a run.
+    """A run that goes on.
 
-    `step_times_s`: seconds of the steps of this call, without the one that was measured mesh by
-    mesh, which took `measured_s`.
+    Attributes:
+        options: What to do.
+        corpus: What to learn from.
+        step: The parallelised step.
+        checkpoints: Where the state is saved.
+        listener: Is told what happens.
+        state: The state after the last step.
+        losses: Training loss of each step, in nats per byte.
+        heldout: Pairs (steps done, held-out loss).
+        step_times_s: Seconds of the steps of this call, without the one that was measured mesh by
+            mesh.
+        timeline: What each mesh did in the step that was measured.
+        measured_s: Seconds of that step.
     """
 
+    options: TrainOptions
+    corpus: Corpus
+    step: ParallelTrainStep
+    checkpoints: Checkpoints
+    listener: Listener
     state: TrainState
-    losses: list[float]
-    heldout: list[tuple[int, float]]
-    step_times_s: list[float]
+    losses: list[float] = field(default_factory=list[float])
+    heldout: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    step_times_s: list[float] = field(default_factory=list[float])
     timeline: Timeline | None = None
     measured_s: float | None = None
 
@@ -93,8 +111,81 @@ class _Run:
         return statistics.median(self.step_times_s or [self.measured_s or 0.0])
 
     @property
-    def history(self) -> History:
-        return History(losses=tuple(self.losses), heldout=tuple(self.heldout))
+    def tokens_per_s(self) -> float:
+        """Bytes of text a second; 0 without any step."""
+        median = self.median_step_s
+        return self.options.batch * self.options.seq / median if median else 0.0
+
+    def resume(self) -> None:
+        """Take the state of the newest checkpoint, if there is one."""
+        if self.checkpoints.newest_step is not None:
+            self.state, history = self.checkpoints.restore(self.state)
+            self.losses, self.heldout = list(history.losses), list(history.heldout)
+            done = int(self.state.step)
+            self.step.saved(self.checkpoints.path(done))
+            self.listener.on_resume(done)
+
+    def train(self, should_stop: Callable[[], bool]) -> None:
+        """Step until the end or until asked to stop; the last state is saved."""
+        options = self.options
+        look = heldout_look(options, self.corpus)
+        done = len(self.losses)
+        if done == 0:
+            self._look_and_tell(look, done)
+        stopped = False
+        measured = min(done + _WARM_UP, options.steps - 1)
+        while done < options.steps and not stopped:
+            is_measured = options.measure and done == measured
+            self._one_step(done, is_measured=is_measured)
+            done += 1
+            stopped = should_stop()
+            is_last = done == options.steps
+            if done % options.eval_every == 0 or is_last:
+                self._look_and_tell(look, done)
+            if done % options.save_every == 0 or is_last or stopped:
+                self._save_and_tell(done)
+
+    def _one_step(self, done: int, *, is_measured: bool) -> None:
+        options = self.options
+        batch = self.corpus.batch_at(done, batch=options.batch, seq=options.seq, seed=options.seed)
+        began = time.perf_counter()
+        if is_measured:
+            (self.state, loss), self.timeline = self.step.measured(self.state, batch)
+        else:
+            self.state, loss = self.step(self.state, batch)
+        self.losses.append(float(loss))  # Waits for the device.
+        step_s = time.perf_counter() - began
+        if is_measured:
+            assert self.timeline is not None
+            self.measured_s = step_s
+            self.listener.on_measured(done + 1, self.timeline)
+        else:
+            self.step_times_s.append(step_s)
+        self.listener.on_step(done + 1, self.losses[-1], step_s)
+
+    def _check_state(self) -> None:
+        # The loss is there before the update is done.
+        try:
+            lost_before(jax.tree.leaves(self.state))
+        except StateLostError as error:
+            newest = self.checkpoints.newest_step
+            if newest is None:
+                raise
+            path = self.checkpoints.path(newest)
+            raise StateLostError(f"{error}; the last one is {path}") from error
+
+    def _look_and_tell(self, look: Callable[[PyTree], float], done: int) -> None:
+        self._check_state()
+        loss = look(self.state.params)
+        self.heldout.append((done, loss))
+        self.listener.on_heldout(done, loss)
+
+    def _save_and_tell(self, done: int) -> None:
+        self._check_state()
+        history = History(losses=tuple(self.losses), heldout=tuple(self.heldout))
+        path = self.checkpoints.save(self.state, history)
+        self.step.saved(path)
+        self.listener.on_save(done, path)
 
 
 def run_training(
@@ -120,9 +211,7 @@ def run_training(
     """
     started = time.perf_counter()
     corpus = load_corpus(options.text, seq=options.seq)
-    num_params = num_parameters(options.gpt())
-    listener.on_start(options, corpus, num_params)
-
+    listener.on_start(options, corpus, num_parameters(options.gpt()))
     step = build(train_step_of(options))
     create_state, key = state_creator(options), jax.random.key(options.seed)
     first_batch = corpus.batch_at(0, batch=options.batch, seq=options.seq, seed=options.seed)
@@ -135,38 +224,52 @@ def run_training(
     if options.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     with Checkpoints(folder, _identity(options, corpus)) as checkpoints:
-        run = _Run(state=state, losses=[], heldout=[], step_times_s=[])
-        if checkpoints.newest_step is not None:
-            run.state, history = checkpoints.restore(state)
-            run.losses, run.heldout = list(history.losses), list(history.heldout)
-            done = int(run.state.step)
-            step.saved(checkpoints.path(done))
-            listener.on_resume(done)
+        run = _Run(
+            options=options,
+            corpus=corpus,
+            step=step,
+            checkpoints=checkpoints,
+            listener=listener,
+            state=state,
+        )
+        del state
+        run.resume()
         first_step = int(run.state.step)
-        _train(options, corpus, step, run, checkpoints, listener, should_stop)
+        run.train(should_stop)
         newest = checkpoints.newest_step
+    summary = replace(
+        _summary(run, plan, step.fidelity(run.state, first_batch)),
+        first_step=first_step,
+        checkpoint=str(folder / str(newest)),
+        plan_s=plan_s,
+        wall_s=time.perf_counter() - started,
+    )
+    write_atomically(options.out / "summary.json", summary.to_json() + "\n")
+    return summary
 
-    fidelity = step.fidelity(run.state, first_batch)
+
+def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainSummary:
+    """Return the summary of a run but for its first step, checkpoint and seconds."""
+    options, corpus = run.options, run.corpus
     stages = tuple(
         StageSummary.of(stage.mesh.num_devices, found, number, run.timeline)
         for number, (stage, found) in enumerate(zip(plan.stages, fidelity, strict=True))
     )
     window = max(1, min(_WINDOW, len(run.losses) // 2))
-    summary = TrainSummary(
+    return TrainSummary(
         model=options.model,
-        num_parameters=num_params,
+        num_parameters=num_parameters(options.gpt()),
         text=corpus.name,
         train_bytes=len(corpus.train),
         heldout_bytes=len(corpus.heldout),
         num_devices=jax.device_count(),
         method=options.method,
-        first_step=first_step,
         steps_done=len(run.losses),
         is_complete=len(run.losses) >= options.steps,
         first_loss=statistics.fmean(run.losses[:window]),
         last_loss=statistics.fmean(run.losses[-window:]),
         heldout_loss=run.heldout[-1][1],
-        tokens_per_s=_tokens_per_s(options, run),
+        tokens_per_s=run.tokens_per_s,
         predicted_step_s=plan.step_time_s,
         median_step_s=run.median_step_s,
         is_median_measured=run.measured_s is not None and not run.step_times_s,
@@ -177,83 +280,8 @@ def run_training(
         num_microbatches=plan.num_microbatches,
         schedule=plan.schedule,
         stages=stages,
-        checkpoint=str(folder / str(newest)),
-        plan_s=plan_s,
-        wall_s=time.perf_counter() - started,
     )
-    write_atomically(options.out / "summary.json", summary.to_json() + "\n")
-    return summary
 
 
-def _identity(options: TrainOptions, corpus: Corpus) -> dict[str, Any]:
+def _identity(options: TrainOptions, corpus: Corpus) -> dict[str, object]:
     return {**options.identity(), "text": corpus.fingerprint}
-
-
-def _tokens_per_s(options: TrainOptions, run: _Run) -> float:
-    median = run.median_step_s
-    return options.batch * options.seq / median if median else 0.0
-
-
-def _train(
-    options: TrainOptions,
-    corpus: Corpus,
-    step: ParallelTrainStep,
-    run: _Run,
-    checkpoints: Checkpoints,
-    listener: Listener,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Steps until the end or until asked to stop; leaves the last state saved."""
-    look = heldout_look(options, corpus)
-
-    def check_state() -> None:
-        # The loss is there before the update is done.
-        try:
-            lost_before(jax.tree.leaves(run.state))
-        except StateLostError as error:
-            newest = checkpoints.newest_step
-            if newest is None:
-                raise
-            raise StateLostError(f"{error}; the last one is {checkpoints.path(newest)}") from error
-
-    def look_and_tell(done: int) -> None:
-        check_state()
-        loss = look(run.state.params)
-        run.heldout.append((done, loss))
-        listener.on_heldout(done, loss)
-
-    def save_and_tell(done: int) -> None:
-        check_state()
-        path = checkpoints.save(run.state, run.history)
-        step.saved(path)
-        listener.on_save(done, path)
-
-    done = len(run.losses)
-    if done == 0:
-        look_and_tell(done)
-    stopped = False
-    measured = min(done + _WARM_UP, options.steps - 1)
-    while done < options.steps and not stopped:
-        batch = corpus.batch_at(done, batch=options.batch, seq=options.seq, seed=options.seed)
-        is_measured = options.measure and done == measured
-        began = time.perf_counter()
-        if is_measured:
-            (run.state, loss), run.timeline = step.measured(run.state, batch)
-        else:
-            run.state, loss = step(run.state, batch)
-        run.losses.append(float(loss))  # Waits for the device.
-        step_s = time.perf_counter() - began
-        done += 1
-        if is_measured:
-            assert run.timeline is not None
-            run.measured_s = step_s
-            listener.on_measured(done, run.timeline)
-        else:
-            run.step_times_s.append(step_s)
-        listener.on_step(done, run.losses[-1], step_s)
-        stopped = should_stop()
-        is_last = done == options.steps
-        if done % options.eval_every == 0 or is_last:
-            look_and_tell(done)
-        if done % options.save_every == 0 or is_last or stopped:
-            save_and_tell(done)

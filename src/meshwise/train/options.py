@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
-from meshwise.models.gpt_sizes import BYTES, gpt_config
+from meshwise.models.sizes.gpt_sizes import BYTES, gpt_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class TrainOptions:
     Attributes:
         out: Folder of the run: checkpoints and the summary.
         text: File or folder to learn from; None for the standard library of this Python.
-        model: Size by name (`models.gpt_sizes`), on bytes.
+        model: Size by name (`models.sizes.gpt_sizes`), on bytes.
         seq: Bytes in one training sequence.
         batch: Sequences in one step, over all devices and micro-batches.
         steps: Step at which the run ends, counted from the first start.
@@ -77,7 +77,7 @@ class TrainOptions:
         """The model: the named size, on bytes, with as many positions as `seq`."""
         return gpt_config(self.model, vocab_size=BYTES, seq_len=self.seq, dropout=self.dropout)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What must not change when a run is resumed, or its losses would be others.
 
         Method, cluster, mesh, stages, schedule, micro-batches and memory may change: they do not

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
+from meshwise.jax_compat import PyTree
 from meshwise.plan.plan import Plan
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.simulate.timeline import Timeline
@@ -26,7 +27,7 @@ class ParallelTrainStep(Protocol):
         """Run one step."""
         ...
 
-    def plan(self, state: Any, batch: Any, /) -> Plan:
+    def plan(self, state: PyTree, batch: PyTree, /) -> Plan:
         """The plan for these shapes."""
         ...
 
@@ -42,7 +43,7 @@ class ParallelTrainStep(Protocol):
         """Run one step with a clock beside it."""
         ...
 
-    def fidelity(self, state: Any, batch: Any, /) -> tuple[StageFidelity, ...]:
+    def fidelity(self, state: PyTree, batch: PyTree, /) -> tuple[StageFidelity, ...]:
         """For each stage memory and collectives as predicted, and as compiled."""
         ...
 

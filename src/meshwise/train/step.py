@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from meshwise.jax_compat import PyTree
 from meshwise.models.gpt import Gpt
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.trace.loss import value_and_grad
@@ -17,7 +18,7 @@ from meshwise.train.options import TrainOptions
 CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.01
 
-Batch = Mapping[str, Any]
+Batch = Mapping[str, PyTree]
 
 
 class TrainState(NamedTuple):
@@ -30,8 +31,8 @@ class TrainState(NamedTuple):
     """
 
     step: jax.Array
-    params: Any
-    opt_state: Any
+    params: PyTree
+    opt_state: PyTree
 
 
 def learning_rate(options: TrainOptions) -> optax.Schedule:
@@ -73,12 +74,12 @@ def train_step_of(
     model, tx = Gpt(options.gpt()), optimizer(options)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
-        def loss_fn(params: Any) -> jax.Array:
+        def loss_fn(params: PyTree) -> jax.Array:
             # Drawn from the seed and the step: a resumed run drops what the whole run would.
             rngs = {}
             if options.dropout > 0.0:
                 rngs = {"dropout": jax.random.fold_in(jax.random.key(options.seed), state.step)}
-            logits: Any = model.apply(
+            logits: PyTree = model.apply(
                 {"params": params}, batch["x"], deterministic=not rngs, rngs=rngs
             )
             return mean_cross_entropy(logits, batch["y"])
@@ -91,12 +92,12 @@ def train_step_of(
     return train_step
 
 
-def heldout_loss_of(options: TrainOptions) -> Callable[[Any, Batch], jax.Array]:
+def heldout_loss_of(options: TrainOptions) -> Callable[[PyTree, Batch], jax.Array]:
     """The loss without dropout, `(params, batch) -> loss`."""
     model = Gpt(options.gpt())
 
-    def heldout_loss(params: Any, batch: Batch) -> jax.Array:
-        logits: Any = model.apply({"params": params}, batch["x"])
+    def heldout_loss(params: PyTree, batch: Batch) -> jax.Array:
+        logits: PyTree = model.apply({"params": params}, batch["x"])
         return mean_cross_entropy(logits, batch["y"])
 
     return heldout_loss

@@ -61,7 +61,7 @@ class TrainSummary:
     heldout_bytes: int
     num_devices: int
     method: str
-    first_step: int
+    first_step: int = 0
     steps_done: int
     is_complete: bool
     first_loss: float
@@ -78,9 +78,9 @@ class TrainSummary:
     num_microbatches: int
     schedule: str
     stages: tuple[StageSummary, ...]
-    checkpoint: str
-    plan_s: float
-    wall_s: float
+    checkpoint: str = ""
+    plan_s: float = 0.0
+    wall_s: float = 0.0
 
     def to_json(self) -> str:
         """As indented JSON with sorted keys."""

@@ -43,7 +43,15 @@ class Collective:
 
 
 def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tuple[Collective, ...]:
-    """All collectives in program order; groups of one device are left out.
+    """Return all collectives in program order; groups of one device are left out.
+
+    Args:
+        graph: What runs.
+        decision: The decision about it.
+        mesh: Where it runs.
+
+    Returns:
+        One entry for each; `count` says how often it runs in a step.
 
     Raises:
         PlanError: the decision asks for a change of layout that does not exist.
@@ -74,6 +82,14 @@ def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tup
 
 
 def collective_s(collective: Collective, mesh: LogicalMesh) -> float:
-    """Predicted seconds of one run of a collective."""
+    """Return the predicted time of one run of a collective.
+
+    Args:
+        collective: The collective.
+        mesh: The mesh whose axes it names.
+
+    Returns:
+        Seconds.
+    """
     axes = tuple(mesh.names.index(name) for name in collective.axes)
     return collective_time_s(collective.kind, axes, collective.num_bytes, mesh)

@@ -104,9 +104,14 @@ def arguments(graph: Graph, decision: GraphDecision, moves: Communication) -> tu
 
 
 def dense_sites(graph: Graph, decision: GraphDecision) -> tuple[tuple[Site, ...], ...]:
-    """Dense products and convolutions; equal ones of one source line that run in one way together.
+    """Return the dense products and convolutions; equal ones of one line in one way together.
 
-    They stand in the order of their first run.
+    Args:
+        graph: The graph.
+        decision: The decision about it.
+
+    Returns:
+        For each group the places of its operators; groups stand in the order of their first run.
     """
     groups: dict[tuple[str, tuple[Layout, ...], tuple[Layout, ...]], list[Site]] = {}
     for scope in scopes(graph, decision):
@@ -164,9 +169,15 @@ def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> D
 
 
 def pattern(name: str) -> str:
-    """A name with its numbers left open, so that equal layers share it.
+    """Return a name with its numbers left open, so that equal layers share it.
 
     A leading number stays: it is the position of the argument.
+
+    Args:
+        name: The path of an argument.
+
+    Returns:
+        The name, `*` in place of other numbers.
     """
     return re.sub(r"(?!^)(?<!\d)\d+", "*", name)
 

@@ -10,31 +10,11 @@ import re
 
 from meshwise.graph.layout import layout_text
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.files import json_read as read
-from meshwise.plan.files.json_mesh import read_layout
-from meshwise.plan.files.json_read import Json, Reader
+from meshwise.plan.files.forms import TEXT, WHOLE, Form, list_of, record
+from meshwise.plan.files.json_mesh import LAYOUTS, read_layout
+from meshwise.plan.files.json_read import Json
 
 _USE = re.compile(r"(?P<layout>.*?)(?: via (?P<via>.*?))?(?: group (?P<group>-?\d+))?")
-
-
-def decision_json(decision: GraphDecision) -> Json:
-    """A decision as JSON."""
-    return {
-        "inputs": [layout_text(layout) for layout in decision.inputs],
-        "operators": [_operator_json(operator) for operator in decision.operators],
-        "outputs": [_use_text(use) for use in decision.outputs],
-    }
-
-
-def _operator_json(operator: OperatorDecision) -> Json:
-    data: Json = {
-        "strategy": list(operator.strategy),
-        "uses": [_use_text(use) for use in operator.uses],
-        "results": [layout_text(layout) for layout in operator.results],
-    }
-    if operator.bodies:
-        data["bodies"] = [decision_json(body) for body in operator.bodies]
-    return data
 
 
 def _use_text(use: Use) -> str:
@@ -43,34 +23,33 @@ def _use_text(use: Use) -> str:
     return f"{layout_text(use.layout)}{via}{group}"
 
 
-def _use(value: Json, where: str) -> Use:
-    match = _USE.fullmatch(read.text(value, where))
+def _read_use(value: Json, where: str) -> Use:
+    match = _USE.fullmatch(TEXT.read(value, where))
     assert match is not None  # the first group matches anything
     layout = read_layout(match["layout"], where)
     via = layout if match["via"] is None else read_layout(match["via"], where)
     return Use(group=int(match["group"] or 0), via=via, layout=layout)
 
 
-def _operator(value: Json, where: str) -> OperatorDecision:
-    known: dict[str, Reader] = {
-        "strategy": read.list_of(read.whole),
-        "uses": read.list_of(_use),
-        "results": read.list_of(read_layout),
-    }
-    if isinstance(value, dict) and "bodies" in value:
-        known["bodies"] = read.list_of(read_decision)
-    return read.record(value, where, OperatorDecision, known)
+def _read_body(value: Json, where: str) -> GraphDecision:
+    return DECISION.read(value, where)
 
 
-def read_decision(value: Json, where: str) -> GraphDecision:
-    """The decision that JSON describes.
+def _write_body(body: GraphDecision) -> Json:
+    return DECISION.write(body)
 
-    Raises:
-        PlanError: naming the field that is missing, unknown or wrong.
-    """
-    known: dict[str, Reader] = {
-        "inputs": read.list_of(read_layout),
-        "operators": read.list_of(_operator),
-        "outputs": read.list_of(_use),
-    }
-    return read.record(value, where, GraphDecision, known)
+
+_USES = list_of(Form(_read_use, _use_text))
+_OPERATOR = record(
+    OperatorDecision,
+    {
+        "strategy": list_of(WHOLE),
+        "uses": _USES,
+        "results": LAYOUTS,
+        "bodies": list_of(Form(_read_body, _write_body)),
+    },
+    optional=("bodies",),
+)
+DECISION = record(
+    GraphDecision, {"inputs": LAYOUTS, "operators": list_of(_OPERATOR), "outputs": _USES}
+)

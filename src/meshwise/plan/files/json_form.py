@@ -14,16 +14,31 @@ from typing import Any
 from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError, PlanError
-from meshwise.graph.layout import layout_text
 from meshwise.plan.counts.collectives import Collective
 from meshwise.plan.counts.contents import Argument, DenseOperator
 from meshwise.plan.counts.flop import Replicated
-from meshwise.plan.files import json_read as read
-from meshwise.plan.files.json_decision import decision_json, read_decision
-from meshwise.plan.files.json_mesh import mesh_json, read_layout, read_mesh
+from meshwise.plan.files.forms import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    TEXT,
+    Form,
+    line_of,
+    list_of,
+    one_of,
+    or_none,
+    pair_of,
+    read_fields,
+    record,
+    written,
+)
+from meshwise.plan.files.json_decision import DECISION
+from meshwise.plan.files.json_mesh import LAYOUT, LAYOUTS, MESH
 from meshwise.plan.files.json_older import OLDER_PIPELINES, OLDER_PLANS, PIPELINE_FORMAT
-from meshwise.plan.files.json_read import Json, Reader
-from meshwise.plan.files.json_write import fields, json_text
+from meshwise.plan.files.json_read import Json, document
+from meshwise.plan.files.json_write import json_text
 from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.rivals import MemoryPrice, Rival, Way
@@ -35,7 +50,152 @@ VERSION = 4
 _SUMS = ("peak_bytes", "device_flop")
 
 
-# -- writing --------------------------------------------------------------------------------------
+def _read_cluster(value: Json, where: str) -> Cluster:
+    try:
+        name, groups = cluster_fields(value, f"field {where!r}")
+    except ClusterError as error:
+        raise PlanError(str(error)) from error
+    return Cluster(name=name, groups=groups)
+
+
+def _read_seconds(value: Json, where: str) -> float:
+    return math.inf if value is None else POSITIVE.read(value, where)
+
+
+def _write_seconds(seconds: float) -> Json:
+    return float(seconds) if math.isfinite(seconds) else None
+
+
+_BY_KIND = line_of(pair_of(TEXT, POSITIVE))
+_ARGUMENT = record(
+    Argument,
+    {
+        "name": TEXT,
+        "shape": line_of(SIZE),
+        "dtype": TEXT,
+        # 0 in files that did not say it.
+        "itemsize": SIZE,
+        "layout": LAYOUT,
+        "communication": _BY_KIND,
+    },
+)
+_LAYER = record(
+    Layer,
+    {
+        "layer": SIZE,
+        "equal_to": SIZE,
+        "arguments": list_of(_ARGUMENT),
+        "decision": or_none(SIZE),
+    },
+)
+_DENSE = record(
+    DenseOperator,
+    {
+        "where": TEXT,
+        "operands": LAYOUTS,
+        "results": LAYOUTS,
+        "count": COUNT,
+        "device_flop": NUMBER,
+        "compute_s": POSITIVE,
+        "memory_s": POSITIVE,
+        "communication": _BY_KIND,
+    },
+)
+_WEIGHTS = record(WeightGradients, {"seconds": POSITIVE, "held_bytes": SIZE, "waiting": SIZE})
+_STAGE = record(
+    Stage,
+    {
+        "layers": list_of(_LAYER),
+        "submesh": pair_of(COUNT, COUNT),
+        "first_device": SIZE,
+        "mesh": MESH,
+        "remat": one_of(REMATS),
+        "forward_s": POSITIVE,
+        "backward_s": POSITIVE,
+        "forward_gather_s": POSITIVE,
+        "backward_gather_s": POSITIVE,
+        "once_s": POSITIVE,
+        "resident_bytes": SIZE,
+        "microbatch_bytes": SIZE,
+        "temporary_bytes": SIZE,
+        "in_flight": SIZE,
+        "memory_bytes": SIZE,
+        "send_bytes": SIZE,
+        "device_flop": POSITIVE,
+        "dense": list_of(_DENSE),
+        "weights": or_none(_WEIGHTS),
+    },
+)
+_COLLECTIVE = record(
+    Collective,
+    {
+        "kind": TEXT,
+        "axes": line_of(TEXT),
+        "group_size": COUNT,
+        "num_bytes": SIZE,
+        "count": COUNT,
+        "stage": SIZE,
+        "where": TEXT,
+    },
+)
+_WAY = record(Way, {"operands": LAYOUTS, "results": LAYOUTS})
+_RIVAL = record(
+    Rival,
+    {
+        "what": TEXT,
+        "count": COUNT,
+        "chosen": _WAY,
+        "rival": or_none(_WAY),
+        "step_time_s": or_none(POSITIVE),
+        "status": TEXT,
+    },
+)
+_MEMORY_PRICE = record(
+    MemoryPrice,
+    {"more_bytes": COUNT, "step_time_s": POSITIVE, "peak_bytes": SIZE, "status": TEXT},
+)
+_REPLICATED = record(
+    Replicated,
+    {"flop_share": NUMBER, "bytes_share": NUMBER, "largest": line_of(pair_of(TEXT, SIZE))},
+)
+_PADDED_DIM = record(
+    PaddedDim, {"number": SIZE, "size": COUNT, "padded_size": COUNT, "where": line_of(TEXT)}
+)
+_PADDING = record(
+    Padding, {"dims": list_of(_PADDED_DIM), "unpadded_step_time_s": or_none(POSITIVE)}
+)
+_PLAN = {
+    "step_time_s": POSITIVE,
+    "stages": list_of(_STAGE),
+    "decisions": list_of(DECISION),
+    "collectives": list_of(_COLLECTIVE),
+    "cluster": or_none(Form(_read_cluster, Cluster.table)),
+    "model": TEXT,
+    "batch_size": SIZE,
+    "num_microbatches": COUNT,
+    "schedule": TEXT,
+    "hides_transfers": FLAG,
+    "delays": list_of(SIZE),
+    "simulated_s": POSITIVE,
+    "bubble_share": NUMBER,
+    "exposed_s": POSITIVE,
+    "tried": list_of(pair_of(COUNT, Form(_read_seconds, _write_seconds))),
+    "step_flop": POSITIVE,
+    "tied": list_of(TEXT),
+    "cuts": list_of(pair_of(SIZE, SIZE)),
+    "method": TEXT,
+    "objective": TEXT,
+    "gap": or_none(POSITIVE),
+    "space": TEXT,
+    "status": TEXT,
+    "fingerprint": TEXT,
+    "replicated": _REPLICATED,
+    "parameters": list_of(pair_of(SIZE, TEXT)),
+    "rivals": list_of(_RIVAL),
+    "memory_price": or_none(_MEMORY_PRICE),
+    "warnings": list_of(TEXT),
+    "padding": _PADDING,
+}
 
 
 def plan_to_json(plan: PlanRecord) -> str:
@@ -44,65 +204,8 @@ def plan_to_json(plan: PlanRecord) -> str:
     Raises:
         PlanError: a number is infinite or not a number.
     """
-    data: Json = fields(plan) | {
-        "format": FORMAT,
-        "version": VERSION,
-        "peak_bytes": plan.peak_bytes,
-        "device_flop": float(plan.device_flop),
-        "cluster": None if plan.cluster is None else plan.cluster.table(),
-        "stages": [_stage_json(stage) for stage in plan.stages],
-        "decisions": [decision_json(decision) for decision in plan.decisions],
-        "collectives": [fields(item) for item in plan.collectives],
-        "tried": [[b, float(s) if math.isfinite(s) else None] for b, s in plan.tried],
-        "tied": list(plan.tied),
-        "delays": list(plan.delays),
-        "cuts": [list(cut) for cut in plan.cuts],
-        "gap": None if plan.gap is None else float(plan.gap),
-        "replicated": fields(plan.replicated),
-        "parameters": [list(parameter) for parameter in plan.parameters],
-        "rivals": [_rival_json(rival) for rival in plan.rivals],
-        "memory_price": None if plan.memory_price is None else fields(plan.memory_price),
-        "warnings": list(plan.warnings),
-        "padding": fields(plan.padding) | {"dims": [fields(dim) for dim in plan.padding.dims]},
-    }
-    return json_text(data)
-
-
-def _stage_json(stage: Stage) -> Json:
-    return fields(stage) | {
-        "submesh": list(stage.submesh),
-        "mesh": mesh_json(stage.mesh),
-        "layers": [_layer_json(layer) for layer in stage.layers],
-        "dense": [_dense_json(operator) for operator in stage.dense],
-        "weights": None if stage.weights is None else fields(stage.weights),
-    }
-
-
-def _layer_json(layer: Layer) -> Json:
-    found = [fields(item) | {"layout": layout_text(item.layout)} for item in layer.arguments]
-    return fields(layer) | {"arguments": found}
-
-
-def _dense_json(operator: DenseOperator) -> Json:
-    return fields(operator) | {
-        "operands": [layout_text(layout) for layout in operator.operands],
-        "results": [layout_text(layout) for layout in operator.results],
-    }
-
-
-def _rival_json(rival: Rival) -> Json:
-    chosen, other = _way_json(rival.chosen), rival.rival
-    return fields(rival) | {"chosen": chosen, "rival": None if other is None else _way_json(other)}
-
-
-def _way_json(way: Way) -> Json:
-    return {
-        "operands": [layout_text(layout) for layout in way.operands],
-        "results": [layout_text(layout) for layout in way.results],
-    }
-
-
-# -- reading --------------------------------------------------------------------------------------
+    sums = {"peak_bytes": plan.peak_bytes, "device_flop": float(plan.device_flop)}
+    return json_text({"format": FORMAT, "version": VERSION, **sums, **written(plan, _PLAN)})
 
 
 def fields_from_json(text: str) -> dict[str, Any]:
@@ -111,47 +214,15 @@ def fields_from_json(text: str) -> dict[str, Any]:
     Raises:
         PlanError: naming the field that is missing, unknown or wrong.
     """
-    document = read.document(
-        text, VERSION, {FORMAT: OLDER_PLANS, PIPELINE_FORMAT: OLDER_PIPELINES}, FORMAT
-    )
-    told = {key: document.pop(key) for key in _SUMS if key in document}
-    found = read.fields(
-        document,
-        {
-            "step_time_s": read.positive,
-            "stages": read.list_of(_stage),
-            "decisions": read.list_of(read_decision),
-            "collectives": read.list_of(_collective),
-            "cluster": read.or_none(_cluster),
-            "model": read.text,
-            "batch_size": read.size,
-            "num_microbatches": read.count,
-            "schedule": read.text,
-            "hides_transfers": read.flag,
-            "delays": read.list_of(read.size),
-            "simulated_s": read.positive,
-            "bubble_share": read.number,
-            "exposed_s": read.positive,
-            "tried": read.list_of(read.pair_of(read.count, _seconds)),
-            "step_flop": read.positive,
-            "tied": read.list_of(read.text),
-            "cuts": read.list_of(read.pair_of(read.size, read.size)),
-            "method": read.text,
-            "objective": read.text,
-            "gap": read.positive_or_none,
-            "space": read.text,
-            "status": read.text,
-            "fingerprint": read.text,
-            "replicated": _replicated,
-            "parameters": read.list_of(read.pair_of(read.size, read.text)),
-            "rivals": read.list_of(_rival),
-            "memory_price": read.or_none(_memory_price),
-            "warnings": read.list_of(read.text),
-            "padding": _padding,
-        },
-    )
+    older = {FORMAT: OLDER_PLANS, PIPELINE_FORMAT: OLDER_PIPELINES}
+    data = document(text, VERSION, older, FORMAT)
+    told = {key: data.pop(key) for key in _SUMS if key in data}
+    found = read_fields(data, _PLAN)
     if not found["stages"]:
         raise PlanError("field 'stages': a plan needs at least one stage")
+    for number, stage in enumerate(found["stages"]):
+        if not stage.layers:
+            raise PlanError(f"field 'stages[{number}].layers': a stage needs at least one layer")
     plan = PlanRecord(**found)
     for key, value in told.items():
         if value != getattr(plan, key):
@@ -159,154 +230,3 @@ def fields_from_json(text: str) -> dict[str, Any]:
                 f"field {key!r}: {value!r} is not that of the worst stage, {getattr(plan, key)!r}"
             )
     return found
-
-
-def _cluster(value: Json, where: str) -> Cluster:
-    try:
-        name, groups = cluster_fields(value, f"field {where!r}")
-    except ClusterError as error:
-        raise PlanError(str(error)) from error
-    return Cluster(name=name, groups=groups)
-
-
-def _seconds(value: Json, where: str) -> float:
-    return math.inf if value is None else read.positive(value, where)
-
-
-def _stage(value: Json, where: str) -> Stage:
-    known: dict[str, Reader] = {
-        "layers": read.list_of(_layer),
-        "submesh": read.pair_of(read.count, read.count),
-        "first_device": read.size,
-        "mesh": read_mesh,
-        "remat": read.one_of(REMATS),
-        "forward_s": read.positive,
-        "backward_s": read.positive,
-        "forward_gather_s": read.positive,
-        "backward_gather_s": read.positive,
-        "once_s": read.positive,
-        "resident_bytes": read.size,
-        "microbatch_bytes": read.size,
-        "temporary_bytes": read.size,
-        "in_flight": read.size,
-        "memory_bytes": read.size,
-        "send_bytes": read.size,
-        "device_flop": read.positive,
-        "dense": read.list_of(_dense),
-        "weights": read.or_none(_weights),
-    }
-    stage = read.record(value, where, Stage, known)
-    if not stage.layers:
-        raise PlanError(f"field '{where}.layers': a stage needs at least one layer")
-    return stage
-
-
-def _weights(value: Json, where: str) -> WeightGradients:
-    known: dict[str, Reader] = {
-        "seconds": read.positive,
-        "held_bytes": read.size,
-        "waiting": read.size,
-    }
-    return read.record(value, where, WeightGradients, known)
-
-
-def _layer(value: Json, where: str) -> Layer:
-    known: dict[str, Reader] = {
-        "layer": read.size,
-        "equal_to": read.size,
-        "arguments": read.list_of(_argument),
-        "decision": read.or_none(read.size),
-    }
-    return read.record(value, where, Layer, known)
-
-
-def _by_kind(value: Json, where: str) -> tuple[tuple[str, float], ...]:
-    return read.list_of(read.pair_of(read.text, read.positive))(value, where)
-
-
-def _argument(value: Json, where: str) -> Argument:
-    known: dict[str, Reader] = {
-        "name": read.text,
-        "shape": read.list_of(read.size),
-        "dtype": read.text,
-        # 0 in files that did not say it.
-        "itemsize": read.size,
-        "layout": read_layout,
-        "communication": _by_kind,
-    }
-    return read.record(value, where, Argument, known)
-
-
-def _dense(value: Json, where: str) -> DenseOperator:
-    known: dict[str, Reader] = {
-        "where": read.text,
-        "operands": read.list_of(read_layout),
-        "results": read.list_of(read_layout),
-        "count": read.count,
-        "device_flop": read.number,
-        "compute_s": read.positive,
-        "memory_s": read.positive,
-        "communication": _by_kind,
-    }
-    return read.record(value, where, DenseOperator, known)
-
-
-def _collective(value: Json, where: str) -> Collective:
-    known: dict[str, Reader] = {
-        "kind": read.text,
-        "axes": read.list_of(read.text),
-        "group_size": read.count,
-        "num_bytes": read.size,
-        "count": read.count,
-        "stage": read.size,
-        "where": read.text,
-    }
-    return read.record(value, where, Collective, known)
-
-
-def _way(value: Json, where: str) -> Way:
-    layouts = read.list_of(read_layout)
-    return read.record(value, where, Way, {"operands": layouts, "results": layouts})
-
-
-def _rival(value: Json, where: str) -> Rival:
-    known: dict[str, Reader] = {
-        "what": read.text,
-        "count": read.count,
-        "chosen": _way,
-        "rival": read.or_none(_way),
-        "step_time_s": read.positive_or_none,
-        "status": read.text,
-    }
-    return read.record(value, where, Rival, known)
-
-
-def _memory_price(value: Json, where: str) -> MemoryPrice:
-    known: dict[str, Reader] = {
-        "more_bytes": read.count,
-        "step_time_s": read.positive,
-        "peak_bytes": read.size,
-        "status": read.text,
-    }
-    return read.record(value, where, MemoryPrice, known)
-
-
-def _replicated(value: Json, where: str) -> Replicated:
-    known: dict[str, Reader] = {
-        "flop_share": read.number,
-        "bytes_share": read.number,
-        "largest": read.list_of(read.pair_of(read.text, read.size)),
-    }
-    return read.record(value, where, Replicated, known)
-
-
-def _padding(value: Json, where: str) -> Padding:
-    dim: dict[str, Reader] = {
-        "number": read.size,
-        "size": read.count,
-        "padded_size": read.count,
-        "where": read.list_of(read.text),
-    }
-    dims = read.list_of(lambda item, place: read.record(item, place, PaddedDim, dim))
-    known: dict[str, Reader] = {"dims": dims, "unpadded_step_time_s": read.positive_or_none}
-    return read.record(value, where, Padding, known)

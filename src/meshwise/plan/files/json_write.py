@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import cast
 
 from meshwise.errors import PlanError
 from meshwise.plan.files.json_read import Json
@@ -12,7 +12,7 @@ LINE_LENGTH = 100
 
 
 def json_text(data: Json) -> str:
-    """The text of a document.
+    """Return the text of a document.
 
     Raises:
         PlanError: a number is infinite or not a number.
@@ -21,15 +21,6 @@ def json_text(data: Json) -> str:
         return "".join(_lines(data, "")) + "\n"
     except ValueError as error:
         raise PlanError(f"a plan with infinite numbers cannot be written: {error}") from error
-
-
-def fields(record: Any) -> Json:
-    """Fields of a record; 1 and 1.0 are equal, so both are written as 1.0 where a float is."""
-    return {
-        name: float(value) if field.type == "float" and isinstance(value, int) else value
-        for name, field in record.__dataclass_fields__.items()
-        for value in (getattr(record, name),)
-    }
 
 
 def _lines(value: Json, indent: str) -> list[str]:

@@ -12,7 +12,12 @@ GAP = "  "
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, its middle left out if it is too long; both ends tell most of a path."""
+    """Return a text, its middle left out if it is too long; both ends tell most of a path.
+
+    Args:
+        text: The text.
+        width: The most characters that it may have.
+    """
     if len(text) <= width:
         return text
     if width <= 3:
@@ -45,7 +50,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> l
 
 
 def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The first rows, and how many are left out."""
+    """Return the first rows of a table, and a row that says how many are left out.
+
+    Args:
+        rows: All rows.
+    """
     if len(rows) <= MAX_ROWS:
         return rows
     rest = [""] * (len(rows[0]) - 1)
@@ -53,12 +62,21 @@ def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def with_space_below(lines: list[str]) -> list[str]:
-    """The lines and an empty one; nothing where there are none."""
+    """Return lines with an empty one below; nothing where there are none.
+
+    Args:
+        lines: The lines.
+    """
     return [*lines, ""] if lines else []
 
 
 def layout_spec(layout: Layout, names: Sequence[str]) -> str:
-    """`P(x, -)`, `P((y, x), -) sum over z`: a layout with the names of the axes."""
+    """Return a layout with the names of the axes, as `P((y, x), -) sum over z`.
+
+    Args:
+        layout: The layout.
+        names: Names of the mesh axes.
+    """
     words = [
         "-" if not axes else names[axes[0]] if len(axes) == 1 else _tuple(axes, names)
         for axes in layout.dims

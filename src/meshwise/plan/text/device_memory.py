@@ -9,9 +9,9 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshwise.cluster.spec import Cluster
+from meshwise.plan.files.json_read import Json
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.text.columns import WIDTH, shortened
 from meshwise.units import bytes_text
@@ -116,7 +116,7 @@ class MemoryCheck:
         lines = textwrap.wrap(_TOGETHER.sub("\u00a0", numbers), WIDTH)
         return [line.replace("\u00a0", " ") for line in lines] + textwrap.wrap(self.remedy, WIDTH)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Json]:
         """The fields `fits` and `too_large` of JSON forms."""
         return {
             "fits": self.fits,
@@ -193,7 +193,14 @@ def memory_holder(plan: PlanRecord, cluster: Cluster | None) -> str:
 
 
 def plan_memory(plan: PlanRecord) -> MemoryCheck:
-    """Compare the predicted peak of each mesh with what its devices have."""
+    """Compare the predicted peak of each mesh with what its devices have.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        For each mesh what it needs and has, and what to do if that is too little.
+    """
     return MemoryCheck(
         meshes=mesh_memories(plan.mesh_of_stage, plan.mesh_peak_bytes, mesh_memory_bytes(plan)),
         holder=memory_holder(plan, plan.cluster),

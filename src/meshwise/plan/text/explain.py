@@ -28,7 +28,11 @@ _NAME_WIDTH = 14
 
 
 def mesh_text(mesh: LogicalMesh) -> str:
-    """`x=2 y=4, 8 x V100`."""
+    """Return a mesh as text, as `x=2 y=4, 8 x V100`.
+
+    Args:
+        mesh: The mesh.
+    """
     axes = " ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
     return f"{axes}, {mesh.num_devices} x {mesh.device.name}"
 

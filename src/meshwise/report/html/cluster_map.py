@@ -111,7 +111,7 @@ def _host(
     too_large: Sequence[int],
 ) -> Sequence[str]:
     parts = [
-        rect(x + 0.5, y + 0.5, _width(host), height - 1, "box", host.name, 6),
+        rect((x + 0.5, y + 0.5, _width(host), height - 1), "box", host.name, 6),
         label(x + _PAD, y + _PAD + 10, host.text),
     ]
     if plan.cluster is not None and plan.cluster.is_mixed:
@@ -123,7 +123,7 @@ def _host(
         top = y + _HEAD + _PAD + row * (_SIZE + _GAP)
         where = f"{host.text}, device {device}: "
         if stage is None:
-            parts.append(rect(left, top, _SIZE, _SIZE, "free", where + "no stage", 4))
+            parts.append(rect((left, top, _SIZE, _SIZE), "free", where + "no stage", 4))
             continue
         meshes = plan.mesh_of_stage
         mine = [k for k, mesh in enumerate(meshes) if mesh == meshes[stage]]
@@ -131,6 +131,6 @@ def _host(
         is_over = meshes[stage] in too_large
         kind, ink = ("over", "on-over c") if is_over else (stage_class(stage), "on c")
         tip += ", does not fit into its memory" if is_over else ""
-        parts.append(rect(left, top, _SIZE, _SIZE, kind, tip, 4))
+        parts.append(rect((left, top, _SIZE, _SIZE), kind, tip, 4))
         parts.append(label(left + _SIZE / 2, top + 17.5, stage, ink))
     return parts

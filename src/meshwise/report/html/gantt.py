@@ -30,7 +30,7 @@ def gantt(name: str, timeline: Timeline, start: float, end: float) -> str:
     parts = axis(start, end, meshes * _ROW)
     for mesh in range(meshes):
         parts += row_label(mesh, mesh * _ROW, _TASK)
-        parts.append(rect(LEFT, mesh * _ROW, PLOT, _TASK, "idle"))
+        parts.append(rect((LEFT, mesh * _ROW, PLOT, _TASK), "idle"))
     shown = [e for e in timeline.events if e.end_s > start and e.start_s < end]
     digits = len(str(max((event.microbatch for event in shown), default=0)))
     for event in shown:
@@ -59,7 +59,7 @@ def axis(start: float, end: float, y: float) -> list[str]:
 def row_label(mesh: int, y: float, height: float) -> list[str]:
     """The colour and number of a stage, left of its row."""
     middle = y + height / 2
-    return [rect(0, middle - 6, 12, 12, stage_class(mesh), "", 3),
+    return [rect((0, middle - 6, 12, 12), stage_class(mesh), "", 3),
             label(18, middle + 4, f"stage {mesh}")]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def _task(event: Event, start: float, end: float, scale: float, digits: int) -> 
     y = event.mesh * _ROW
     # A hair of the ground shows between tasks that are wide enough.
     gap = 0.5 if width > 3 else 0.0
-    parts = [rect(x, y, width - gap, _TASK, event.kind, tip)]
+    parts = [rect((x, y, width - gap, _TASK), event.kind, tip)]
     if number and width >= _DIGIT * digits + 3:
         parts.append(label(x + width / 2, y + _TASK / 2 + 3.5, number, "mb"))
     return parts
@@ -92,4 +92,4 @@ def _transfer(transfer: TransferEvent, start: float, end: float, scale: float) -
         f"({seconds_text(transfer.end_s - transfer.start_s)})"
     )
     y = transfer.source_mesh * _ROW + _TASK + (_LANE + 1 if back else 0) + 0.5
-    return rect(x, y, width, _LANE - 1, "grad" if back else "act", tip)
+    return rect((x, y, width, _LANE - 1), "grad" if back else "act", tip)

@@ -50,15 +50,20 @@ def num(value: float) -> str:
 
 
 def rect(
-    x: float, y: float, width: float, height: float, kind: str, tip: str = "", round_: float = 0
+    box: tuple[float, float, float, float], kind: str, tip: str = "", round_: float = 0
 ) -> str:
-    """A rectangle; `tip` is shown where the pointer is over it."""
+    """Return a rectangle.
+
+    Args:
+        box: Left, top, width and height, in pixels.
+        kind: Its class.
+        tip: Text that is shown where the pointer is over it.
+        round_: Radius of its corners, in pixels.
+    """
+    x, y, width, height = map(num, box)
     more = f' rx="{num(round_)}"' if round_ else ""
     more += f' data-t="{escaped(tip)}"' if tip else ""
-    return (
-        f'<rect class="{kind}" x="{num(x)}" y="{num(y)}" width="{num(width)}" '
-        f'height="{num(height)}"{more}/>'
-    )
+    return f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}"{more}/>'
 
 
 def label(x: float, y: float, text: object, kind: str = "") -> str:

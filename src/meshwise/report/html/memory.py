@@ -81,12 +81,12 @@ def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) 
     share = f"{peak / limit:.0%} of {bytes_text(limit)}" if limit else "no limit"
     over = " limit-text" if is_too_large else ""
     parts += [
-        rect(_LEFT, 3, 12, 12, stage_class(number), "", 3),
+        rect((_LEFT, 3, 12, 12), stage_class(number), "", 3),
         label(_LEFT + 18, 13, title),
         label(_WIDTH - _RIGHT, 13, share, f"m e{over}"),
         label(_LEFT, _HEIGHT - 5, "0", "m"),
         label(_WIDTH - _RIGHT, _HEIGHT - 5, seconds_text(timeline.step_time_s), "m e"),
-        rect(_LEFT, _TOP, width, height, "none", f"{title}, {share}"),
+        rect((_LEFT, _TOP, width, height), "none", f"{title}, {share}"),
     ]
     description = f"{title}, {share}; over a step of {seconds_text(timeline.step_time_s)}"
     return picture(

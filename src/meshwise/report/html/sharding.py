@@ -196,7 +196,7 @@ def _strip(plan: Plan, kinds: Sequence[LayerKind]) -> str:
             x = layer * each
             tip = f"layer {layer}, stage {number}: {letter[layer]}"
             gap = 1.5 if each > 6 else 0.3
-            parts.append(rect(x, 0, each - gap, _STRIP, stage_class(number), tip, 2))
+            parts.append(rect((x, 0, each - gap, _STRIP), stage_class(number), tip, 2))
             if each >= 8 * len(letter[layer]) + 3:
                 parts.append(label(x + (each - gap) / 2, 17, letter[layer], "on c"))
         middle = (stage.first_layer + stage.last_layer + 1) / 2 * each
@@ -300,8 +300,8 @@ def _glyph(tensor: ShownTensor, mesh: LogicalMesh) -> str:
     ]
     if max(rows, columns) > _MOST_LINES:
         lines = lines[:_MOST_LINES]
-    tile = rect(0, 0, width / columns, height / rows, "tile-one")
-    frame = rect(0, 0, width, height, "hole")
+    tile = rect((0, 0, width / columns, height / rows), "tile-one")
+    frame = rect((0, 0, width, height), "hole")
     return (
         f'<svg class="glyph" viewBox="-1 -1 {width + 2} {height + 2:g}" aria-hidden="true">'
         f'{frame}{tile}<path class="line" d="{"".join(lines)}"/></svg>'

@@ -138,7 +138,7 @@ def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
     for mesh in range(meshes):
         y = mesh * _ROW
         parts += row_label(mesh, y, _BAR)
-        parts.append(rect(LEFT, y, PLOT, _BAR, "idle"))
+        parts.append(rect((LEFT, y, PLOT, _BAR), "idle"))
         shares = _shares([event for event in timeline.events if event.mesh == mesh], end, columns)
         base = [0.0] * columns
         for kind, share in shares.items():
@@ -147,7 +147,7 @@ def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
             base = top
         busy = timeline.busy_s[mesh] / end if end else 0.0
         tip = f"stage {mesh} works {busy:.1%} of the time"
-        parts.append(rect(LEFT, y, PLOT, _BAR, "none", tip))
+        parts.append(rect((LEFT, y, PLOT, _BAR), "none", tip))
     description = "; ".join(
         f"stage {mesh} works {timeline.busy_s[mesh] / end:.0%} of the time" if end else "nothing"
         for mesh in range(meshes)

@@ -6,12 +6,12 @@ Source: Alpa section 8.1 (FACTS section 6): 224x224x3, 1024 classes, float32.  `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 from meshwise.models.wide_resnet import BLOCKS, EXPANSION, WideResNetConfig
 
-_SIZES = size_table(
+wide_resnet_config = SizeTable(
+    "Wide-ResNet",
     WideResNetConfig,
     "num_layers base_channels width_factor num_classes image_size",
     {
@@ -25,21 +25,6 @@ _SIZES = size_table(
         "13B": (101, 320, 16, 1024, 224),
     },
 )
-
-SIZE_NAMES = tuple(_SIZES)
-
-
-def wide_resnet_config(name: str, **changes: Any) -> WideResNetConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `WideResNetConfig` to set otherwise, as `image_size=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("Wide-ResNet", _SIZES, name, changes)
 
 
 def _convolutions(config: WideResNetConfig) -> Iterator[tuple[int, int, int, int]]:

@@ -8,12 +8,11 @@ what makes a size as large as its name says.  `27B` and `70B` have the repositor
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshwise.models.moe import MoeConfig
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 
-_SIZES = size_table(
+moe_config = SizeTable(
+    "MoE",
     MoeConfig,
     "hidden ffn num_layers num_heads num_experts seq_len vocab_size group_size",
     {
@@ -29,21 +28,6 @@ _SIZES = size_table(
         "70B-paper": (2048, 16384, 32, 32, 64, 1024, 32000, 2048),
     },
 )
-
-SIZE_NAMES = tuple(_SIZES)
-
-
-def moe_config(name: str, **changes: Any) -> MoeConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `MoeConfig` to set otherwise, as `seq_len=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("MoE", _SIZES, name, changes)
 
 
 def num_parameters(config: MoeConfig) -> int:

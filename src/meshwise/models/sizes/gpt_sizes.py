@@ -8,14 +8,13 @@ all of these with sequence 1024 and vocabulary 51200; Brown et al. 2020, table 2
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshwise.models.gpt import GptConfig
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 
 BYTES = 256
 
-_SIZES = size_table(
+gpt_config = SizeTable(
+    "GPT",
     GptConfig,
     "hidden num_layers num_heads seq_len vocab_size",
     {
@@ -37,24 +36,13 @@ _SIZES = size_table(
     },
 )
 
-SIZE_NAMES = tuple(_SIZES)
-
-
-def gpt_config(name: str, **changes: Any) -> GptConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `GptConfig` to set otherwise, as `seq_len=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("GPT", _SIZES, name, changes)
-
 
 def num_parameters(config: GptConfig) -> int:
-    """Parameters: `V h + S h + L (12 h^2 + 13 h) + 2 h`."""
+    """Return the number of parameters, `V h + S h + L (12 h^2 + 13 h) + 2 h`.
+
+    Args:
+        config: The configuration of a GPT.
+    """
     h = config.hidden
     block = 12 * h * h + 13 * h
     return (config.vocab_size + config.seq_len) * h + config.num_layers * block + 2 * h

@@ -7,12 +7,11 @@ models of Shoeybi et al. 2019 (Megatron-LM) for `1.3B` and `3.9B`, here with BER
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshwise.models.bert import NUM_SEGMENTS, BertConfig
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 
-_SIZES = size_table(
+bert_config = SizeTable(
+    "BERT",
     BertConfig,
     "hidden num_layers num_heads seq_len vocab_size",
     {
@@ -23,21 +22,6 @@ _SIZES = size_table(
         "3.9B": (2560, 48, 40, 512, 30522),
     },
 )
-
-SIZE_NAMES = tuple(_SIZES)
-
-
-def bert_config(name: str, **changes: Any) -> BertConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `BertConfig` to set otherwise, as `seq_len=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("BERT", _SIZES, name, changes)
 
 
 def num_parameters(config: BertConfig) -> int:

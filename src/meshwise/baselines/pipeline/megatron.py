@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
-from meshwise.baselines.block_layers import body_of
-from meshwise.baselines.fixed_stages import fixed_stages
-from meshwise.baselines.grid_options import counts, crossing_bytes, memory_of, separated, variants
 from meshwise.baselines.layer_costs import MethodCosts
-from meshwise.baselines.megatron_grid import (
+from meshwise.baselines.pipeline.block_layers import body_of
+from meshwise.baselines.pipeline.fixed_stages import FixedStages
+from meshwise.baselines.pipeline.grid_options import counts, crossing_bytes, memory_of, variants
+from meshwise.baselines.pipeline.megatron_grid import (
     MegatronPoint,
     chunk_ranges,
     megatron_grid,
     stage_kind,
 )
-from meshwise.baselines.result import BaselineResult, Candidate, Refused, best_of
+from meshwise.baselines.pipeline.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant_costs import LayerSource
@@ -61,8 +60,7 @@ def megatron_lm(
         for point in points:
             report(str(point))
             of_method = costs["MegatronSharded" if point.is_sharded else "Megatron"]
-            found = partial(megatron_candidate, point, source, cluster, options, of_method)
-            yield separated(str(point), found)
+            yield megatron_candidate(point, source, cluster, options, of_method)
 
     return best_of("Megatron-LM", tried(), cluster, memory_of(_part(cluster, 1), options))
 
@@ -94,14 +92,13 @@ def megatron_candidate(
     chunks = chunk_ranges(body_of(source.classes), len(source.classes), point.stages * point.chunks)
     ways = variants(kind, (mesh,), cluster, options)
     b = point.num_microbatches
-    return fixed_stages(
-        str(point),
-        kind,
-        chunks,
-        ways,
-        lambda way, first, last: costs.run(way, b, first, last),
-        [crossing_bytes(source, last, b) for _, last in chunks[:-1]],
+    stages = FixedStages(
+        label=str(point),
+        kind=kind,
+        chunks=chunks,
+        crossing_bytes=[crossing_bytes(source, last, b) for _, last in chunks[:-1]],
         num_microbatches=b,
         schedule=Interleaved(chunks=point.chunks) if point.chunks > 1 else ONE_F_ONE_B,
         memory_bytes=memory_of(kind, options),
     )
+    return stages.best(ways, costs)

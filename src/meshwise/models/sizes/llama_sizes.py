@@ -6,12 +6,11 @@ Source: Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3 (8B, 70B,
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshwise.models.llama import LlamaConfig
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 
-_SIZES = size_table(
+llama_config = SizeTable(
+    "Llama",
     LlamaConfig,
     "hidden ffn num_layers num_heads num_kv_heads seq_len vocab_size",
     {
@@ -22,21 +21,6 @@ _SIZES = size_table(
         "405B": (16384, 53248, 126, 128, 8, 8192, 128256),
     },
 )
-
-SIZE_NAMES = tuple(_SIZES)
-
-
-def llama_config(name: str, **changes: Any) -> LlamaConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `LlamaConfig` to set otherwise, as `seq_len=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("Llama", _SIZES, name, changes)
 
 
 def _layer_kernels(config: LlamaConfig) -> int:

@@ -6,12 +6,11 @@ Source: U-Net suite of Alpa's benchmark (FACTS section 3): latents of 32x32, fou
 
 from __future__ import annotations
 
-from typing import Any
-
-from meshwise.models.named_sizes import size_table, sized
+from meshwise.models.sizes.size_table import SizeTable
 from meshwise.models.u_transformer import UTransformerConfig
 
-_SIZES = size_table(
+u_transformer_config = SizeTable(
+    "U-Transformer",
     UTransformerConfig,
     "base_channels num_levels image_size attention_groups",
     {
@@ -23,21 +22,6 @@ _SIZES = size_table(
         "2B": (672, 4, 32, 32),
     },
 )
-
-SIZE_NAMES = tuple(_SIZES)
-
-
-def u_transformer_config(name: str, **changes: Any) -> UTransformerConfig:
-    """The configuration of a size.
-
-    Args:
-        name: One of `SIZE_NAMES`.
-        **changes: Fields of `UTransformerConfig` to set otherwise, as `image_size=64`.
-
-    Raises:
-        ValueError: there is no such size.
-    """
-    return sized("U-Transformer", _SIZES, name, changes)
 
 
 def _residual(channels_in: int, channels: int, time: int) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from meshwise.baselines.result import Candidate, Refused
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
-from meshwise.errors import TraceError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.layer_cost.state_costs import BytePrice
@@ -53,8 +51,8 @@ def variants(
     )
 
 
-def counts(options: SearchOptions, data_parallel: int = 1) -> list[int]:
-    """Values of B that leave each of so many replicas whole rows; 1 is always among them.
+def counts(options: SearchOptions) -> list[int]:
+    """Return the values of B that divide the batch; 1 is always among them.
 
     The search leaves out one micro-batch where it may cut the batch; baselines without a pipeline
     may want it.
@@ -62,17 +60,9 @@ def counts(options: SearchOptions, data_parallel: int = 1) -> list[int]:
     values = sorted({1, *microbatch_counts(options)})
     if options.num_microbatches is not None:
         values = sorted(options.num_microbatches)
-    return [b for b in values if options.batch_size % (b * data_parallel) == 0]
+    return [b for b in values if options.batch_size % b == 0]
 
 
 def crossing_bytes(source: LayerSource, last_layer: int, num_microbatches: int) -> float:
     """Bytes of one micro-batch that pass after a layer."""
     return source.crossing_bytes(last_layer) / num_microbatches
-
-
-def separated(label: str, candidate: Callable[[], Candidate | Refused]) -> Candidate | Refused:
-    """A point of a grid, refused if the step has not that many micro-batches."""
-    try:
-        return candidate()
-    except TraceError as error:
-        return Refused(label=label, why=str(error))

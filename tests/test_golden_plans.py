@@ -1,0 +1,21 @@
+"""The plans in files are what is planned today, and read back."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshwise as mw
+from golden_plans import GOLDEN, PLANS, golden_plan
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+@pytest.mark.parametrize("name", PLANS)
+def test_a_golden_plan_is_what_is_planned(name: str, golden) -> None:
+    golden(f"plans/{name}.json", PLANS[name]().to_json())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_golden_plan_reads_back(name: str) -> None:
+    text = (GOLDEN / "plans" / f"{name}.json").read_text(encoding="utf-8")
+    assert mw.Plan.from_json(text).to_json() == text
+    assert golden_plan(name).explain()
