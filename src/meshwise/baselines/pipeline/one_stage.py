@@ -20,7 +20,7 @@ from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.chunks import Chunk
 
 HEURISTIC = "Heuristic"

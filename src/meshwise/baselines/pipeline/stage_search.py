@@ -25,7 +25,7 @@ from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_construction import StagePlan, build_stages
 from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.inter.stages.transfers import transfer_s
-from meshwise.schedules.pipeline_schedule import ONE_F_ONE_B
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.chunks import Chunk
 
 
