@@ -19,7 +19,7 @@ from meshwise.program.instructions import (
     Send,
 )
 from meshwise.program.text import around, parse_instruction, parse_program
-from meshwise.schedules.registry import SCHEDULES, make_schedule
+from meshwise.schedules.registry import make_schedule, tables
 from program.specs import chain
 
 NUMBER = st.integers(0, 10**6)
@@ -85,7 +85,7 @@ def test_a_program_reads_back(found: PipelineProgram) -> None:
     assert parse_program(str(found)) == found
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "inference"])
+@pytest.mark.parametrize("name", [name for name in tables() if name != "inference"])
 def test_what_is_emitted_reads_back(name: str) -> None:
     meshes = 2 if name == "interleaved-1f1b" else 4
     schedule = make_schedule(name, num_stages=4, num_microbatches=4, num_meshes=meshes)
