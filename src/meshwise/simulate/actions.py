@@ -13,7 +13,7 @@ class HostLinks:
 
     Attributes:
         nic_bytes_per_s: Bandwidth of the network card in each direction: it is full duplex.
-        link_bytes_per_s: Bandwidth of the links inside the host, which all flows that stay there share.
+        link_bytes_per_s: Bandwidth of the links inside the host; all flows that stay there share it.
     """
 
     nic_bytes_per_s: float
@@ -28,7 +28,7 @@ class Flow(NamedTuple):
         destination: Index of a host; the same one for a flow through the links inside it.
         num_bytes: Bytes to move.
         latency_s: Seconds before the first byte moves; nothing is occupied meanwhile.
-        limit_bytes_per_s: The rate that the flow cannot exceed even alone, as the link of one device.
+        limit_bytes_per_s: Rate that the flow cannot exceed even alone, as the link of one device.
     """
 
     source: int

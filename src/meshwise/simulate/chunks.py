@@ -33,7 +33,7 @@ class Chunk:
         resident_bytes: Bytes that one device holds all the time.
         microbatch_bytes: Bytes held for each micro-batch in flight.
         temporary_bytes: Bytes on top of that at the peak.
-        forward_gather_s: Seconds to gather an activation that another mesh sent, before its forward pass.
+        forward_gather_s: Seconds to gather, before its forward pass, what another mesh sent.
         backward_gather_s: The same of a cotangent.
         weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
             for half of it.
