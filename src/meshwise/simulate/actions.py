@@ -13,7 +13,7 @@ class HostLinks:
 
     Attributes:
         nic_bytes_per_s: Bandwidth of the network card in each direction: it is full duplex.
-        link_bytes_per_s: Bandwidth of the links inside the host; all flows that stay there share it.
+        link_bytes_per_s: Bandwidth of the links inside the host, for all flows that stay there.
     """
 
     nic_bytes_per_s: float
@@ -48,9 +48,6 @@ class Transfer(NamedTuple):
         flows: The flows, all at once; none for a message that arrives when it is made.
         blocking: Whether sender and receiver do nothing else meanwhile.  The transfer starts when
             neither is in the midst of an action; the sender waits for that, and goes on after it.
-        source_end_bytes: Change of the source's memory when the transfer ends (a freed buffer is
-            negative).
-        destination_start_bytes: Change of the destination's memory when the transfer starts.
     """
 
     name: str
@@ -58,8 +55,6 @@ class Transfer(NamedTuple):
     destination: int
     flows: tuple[Flow, ...] = ()
     blocking: bool = False
-    source_end_bytes: int = 0
-    destination_start_bytes: int = 0
 
 
 class Action(NamedTuple):
