@@ -86,7 +86,7 @@ def heuristic(
 ) -> BaselineResult:
     """The largest dim of every input split, the rest by propagation through the whole step.
 
-    Source: FACTS section 6, the ablation of figure 8.
+    Source: docs/facts.md section 6, the ablation of figure 8.
     """
     kind = whole(cluster)
     last = len(source.classes) - 1

@@ -267,7 +267,7 @@ def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
 def heuristic(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Largest dim of every input split, the rest by propagation.
 
-    Source: FACTS section 6, the ablation of figure 8.
+    Source: docs/facts.md section 6, the ablation of figure 8.
     """
     del info  # It treats all inputs alike.
     axes = _axes(mesh)
