@@ -46,7 +46,9 @@ def _instruction_flop(computation: Computation, instruction: HloInstruction) -> 
     """Return the FLOP of one instruction; 0 if it is no dense product or convolution."""
     if instruction.opcode == "dot":
         left = _operand(computation, instruction, 0)
-        contracted = (left.dims[dim] for dim in instruction.int_list("lhs_contracting_dims"))
+        contracted = (
+            left.dims[dim] for dim in _ints(instruction.attribute("lhs_contracting_dims") or "")
+        )
         return 2 * instruction.shapes[0].num_elements * math.prod(contracted)
     if instruction.opcode == "convolution":
         kernel = _operand(computation, instruction, 1)
@@ -79,8 +81,8 @@ def _custom_call_flop(computation: Computation, instruction: HloInstruction) -> 
 
 def _gemm_contracting_dims(instruction: HloInstruction) -> tuple[int, ...] | None:
     config = instruction.backend_config
-    config = config.get("gemm_backend_config", config)
-    numbers = config.get("dot_dimension_numbers")
+    inner = config.get("gemm_backend_config", config)
+    numbers = inner.get("dot_dimension_numbers") if isinstance(inner, dict) else None
     if not isinstance(numbers, dict):
         return None
     return tuple(int(dim) for dim in numbers.get("lhs_contracting_dimensions", ()))
@@ -104,6 +106,10 @@ def _kernel_reads(instruction: HloInstruction, kernel: HloShape) -> int:
     if found is None:
         raise ProgramError(f"HLO text: {instruction.name!r} has no readable dim_labels {labels!r}")
     return kernel.num_elements // kernel.dims[found.group(1).index("o")]
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def _operand(computation: Computation, instruction: HloInstruction, number: int) -> HloShape:

@@ -31,7 +31,7 @@ def delay_weights(schedule: Schedule, costs: TaskCosts) -> Schedule:
         PlanError: There is no whole backward to split.
         ProgramError: The order has a deadlock.
 
-    Source: FACTS section 3.
+    Source: docs/facts.md section 3.
     """
     order = running_order(schedule)
     steps = max(schedule.num_meshes - 1, 1)

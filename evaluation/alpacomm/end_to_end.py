@@ -25,7 +25,7 @@ from meshwise.simulate.actions import Flow
 from meshwise.simulate.chunks import stage_cost
 from meshwise.simulate.flows import host_links
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
+from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import Timeline
 
 
@@ -86,8 +86,8 @@ def run_way(planned: PlannedStages, way: Way) -> Timeline:
             StageBoundary(
                 source=k,
                 destination=k + 1,
-                forward=StageCrossing(flows=there),
-                backward=StageCrossing(flows=back),
+                forward=there,
+                backward=back,
             )
         )
         if way.strategy == GATHERED:
@@ -157,9 +157,9 @@ def _task_costs(
 ) -> TaskCosts:
     """Seconds of the slowest task of each kind, and of the longest transfer alone."""
     longest_s = 0.0
-    for crossing in (c for b in boundaries for c in (b.forward, b.backward)):
+    for flows in (f for b in boundaries for f in (b.forward, b.backward)):
         ports: dict[tuple[str, int], float] = {}
-        for flow in crossing.flows:
+        for flow in flows:
             for port in (("out", flow.source), ("in", flow.destination)):
                 ports[port] = ports.get(port, 0.0) + flow.num_bytes
         longest_s = max(longest_s, max(ports.values(), default=0.0) / rate)

@@ -3,7 +3,7 @@
 Along each dim a tensor is cut where either mesh cuts it.  Every box between cuts is a *unit task*:
 some devices of the source hold all of it, some of the destination need all of it.
 
-Source: AlpaComm section 2 (FACTS section 3).
+Source: AlpaComm section 2 (docs/facts.md section 3).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Seconds, bytes, one host a stage, cards of 10 B/s each way, plain 1F1B:
 
-    stage 0: F 2, B 4, sync 1, apply 0.25
-    stage 1: F 3, B 5, sync 2, apply 0.25
-    stage 2: F 1, B 2, sync 0, apply 0.25
+    stage 0: F 2, B 4, apply 1.25
+    stage 1: F 3, B 5, apply 2.25
+    stage 2: F 1, B 2, apply 0.25
 
     a01 = activations from stage 0 to stage 1: 10 B    g10 = their gradients: 10 B
     a02 = a skip from stage 0 to stage 2:       5 B    g20 = its gradients:    5 B
@@ -39,9 +39,9 @@ for itself, 1.5 s in all.  The same for what leaves stage 2: g20 1 s, g21 1.5 s.
   30.25  a12 of micro-batch 3, alone: 32.25.  mesh 2 runs F3 to 33.25, B3 to 35.25, apply to 35.5.
   35.25  g10 of micro-batch 2 and g21, g20 of micro-batch 3 start.  Host 2 sends two, host 0
          receives two: 5 B/s each.  36.25: g20 ends; g10 and g21 have 5 B left: 36.75.
-  36.75  mesh 1 runs B3 to 41.75, sync to 43.75, apply to 44.  mesh 0 runs B2 to 40.75.
+  36.75  mesh 1 runs B3 to 41.75, apply to 44.  mesh 0 runs B2 to 40.75.
   41.75  g10 of micro-batch 3, alone: 42.75.
-  42.75  mesh 0 runs B3 to 46.75, sync to 47.75, apply to 48.
+  42.75  mesh 0 runs B3 to 46.75, apply to 48.
 
 Idle while a transfer runs that is waited for:
   mesh 0: before B0 g20 1 and g10 1; before B1 1.5, B2 1.5, B3 1.           6.0
@@ -49,11 +49,10 @@ Idle while a transfer runs that is waited for:
   mesh 2: before F0 a02 1 and a12 2.25; before F2 2, F3 2.                  7.25
 Work: 4 * 6 + 1.25 = 25.25, 4 * 8 + 2.25 = 34.25, 4 * 3 + 0.25 = 12.25.
 
-Memory: resident 100, 200, 300; held 10, 20, 30 a micro-batch; 1 while F runs, 2 while B, 5 while
-apply.  a01 takes 3 on mesh 1 until its F starts; a12 takes 7 on mesh 1 until it has arrived.
-  mesh 0: three micro-batches and a backward: 100 + 30 + 2 = 132.
-  mesh 1: at 6.5 F1 runs, a12 of 0 leaves, a01 of 2 is there: 200 + 40 + 1 + 7 + 3 = 251.
-  mesh 2: one micro-batch and a backward: 300 + 30 + 2 = 332.
+Memory: resident 100, 200, 300; held 10, 20, 30 a micro-batch; 2 while anything runs.
+  mesh 0: three micro-batches and what runs: 100 + 30 + 2 = 132.
+  mesh 1: at 6.5 F1 runs, F0 is held: 200 + 40 + 2 = 242.
+  mesh 2: one micro-batch and what runs: 300 + 30 + 2 = 332.
 """
 
 from __future__ import annotations
@@ -63,45 +62,42 @@ import pytest
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
+from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import ONCE
 
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=1.0)
 
 
-def stage(forward_s, backward_s, sync_s, resident_bytes, held_bytes):
+def stage(forward_s, backward_s, apply_s, resident_bytes, held_bytes):
     return StageCost(
         forward_s=forward_s,
         backward_s=backward_s,
-        sync_s=sync_s,
-        apply_s=0.25,
+        apply_s=apply_s,
         resident_bytes=resident_bytes,
         held_bytes=held_bytes,
-        forward_temporary_bytes=1,
-        backward_temporary_bytes=2,
-        apply_temporary_bytes=5,
+        temporary_bytes=2,
     )
 
 
-STAGES = (stage(2, 4, 1, 100, 10), stage(3, 5, 2, 200, 20), stage(1, 2, 0, 300, 30))
+STAGES = (stage(2, 4, 1.25, 100, 10), stage(3, 5, 2.25, 200, 20), stage(1, 2, 0.25, 300, 30))
 BOUNDARIES = (
     StageBoundary(
         source=0,
         destination=1,
-        forward=StageCrossing(flows=(Flow(0, 1, 10.0),), receive_bytes=3),
-        backward=StageCrossing(flows=(Flow(1, 0, 10.0),)),
+        forward=(Flow(0, 1, 10.0),),
+        backward=(Flow(1, 0, 10.0),),
     ),
     StageBoundary(
         source=1,
         destination=2,
-        forward=StageCrossing(flows=(Flow(1, 2, 20.0),), send_bytes=7),
-        backward=StageCrossing(flows=(Flow(2, 1, 10.0),)),
+        forward=(Flow(1, 2, 20.0),),
+        backward=(Flow(2, 1, 10.0),),
     ),
     StageBoundary(
         source=0,
         destination=2,
-        forward=StageCrossing(flows=(Flow(0, 2, 5.0),)),
-        backward=StageCrossing(flows=(Flow(2, 0, 5.0),)),
+        forward=(Flow(0, 2, 5.0),),
+        backward=(Flow(2, 0, 5.0),),
     ),
 )
 
@@ -136,7 +132,7 @@ def test_what_is_said_of_the_step_is_what_was_computed_by_hand(timeline):
     assert timeline.busy_s == (25.25, 34.25, 12.25)
     assert timeline.bubble_share == pytest.approx(1 - 71.75 / 144, rel=1e-12)
     assert timeline.exposed_s == (6.0, 5.5, 7.25)
-    assert timeline.peak_bytes == (132, 251, 332)
+    assert timeline.peak_bytes == (132, 242, 332)
 
 
 def test_two_stages_that_stop_for_their_transfers():
@@ -148,7 +144,7 @@ def test_two_stages_that_stop_for_their_transfers():
     """
     schedule = make_schedule("1f1b", num_stages=2, num_microbatches=2)
     stages = [StageCost(forward_s=1.0, backward_s=2.0)] * 2
-    there, back = StageCrossing(flows=(Flow(0, 1, 10.0),)), StageCrossing(flows=(Flow(1, 0, 10.0),))
+    there, back = (Flow(0, 1, 10.0),), (Flow(1, 0, 10.0),)
     boundary = StageBoundary(source=0, destination=1, forward=there, backward=back)
     stops = simulate_pipeline(schedule, stages, [boundary], [HOST] * 2, overlap=False)
     assert [(t.start_s, t.end_s) for t in stops.transfers] == [(1, 2), (3, 4), (6, 7), (10, 11)]

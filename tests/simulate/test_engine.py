@@ -78,17 +78,6 @@ def test_memory_at_one_instant_is_freed_before_it_is_taken():
     )
 
 
-def test_buffers_of_a_transfer_are_counted_where_they_are():
-    transfer = Transfer("m", 0, 1, SECOND, False, -3, 4)
-    streams = [
-        [Action("a", 1.0, (), (0,), 0, 3)],
-        [Action("b", 1.0), Action("c", 1.0, (0,), (), -4)],
-    ]
-    run = run_streams(streams, [transfer], HOSTS)
-    assert run.memory[0] == ((0.0, 0), (1.0, 3), (2.0, 0))
-    assert run.memory[1] == ((0.0, 0), (1.0, 4), (2.0, 0))
-
-
 def test_a_deadlock_names_who_waits_for_what():
     streams = [
         [Action("B0", 1.0, (1,)), Action("F1", 1.0, (), (0,))],

@@ -21,7 +21,7 @@ from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Task, depende
 from meshwise.schedules.verify import running_order
 from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
+from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.trace import chrome_trace
 
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=40.0)
@@ -95,7 +95,7 @@ def test_what_weights_need_alone_is_less_than_what_the_backward_needs():
 
 def chain(count, num_bytes, latency_s=0.0):
     def crossing(a, b):
-        return StageCrossing(flows=(Flow(a, b, num_bytes, latency_s),))
+        return (Flow(a, b, num_bytes, latency_s),)
 
     return [
         StageBoundary(
@@ -154,15 +154,11 @@ def problems(draw):
             backward_s=draw(seconds),
             activation_gradient_s=draw(seconds),
             weight_gradient_s=draw(seconds),
-            sync_s=draw(seconds),
             apply_s=draw(seconds),
             resident_bytes=draw(st.integers(0, 1000)),
             held_bytes=draw(st.integers(0, 100)),
             weight_held_bytes=draw(st.one_of(st.none(), st.integers(0, 50))),
-            forward_temporary_bytes=draw(st.integers(0, 20)),
-            backward_temporary_bytes=draw(st.integers(0, 20)),
-            weight_temporary_bytes=draw(st.integers(0, 20)),
-            apply_temporary_bytes=draw(st.integers(0, 20)),
+            temporary_bytes=draw(st.integers(0, 20)),
         )
         for _ in range(n * v)
     ]
@@ -171,11 +167,7 @@ def problems(draw):
     def crossing():
         host = st.integers(0, hosts - 1)
         flow = st.tuples(host, host, st.floats(0.0, 20.0), st.sampled_from([0.0, 0.125]))
-        return StageCrossing(
-            flows=tuple(Flow(*f) for f in draw(st.lists(flow, max_size=3))),
-            send_bytes=draw(st.integers(0, 9)),
-            receive_bytes=draw(st.integers(0, 9)),
-        )
+        return tuple(Flow(*f) for f in draw(st.lists(flow, max_size=3)))
 
     pairs = st.tuples(st.integers(0, n * v - 1), st.integers(0, n * v - 1))
     boundaries = [
@@ -209,7 +201,7 @@ def critical_path_s(schedule, stages, boundaries):
                     f.latency_s
                     + f.num_bytes
                     / (HOST.link_bytes_per_s if f.source == f.destination else HOST.nic_bytes_per_s)
-                    for f in crossing.flows
+                    for f in crossing
                 ),
                 default=0.0,
             )
@@ -226,7 +218,7 @@ def critical_path_s(schedule, stages, boundaries):
         end[task] = free[mesh] = start + seconds_of(task, stages[task.stage], schedule)
     for stage, mesh in enumerate(schedule.mesh_of_stage):
         if not schedule.forward_only:
-            free[mesh] += stages[stage].sync_s + stages[stage].apply_s
+            free[mesh] += stages[stage].apply_s
     return max(free)
 
 
@@ -291,10 +283,7 @@ def test_equal_input_gives_an_equal_trace_byte_for_byte(problem):
 
 def test_several_boundaries_may_join_the_same_stages():
     schedule = make_schedule("inference", num_stages=2, num_microbatches=1)
-    twice = [
-        StageBoundary(source=0, destination=1, forward=StageCrossing(flows=(Flow(0, 1, 10.0),)))
-        for _ in range(2)
-    ]
+    twice = [StageBoundary(source=0, destination=1, forward=(Flow(0, 1, 10.0),)) for _ in range(2)]
     timeline = simulate_pipeline(schedule, equal_stages(2), twice, [HOST] * 2)
     assert [t.end_s for t in timeline.transfers] == [3.0, 3.0]
     assert timeline.step_time_s == 4.0

@@ -11,7 +11,7 @@ import pytest
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.actions import Flow, HostLinks
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
+from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.trace import chrome_trace
 
 HOST = HostLinks(nic_bytes_per_s=1e9, link_bytes_per_s=1e10)
@@ -20,7 +20,7 @@ HOST = HostLinks(nic_bytes_per_s=1e9, link_bytes_per_s=1e10)
 @pytest.fixture(scope="module")
 def timeline():
     def crossing(a, b):
-        return StageCrossing(flows=(Flow(a, b, 7e6, 1e-5),), receive_bytes=4)
+        return (Flow(a, b, 7e6, 1e-5),)
 
     boundaries = [
         StageBoundary(source=a, destination=b, forward=crossing(a, b), backward=crossing(b, a))
@@ -30,8 +30,7 @@ def timeline():
         StageCost(
             forward_s=0.003,
             backward_s=0.007,
-            apply_s=0.001,
-            sync_s=0.002,
+            apply_s=0.003,
             resident_bytes=100,
             held_bytes=10,
         )

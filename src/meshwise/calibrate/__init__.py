@@ -1,1 +1,5 @@
-"""Measures the devices at hand: products, memory, collectives."""
+"""Measurements: of the devices of this process, and of planned layers in processes side by side.
+
+Others use `measure.calibrate` (a profile that the cost model reads), `layer_times.MeasuredTimes`
+and `measured_layers.measuring` (seconds of planned layers, kept for the next time).
+"""

@@ -8,7 +8,7 @@ set of devices with fast links between all of them, and may be several machines 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshwise.cluster.host import HostSpec, Link, PeakRate
@@ -68,28 +68,35 @@ def _host(
     num_devices: int,
     chip: _Chip,
     *,
-    link_peak_bytes_per_s: float,
-    link_latency_s: float,
-    nic_peak_bytes_per_s: float,
-    nic_latency_s: float,
-    num_nics: int,
+    link: Link,
+    nics: tuple[int, Link],
     source: str,
 ) -> HostSpec:
-    """Return a host whose links and NICs reach `LINK_EFFICIENCY` of their peaks."""
+    """Return a host whose links and NICs reach `LINK_EFFICIENCY` of their peaks.
+
+    Args:
+        name: The name in the catalog.
+        num_devices: Devices of the host.
+        chip: The kind of the devices.
+        link: The link of one device inside the host, at its peak.
+        nics: The number of NICs, and one of them at its peak.
+        source: The origin of the numbers.
+    """
+    num_nics, nic = nics
     return HostSpec(
         name=name,
         num_devices=num_devices,
         device=chip.device,
-        link=Link(latency_s=link_latency_s, bytes_per_s=link_peak_bytes_per_s * LINK_EFFICIENCY),
-        nic=Link(latency_s=nic_latency_s, bytes_per_s=nic_peak_bytes_per_s * LINK_EFFICIENCY),
+        link=replace(link, bytes_per_s=link.bytes_per_s * LINK_EFFICIENCY),
+        nic=replace(nic, bytes_per_s=nic.bytes_per_s * LINK_EFFICIENCY),
         num_nics=num_nics,
         source=f"{source}; links and NICs reach {LINK_EFFICIENCY:.0%} of the peak (assumed)",
         peak=PeakRate(
             flop_per_s=tuple(sorted(chip.peak_flop_per_s.items())),
             memory_bytes=int(chip.memory_bytes),
             memory_bytes_per_s=chip.memory_bytes_per_s,
-            link_bytes_per_s=link_peak_bytes_per_s,
-            nic_bytes_per_s=nic_peak_bytes_per_s,
+            link_bytes_per_s=link.bytes_per_s,
+            nic_bytes_per_s=nic.bytes_per_s,
         ),
     )
 
@@ -207,20 +214,23 @@ TPU_V6E = _Chip(
 )
 
 
-def _tpu_host(name: str, num_devices: int, chip: _Chip, link: float) -> HostSpec:
+def _tpu_host(name: str, num_devices: int, chip: _Chip, link_bytes_per_s: float) -> HostSpec:
     """Return a TPU host: chips of all hosts of a slice meet on one torus, so no NIC is shared.
 
-    `link` is one ICI link in one direction: the chip's published ICI bandwidth over its links.
+    Args:
+        name: The name in the catalog.
+        num_devices: Chips of the host.
+        chip: The kind of the chips.
+        link_bytes_per_s: One ICI link in one direction: the chip's published bandwidth over its
+            links.
     """
+    link = Link(latency_s=ICI_LATENCY_S, bytes_per_s=link_bytes_per_s)
     return _host(
         name,
         num_devices,
         chip,
-        link_peak_bytes_per_s=link,
-        link_latency_s=ICI_LATENCY_S,
-        nic_peak_bytes_per_s=link,
-        nic_latency_s=ICI_LATENCY_S,
-        num_nics=num_devices,
+        link=link,
+        nics=(num_devices, link),
         source=f"{chip.source}: ICI bandwidth of a chip over its links",
     )
 
@@ -231,11 +241,8 @@ _HOSTS = (
         "p3.2xlarge",
         1,
         V100,
-        link_peak_bytes_per_s=15.75 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(10),
-        nic_latency_s=TCP_LATENCY_S,
-        num_nics=1,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=15.75 * GIGA),
+        nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(10))),
         source="Amazon EC2 P3 page: network up to 10 Gbit/s; PCIe 3.0 x16",
     ),
     # NVLink 200 GB/s (4 GPUs) and 300 GB/s (8) both ways together.
@@ -243,44 +250,32 @@ _HOSTS = (
         "p3.8xlarge",
         4,
         V100,
-        link_peak_bytes_per_s=100 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(10),
-        nic_latency_s=TCP_LATENCY_S,
-        num_nics=1,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=100 * GIGA),
+        nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(10))),
         source="Amazon EC2 P3 page: network 10 Gbit/s",
     ),
     _host(
         "p3.16xlarge",
         8,
         V100,
-        link_peak_bytes_per_s=150 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(25),
-        nic_latency_s=TCP_LATENCY_S,
-        num_nics=1,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=150 * GIGA),
+        nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(25))),
         source="Amazon EC2 P3 page: NVLink 300 GB/s both ways, network 25 Gbit/s",
     ),
     _host(
         "p4d.24xlarge",
         8,
         A100_40GB,
-        link_peak_bytes_per_s=300 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(100),
-        nic_latency_s=TCP_LATENCY_S,
-        num_nics=4,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=300 * GIGA),
+        nics=(4, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(100))),
         source="Amazon EC2 P4 page: NVSwitch 600 GB/s both ways, 4 x 100 Gbit/s with EFA",
     ),
     _host(
         "dgx-a100",
         8,
         A100_80GB,
-        link_peak_bytes_per_s=300 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(200),
-        nic_latency_s=RDMA_LATENCY_S,
-        num_nics=8,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=300 * GIGA),
+        nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(200))),
         source="NVIDIA DGX A100 datasheet: NVLink 600 GB/s both ways, 8 HDR ports of 200 Gbit/s "
         "for compute",
     ),
@@ -288,22 +283,16 @@ _HOSTS = (
         "dgx-h100",
         8,
         H100,
-        link_peak_bytes_per_s=450 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(400),
-        nic_latency_s=RDMA_LATENCY_S,
-        num_nics=8,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=450 * GIGA),
+        nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX H100 datasheet: NVLink 900 GB/s both ways, 8 NDR ports of 400 Gbit/s",
     ),
     _host(
         "h200",
         8,
         H200,
-        link_peak_bytes_per_s=450 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(400),
-        nic_latency_s=RDMA_LATENCY_S,
-        num_nics=8,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=450 * GIGA),
+        nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX H200 datasheet: links and ports as in DGX H100",
     ),
     # A whole rack: NVLink is what makes a host here, and 18 trays with 4 GPUs each share one.
@@ -311,11 +300,8 @@ _HOSTS = (
         "gb200-nvl72",
         72,
         GB200,
-        link_peak_bytes_per_s=900 * GIGA,
-        link_latency_s=NVLINK_LATENCY_S,
-        nic_peak_bytes_per_s=gbit_per_s(400),
-        nic_latency_s=RDMA_LATENCY_S,
-        num_nics=72,
+        link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=900 * GIGA),
+        nics=(72, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX GB200 datasheet: NVLink 130 TB/s both ways for 72 GPUs, 72 ports of "
         "400 Gbit/s",
     ),

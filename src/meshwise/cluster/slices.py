@@ -24,7 +24,7 @@ class SliceKind:
 
     Attributes:
         host: The name of the host in the catalog.
-        cores_per_chip: Cores of a chip that the number in the name counts: 2 where it counts TensorCores.
+        cores_per_chip: Cores that the number in the name counts of a chip: 2 for TensorCores.
         max_chips: Chips of the largest slice.
         sub_host_chips: Slices of less than a host, or of one.
     """

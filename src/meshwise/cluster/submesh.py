@@ -1,4 +1,4 @@
-"""Parts of a cluster: what their costs depend on, where they lie, and what joins two of them."""
+"""Parts of a cluster: what their costs depend on, and where they lie."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from meshwise.graph.layout import Layout, is_valid, used_axes
 from meshwise.plan.places import check_places
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Layer, Stage
-from meshwise.schedules.inference import INFERENCE
+from meshwise.schedules.registry import is_forward_only
 
 
 def check_consistent(plan: PlanRecord) -> None:
@@ -22,7 +22,7 @@ def check_consistent(plan: PlanRecord) -> None:
     next_layer = 0
     for number, stage in enumerate(plan.stages):
         where = f"stages[{number}]"
-        if plan.schedule != INFERENCE.name:
+        if not is_forward_only(plan.schedule):
             _check_layers(stage, where, next_layer)
         next_layer = stage.last_layer + 1
         for place, layer in enumerate(stage.layers):
@@ -48,7 +48,7 @@ def _check_schedule(plan: PlanRecord) -> None:
             f"field 'num_microbatches': {plan.num_microbatches} does not divide the batch of "
             f"{plan.batch_size}"
         )
-    if plan.schedule == INFERENCE.name:
+    if is_forward_only(plan.schedule):
         return
     try:
         table = plan.table()

@@ -14,8 +14,7 @@ from meshwise.plan.padding import NOT_PADDED, Padding
 from meshwise.plan.rivals import MemoryPrice, Rival
 from meshwise.plan.stage import Stage, mesh_peaks
 from meshwise.schedules.gpipe import GPIPE
-from meshwise.schedules.inference import INFERENCE
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.registry import is_forward_only, make_schedule
 from meshwise.schedules.schedule import Schedule
 
 # In place of the name of a schedule: the whole step is one program on one mesh, micro-batches in a
@@ -168,7 +167,7 @@ class PlanRecord:
         Raises:
             PlanError: the schedule does not allow these sizes.
         """
-        is_whole = self.schedule in (ONE_PROGRAM, INFERENCE.name)
+        is_whole = self.schedule == ONE_PROGRAM or is_forward_only(self.schedule)
         return make_schedule(
             GPIPE.name if self.schedule == ONE_PROGRAM else self.schedule,
             num_stages=len(self.stages),

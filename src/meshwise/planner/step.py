@@ -19,7 +19,7 @@ from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stages
 from meshwise.request.pipeline_request import pipeline_request
 from meshwise.request.plan_request import PlanRequest
-from meshwise.schedules.inference import INFERENCE
+from meshwise.schedules.registry import is_forward_only
 from meshwise.trace.gradients import refuse_stages
 from meshwise.trace.step import TracedStep, open_step, state_bytes, trace_step
 
@@ -102,7 +102,7 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
     match request.method:
         case Follow() as follow:
             return followed_stages(call, follow.followed(), request)
-        case Replay(plan=plan) if plan.schedule == INFERENCE.name:
+        case Replay(plan=plan) if is_forward_only(plan.schedule):
             raise PlanError(
                 "the plan follows the stages of another step; pass method=mw.Follow(train_step), "
                 "which makes the same plan"

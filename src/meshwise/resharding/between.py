@@ -3,7 +3,7 @@
 Each device is sent an equal part of its tile, so that the tensor passes once, and devices with the
 same tile put it together among themselves.
 
-Source: Alpa section 6 (local all-gather); FACTS section 3.
+Source: Alpa section 6 (local all-gather); docs/facts.md section 3.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Compiled steps on devices, and what their optimised HLO really does.
+"""Compiled steps on devices, and what their programs really do.
 
-`executable`, `pipeline.executable` and `forward` run steps (`step_executable` is what they share);
-`hlo` reads compiled programs; `donation` says what a step takes over.
+`executable`, `pipeline.executable` and `forward` run steps; `step_executable` is what they share.
+`compile` makes executables that do what was written, `hlo` reads compiled programs, `fidelity`
+compares them with the plan, and `donation` says what a step takes over.
 """

@@ -12,7 +12,7 @@ from meshwise.schedules.alternating import AlternatingSchedule
 class EagerOneFOneB(AlternatingSchedule):
     """`2 (n + m - 1)` clocks, `min(2 (n - i) - 1, m)` micro-batches in flight on stage i.
 
-    Source: FACTS sections 3 and 5 (AlpaComm).
+    Source: docs/facts.md sections 3 and 5 (AlpaComm).
     """
 
     name: ClassVar[str] = "eager-1f1b"

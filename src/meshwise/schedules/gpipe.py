@@ -12,7 +12,7 @@ from meshwise.schedules.alternating import AlternatingSchedule
 class GPipe(AlternatingSchedule):
     """`2 (n + m - 1)` clocks, all m micro-batches in flight on every stage.
 
-    Source: FACTS sections 4 and 5.
+    Source: docs/facts.md sections 4 and 5.
     """
 
     name: ClassVar[str] = "gpipe"

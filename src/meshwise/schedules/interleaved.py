@@ -17,7 +17,7 @@ class Interleaved(PipelineSchedule):
 
     Mesh i runs `2 (n - i - 1) + (v - 1) n + 1` chunks before its first backward.
 
-    Source: FACTS section 5 (Megatron-LM's interleaved schedule).
+    Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule).
     """
 
     name: ClassVar[str] = "interleaved-1f1b"

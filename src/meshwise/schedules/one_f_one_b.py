@@ -12,7 +12,7 @@ from meshwise.schedules.alternating import AlternatingSchedule
 class OneFOneB(AlternatingSchedule):
     """`2 (n + m - 1)` clocks, `min(n - i, m)` micro-batches in flight on stage i.
 
-    Source: FACTS section 5 (PipeDream-Flush, DAPPLE).
+    Source: docs/facts.md section 5 (PipeDream-Flush, DAPPLE).
     """
 
     name: ClassVar[str] = "1f1b"

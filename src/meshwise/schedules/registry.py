@@ -48,6 +48,16 @@ def tables() -> dict[str, PipelineSchedule]:
     return {row.name: row for row in SCHEDULES.values() if not row.delays_weights}
 
 
+def is_forward_only(name: str) -> bool:
+    """Return whether a schedule has no backward pass.
+
+    Args:
+        name: A name of `tables`, or another one, which is that of no schedule.
+    """
+    row = tables().get(name)
+    return row is not None and row.forward_only
+
+
 def named(name: str) -> tuple[PipelineSchedule, ...]:
     """Return the schedule of a name, or all.
 

@@ -20,7 +20,7 @@ class ZeroBubbleH1(OneFOneB):
     Stage i runs the gradient of the weights i backwards late.  It has `n - i` micro-batches between
     forward and backward, so n until their weights are done: no more than stage 0 of 1F1B.
 
-    Source: FACTS section 5 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024).
+    Source: docs/facts.md section 5 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024).
     """
 
     name: ClassVar[str] = "zero-bubble-h1"

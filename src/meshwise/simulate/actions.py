@@ -13,7 +13,7 @@ class HostLinks:
 
     Attributes:
         nic_bytes_per_s: Bandwidth of the network card in each direction: it is full duplex.
-        link_bytes_per_s: Bandwidth of the links inside the host, which all flows that stay there share.
+        link_bytes_per_s: Bandwidth of the links inside the host, for all flows that stay there.
     """
 
     nic_bytes_per_s: float
@@ -28,7 +28,7 @@ class Flow(NamedTuple):
         destination: Index of a host; the same one for a flow through the links inside it.
         num_bytes: Bytes to move.
         latency_s: Seconds before the first byte moves; nothing is occupied meanwhile.
-        limit_bytes_per_s: The rate that the flow cannot exceed even alone, as the link of one device.
+        limit_bytes_per_s: Rate that the flow cannot exceed even alone, as the link of one device.
     """
 
     source: int
@@ -48,9 +48,6 @@ class Transfer(NamedTuple):
         flows: The flows, all at once; none for a message that arrives when it is made.
         blocking: Whether sender and receiver do nothing else meanwhile.  The transfer starts when
             neither is in the midst of an action; the sender waits for that, and goes on after it.
-        source_end_bytes: Change of the source's memory when the transfer ends (a freed buffer is
-            negative).
-        destination_start_bytes: Change of the destination's memory when the transfer starts.
     """
 
     name: str
@@ -58,8 +55,6 @@ class Transfer(NamedTuple):
     destination: int
     flows: tuple[Flow, ...] = ()
     blocking: bool = False
-    source_end_bytes: int = 0
-    destination_start_bytes: int = 0
 
 
 class Action(NamedTuple):

@@ -14,7 +14,7 @@ from meshwise.cluster.spec import Cluster
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.flows import flows_between, host_links
 from meshwise.simulate.pipeline import simulate_pipeline
-from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
+from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import Timeline
 
 # Where a schedule splits the backward pass and nothing is known of the gradients of weights, they
@@ -33,7 +33,7 @@ class Chunk:
         resident_bytes: Bytes that one device holds all the time.
         microbatch_bytes: Bytes held for each micro-batch in flight.
         temporary_bytes: Bytes on top of that at the peak.
-        forward_gather_s: Seconds to gather an activation that another mesh sent, before its forward pass.
+        forward_gather_s: Seconds to gather, before its forward pass, what another mesh sent.
         backward_gather_s: The same of a cotangent.
         weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
             for half of it.
@@ -87,8 +87,8 @@ def simulate_chunks(
         StageBoundary(
             source=k,
             destination=k + 1,
-            forward=StageCrossing(flows=flows_between(cluster, meshes[a], meshes[b], there)),
-            backward=StageCrossing(flows=flows_between(cluster, meshes[b], meshes[a], back)),
+            forward=flows_between(cluster, meshes[a], meshes[b], there),
+            backward=flows_between(cluster, meshes[b], meshes[a], back),
         )
         for k, ((a, b), (there, back)) in enumerate(
             zip(pairwise(places), crossing_bytes, strict=True)
@@ -106,7 +106,6 @@ def simulate_chunks(
 
 def stage_cost(chunk: Chunk) -> StageCost:
     """Return a chunk as the simulator takes it."""
-    temporary = round(chunk.temporary_bytes)
     weight_s = _WEIGHT_SHARE * chunk.backward_s if chunk.weight_s is None else chunk.weight_s
     return StageCost(
         forward_s=chunk.forward_s + chunk.forward_gather_s,
@@ -117,8 +116,5 @@ def stage_cost(chunk: Chunk) -> StageCost:
         resident_bytes=round(chunk.resident_bytes),
         held_bytes=round(chunk.microbatch_bytes),
         weight_held_bytes=None if chunk.weight_bytes is None else round(chunk.weight_bytes),
-        forward_temporary_bytes=temporary,
-        backward_temporary_bytes=temporary,
-        weight_temporary_bytes=temporary,
-        apply_temporary_bytes=temporary,
+        temporary_bytes=round(chunk.temporary_bytes),
     )

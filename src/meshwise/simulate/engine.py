@@ -190,8 +190,6 @@ class _Engine:
     def _start_transfer(self, index: int, now: float) -> None:
         transfer = self.transfers[index]
         self.transfer_start[index] = now
-        if transfer.destination_start_bytes:
-            self._add_bytes(transfer.destination, transfer.destination_start_bytes)
         if not transfer.flows:
             self._end_transfer(index, now)
             return
@@ -239,8 +237,6 @@ class _Engine:
         transfer = self.transfers[index]
         self.transfer_end[index] = now
         self.arrived[index] = True
-        if transfer.source_end_bytes:
-            self._add_bytes(transfer.source, transfer.source_end_bytes)
         self.touched.add(transfer.destination)
         if transfer.blocking and transfer.flows:
             self.blocked[transfer.source] -= 1

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from meshwise.errors import ProgramError
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
-from meshwise.simulate.actions import Action, HostLinks, Transfer
+from meshwise.simulate.actions import Action, Flow, HostLinks, Transfer
 from meshwise.simulate.engine import EngineRun, run_streams
 from meshwise.simulate.measure import busy_s, exposed_s
-from meshwise.simulate.stages import StageBoundary, StageCost, StageCrossing
-from meshwise.simulate.timeline import APPLY, ONCE, SYNC, Event, Timeline, TransferEvent
+from meshwise.simulate.stages import StageBoundary, StageCost
+from meshwise.simulate.timeline import APPLY, ONCE, Event, Timeline, TransferEvent
 
 
 def simulate_pipeline(
@@ -24,13 +24,13 @@ def simulate_pipeline(
 ) -> Timeline:
     """Return what one step does, and when.
 
-    A mesh runs its tasks in order; then, for each of its stages, the gradients are reduced and
-    applied.  A task starts when its mesh is free and every transfer to it has arrived.  A stage
-    waits for its neighbour also where no boundary joins them.
+    A mesh runs its tasks in order; then, for each of its stages, the gradients are applied.  A task
+    starts when its mesh is free and every transfer to it has arrived.  A stage waits for its
+    neighbour also where no boundary joins them.
 
     Args:
         schedule: Who runs what in which order; verified.
-        stages: For each stage its costs.
+        stages: The costs of each stage.
         boundaries: The values that pass between stages; several may join the same two.
         hosts: Links of the hosts that the flows name.
         overlap: Whether meshes compute while transfers run; else sender and receiver stop for
@@ -72,16 +72,12 @@ class _Wires(NamedTuple):
         ends: For each transfer the tasks that make it and that wait for it.
         into: For each task the transfers that it waits for.
         out_of: For each task the transfers that it makes.
-        start_bytes: For each task the received bytes that are its own from its start.
-        end_bytes: For each task the bytes to send that it leaves at its end.
     """
 
     transfers: list[Transfer]
     ends: list[tuple[Task, Task]]
     into: dict[Task, list[int]]
     out_of: dict[Task, list[int]]
-    start_bytes: dict[Task, int]
-    end_bytes: dict[Task, int]
 
 
 def _wires(schedule: Schedule, boundaries: Sequence[StageBoundary], overlap: bool) -> _Wires:
@@ -89,7 +85,7 @@ def _wires(schedule: Schedule, boundaries: Sequence[StageBoundary], overlap: boo
     joined = {(b.source, b.destination) for b in boundaries}
     steps = [(s, s + 1) for s in range(schedule.num_stages - 1) if (s, s + 1) not in joined]
     every = [*boundaries, *(StageBoundary(source=s, destination=d) for s, d in steps)]
-    wires = _Wires([], [], {}, {}, {}, {})
+    wires = _Wires([], [], {}, {})
     for b in every:
         for m in range(schedule.num_microbatches):
             tasks = Task(FORWARD, b.source, m), Task(FORWARD, b.destination, m)
@@ -103,7 +99,7 @@ def _wires(schedule: Schedule, boundaries: Sequence[StageBoundary], overlap: boo
 def _add(
     wires: _Wires,
     schedule: Schedule,
-    crossing: StageCrossing,
+    flows: tuple[Flow, ...],
     maker: Task,
     taker: Task,
     blocking: bool,
@@ -114,34 +110,26 @@ def _add(
             f"the result of {maker} for stage {taker.stage}",
             schedule.mesh_of_stage[maker.stage],
             schedule.mesh_of_stage[taker.stage],
-            crossing.flows,
+            flows,
             blocking,
-            -crossing.send_bytes,
-            crossing.receive_bytes,
         )
     )
     wires.ends.append((maker, taker))
     wires.out_of.setdefault(maker, []).append(index)
     wires.into.setdefault(taker, []).append(index)
-    if crossing.send_bytes:
-        wires.end_bytes[maker] = wires.end_bytes.get(maker, 0) + crossing.send_bytes
-    if crossing.receive_bytes:
-        wires.start_bytes[taker] = wires.start_bytes.get(taker, 0) - crossing.receive_bytes
 
 
 class _Cost(NamedTuple):
-    """One task's time and memory.
+    """One task's time and memory, temporary values apart.
 
     Attributes:
         duration_s: Seconds.
-        taken_bytes: Kept when it starts.
-        temporary_bytes: Taken when it starts, freed when it ends.
-        freed_bytes: Freed when it ends.
+        taken_bytes: Bytes that are held from its start on.
+        freed_bytes: Bytes that are freed when it ends.
     """
 
     duration_s: float
     taken_bytes: int
-    temporary_bytes: int
     freed_bytes: int
 
 
@@ -149,13 +137,12 @@ def _task_costs(stage: StageCost, schedule: Schedule) -> dict[str, _Cost]:
     """Return the cost of a task of each kind."""
     held, later = stage.held_bytes, stage.weight_held_bytes
     freed = held if schedule.forward_only else 0
-    forward = _Cost(stage.forward_s, held, stage.forward_temporary_bytes, freed)
-    temporary = stage.backward_temporary_bytes
+    forward = _Cost(stage.forward_s, held, freed)
     if not schedule.splits_backward:
-        return {FORWARD: forward, BACKWARD: _Cost(stage.backward_s, 0, temporary, held)}
+        return {FORWARD: forward, BACKWARD: _Cost(stage.backward_s, 0, held)}
     later = held if later is None else later
-    gradient = _Cost(stage.activation_gradient_s or 0.0, 0, temporary, held - later)
-    weight = _Cost(stage.weight_gradient_s or 0.0, 0, stage.weight_temporary_bytes, later)
+    gradient = _Cost(stage.activation_gradient_s or 0.0, 0, held - later)
+    weight = _Cost(stage.weight_gradient_s or 0.0, 0, later)
     return {FORWARD: forward, BACKWARD: gradient, WEIGHT: weight}
 
 
@@ -167,24 +154,22 @@ def _actions(
     costs = {stage: _task_costs(stages[stage], schedule) for stage in here}
     actions: list[Action] = []
     for task in schedule.tasks[mesh]:
-        cost = costs[task.stage][task.kind]
+        cost, temporary = costs[task.stage][task.kind], stages[task.stage].temporary_bytes
         actions.append(
             Action(
                 str(task),
                 cost.duration_s,
                 tuple(wires.into.get(task, ())),
                 tuple(wires.out_of.get(task, ())),
-                cost.taken_bytes + cost.temporary_bytes + wires.start_bytes.get(task, 0),
-                wires.end_bytes.get(task, 0) - cost.temporary_bytes - cost.freed_bytes,
+                cost.taken_bytes + temporary,
+                -temporary - cost.freed_bytes,
             )
         )
     if not schedule.forward_only:
         for stage in here:
-            cost = stages[stage]
-            temporary = cost.apply_temporary_bytes
-            actions.append(Action(f"sync of stage {stage}", cost.sync_s))
+            seconds, temporary = stages[stage].apply_s, stages[stage].temporary_bytes
             actions.append(
-                Action(f"apply of stage {stage}", cost.apply_s, (), (), temporary, -temporary)
+                Action(f"apply of stage {stage}", seconds, (), (), temporary, -temporary)
             )
     return actions
 
@@ -202,11 +187,10 @@ def _events(schedule: Schedule, run: EngineRun) -> tuple[Event, ...]:
             Event(mesh, *task, start, end)
             for task, start, end in zip(tasks, starts, ends, strict=False)
         ]
-        once = [(stage, kind) for stage in _stages_of(schedule, mesh) for kind in (SYNC, APPLY)]
-        after = len(tasks)
+        here, after = _stages_of(schedule, mesh), len(tasks)
         events += [
-            Event(mesh, kind, stage, ONCE, start, end)
-            for (stage, kind), start, end in zip(once, starts[after:], ends[after:], strict=False)
+            Event(mesh, APPLY, stage, ONCE, start, end)
+            for stage, start, end in zip(here, starts[after:], ends[after:], strict=False)
             if end > start
         ]
     return tuple(events)

@@ -22,7 +22,8 @@ class Event(NamedTuple):
 
     Attributes:
         mesh: The number of the mesh.
-        kind: `F`, `B`, `W`, `sync` (of gradients, once a step) or `apply` (the optimizer).
+        kind: `F`, `B`, `W`, `apply` (the update, once a step), or `sync` (what else runs once a
+            step, as it was measured).
         stage: The number of the stage.
         microbatch: The number of the micro-batch; `ONCE` for `sync` and `apply`.
         start_s: Seconds from the start of the step to its start.

@@ -9,7 +9,7 @@ from meshwise.plan.counts.contents import pattern
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.rivals import Rival, Way
 from meshwise.plan.text.columns import layout_spec, table, with_more
-from meshwise.schedules.inference import INFERENCE
+from meshwise.schedules.registry import is_forward_only
 from meshwise.units import bytes_text, seconds_text
 
 # A row: what, seconds of computation, seconds of memory traffic, seconds by kind of collective.
@@ -41,7 +41,7 @@ def costs(plan: PlanRecord) -> list[str]:
 
 def _busy_s(plan: PlanRecord) -> float:
     """Return the seconds of a step in which stages work, those of all stages together."""
-    is_whole = plan.schedule in (ONE_PROGRAM, INFERENCE.name)
+    is_whole = plan.schedule == ONE_PROGRAM or is_forward_only(plan.schedule)
     count = 1 if is_whole else plan.num_microbatches
     return sum(
         count * (stage.forward_s + stage.backward_s + stage.gather_s) + stage.once_s

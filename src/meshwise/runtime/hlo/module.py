@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from meshwise.errors import ProgramError
 
@@ -96,17 +95,13 @@ class HloInstruction:
                 return part[len(head) :]
         return None
 
-    def int_list(self, name: str) -> tuple[int, ...]:
-        """Return the integers of an attribute such as `dimensions={0,1}`; none if it is missing."""
-        return tuple(int(word) for word in re.findall(r"-?\d+", self.attribute(name) or ""))
-
     def computation_names(self, name: str) -> tuple[str, ...]:
         """Return the computations that an attribute names, as `calls=%f`, or several in braces."""
         text = self.attribute(name)
         return tuple(re.findall(r"[^\s,{}%]+", text)) if text else ()
 
     @property
-    def backend_config(self) -> dict[str, Any]:
+    def backend_config(self) -> dict[str, object]:
         """The backend config, if it is a JSON object; else empty."""
         text = self.attribute("backend_config") or ""
         try:
