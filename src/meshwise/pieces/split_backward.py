@@ -47,7 +47,14 @@ class SplitBackward:
 
 
 def split_backward(programs: PiecePrograms) -> SplitBackward:
-    """Split the backward program of a piece."""
+    """Split the backward program of a piece.
+
+    Args:
+        programs: The programs of the piece.
+
+    Returns:
+        The gradients of activations, and those of weights.
+    """
     whole, mesh = programs.backward, programs.roles.mesh
     graph, decision = whole.part.graph, whole.part.decision
     late = _late(graph, whole)

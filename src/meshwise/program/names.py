@@ -168,7 +168,14 @@ StepValue: TypeAlias = (
 
 
 def is_sum(value: StepValue) -> bool:
-    """Return whether a value adds up over micro-batches, each of which overwrites it."""
+    """Tell whether a value adds up over micro-batches, each of which overwrites it.
+
+    Args:
+        value: The value.
+
+    Returns:
+        Whether it does.
+    """
     return isinstance(value, Local) and value.role == "sum"
 
 

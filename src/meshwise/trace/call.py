@@ -42,6 +42,14 @@ def base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
 def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a step.
 
+    Args:
+        fun: The step.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        What it returns.
+
     Raises:
         CallError: it does not take such arguments.
     """

@@ -151,7 +151,19 @@ def grad(
     allow_int: bool = False,
     **kwargs: Any,
 ) -> Callable[..., Any]:
-    """Like `jax.grad`; see `value_and_grad`."""
+    """Differentiate a loss as `jax.grad` does; under `parallelize` it marks where the loss is.
+
+    Args:
+        fun: The loss, as for `value_and_grad`.
+        argnums: Positional arguments to differentiate.
+        has_aux: Whether `fun` returns auxiliary data.
+        holomorphic: As for `value_and_grad`.
+        allow_int: As for `value_and_grad`.
+        **kwargs: Whatever else `jax.grad` takes.
+
+    Returns:
+        A function with the arguments of `fun` that returns the gradients.
+    """
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, **kwargs)
 
     @wraps(fun)

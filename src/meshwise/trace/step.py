@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
+from meshwise.jax_compat import Aval, ClosedJaxpr
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
@@ -81,7 +83,7 @@ class TracedStep:
     graph: Graph
     in_tree: Any
     out_tree: Any
-    in_avals: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
     batch_dims: Mapping[int, int]
     donated: tuple[int, ...]
     num_microbatches: int
@@ -90,7 +92,7 @@ class TracedStep:
     weak_results: tuple[int, ...] = ()
 
 
-def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
+def abstract(value: object, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
     """Shape and dtype of an argument, without its sharding.
 
     Args:
@@ -142,11 +144,11 @@ class OpenStep:
         parameters: Number and name of each positional argument in the user's call.
     """
 
-    closed: Any
+    closed: ClosedJaxpr
     in_tree: Any
     out_tree: Any
-    in_avals: tuple[Any, ...]
-    out_leaves: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    out_leaves: tuple[jax.ShapeDtypeStruct, ...]
     batch_dims: Mapping[int, int]
     aliases: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
@@ -274,7 +276,7 @@ def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
         )
 
 
-def _path_name(path: Any, signature: StepSignature) -> str:
+def _path_name(path: KeyPath, signature: StepSignature) -> str:
     """`(args, kwargs)` path as `0/params/kernel`, with the number of the user's call."""
     part, argument, *rest = path
     first = str(signature.number(argument.idx)) if part.idx == 0 else str(argument.key)
@@ -335,7 +337,10 @@ def _batch_dims(
 
 
 def _cut(
-    flat: Sequence[Any], batch_dims: Mapping[int, int], num_microbatches: int, num_devices: int
+    flat: Sequence[jax.ShapeDtypeStruct],
+    batch_dims: Mapping[int, int],
+    num_microbatches: int,
+    num_devices: int,
 ) -> Batch:
     sizes = {position: flat[position].shape[dim] for position, dim in batch_dims.items()}
     if not sizes:
@@ -412,7 +417,7 @@ def _same_tree(left: Any, right: Any) -> bool:
     )
 
 
-def _check_avals(found: Sequence[Any], wanted: Sequence[Any]) -> None:
+def _check_avals(found: Sequence[Aval], wanted: Sequence[jax.ShapeDtypeStruct]) -> None:
     for position, (a, b) in enumerate(zip(found, wanted, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             raise TraceError(

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
+from jax import Array
 
 from meshwise.program.instructions import Instruction, Receive, Run, Send
 from meshwise.runtime.pipeline.pipeline import Pipeline, PipelineStep
@@ -37,8 +37,8 @@ _KINDS = {"forward": FORWARD, "backward": BACKWARD, "weights": WEIGHT, "apply": 
 
 
 def measured_step(
-    pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None] = lambda: None
-) -> tuple[list[Any], Timeline]:
+    pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None] = lambda: None
+) -> tuple[list[Array], Timeline]:
     """One step, and its timeline.
 
     Arguments are moved to their meshes before the clock starts.
@@ -55,7 +55,7 @@ class _Measured:
     """One step while it runs; what threads share."""
 
     def __init__(
-        self, pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None]
+        self, pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None]
     ) -> None:
         self.pipeline = pipeline
         self.step = PipelineStep(pipeline, flat)
@@ -81,7 +81,7 @@ class _Measured:
     def now(self) -> float:
         return time.perf_counter() - self.start
 
-    def run(self) -> tuple[list[Any], Timeline]:
+    def run(self) -> tuple[list[Array], Timeline]:
         workers = [
             threading.Thread(target=self.mesh, args=(m, after), name=f"mesh {m}")
             for m, after in enumerate(self.first_after_commit())
@@ -216,7 +216,7 @@ class _Stopped(Exception):
     """Another thread failed."""
 
 
-def _local_bytes(value: Any) -> int:
+def _local_bytes(value: Array) -> int:
     """Bytes of an array on one of its devices."""
     shape = value.sharding.shard_shape(value.shape)
     return math.prod(shape) * value.dtype.itemsize

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
 
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.program.names import (
@@ -81,13 +83,13 @@ def _outputs(program: CompiledProgram) -> dict[Name, int]:
     }
 
 
-def _local_bytes(sharding: Any, aval: Any) -> int:
+def _local_bytes(sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> int:
     return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
 
 
 def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> int:
     """Bytes of values, those that are one result of a program counted once."""
-    place: dict[Name, Any] = {
+    place: dict[Name, tuple[int, int] | Name] = {
         n: (k, at)
         for k, program in enumerate(programs)
         for n, at in zip(program.outputs, program.places, strict=True)
@@ -98,6 +100,7 @@ def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> i
 def _extra(program: CompiledProgram, counted: dict[Name, int]) -> int:
     """What a program needs on top of what is there anyway."""
     found = program.run.memory_analysis()
+    assert found is not None
     total = (
         found.argument_size_in_bytes
         + found.output_size_in_bytes

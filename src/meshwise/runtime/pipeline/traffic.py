@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
+
+from meshwise.jax_compat import Aval
 from meshwise.program.instructions import Receive, Run, Send
 from meshwise.runtime.pipeline.pipeline import Pipeline
 
@@ -92,5 +95,5 @@ def _takers(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[tuple
                     yield (number, waiting.pop(buffer)), stages[instruction.program]
 
 
-def _bytes(aval: Any) -> int:
+def _bytes(aval: Aval | jax.ShapeDtypeStruct) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
