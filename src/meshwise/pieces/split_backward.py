@@ -21,6 +21,7 @@ from meshwise.pieces.residuals import ancestors, kept_between
 from meshwise.pieces.roles import Value
 from meshwise.plan.decision import Use
 from meshwise.plan.restricted import GraphPart, Slot, handed_over, leave, restricted, within
+from meshwise.program.layer_parts import LayerParts
 
 # What a micro-batch holds until its backward pass is done; all else is there at any time.
 HELD_ROLES = frozenset(("kept", "entering", "cotangent", "delayed"))
@@ -109,6 +110,26 @@ def split_backward(programs: PiecePrograms) -> SplitBackward:
             [whole.outputs[n] for n in late],
         ),
         delayed=tuple(delayed),
+    )
+
+
+def planned_parts(programs: PiecePrograms, *, splits_backward: bool) -> LayerParts[PhaseProgram]:
+    """Return what a planned layer consists of; what it does once at the end is one program.
+
+    Args:
+        programs: The programs of the layer.
+        splits_backward: Whether gradients of weights are a program of their own.
+
+    Returns:
+        Its parts.
+    """
+    split = split_backward(programs) if splits_backward else None
+    return LayerParts(
+        before=programs.before,
+        forward=programs.forward,
+        backward=programs.backward if split is None else split.gradient,
+        weights=None if split is None else split.weights,
+        once=tuple(programs.after([programs.final])),
     )
 
 

@@ -273,9 +273,11 @@ def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
     argument_of = {j: i for i, j in split.aliases}
     for layer in pipeline.compiled:
         shardings: Mapping[int, NamedSharding] = dict(
-            enumerate(layer.once[-1].run.output_shardings)
+            enumerate(layer.parts.once[-1].run.output_shardings)
         )
-        for name, place in zip(layer.once[-1].outputs, layer.once[-1].places, strict=True):
+        for name, place in zip(
+            layer.parts.once[-1].outputs, layer.parts.once[-1].places, strict=True
+        ):
             if isinstance(name.value, StepResult) and name.value.number in argument_of:
                 found[argument_of[name.value.number]] = shardings[place]
     return tuple(found)

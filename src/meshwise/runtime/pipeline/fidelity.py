@@ -32,7 +32,7 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
     compiled: list[Counter[str]] = [Counter() for _ in plan.stages]
     number = 0
     for layer in pipeline.compiled:
-        for program in layer.programs:
+        for program in layer.parts.programs:
             found = compiled_bytes_of(program.text, layer.logical.sizes, runs[number])
             compiled[layer.stage].update(found)
             number += 1

@@ -38,23 +38,26 @@ def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
 
 
 def _of_layer(layer: CompiledLayer) -> Footprint:
-    programs = layer.programs
+    parts = layer.parts
     resident = {
-        n: b for p in programs for n, b in _inputs(p).items() if isinstance(n.value, StepArgument)
+        n: b
+        for p in parts.programs
+        for n, b in _inputs(p).items()
+        if isinstance(n.value, StepArgument)
     }
-    resident |= _outputs(layer.before)
-    late = {} if layer.weights is None else _inputs(layer.weights)
-    kept = {n: b for n, b in {**_inputs(layer.backward), **late}.items() if _stays(n.value)}
+    resident |= _outputs(parts.before)
+    late = {} if parts.weights is None else _inputs(parts.weights)
+    kept = {n: b for n, b in {**_inputs(parts.backward), **late}.items() if _stays(n.value)}
     counted = {**resident, **kept}
     waits = {n: b for n, b in late.items() if _stays(n.value) or _waits(n.value)}
-    extra = [_extra(p, counted) for p in layer.programs if p is not layer.weights]
-    if layer.weights is not None:
-        extra.append(_extra(layer.weights, counted | waits))
+    extra = [_extra(p, counted) for p in parts.programs if p is not parts.weights]
+    if parts.weights is not None:
+        extra.append(_extra(parts.weights, counted | waits))
     return Footprint(
         resident_bytes=sum(resident.values()),
-        microbatch_bytes=_distinct([layer.forward], kept),
+        microbatch_bytes=_distinct([parts.forward], kept),
         temporary_bytes=max(extra),
-        weight_bytes=_distinct([layer.forward, layer.backward], waits),
+        weight_bytes=_distinct([parts.forward, parts.backward], waits),
     )
 
 

@@ -106,7 +106,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     specs = []
     for layer in compiled:
         specs.append(layer.spec(len(executables)))
-        executables += layer.programs
+        executables += layer.parts.programs
     found = {schedule.mesh_of_stage[layer.stage]: layer.mesh for layer in compiled}
     meshes = [found[m] for m in range(schedule.num_meshes)]
     joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
@@ -155,7 +155,7 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
     count = Counter(
         name.value
         for layer in compiled
-        for name in layer.once[0].outputs
+        for name in layer.parts.once[0].outputs
         if isinstance(name.value, Gradient)
     )
     return {
@@ -163,7 +163,7 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
             mesh=layer.mesh, layout=name.layout, num_senders=count[name.value]
         )
         for layer in compiled
-        for program in layer.once
+        for program in layer.parts.once
         for name in program.inputs
         if isinstance(name.value, Gradient) and count[name.value] > 1
     }

@@ -79,7 +79,7 @@ def bytes_between(pipeline: Pipeline) -> int:
 
 def stage_of_program(pipeline: Pipeline) -> tuple[int, ...]:
     """For each executable its stage; what joins layers runs with the first."""
-    found = [layer.stage for layer in pipeline.compiled for _ in layer.programs]
+    found = [layer.stage for layer in pipeline.compiled for _ in layer.parts.programs]
     return (*found, *(0 for _ in pipeline.executables[len(found) :]))
 
 
