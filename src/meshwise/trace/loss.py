@@ -29,6 +29,7 @@ from meshwise.jax_compat import (
     jaxpr_as_fun,
     source_line,
 )
+from meshwise.trace.call import leaf_spans
 
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
@@ -185,7 +186,7 @@ def _marked(
     if not jax.sharding.get_abstract_mesh().empty:
         return None  # types say more than shape and dtype, as inside `jax.shard_map`
     leaves, tree = jax.tree.flatten((args, kwargs))
-    spans = _leaf_spans(args)
+    spans = leaf_spans(args)
     nums = _resolved(argnums, len(args))
     wrt_leaves = [i for n in nums for i in range(*spans[n])]
     for i in wrt_leaves:
@@ -330,15 +331,6 @@ def _refuse_whole_numbers(fun: Callable[..., Any], value: Any) -> None:
             "complex numbers have a gradient; keep whole numbers in another argument, or choose "
             "the others with argnums"
         )
-
-
-def _leaf_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
-    spans, start = [], 0
-    for arg in args:
-        stop = start + len(jax.tree.leaves(arg))
-        spans.append((start, stop))
-        start = stop
-    return spans
 
 
 def _specs(operands: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from meshwise.jax_compat import Aval, ClosedJaxpr
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
-from meshwise.trace.call import base, named
+from meshwise.trace.call import base, leaf_spans, named
 from meshwise.trace.flatten import flatten
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
@@ -190,7 +190,7 @@ def open_step(
             f"{base(fun)[1]} returns no array; a step must return its new state and what else is "
             "wanted, as (state, loss): arrays of JAX are not changed in place"
         )
-    spans = _argument_spans(specs[0])
+    spans = leaf_spans(specs[0])
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
     paths = jax.tree_util.tree_flatten_with_path(specs)[0]
     return OpenStep(
@@ -283,15 +283,6 @@ def _path_name(path: KeyPath, signature: StepSignature) -> str:
     return "/".join((first, *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
 
 
-def _argument_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
-    spans, start = [], 0
-    for arg in args:
-        stop = start + len(jax.tree.leaves(arg))
-        spans.append((start, stop))
-        start = stop
-    return spans
-
-
 def _batch_dims(
     args: Sequence[Any], spans: Sequence[tuple[int, int]], signature: StepSignature
 ) -> dict[int, int]:
@@ -380,10 +371,7 @@ def _aliases(
         if isinstance(out_shape, tuple) and type(out_shape) is tuple
         else [out_shape]
     )
-    starts, start = [], 0
-    for part in parts:
-        starts.append(start)
-        start += len(jax.tree.leaves(part))
+    starts = [start for start, _ in leaf_spans(parts)]
     taken: set[int] = set()
     pairs: list[tuple[int, int]] = []
     if signature.donate_argnums == "auto":

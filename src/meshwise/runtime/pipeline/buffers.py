@@ -33,7 +33,7 @@ def buffer_bytes(pipeline: Pipeline) -> list[dict[int, int]]:
                 made = dict(zip(executable.places, executable.out_avals, strict=True))
                 for place, b in enumerate(instruction.outputs):
                     shapes[m][b] = made[place]
-                    sizes[m][b] = _local(made[place], shardings[place])
+                    sizes[m][b] = local_bytes(made[place], shardings[place])
             case Send():
                 aval = shapes[m][instruction.buffer]
                 there = _bytes(pipeline, instruction.mesh, aval, instruction.layout)
@@ -60,8 +60,17 @@ def _loaded(pipeline: Pipeline, load: Load) -> jax.ShapeDtypeStruct:
 
 def _bytes(pipeline: Pipeline, mesh: int, aval: jax.ShapeDtypeStruct, layout: Layout) -> int:
     there = pipeline.meshes[mesh]
-    return _local(aval, NamedSharding(there, border_spec(layout, there.axis_names)))
+    return local_bytes(aval, NamedSharding(there, border_spec(layout, there.axis_names)))
 
 
-def _local(aval: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
+def local_bytes(aval: jax.ShapeDtypeStruct | jax.Array, sharding: jax.sharding.Sharding) -> int:
+    """Return the bytes of an array on one of its devices.
+
+    Args:
+        aval: The array, or its global shape and dtype.
+        sharding: Its sharding.
+
+    Returns:
+        The bytes.
+    """
     return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-
-import jax
-from jax.sharding import NamedSharding
 
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.program.names import (
@@ -18,6 +14,7 @@ from meshwise.program.names import (
     StepArgument,
     StepValue,
 )
+from meshwise.runtime.pipeline.buffers import local_bytes
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 
@@ -75,19 +72,15 @@ def _waits(value: StepValue) -> bool:
 
 def _inputs(program: CompiledProgram) -> dict[Name, int]:
     found = zip(program.inputs, program.in_shardings, program.in_avals, strict=True)
-    return {n: _local_bytes(sharding, aval) for n, sharding, aval in found}
+    return {n: local_bytes(aval, sharding) for n, sharding, aval in found}
 
 
 def _outputs(program: CompiledProgram) -> dict[Name, int]:
     shardings = program.run.output_shardings
     return {
-        n: _local_bytes(shardings[place], aval)
+        n: local_bytes(aval, shardings[place])
         for n, place, aval in zip(program.outputs, program.places, program.out_avals, strict=True)
     }
-
-
-def _local_bytes(sharding: NamedSharding, aval: jax.ShapeDtypeStruct) -> int:
-    return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
 
 
 def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> int:
