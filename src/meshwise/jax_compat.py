@@ -122,36 +122,73 @@ REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 
 
 def dead_code_eliminated(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr without equations that no result needs; inputs are kept."""
+    """Drop the equations that no result needs; inputs stay.
+
+    Args:
+        jaxpr: The jaxpr.
+
+    Returns:
+        The same without dead equations.
+    """
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
 def consts_as_inputs(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The closed jaxpr with its captured values as leading arguments."""
+    """Make captured values leading arguments.
+
+    Args:
+        closed: The jaxpr.
+
+    Returns:
+        A closed jaxpr that captures nothing.
+    """
     if not closed.consts:
         return closed
     return ClosedJaxpr(convert_constvars_jaxpr(closed.jaxpr), ())
 
 
 def bind_equation(eqn: Eqn, operands: Sequence[Any], call: SourceInfo | None = None) -> list[Any]:
-    """Run one equation of a jaxpr, under its own source line or that of the call that holds it."""
+    """Run one equation of a jaxpr, under its own source line or that of the call that holds it.
+
+    Args:
+        eqn: The equation.
+        operands: The values of its operands.
+        call: The source of the call.
+
+    Returns:
+        Its results.
+    """
     with source_scope(best_source(eqn.source_info, call)):
         out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def exported_program(jitted: Any, operands: Sequence[Any]) -> Any:
-    """A jitted function that another process can compile: it pickles, since it has no derivative.
+    """Export a jitted function so that another process can compile it.
 
-    `Exported.serialize` would need a package that JAX does not require.
+    It pickles, since it has no derivative; `Exported.serialize` would need a package that JAX
+    does not require.
+
+    Args:
+        jitted: The function.
+        operands: Shapes and dtypes of its arguments.
+
+    Returns:
+        The exported function.
     """
     return replace(export.export(jitted)(*operands), _get_vjp=None)
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Numbers of constants and of carries of a `scan` equation.
+    """Count the constants and the carries of a `scan` equation.
 
     JAX 0.11 holds the structure of the operands (`ft_in`) in place of the two numbers.
+
+    Args:
+        params: The parameters of the equation.
+
+    Returns:
+        The two numbers.
     """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -161,17 +198,38 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr; JAX 0.11 has open ones in the parameters of `scan`."""
+    """Close a jaxpr that may be open: JAX 0.11 has open ones in the parameters of `scan`.
+
+    Args:
+        jaxpr: The jaxpr.
+
+    Returns:
+        The closed one.
+    """
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def bodies(params: Mapping[str, Any]) -> list[FlatJaxpr]:
-    """Return the jaxprs among the parameters of an equation."""
+    """Find the jaxprs among the parameters of an equation.
+
+    Args:
+        params: The parameters.
+
+    Returns:
+        The jaxprs.
+    """
     return cast(list[FlatJaxpr], list(jex_core.jaxprs_in_params(dict(params))))
 
 
 def while_parts(params: Mapping[str, Any]) -> tuple[Jaxpr, Jaxpr, int, int]:
-    """Predicate, body, and the numbers of constants of each, of a `while` equation."""
+    """Return the parts of a `while` equation.
+
+    Args:
+        params: The parameters of the equation.
+
+    Returns:
+        Predicate, body, and the numbers of constants of each.
+    """
     return (
         params["cond_jaxpr"],
         params["body_jaxpr"],
@@ -202,7 +260,15 @@ def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
 
 
 def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo | None:
-    """The source of an equation; of the call that holds it if its own shows no user line."""
+    """Choose the source of an equation: that of its call if its own shows no line of the user.
+
+    Args:
+        own: The source of the equation.
+        call: The source of the call that holds it.
+
+    Returns:
+        One of the two.
+    """
     if call is None or (own and source_info_util.user_frame(own.traceback)):
         return own
     return call
@@ -234,7 +300,14 @@ def gradient_call(
 
 @contextmanager
 def source_scope(source: SourceInfo | None) -> Iterator[None]:
-    """Equations bound inside carry the source line of the equation they stand for."""
+    """Give equations that are bound inside the source line of the equation for which they stand.
+
+    Args:
+        source: The source of that equation.
+
+    Returns:
+        A context manager.
+    """
     if source is None:
         yield
         return
@@ -243,19 +316,40 @@ def source_scope(source: SourceInfo | None) -> Iterator[None]:
 
 
 def weakly_typed(value: Array) -> Array:
-    """The value, which gives way to the dtype of what it meets, as a number of Python does."""
+    """Let a value give way to the dtype of what it meets, as a number of Python does.
+
+    Args:
+        value: The value.
+
+    Returns:
+        The same value, weakly typed.
+    """
     return lax.convert_element_type_p.bind(
         value, new_dtype=value.dtype, weak_type=True, sharding=None
     )
 
 
 def is_tracer(value: object) -> bool:
-    """Whether a value is being traced."""
+    """Tell whether a value is being traced.
+
+    Args:
+        value: The value.
+
+    Returns:
+        Whether it is.
+    """
     return isinstance(value, core.Tracer)
 
 
 def is_staged(value: object) -> bool:
-    """Whether a value is traced into a jaxpr, not differentiated or mapped at once."""
+    """Tell whether a value is traced into a jaxpr, not differentiated or mapped at once.
+
+    Args:
+        value: The value.
+
+    Returns:
+        Whether it is.
+    """
     return isinstance(value, partial_eval.DynamicJaxprTracer)
 
 
@@ -268,6 +362,10 @@ def refill(array: Any, contents: Array) -> None:
     """Give a deleted array the buffers of another one of its shape, dtype and sharding.
 
     As JAX does with the arrays that its own functions with effects have changed; since 0.8.
+
+    Args:
+        array: The deleted array.
+        contents: The other one.
     """
     array._replace_with(contents)
     # Shards that someone has looked at are kept there; these are still the deleted ones.

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from meshwise.graph.layout import replicated
 from meshwise.program.emit import UpdateSpec
+from meshwise.program.layer_parts import LayerParts
 from meshwise.program.names import (
     Activation,
     Cotangent,
@@ -97,20 +98,22 @@ def chain(
         layers.append(
             LayerSpec(
                 stage=stage,
-                before=spec(f"before of layer {k}", [weight], [whole, total]),
-                forward=spec(
-                    f"forward of layer {k}", [whole, index, *own, *entering], [*leaving, kept]
-                ),
-                backward=backward,
-                weights=weights,
-                once=(
-                    spec(f"values of layer {k}", [total], loss),
-                    spec(f"norm of layer {k}", [total], [sent]),
-                    spec(
-                        f"apply of layer {k}",
-                        [weight, total, shared],
-                        [Name(StepResult(k), ROWS)],
-                        [weight],
+                parts=LayerParts(
+                    before=spec(f"before of layer {k}", [weight], [whole, total]),
+                    forward=spec(
+                        f"forward of layer {k}", [whole, index, *own, *entering], [*leaving, kept]
+                    ),
+                    backward=backward,
+                    weights=weights,
+                    once=(
+                        spec(f"values of layer {k}", [total], loss),
+                        spec(f"norm of layer {k}", [total], [sent]),
+                        spec(
+                            f"apply of layer {k}",
+                            [weight, total, shared],
+                            [Name(StepResult(k), ROWS)],
+                            [weight],
+                        ),
                     ),
                 ),
             )

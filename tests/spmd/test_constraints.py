@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from meshwise.spmd.constraints import run_constrained
+from doubles.constrained_program import run_constrained
 from meshwise.spmd.program import shardings
 from oracle.compare import assert_same_x64
 from oracle.parallel import CLUSTER, decided_step, traced

@@ -82,7 +82,7 @@ class MeasuredTimes:
         # What has no results does nothing.
         asked = {
             name: measurable(f"{name} of layer {layer}", program, devices)
-            for name, program in programs.items()
+            for name, program in programs.named()
             if program.function.outputs
         }
         spent = dict(zip(asked, self._measure(list(asked.values())), strict=True))

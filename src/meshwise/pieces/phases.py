@@ -40,7 +40,14 @@ class Phases:
 
 
 def phases_of(piece: PieceGraph) -> Phases:
-    """Divide the operators of a piece."""
+    """Divide the operators of a piece.
+
+    Args:
+        piece: The piece.
+
+    Returns:
+        Its operators by phase.
+    """
     graph = piece.graph
     loop = graph.operators[piece.loop]
     first = ancestors(graph, [*loop.inputs, *(graph.outputs[j] for j in piece.early)])
@@ -58,7 +65,14 @@ def phases_of(piece: PieceGraph) -> Phases:
 
 
 def backward_operators(piece: PieceGraph) -> tuple[int, ...]:
-    """Operators of the loop's body that the backward pass runs, ascending."""
+    """Find the operators of the loop's body that the backward pass runs.
+
+    Args:
+        piece: The piece.
+
+    Returns:
+        Their positions, ascending.
+    """
     body = piece.graph.operators[piece.loop].bodies[0]
     rest = ancestors(body, body.outputs).difference(piece.forward)
     return tuple(sorted({*rest, *piece.border.again}))
@@ -93,7 +107,14 @@ def divided_body(
 
 
 def read_backward(piece: PieceGraph) -> frozenset[int]:
-    """Inputs of the loop's body that the backward pass reads."""
+    """Find the inputs of the loop's body that the backward pass reads.
+
+    Args:
+        piece: The piece.
+
+    Returns:
+        Their tensors.
+    """
     body = piece.graph.operators[piece.loop].bodies[0]
     read = {t for i in backward_operators(piece) for t in body.operators[i].inputs}
     return frozenset(read.intersection(body.inputs))

@@ -62,7 +62,14 @@ class PiecePrograms:
 
 
 def piece_programs(roles: PieceRoles) -> PiecePrograms:
-    """The programs of a planned piece."""
+    """Divide a planned piece into programs.
+
+    Args:
+        roles: What each of its values is.
+
+    Returns:
+        The programs.
+    """
     kept, border = roles.kept(), roles.border()
     return PiecePrograms(
         before=_before(roles, border),

@@ -29,6 +29,7 @@ from meshwise.plan.restricted import (
     restricted,
     within,
 )
+from meshwise.program.layer_parts import LayerParts
 
 # What a micro-batch holds until its backward pass is done; all else is there at any time.
 HELD_ROLES = frozenset(("kept", "entering", "cotangent", "delayed"))
@@ -55,7 +56,14 @@ class SplitBackward:
 
 
 def split_backward(programs: PiecePrograms) -> SplitBackward:
-    """Split the backward program of a piece."""
+    """Split the backward program of a piece.
+
+    Args:
+        programs: The programs of the piece.
+
+    Returns:
+        The gradients of activations, and those of weights.
+    """
     whole, mesh = programs.backward, programs.roles.mesh
     graph, decision = whole.part.graph, whole.part.decision
     late = _late(graph, whole)
@@ -115,6 +123,26 @@ def split_backward(programs: PiecePrograms) -> SplitBackward:
             [whole.outputs[n] for n in late],
         ),
         delayed=tuple(delayed),
+    )
+
+
+def planned_parts(programs: PiecePrograms, *, splits_backward: bool) -> LayerParts[PhaseProgram]:
+    """Return what a planned layer consists of; what it does once at the end is one program.
+
+    Args:
+        programs: The programs of the layer.
+        splits_backward: Whether gradients of weights are a program of their own.
+
+    Returns:
+        Its parts.
+    """
+    split = split_backward(programs) if splits_backward else None
+    return LayerParts(
+        before=programs.before,
+        forward=programs.forward,
+        backward=programs.backward if split is None else split.gradient,
+        weights=None if split is None else split.weights,
+        once=tuple(programs.after([programs.final])),
     )
 
 

@@ -149,25 +149,27 @@ class _Emitter:
         self.maker = {
             made: k
             for k, layer in enumerate(layers)
-            for _, made in _of_kind(Activation, layer.forward.outputs, layer.once[0].outputs)
+            for _, made in _of_kind(
+                Activation, layer.parts.forward.outputs, layer.parts.once[0].outputs
+            )
         }
         # Which meshes want an activation, and how: those of each micro-batch, and those of a step.
         self.wanted: dict[Activation, dict[tuple[int, Layout], None]] = {}
         self.wanted_once: dict[Activation, dict[tuple[int, Layout], None]] = {}
         for layer, mesh in zip(layers, self.mesh_of, strict=True):
-            for n, value in _of_kind(Activation, layer.once[0].inputs):
+            for n, value in _of_kind(Activation, layer.parts.once[0].inputs):
                 self.wanted_once.setdefault(value, {})[mesh, n.layout] = None
-            for n, value in _of_kind(Activation, *(p.inputs for p in layer.passes)):
+            for n, value in _of_kind(Activation, *(p.inputs for p in layer.parts.passes)):
                 self.wanted.setdefault(value, {})[mesh, n.layout] = None
         self.done: set[Task] = set()
         # For each stage the activations that others make, and the stages that send cotangents.
         self.from_others: list[list[Name]] = [[] for _ in schedule.mesh_of_stage]
         self.readers: list[set[int]] = [set() for _ in schedule.mesh_of_stage]
         for layer in layers:
-            for n, value in _of_kind(Activation, layer.forward.inputs):
+            for n, value in _of_kind(Activation, layer.parts.forward.inputs):
                 if layers[self.maker[value]].stage != layer.stage:
                     self.from_others[layer.stage].append(n)
-            for _, term in _of_kind(CotangentTerm, *(p.inputs for p in layer.passes[1:])):
+            for _, term in _of_kind(CotangentTerm, *(p.inputs for p in layer.parts.passes[1:])):
                 if layers[term.reader].stage != layer.stage:
                     self.readers[layer.stage].add(layers[term.reader].stage)
 
@@ -217,7 +219,7 @@ class _Emitter:
         numbers = range(len(self.layers))
         for k in reversed(numbers) if self.wanted_once else numbers:
             spec = self.layers[k]
-            for name, buffer in self.run(self.mesh_of[k], spec.before, k).items():
+            for name, buffer in self.run(self.mesh_of[k], spec.parts.before, k).items():
                 if isinstance(name.value, Cotangent):
                     self.send_back(k, name.value, name.layout, buffer, ONCE)
 
@@ -268,7 +270,7 @@ class _Emitter:
         """One stage's work on one micro-batch: its layers in turn."""
         numbers = [k for k, spec in enumerate(self.layers) if spec.stage == task.stage]
         for k in numbers if task.kind == FORWARD else reversed(numbers):
-            program = self.layers[k].of_kind(task.kind)
+            program = self.layers[k].parts.of_kind(task.kind)
             if program is None:
                 continue
             made = self.run(self.mesh_of[k], program, k, task.microbatch)
@@ -294,7 +296,7 @@ class _Emitter:
         """Give a cotangent to the layer that made the activation."""
         maker, source = self.maker[made.activation], self.mesh_of[reader]
         spec, target = self.layers[maker], self.mesh_of[maker]
-        programs = (spec.before,) if microbatch == ONCE else spec.passes[1:]
+        programs = (spec.parts.before,) if microbatch == ONCE else spec.parts.passes[1:]
         for n, term in _of_kind(CotangentTerm, *(p.inputs for p in programs)):
             if term == CotangentTerm(made.activation, reader):
                 key = self.key(n, maker, microbatch)
@@ -310,7 +312,7 @@ class _Emitter:
         found = self.values()
         for phase, join in enumerate(self.update.joins):
             for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
-                program = spec.once[1 + phase]
+                program = spec.parts.once[1 + phase]
                 self.fetch(mesh, program, k, found)
                 for name, buffer in self.run(mesh, program, k).items():
                     if isinstance(name.value, SentValue):
@@ -322,14 +324,14 @@ class _Emitter:
         self.fetch(0, self.update.common, ONCE, found)
         self.run(0, self.update.common, ONCE)
         for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
-            self.fetch(mesh, spec.once[-1], k, found)
-            self.run(mesh, spec.once[-1], k)
+            self.fetch(mesh, spec.parts.once[-1], k, found)
+            self.run(mesh, spec.parts.once[-1], k)
 
     def values(self) -> _Once:
         """Make the values of the loss, and gradients that one layer sends to another."""
         found = _Once()
         for k, (spec, mesh) in enumerate(zip(self.layers, self.mesh_of, strict=True)):
-            for name, buffer in self.run(mesh, spec.once[0], k).items():
+            for name, buffer in self.run(mesh, spec.parts.once[0], k).items():
                 match name.value:
                     case Activation() as made:
                         self.send_on(k, made, buffer, ONCE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from meshwise.graph.layout import Layout
-from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind
+from meshwise.program.layer_parts import LayerParts
 
 # A variable of the forward pass or of the update; here it is only compared with others.
 Variable: TypeAlias = Hashable
@@ -168,7 +168,14 @@ StepValue: TypeAlias = (
 
 
 def is_sum(value: StepValue) -> bool:
-    """Return whether a value adds up over micro-batches, each of which overwrites it."""
+    """Tell whether a value adds up over micro-batches, each of which overwrites it.
+
+    Args:
+        value: The value.
+
+    Returns:
+        Whether it does.
+    """
     return isinstance(value, Local) and value.role == "sum"
 
 
@@ -212,28 +219,8 @@ class LayerSpec:
 
     Attributes:
         stage: The number of the stage that runs them.
-        before: The executable that runs first, once a step.
-        forward: The forward pass of a micro-batch.
-        backward: The backward pass of a micro-batch; where `weights` follows, only its gradients
-            of activations.
-        weights: The gradients of weights of a micro-batch; None where `backward` makes them.
-        once: Executables after the last micro-batch: values of the loss, what is sent in each
-            phase, the update.
+        parts: The executables.
     """
 
     stage: int
-    before: ProgramSpec
-    forward: ProgramSpec
-    backward: ProgramSpec
-    once: tuple[ProgramSpec, ...]
-    weights: ProgramSpec | None = None
-
-    def of_kind(self, kind: Kind) -> ProgramSpec | None:
-        """Return the executable that runs for a task of the schedule."""
-        return {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT: self.weights}[kind]
-
-    @property
-    def passes(self) -> tuple[ProgramSpec, ...]:
-        """The executables that run for each micro-batch."""
-        late = () if self.weights is None else (self.weights,)
-        return (self.forward, self.backward, *late)
+    parts: LayerParts[ProgramSpec]

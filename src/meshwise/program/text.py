@@ -41,7 +41,15 @@ _ORDER = re.compile(r"order (-|\d+\*\d+(?: \d+\*\d+)*)")
 
 
 def around(mesh: MeshProgram, at: int) -> str:
-    """Instruction `at` of a mesh and those next to it; an arrow points to it."""
+    """Show an instruction of a mesh and those next to it.
+
+    Args:
+        mesh: The program of the mesh.
+        at: The position of the instruction.
+
+    Returns:
+        One line for each; an arrow points to the instruction.
+    """
     first = max(at - _AROUND, 0)
     return "\n".join(
         f"{'>' if first + n == at else ' '} {first + n}: {instruction}"
@@ -50,10 +58,16 @@ def around(mesh: MeshProgram, at: int) -> str:
 
 
 def parse_instruction(text: str) -> Instruction:
-    """The instruction that prints as `text`.
+    """Read an instruction.
+
+    Args:
+        text: What it prints.
+
+    Returns:
+        The instruction.
 
     Raises:
-        ProgramError: none does.
+        ProgramError: no instruction prints so.
     """
     for pattern, made in _READERS:
         found = pattern.fullmatch(text)

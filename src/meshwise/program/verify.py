@@ -46,6 +46,9 @@ def verify_program(program: PipelineProgram) -> None:
     transfer is received once, by the mesh that it was sent to; the order takes all instructions and
     none waits for a later one; in the end nothing is left but the results.
 
+    Args:
+        program: The program.
+
     Raises:
         ProgramError: it cannot, with the instruction and those around it.
     """
@@ -75,6 +78,10 @@ def verify_in_flight(program: PipelineProgram, schedule: Schedule) -> None:
     """Check that no mesh holds more micro-batches at once than its schedule says.
 
     A micro-batch is in flight on a mesh from the first executable that runs for it to the last.
+
+    Args:
+        program: The program.
+        schedule: The schedule from which it was made.
 
     Raises:
         ProgramError: a mesh has more, with the instruction that begins one too many.

@@ -74,9 +74,16 @@ def moved(
 
 
 def border_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
-    """The PartitionSpec of a value between programs.
+    """Return the PartitionSpec of a value between programs.
 
     The terms of a partial sum lie one behind the other along a dim before all others.
+
+    Args:
+        layout: The layout of the value.
+        names: The names of the mesh axes.
+
+    Returns:
+        The spec.
     """
     whole = partition_spec(without_partial(layout), names)
     if not layout.partial:
@@ -85,10 +92,26 @@ def border_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
 
 
 def packed(value: Array, layout: Layout) -> Array:
-    """A local tile as it leaves a program."""
+    """Give a local tile the shape in which it leaves a program.
+
+    Args:
+        value: The tile.
+        layout: Its layout.
+
+    Returns:
+        The tile; a term of a partial sum has one more dim.
+    """
     return value[None] if layout.partial else value
 
 
 def unpacked(value: Array, layout: Layout) -> Array:
-    """A local tile as it came into a program."""
+    """Give a local tile that came into a program its own shape.
+
+    Args:
+        value: The tile as it came in.
+        layout: Its layout.
+
+    Returns:
+        The tile.
+    """
     return value[0] if layout.partial else value

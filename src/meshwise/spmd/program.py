@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
@@ -19,10 +21,18 @@ from meshwise.trace.step import TracedStep
 
 
 def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
-    """The PartitionSpec of a layout without partial axes."""
+    """Return the PartitionSpec of a layout without partial axes.
+
+    Args:
+        layout: The layout.
+        names: The names of the mesh axes.
+
+    Returns:
+        The spec.
+    """
     if layout.partial:
         raise ValueError(f"a partial value has no PartitionSpec: {layout}")
-    entries: list[Any] = [
+    entries: list[str | tuple[str, ...] | None] = [
         None if not axes else names[axes[0]] if len(axes) == 1 else tuple(names[a] for a in axes)
         for axes in layout.dims
     ]
@@ -32,7 +42,15 @@ def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
 
 
 def shardings(layouts: Sequence[Layout], mesh: Mesh) -> list[NamedSharding]:
-    """NamedShardings of layouts on a concrete mesh."""
+    """Return the NamedShardings of layouts on a concrete mesh.
+
+    Args:
+        layouts: The layouts.
+        mesh: The mesh.
+
+    Returns:
+        One sharding for each layout.
+    """
     return [NamedSharding(mesh, partition_spec(lay, mesh.axis_names)) for lay in layouts]
 
 
@@ -41,10 +59,10 @@ def sharded_function(
     graph: Graph,
     decision: GraphDecision,
     logical: LogicalMesh,
-    mesh: Any,
+    mesh: Mesh | AbstractMesh,
     *,
     in_order: bool = False,
-) -> Any:
+) -> Callable[..., tuple[Array, ...]]:
     """The step on global arrays: flat arguments to flat results, explicit inside.
 
     Args:
@@ -65,10 +83,17 @@ def sharded_function(
     )
 
 
-def compile_options(platform: str, num_devices: int) -> dict[str, Any]:
-    """Options that keep XLA from undoing the plan; the one place where they are set.
+def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
+    """Return the options that keep XLA from undoing the plan; they are set here only.
 
     Source: FACTS section 9; docs/xla_cpu.md.
+
+    Args:
+        platform: The platform of the devices, as "cpu".
+        num_devices: The number of devices of the mesh.
+
+    Returns:
+        Options by name.
     """
     if platform != "cpu" or num_devices == 1:
         return {}
@@ -81,7 +106,7 @@ def compile_options(platform: str, num_devices: int) -> dict[str, Any]:
 
 def jitted_step(
     traced: TracedStep, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
-) -> Any:
+) -> Wrapped:
     """Jit a step.
 
     Args:
@@ -99,7 +124,7 @@ def jitted_step(
         traced.program, traced.graph, decision, logical, mesh, in_order=platform == "cpu"
     )
 
-    def step(*args: Any) -> tuple[Any, ...]:
+    def step(*args: Array) -> tuple[Array, ...]:
         results = enumerate(sharded(*args))
         return tuple(weakly_typed(x) if n in traced.weak_results else x for n, x in results)
 
@@ -113,13 +138,28 @@ def jitted_step(
 
 
 def abstract_mesh(logical: LogicalMesh) -> AbstractMesh:
-    """The mesh without devices, with Auto axes (the default is Explicit since JAX 0.11)."""
+    """Return the mesh without devices, with Auto axes (the default is Explicit since JAX 0.11).
+
+    Args:
+        logical: The mesh as planned.
+
+    Returns:
+        A mesh for tracing.
+    """
     types = (AxisType.Auto,) * len(logical.axes)
     return AbstractMesh(logical.sizes, logical.names, axis_types=types)
 
 
 def concrete_mesh(logical: LogicalMesh, devices: Sequence[Any]) -> Mesh:
-    """A JAX mesh of the given devices, row-major, with Auto axes."""
+    """Make a JAX mesh of given devices, with Auto axes.
+
+    Args:
+        logical: The mesh as planned.
+        devices: The devices, row-major.
+
+    Returns:
+        The mesh.
+    """
     import numpy as np
 
     grid = np.asarray(devices, dtype=object).reshape(logical.sizes)
@@ -129,7 +169,17 @@ def concrete_mesh(logical: LogicalMesh, devices: Sequence[Any]) -> Mesh:
 def program_text(
     program: Program, graph: Graph, decision: GraphDecision, logical: LogicalMesh
 ) -> str:
-    """The explicit program as text: local shapes and collectives.  Needs no devices."""
+    """Print the explicit program of a device; this needs no devices.
+
+    Args:
+        program: The flat program.
+        graph: Its graph.
+        decision: The plan's decision.
+        logical: The mesh as planned.
+
+    Returns:
+        A jaxpr with local shapes and collectives.
+    """
     mesh = abstract_mesh(logical)
     specs = [
         jax.ShapeDtypeStruct(program.avals[i].shape, program.avals[i].dtype) for i in program.inputs

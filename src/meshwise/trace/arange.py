@@ -10,7 +10,6 @@ Source: research rule 9.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +30,7 @@ class _Rewriter:
         self.program = program
         self.avals = list(program.avals)
         self.producer = {out: node for node in program.nodes for out in node.outputs}
-        self.known: dict[int, Any] = {}
+        self.known: dict[int, np.ndarray | None] = {}
 
     def run(self) -> Program:
         nodes: list[Node] = []
@@ -88,7 +87,7 @@ class _Rewriter:
                 return dim
         return None
 
-    def evaluated(self, ident: int) -> Any:
+    def evaluated(self, ident: int) -> np.ndarray | None:
         """The value of what depends on no argument, else None."""
         if ident in self.program.constants:
             return np.asarray(self.program.constants[ident])
@@ -96,7 +95,7 @@ class _Rewriter:
             self.known[ident] = self._evaluate(ident)
         return self.known[ident]
 
-    def _evaluate(self, ident: int) -> Any:
+    def _evaluate(self, ident: int) -> np.ndarray | None:
         node = self.producer.get(ident)
         if node is None or node.bodies:
             return None

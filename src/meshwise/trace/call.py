@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -42,6 +43,14 @@ def base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
 def call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a step.
 
+    Args:
+        fun: The step.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        What it returns.
+
     Raises:
         CallError: it does not take such arguments.
     """
@@ -66,3 +75,16 @@ def _check_result(name: str, path: Any, leaf: Any) -> None:
             f"{name} returns {leaf!r:.60} ({type(leaf).__name__}) at result{where}, which is not "
             "an array; return arrays only, in any tree"
         ) from None
+
+
+def leaf_spans(args: Sequence[object]) -> list[tuple[int, int]]:
+    """Find the leaves of each argument among the leaves of all.
+
+    Args:
+        args: Pytrees.
+
+    Returns:
+        For each of them the position of its first leaf, and of the one behind its last.
+    """
+    ends = list(itertools.accumulate((len(jax.tree.leaves(arg)) for arg in args), initial=0))
+    return list(itertools.pairwise(ends))

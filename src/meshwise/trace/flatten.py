@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat import (
     CALL_BODIES,
     REMAT_NAMES,
+    Aval,
+    ClosedJaxpr,
+    FlatJaxpr,
+    Jaxpr,
     Literal,
+    Primitive,
+    SourceInfo,
+    Var,
     best_source,
+    closed_jaxpr,
     dead_code_eliminated,
     is_tracer,
     source_line,
@@ -37,17 +46,17 @@ class _Builder:
         self.foreign = foreign
         self.mark_results = mark_results
         self.results: set[int] = set()
-        self.avals: list[Any] = []
+        self.avals: list[Aval] = []
         self.nodes: list[Node] = []
         self.makers: dict[int, Node] = {}
         self.constants: dict[int, Any] = {}
         self._literals: dict[tuple[str, bytes], int] = {}
 
-    def new(self, aval: Any) -> int:
+    def new(self, aval: Aval) -> int:
         self.avals.append(aval)
         return len(self.avals) - 1
 
-    def constant(self, aval: Any, value: Any) -> int:
+    def constant(self, aval: Aval, value: ArrayLike) -> int:
         if is_tracer(value):
             raise TraceError(
                 f"the step uses a value of type {aval.str_short()} that it does not get as an "
@@ -64,7 +73,7 @@ class _Builder:
         self.constants[ident] = value
         return ident
 
-    def known(self, ident: int) -> Any:
+    def known(self, ident: int) -> ArrayLike | None:
         """The value of an integer or a boolean that follows from constants alone, else None."""
         aval, node = self.avals[ident], self.makers.get(ident)
         if ident in self.constants or node is None or node.bodies:
@@ -79,7 +88,14 @@ class _Builder:
         with jax.ensure_compile_time_eval():
             return rebind(node.equation, operands)[node.outputs.index(ident)]
 
-    def bind(self, primitive: Any, params: Any, inputs: Any, avals: Any, source: Any) -> list[int]:
+    def bind(
+        self,
+        primitive: Primitive,
+        params: dict[str, Any],
+        inputs: Sequence[int],
+        avals: Sequence[Aval],
+        source: SourceInfo | None,
+    ) -> list[int]:
         outputs = [self.new(aval) for aval in avals]
         if primitive.name in self.foreign:
             rule = self.foreign[primitive.name]
@@ -103,12 +119,14 @@ class _Builder:
         self.makers.update(dict.fromkeys(outputs, node))
         return outputs
 
-    def inline(self, jaxpr: Any, consts: list[int], args: list[int], outer: Any) -> list[int]:
+    def inline(
+        self, jaxpr: FlatJaxpr, consts: list[int], args: list[int], outer: SourceInfo | None
+    ) -> list[int]:
         """Append the equations of a jaxpr whose inputs already have ids."""
-        env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env: dict[Var, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
 
-        def read(atom: Any) -> int:
+        def read(atom: Var) -> int:
             if isinstance(atom, Literal):
                 return self.constant(atom.aval, atom.val)
             return env[atom]
@@ -146,16 +164,18 @@ class _Builder:
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def inline_closed(self, body: Any, args: list[int], outer: Any) -> list[int]:
-        jaxpr = getattr(body, "jaxpr", body)
-        values = getattr(body, "consts", ())
+    def inline_closed(
+        self, body: ClosedJaxpr | Jaxpr, args: list[int], outer: SourceInfo | None
+    ) -> list[int]:
+        closed = closed_jaxpr(body)
+        jaxpr: FlatJaxpr = closed.jaxpr
         consts = [
             self.constant(var.aval, value)
-            for var, value in zip(jaxpr.constvars, values, strict=True)
+            for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
         ]
         return self.inline(jaxpr, consts, args, outer)
 
-    def _barrier(self, inputs: list[int], source: Any) -> list[int]:
+    def _barrier(self, inputs: list[int], source: SourceInfo | None) -> list[int]:
         # Values recomputed by remat must not be merged with the ones of the forward pass.
         # One barrier a value: operands of one equation share its loops, these share none.
         barrier = jax.lax.optimization_barrier_p
@@ -165,7 +185,7 @@ class _Builder:
         ]
 
 
-def _refuse_effects(jaxpr: Any) -> None:
+def _refuse_effects(jaxpr: Jaxpr) -> None:
     if not jaxpr.effects:
         return
     names = ", ".join(sorted(str(e) for e in jaxpr.effects))
@@ -174,7 +194,7 @@ def _refuse_effects(jaxpr: Any) -> None:
 
 
 def flatten(
-    closed: Any,
+    closed: ClosedJaxpr,
     foreign: Mapping[str, ForeignRule] | None = None,
     *,
     mark_results: bool = False,
@@ -190,7 +210,7 @@ def flatten(
         TraceError: the program has side effects, calls the host, or holds a foreign tracer.
     """
     _refuse_effects(closed.jaxpr)
-    jaxpr = dead_code_eliminated(closed.jaxpr)
+    jaxpr = cast(FlatJaxpr, dead_code_eliminated(closed.jaxpr))
     builder = _Builder(foreign or {}, mark_results)
     consts = [
         builder.constant(var.aval, value)

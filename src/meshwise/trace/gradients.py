@@ -6,17 +6,14 @@ import linecache
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
-
-from jax.extend.core import jaxprs_in_params
 
 from meshwise.errors import PlanError, TraceError
-from meshwise.jax_compat import gradient_call
+from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, SourceInfo, bodies, gradient_call
 
 _PLAIN = re.compile(r"\bjax\.(value_and_grad|grad)\b")
 
 
-def refuse_stages(closed: Any, asked: str) -> None:
+def refuse_stages(closed: ClosedJaxpr, asked: str) -> None:
     """Say what keeps a step from being cut into pipeline stages.
 
     Args:
@@ -54,9 +51,11 @@ def refuse_stages(closed: Any, asked: str) -> None:
     )
 
 
-def _equations(jaxpr: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def _equations(
+    jaxpr: FlatJaxpr, around: tuple[SourceInfo, ...] = ()
+) -> Iterator[tuple[Eqn, tuple[SourceInfo, ...]]]:
     """Equations, with the sources of those whose bodies hold them."""
     for eqn in jaxpr.eqns:
         yield eqn, around
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in bodies(eqn.params):
             yield from _equations(inner, (eqn.source_info, *around))

@@ -29,6 +29,7 @@ from meshwise.jax_compat import (
     jaxpr_as_fun,
     source_line,
 )
+from meshwise.trace.call import leaf_spans
 
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
@@ -151,7 +152,19 @@ def grad(
     allow_int: bool = False,
     **kwargs: Any,
 ) -> Callable[..., Any]:
-    """Like `jax.grad`; see `value_and_grad`."""
+    """Differentiate a loss as `jax.grad` does; under `parallelize` it marks where the loss is.
+
+    Args:
+        fun: The loss, as for `value_and_grad`.
+        argnums: Positional arguments to differentiate.
+        has_aux: Whether `fun` returns auxiliary data.
+        holomorphic: As for `value_and_grad`.
+        allow_int: As for `value_and_grad`.
+        **kwargs: Whatever else `jax.grad` takes.
+
+    Returns:
+        A function with the arguments of `fun` that returns the gradients.
+    """
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, **kwargs)
 
     @wraps(fun)
@@ -173,7 +186,7 @@ def _marked(
     if not jax.sharding.get_abstract_mesh().empty:
         return None  # types say more than shape and dtype, as inside `jax.shard_map`
     leaves, tree = jax.tree.flatten((args, kwargs))
-    spans = _leaf_spans(args)
+    spans = leaf_spans(args)
     nums = _resolved(argnums, len(args))
     wrt_leaves = [i for n in nums for i in range(*spans[n])]
     for i in wrt_leaves:
@@ -318,15 +331,6 @@ def _refuse_whole_numbers(fun: Callable[..., Any], value: Any) -> None:
             "complex numbers have a gradient; keep whole numbers in another argument, or choose "
             "the others with argnums"
         )
-
-
-def _leaf_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
-    spans, start = [], 0
-    for arg in args:
-        stop = start + len(jax.tree.leaves(arg))
-        spans.append((start, stop))
-        start = stop
-    return spans
 
 
 def _specs(operands: Sequence[Any]) -> list[Any]:

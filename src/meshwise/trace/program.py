@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise.graph.structure import Structure
+from meshwise.jax_compat import Aval, SourceInfo
 from meshwise.rules.primitive import Equation
 
 
@@ -29,7 +30,7 @@ class Node:
     equation: Equation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    source: Any = None
+    source: SourceInfo | None = None
     bodies: tuple[Program, ...] = ()
     structure: Structure | None = None
 
@@ -53,7 +54,7 @@ class Program:
             asked for: means over micro-batches once statistics are local.
     """
 
-    avals: tuple[Any, ...]
+    avals: tuple[Aval, ...]
     inputs: tuple[int, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]

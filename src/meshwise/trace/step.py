@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
+from meshwise.jax_compat import Aval, ClosedJaxpr
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
-from meshwise.trace.call import base, named
+from meshwise.trace.call import base, leaf_spans, named
 from meshwise.trace.flatten import flatten
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
@@ -81,7 +83,7 @@ class TracedStep:
     graph: Graph
     in_tree: Any
     out_tree: Any
-    in_avals: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
     batch_dims: Mapping[int, int]
     donated: tuple[int, ...]
     num_microbatches: int
@@ -90,7 +92,7 @@ class TracedStep:
     weak_results: tuple[int, ...] = ()
 
 
-def abstract(value: Any, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
+def abstract(value: object, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
     """Shape and dtype of an argument, without its sharding.
 
     Args:
@@ -142,11 +144,11 @@ class OpenStep:
         parameters: Number and name of each positional argument in the user's call.
     """
 
-    closed: Any
+    closed: ClosedJaxpr
     in_tree: Any
     out_tree: Any
-    in_avals: tuple[Any, ...]
-    out_leaves: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    out_leaves: tuple[jax.ShapeDtypeStruct, ...]
     batch_dims: Mapping[int, int]
     aliases: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
@@ -188,7 +190,7 @@ def open_step(
             f"{base(fun)[1]} returns no array; a step must return its new state and what else is "
             "wanted, as (state, loss): arrays of JAX are not changed in place"
         )
-    spans = _argument_spans(specs[0])
+    spans = leaf_spans(specs[0])
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
     paths = jax.tree_util.tree_flatten_with_path(specs)[0]
     return OpenStep(
@@ -274,20 +276,11 @@ def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
         )
 
 
-def _path_name(path: Any, signature: StepSignature) -> str:
+def _path_name(path: KeyPath, signature: StepSignature) -> str:
     """`(args, kwargs)` path as `0/params/kernel`, with the number of the user's call."""
     part, argument, *rest = path
     first = str(signature.number(argument.idx)) if part.idx == 0 else str(argument.key)
     return "/".join((first, *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
-
-
-def _argument_spans(args: Sequence[Any]) -> list[tuple[int, int]]:
-    spans, start = [], 0
-    for arg in args:
-        stop = start + len(jax.tree.leaves(arg))
-        spans.append((start, stop))
-        start = stop
-    return spans
 
 
 def _batch_dims(
@@ -335,7 +328,10 @@ def _batch_dims(
 
 
 def _cut(
-    flat: Sequence[Any], batch_dims: Mapping[int, int], num_microbatches: int, num_devices: int
+    flat: Sequence[jax.ShapeDtypeStruct],
+    batch_dims: Mapping[int, int],
+    num_microbatches: int,
+    num_devices: int,
 ) -> Batch:
     sizes = {position: flat[position].shape[dim] for position, dim in batch_dims.items()}
     if not sizes:
@@ -375,10 +371,7 @@ def _aliases(
         if isinstance(out_shape, tuple) and type(out_shape) is tuple
         else [out_shape]
     )
-    starts, start = [], 0
-    for part in parts:
-        starts.append(start)
-        start += len(jax.tree.leaves(part))
+    starts = [start for start, _ in leaf_spans(parts)]
     taken: set[int] = set()
     pairs: list[tuple[int, int]] = []
     if signature.donate_argnums == "auto":
@@ -412,7 +405,7 @@ def _same_tree(left: Any, right: Any) -> bool:
     )
 
 
-def _check_avals(found: Sequence[Any], wanted: Sequence[Any]) -> None:
+def _check_avals(found: Sequence[Aval], wanted: Sequence[jax.ShapeDtypeStruct]) -> None:
     for position, (a, b) in enumerate(zip(found, wanted, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             raise TraceError(

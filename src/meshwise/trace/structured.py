@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from jax.typing import ArrayLike
 
 from meshwise.graph.structure import (
     Structure,
@@ -11,14 +13,14 @@ from meshwise.graph.structure import (
     scan_structure,
     while_structure,
 )
-from meshwise.jax_compat import closed_jaxpr, scan_counts, while_parts
+from meshwise.jax_compat import ClosedJaxpr, closed_jaxpr, scan_counts, while_parts
 from meshwise.rules.primitive import Equation
 from meshwise.trace.program import Program
 from meshwise.trace.trips import known_trips
 
 
 def structured(
-    eqn: Equation, flat: Callable[[Any], Program], known: Callable[[int], Any]
+    eqn: Equation, flat: Callable[[ClosedJaxpr], Program], known: Callable[[int], ArrayLike | None]
 ) -> tuple[Structure | None, tuple[Program, ...]]:
     """Structure and bodies of a `scan`, `cond` or `while`; none of other equations.
 
@@ -44,7 +46,9 @@ def structured(
             return None, ()
 
 
-def _scan(eqn: Equation, flat: Callable[[Any], Program]) -> tuple[Structure, tuple[Program, ...]]:
+def _scan(
+    eqn: Equation, flat: Callable[[ClosedJaxpr], Program]
+) -> tuple[Structure, tuple[Program, ...]]:
     num_consts, num_carry = scan_counts(eqn.params)
     structure = scan_structure(
         num_operands=len(eqn.in_avals),
@@ -58,7 +62,7 @@ def _scan(eqn: Equation, flat: Callable[[Any], Program]) -> tuple[Structure, tup
 
 
 def _while(
-    eqn: Equation, flat: Callable[[Any], Program], known: Callable[[int], Any]
+    eqn: Equation, flat: Callable[[ClosedJaxpr], Program], known: Callable[[int], ArrayLike | None]
 ) -> tuple[Structure, tuple[Program, ...]]:
     predicate, body, num_predicate_consts, num_body_consts = while_parts(eqn.params)
     bodies = (flat(closed_jaxpr(predicate)), flat(closed_jaxpr(body)))
@@ -75,7 +79,7 @@ def _while(
     return structure(known_trips(*bodies, structure(None), values)), bodies
 
 
-def only_branch(params: Any, number: Any) -> Any:
+def only_branch(params: Mapping[str, Any], number: Any) -> ClosedJaxpr | None:
     """The branch of a `cond` that always runs: the only one, or that of a known number; else None.
 
     Args:
@@ -88,7 +92,7 @@ def only_branch(params: Any, number: Any) -> Any:
     return None if number is None else branches[min(max(int(number), 0), len(branches) - 1)]
 
 
-def solver_of(params: Any, inputs: Sequence[int]) -> tuple[Any, list[int]]:
+def solver_of(params: Mapping[str, Any], inputs: Sequence[int]) -> tuple[ClosedJaxpr, list[int]]:
     """The solver of a `custom_linear_solve` with its operands: its constants, the right side."""
     counts = params["const_lengths"]
     first = counts.matvec + counts.vecmat

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 from types import FunctionType
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ _UNSAID = ("update_jaxpr", "jaxpr", "sharding", "out_sharding")
 _KEY_BYTES = 8  # a threefry key is two 32-bit words
 
 
-def itemsize(dtype: Any) -> int:
+def itemsize(dtype: np.dtype[np.generic]) -> int:
     """Bytes of one element, also of a random key."""
     try:
         return int(np.dtype(dtype).itemsize)
@@ -50,7 +49,7 @@ class RuleCache:
     """Rules of the distinct equations of one program."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[PrimitiveRule, LoopRule, float, str]] = {}
+        self._known: dict[object, tuple[PrimitiveRule, LoopRule, float, str]] = {}
 
     def lookup(self, eqn: Equation) -> tuple[PrimitiveRule, LoopRule, float, str]:
         """Row of the table, loops, FLOP and detail of an equation."""

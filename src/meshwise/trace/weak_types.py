@@ -15,7 +15,14 @@ _weakened = jax.jit(weakly_typed)
 
 
 def weak_types(leaves: Sequence[Any]) -> tuple[bool, ...]:
-    """Which of the arguments of a call are weakly typed; looked at in every call, so quickly."""
+    """Find out which of the arguments of a call are weakly typed; every call asks, so it is quick.
+
+    Args:
+        leaves: The flat arguments.
+
+    Returns:
+        For each of them whether it is.
+    """
     try:
         return tuple(map(_is_weak_array, leaves))
     except AttributeError:

@@ -29,9 +29,9 @@ def test_collectives_of_all_programs_are_those_of_the_plan(splits_backward: bool
     choices = planned_stages(layers, 2, [(0, 1, (2, 2), "none"), (2, 3, (2, 2), "full")])
     kinds: Counter[str] = Counter()
     for layer in compiled_layers(layers, choices, 2, splits_backward=splits_backward):
-        loops = {layer.forward, layer.backward, layer.weights}
+        loops = set(layer.parts.passes)
         found: Counter[str] = Counter()
-        for program in layer.programs:
+        for program in layer.parts.programs:
             times = 2 if program in loops else 1
             found += compiled_bytes_of(program.run.as_text(), layer.logical.sizes, times)
         planned = layer.planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,10 +30,12 @@ from meshwise.errors import TraceError
 from meshwise.jax_compat import jaxpr_as_fun
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.layers.chain import chain_of
+from meshwise.trace.layers.equations import needed
 from meshwise.trace.layers.in_time import in_microbatches
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
+from meshwise.trace.layers.update import Share, Update
 from meshwise.trace.step import open_step
 from meshwise.trace.time.emit import (
     accumulated,
@@ -128,13 +131,29 @@ def run_in_pieces(
     shared: dict[Any, Any] = {}
     for phase in range(update.num_phases):
         for share, owned in zip(shares, mine, strict=True):
-            sent |= update.send(share, phase, flat, owned, values, shared)
+            sent |= sent_in(update, share, phase, (flat, owned, values), shared)
         shared |= update.join(phase, flat, values, sent)
     results = update.common(flat, values, shared)
     for share, owned in zip(shares, mine, strict=True):
         made, _ = update.run(share, flat, owned, values, [shared[v] for v in share.shared])
         results.update(zip(share.results, made, strict=True))
     return [results[j] for j in range(len(results))]
+
+
+def sent_in(
+    update: Update, share: Share, phase: int, given: tuple[Any, ...], shared: dict[Any, Any]
+) -> dict[Any, Any]:
+    """What a share sends in one phase, by variable; `shared` is what earlier phases joined."""
+    wanted = share.sends[phase]
+    part = replace(
+        share,
+        results=(),
+        sends=(wanted,),
+        shared=tuple(v for v in share.shared if v in shared),
+        equations=tuple(needed(share.equations, wanted)),
+    )
+    _, made = update.run(part, *given, [shared[v] for v in part.shared])
+    return dict(zip(wanted, made, strict=True))
 
 
 def no_cotangent(layers: Layering, joint: Joint, variable: Any, b: int) -> jax.Array:

@@ -9,7 +9,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import piece_programs
 from meshwise.pieces.roles import PieceRoles
-from meshwise.pieces.split_backward import split_backward
+from meshwise.pieces.split_backward import planned_parts
 from meshwise.plan.counts.contents import Argument, arguments
 from meshwise.plan.counts.shares import NO_COMMUNICATION, Communication, communication
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of, work_together
@@ -30,16 +30,11 @@ def layer_work(
         splits_backward: Whether gradients of weights are a program of their own.
     """
     programs = piece_programs(PieceRoles(piece, decision, mesh))
-    backward = [programs.backward]
-    if splits_backward:
-        split = split_backward(programs)
-        backward = [split.gradient, split.weights]
-    count = piece.num_microbatches
+    parts = planned_parts(programs, splits_backward=splits_backward)
     runs = [
-        (programs.before, 1),
-        (programs.forward, count),
-        *((program, count) for program in backward),
-        *((program, 1) for program in programs.after([programs.final])),
+        (parts.before, 1),
+        *((program, piece.num_microbatches) for program in parts.passes),
+        *((program, 1) for program in parts.once),
     ]
     return work_of(
         [

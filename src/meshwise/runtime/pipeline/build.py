@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
+from meshwise.program.layer_parts import LayerParts
 from meshwise.program.names import (
     Activation,
     CotangentSum,
@@ -81,13 +83,7 @@ class CompiledLayer:
         logical: The mesh of its stage as planned.
         mesh: Its devices as a JAX mesh.
         planned: The layer with its plan.
-        before: Once a step, first.
-        forward: For each micro-batch.
-        backward: For each micro-batch.
-        weights: For each micro-batch, where the schedule splits the backward pass: gradients of
-            weights; None for a layer without any.
-        once: After the last micro-batch, in order: values of the loss and gradients for others;
-            for each phase of the update what is sent to be joined; the update.
+        parts: Its executables.
     """
 
     layer: int
@@ -95,30 +91,12 @@ class CompiledLayer:
     logical: LogicalMesh
     mesh: Mesh
     planned: PlannedLayer
-    before: CompiledProgram
-    forward: CompiledProgram
-    backward: CompiledProgram
-    once: tuple[CompiledProgram, ...]
-    weights: CompiledProgram | None = None
-
-    @property
-    def programs(self) -> tuple[CompiledProgram, ...]:
-        """All of them, in order."""
-        late = () if self.weights is None else (self.weights,)
-        return (self.before, self.forward, self.backward, *late, *self.once)
+    parts: LayerParts[CompiledProgram]
 
     def spec(self, first: int) -> LayerSpec:
         """The layer as instructions see it; its executables are numbered from `first`."""
-        found = [program.spec(first + n) for n, program in enumerate(self.programs)]
-        num_passes = 3 if self.weights is None else 4
-        return LayerSpec(
-            stage=self.stage,
-            before=found[0],
-            forward=found[1],
-            backward=found[2],
-            weights=None if self.weights is None else found[3],
-            once=tuple(found[num_passes:]),
-        )
+        numbers = itertools.count(first)
+        return LayerSpec(stage=self.stage, parts=self.parts.map(lambda _, p: p.spec(next(numbers))))
 
 
 def compiled_layers(
@@ -162,7 +140,6 @@ def compiled_layers(
             neighbours.readers(k),
             splits_backward=splits_backward,
         )
-        programs = _compiled(k, lowering, functions, meshes[s], cache)
         found.append(
             CompiledLayer(
                 layer=k,
@@ -170,11 +147,7 @@ def compiled_layers(
                 logical=choices[s].mesh,
                 mesh=meshes[s],
                 planned=layer,
-                before=programs.pop("before"),
-                forward=programs.pop("forward"),
-                backward=programs.pop("backward"),
-                weights=programs.pop("weights", None),
-                once=tuple(programs.values()),
+                parts=_compiled(k, lowering, functions, meshes[s], cache),
             )
         )
     return found
@@ -216,7 +189,7 @@ class _Neighbours:
 
 def programs_alone(
     number: int, made: PieceProgram, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
-) -> dict[str, LoweredProgram]:
+) -> LayerParts[LoweredProgram]:
     """Lower a layer whose neighbours give and take activations as it wants them.
 
     Args:
@@ -227,19 +200,20 @@ def programs_alone(
         mesh: Its devices; it may have more axes, along which all do the same.
 
     Returns:
-        Programs by name, "forward" and "backward" among them; none overwrites what it is given.
+        Its programs; none overwrites what it is given.
     """
     layer = planned_layer(made, decision, logical)
     lowering = LayerLowering(layer, logical, {}, in_order=_is_cpu(mesh))
     crossings = zip(layer.leaving, made.graph.leaving, strict=True)
     readers = {a: {number + 1: None} for a, c in crossings if c.cotangent >= 0}
-    functions = _functions(lowering, set(layer.leaving), readers)
     specs = _Specs(layer)
-    found: dict[str, LoweredProgram] = {}
-    for name, function in functions.items():
-        found[name] = lowered_program(function, specs, logical, mesh, overwrites=False)
-        specs.add(function.outputs, found[name].out_avals)
-    return found
+
+    def lowered(_: str, function: DeviceProgram) -> LoweredProgram:
+        made = lowered_program(function, specs, logical, mesh, overwrites=False)
+        specs.add(function.outputs, made.out_avals)
+        return made
+
+    return _functions(lowering, set(layer.leaving), readers).map(lowered)
 
 
 def _functions(
@@ -248,38 +222,37 @@ def _functions(
     readers: Readers,
     *,
     splits_backward: bool = False,
-) -> dict[str, DeviceProgram]:
-    """Return the programs of a layer by name; each comes after those that make what it takes."""
+) -> LayerParts[DeviceProgram]:
+    """Return the programs of a layer on the tiles of one device."""
     late: DeviceProgram | None = None
     if splits_backward:
         back, late = gradient_and_weights(lowering, readers)
     else:
         back = backward(lowering, readers)
-    groups = update_groups(lowering.layer)
-    names = ["values", *(f"norm {n}" for n in range(len(groups) - 2)), "apply"]
-    return {
-        "before": lowering.before(readers),
-        "forward": lowering.forward(later),
-        "backward": back,
-        **({} if late is None else {"weights": late}),
-        **dict(zip(names, lowering.after(groups), strict=True)),
-    }
+    return LayerParts(
+        before=lowering.before(readers),
+        forward=lowering.forward(later),
+        backward=back,
+        weights=late,
+        once=tuple(lowering.after(update_groups(lowering.layer))),
+    )
 
 
 def _compiled(
     number: int,
     lowering: LayerLowering,
-    functions: Mapping[str, DeviceProgram],
+    functions: LayerParts[DeviceProgram],
     mesh: Mesh,
     cache: CompilationCache,
-) -> dict[str, CompiledProgram]:
+) -> LayerParts[CompiledProgram]:
     specs = _Specs(lowering.layer)
-    found: dict[str, CompiledProgram] = {}
-    for name, function in functions.items():
+
+    def compiled(name: str, function: DeviceProgram) -> CompiledProgram:
         made = lowered_program(function, specs, lowering.mesh, mesh)
-        found[name] = compiled_program(f"{name} of layer {number}", made, mesh, cache)
         specs.add(function.outputs, made.out_avals)
-    return found
+        return compiled_program(f"{name} of layer {number}", made, mesh, cache)
+
+    return functions.map(compiled)
 
 
 class _Specs:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled, Lowered, Wrapped
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.program.names import Name, ProgramSpec, StepResult, is_sum
@@ -42,10 +43,15 @@ class CompiledProgram:
     outputs: tuple[Name, ...]
     places: tuple[int, ...]
     donated: tuple[int, ...]
-    run: Any
+    run: Compiled
     in_shardings: tuple[NamedSharding, ...]
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    out_avals: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def text(self) -> str:
+        """The optimised HLO."""
+        return self.run.as_text() or ""
 
     def spec(self, number: int) -> ProgramSpec:
         """The program as instructions see it."""
@@ -63,9 +69,9 @@ class CompilationCache:
     """Executables by the text of their programs: equal layers on the same devices share one."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[Any, ...]], Any] = {}
+        self._known: dict[tuple[str, tuple[Any, ...]], Compiled] = {}
 
-    def compiled(self, lowered: Any, mesh: Mesh, name: str) -> Any:
+    def compiled(self, lowered: Lowered, mesh: Mesh, name: str) -> Compiled:
         """The executable of a lowered program.
 
         Raises:
@@ -93,11 +99,11 @@ class LoweredProgram:
 
     function: DeviceProgram
     places: tuple[int, ...]
-    jitted: Any
-    lowered: Any
+    jitted: Wrapped
+    lowered: Lowered
     in_shardings: tuple[NamedSharding, ...]
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    out_avals: tuple[jax.ShapeDtypeStruct, ...]
 
 
 def compiled_program(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax import Array
 from jax.sharding import NamedSharding
 
 from meshwise.plan.decision import GraphDecision
@@ -60,7 +61,7 @@ class PipelineExecutable:
     """
 
     out_tree: Any
-    in_avals: tuple[Any, ...]
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
     names: tuple[str, ...]
     plan: Plan
     pipeline: Pipeline
@@ -72,11 +73,11 @@ class PipelineExecutable:
     handover: Handover
     keeps_stacks: bool
 
-    def place(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def place(self, leaves: Sequence[Array]) -> Sequence[Array]:
         """Arguments move to their stages when a step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[Any]) -> list[Any]:
+    def run(self, leaves: Sequence[Array]) -> list[Array]:
         """Run a step.
 
         Raises:
@@ -87,7 +88,7 @@ class PipelineExecutable:
         """
         return self._run(leaves, self.pipeline.run)
 
-    def measured_run(self, leaves: Sequence[Any]) -> tuple[list[Any], Timeline]:
+    def measured_run(self, leaves: Sequence[Array]) -> tuple[list[Array], Timeline]:
         """Run a step with a clock beside it, which makes it slower; raises as `run` does.
 
         Returns:
@@ -95,7 +96,7 @@ class PipelineExecutable:
         """
         seen: list[Timeline] = []
 
-        def run(flat: Sequence[Any], at_commit: Callable[[], None]) -> list[Any]:
+        def run(flat: Sequence[Array], at_commit: Callable[[], None]) -> list[Array]:
             results, timeline = measured_step(self.pipeline, flat, at_commit)
             seen.append(timeline)
             return results
@@ -104,9 +105,9 @@ class PipelineExecutable:
 
     def _run(
         self,
-        leaves: Sequence[Any],
-        run: Callable[[Sequence[Any], Callable[[], None]], list[Any]],
-    ) -> list[Any]:
+        leaves: Sequence[Array],
+        run: Callable[[Sequence[Array], Callable[[], None]], list[Array]],
+    ) -> list[Array]:
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
         fresh = self.handover.fresh(leaves)
@@ -126,9 +127,9 @@ class PipelineExecutable:
 
     def _run_with_stacks(
         self,
-        given: Sequence[Any],
-        run: Callable[[Sequence[Any], Callable[[], None]], list[Any]],
-    ) -> list[Any]:
+        given: Sequence[Array],
+        run: Callable[[Sequence[Array], Callable[[], None]], list[Array]],
+    ) -> list[Array]:
         flat, stacks = self.ends.arguments(given)
         if self.keeps_stacks:
             return self.ends.results(run(flat, lambda: _delete(stacks)))
@@ -146,7 +147,7 @@ class PipelineExecutable:
                 self.ends.restore(given, flat)
             raise
 
-    def _check_shapes(self, leaves: Sequence[Any]) -> None:
+    def _check_shapes(self, leaves: Sequence[Array]) -> None:
         """Rows are cut into micro-batches and stacks taken apart before any program sees them."""
         for leaf, aval, name in zip(leaves, self.in_avals, self.names, strict=True):
             found = abstract(leaf, name)
@@ -170,7 +171,7 @@ class PipelineExecutable:
 
     def compiled_text(self) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
-        return {p.name: p.run.as_text() for p in self.pipeline.executables}
+        return {p.name: p.text for p in self.pipeline.executables}
 
 
 def compile_pipeline(
@@ -256,7 +257,7 @@ def has_room_for_stacks(
     return True
 
 
-def _delete(arrays: Sequence[Any]) -> None:
+def _delete(arrays: Sequence[Array]) -> None:
     for array in arrays:
         array.delete()
 
@@ -271,8 +272,12 @@ def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
                 found[load.number] = NamedSharding(mesh, border_spec(load.layout, mesh.axis_names))
     argument_of = {j: i for i, j in split.aliases}
     for layer in pipeline.compiled:
-        shardings: Mapping[int, Any] = dict(enumerate(layer.once[-1].run.output_shardings))
-        for name, place in zip(layer.once[-1].outputs, layer.once[-1].places, strict=True):
+        shardings: Mapping[int, NamedSharding] = dict(
+            enumerate(layer.parts.once[-1].run.output_shardings)
+        )
+        for name, place in zip(
+            layer.parts.once[-1].outputs, layer.parts.once[-1].places, strict=True
+        ):
             if isinstance(name.value, StepResult) and name.value.number in argument_of:
                 found[argument_of[name.value.number]] = shardings[place]
     return tuple(found)

@@ -32,8 +32,8 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
     compiled: list[Counter[str]] = [Counter() for _ in plan.stages]
     number = 0
     for layer in pipeline.compiled:
-        for program in layer.programs:
-            found = compiled_bytes_of(program.run.as_text(), layer.logical.sizes, runs[number])
+        for program in layer.parts.programs:
+            found = compiled_bytes_of(program.text, layer.logical.sizes, runs[number])
             compiled[layer.stage].update(found)
             number += 1
     peaks = stage_peaks(pipeline, plan)

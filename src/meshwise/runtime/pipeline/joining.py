@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout, replicated
+from meshwise.jax_compat import Aval, Var
 from meshwise.program.emit import UpdateSpec
 from meshwise.program.names import (
     Activation,
@@ -87,7 +89,7 @@ class Joining:
             passed=tuple(passed),
         )
 
-    def _sent(self, phase: int) -> list[Any]:
+    def _sent(self, phase: int) -> list[Var]:
         """Variables that layers send in a phase and before."""
         shares = [self._update.share(k, k) for k in range(len(self._layers.ranges))]
         return [v for p in range(phase + 1) for share in shares for v in share.sends[p]]
@@ -98,7 +100,7 @@ class Joining:
         sent = self._sent(phase)
         inputs = {**self._outside(made, sent), **dict(_end(SentValue(v), v.aval) for v in sent)}
 
-        def run(*operands: Any) -> list[Any]:
+        def run(*operands: Array) -> list[Array]:
             given, values, rest = self._taken_apart(inputs, operands)
             found = update.join(phase, given, values, rest)
             return [found[v] for v in made]
@@ -123,7 +125,7 @@ class Joining:
             **dict(_end(SharedValue(v), v.aval) for v in shared),
         }
 
-        def run(*operands: Any) -> list[Any]:
+        def run(*operands: Array) -> list[Array]:
             given, values, rest = self._taken_apart(inputs, operands)
             found = update.common(given, values, rest)
             return [found[j] for j in wanted]
@@ -139,12 +141,12 @@ class Joining:
         inputs = {Name(term, tied.layout): aval for term in terms}
         outputs = {Name(Gradient(parameter), tied.layout): aval}
 
-        def run(*operands: Any) -> list[Any]:
+        def run(*operands: Array) -> list[Array]:
             return [sum(operands[1:], operands[0])]
 
         return self._compiled("sum of tied gradients", inputs, outputs, run, tied.mesh)
 
-    def _outside(self, wanted: Sequence[Any], known: Sequence[Any]) -> Ends:
+    def _outside(self, wanted: Sequence[Var], known: Sequence[Var]) -> Ends:
         """Find the arguments and values of the loss that variables follow from."""
         update, there = self._update, set(known)
         equations = update.behind([v for v in wanted if v not in there])
@@ -158,12 +160,12 @@ class Joining:
         return {**dict(arguments), **dict(values)}
 
     def _taken_apart(
-        self, inputs: Ends, operands: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+        self, inputs: Ends, operands: Sequence[Array]
+    ) -> tuple[list[Array], list[Array], dict[Any, Array]]:
         """Return arguments and values of the loss by number, and all others by variable."""
         given: list[Any] = [None] * len(self._layers.split.in_avals)
         values: list[Any] = [None] * len(self._update.values)
-        rest: dict[Any, Any] = {}
+        rest: dict[Any, Array] = {}
         for name, operand in zip(inputs, operands, strict=True):
             match name.value:
                 case StepArgument(number=number):
@@ -181,7 +183,7 @@ class Joining:
         label: str,
         inputs: Ends,
         outputs: Ends,
-        run: Callable[..., list[Any]],
+        run: Callable[..., list[Array]],
         mesh: Mesh,
     ) -> int:
         def sharding(name: Name) -> NamedSharding:
@@ -208,7 +210,7 @@ class Joining:
         return len(self.programs) - 1
 
 
-def _end(value: StepValue, aval: Any) -> tuple[Name, jax.ShapeDtypeStruct]:
+def _end(value: StepValue, aval: Aval) -> tuple[Name, jax.ShapeDtypeStruct]:
     """Name a small value that is replicated, with its shape and dtype."""
     spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return Name(value, replicated(len(aval.shape))), spec

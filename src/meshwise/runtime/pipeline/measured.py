@@ -7,16 +7,16 @@ a program runs on it; it waits where it receives what has not arrived.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
+from jax import Array
 
 from meshwise.program.instructions import Instruction, Receive, Run, Send
+from meshwise.runtime.pipeline.buffers import local_bytes
 from meshwise.runtime.pipeline.pipeline import Pipeline, PipelineStep
 from meshwise.runtime.pipeline.traffic import messages, stage_of_program
 from meshwise.simulate.engine import MemoryStep
@@ -37,8 +37,8 @@ _KINDS = {"forward": FORWARD, "backward": BACKWARD, "weights": WEIGHT, "apply": 
 
 
 def measured_step(
-    pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None] = lambda: None
-) -> tuple[list[Any], Timeline]:
+    pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None] = lambda: None
+) -> tuple[list[Array], Timeline]:
     """One step, and its timeline.
 
     Arguments are moved to their meshes before the clock starts.
@@ -55,7 +55,7 @@ class _Measured:
     """One step while it runs; what threads share."""
 
     def __init__(
-        self, pipeline: Pipeline, flat: Sequence[Any], at_commit: Callable[[], None]
+        self, pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None]
     ) -> None:
         self.pipeline = pipeline
         self.step = PipelineStep(pipeline, flat)
@@ -73,7 +73,8 @@ class _Measured:
         self.events: list[list[Event]] = [[] for _ in range(count)]
         self.exposed: list[float] = [0.0] * count
         self.bytes: list[dict[int, int]] = [
-            {b: _local_bytes(x) for b, x in buffers.items()} for buffers in self.step.buffers
+            {b: local_bytes(x, x.sharding) for b, x in buffers.items()}
+            for buffers in self.step.buffers
         ]
         self.memory = [[MemoryStep(0.0, sum(sizes.values()))] for sizes in self.bytes]
         self.start = time.perf_counter()
@@ -81,7 +82,7 @@ class _Measured:
     def now(self) -> float:
         return time.perf_counter() - self.start
 
-    def run(self) -> tuple[list[Any], Timeline]:
+    def run(self) -> tuple[list[Array], Timeline]:
         workers = [
             threading.Thread(target=self.mesh, args=(m, after), name=f"mesh {m}")
             for m, after in enumerate(self.first_after_commit())
@@ -183,7 +184,7 @@ class _Measured:
         for b in sizes.keys() - buffers.keys():
             del sizes[b]
         for b in buffers.keys() - sizes.keys():
-            sizes[b] = _local_bytes(buffers[b])
+            sizes[b] = local_bytes(buffers[b], buffers[b].sharding)
         total = sum(sizes.values())
         if total != self.memory[mesh][-1].num_bytes:
             self.memory[mesh].append(MemoryStep(self.now(), total))
@@ -214,9 +215,3 @@ _JOINED_S = 1e-3
 
 class _Stopped(Exception):
     """Another thread failed."""
-
-
-def _local_bytes(value: Any) -> int:
-    """Bytes of an array on one of its devices."""
-    shape = value.sharding.shard_shape(value.shape)
-    return math.prod(shape) * value.dtype.itemsize

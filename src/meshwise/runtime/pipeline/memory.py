@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.program.names import (
@@ -16,6 +14,7 @@ from meshwise.program.names import (
     StepArgument,
     StepValue,
 )
+from meshwise.runtime.pipeline.buffers import local_bytes
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 
@@ -36,23 +35,26 @@ def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
 
 
 def _of_layer(layer: CompiledLayer) -> Footprint:
-    programs = layer.programs
+    parts = layer.parts
     resident = {
-        n: b for p in programs for n, b in _inputs(p).items() if isinstance(n.value, StepArgument)
+        n: b
+        for p in parts.programs
+        for n, b in _inputs(p).items()
+        if isinstance(n.value, StepArgument)
     }
-    resident |= _outputs(layer.before)
-    late = {} if layer.weights is None else _inputs(layer.weights)
-    kept = {n: b for n, b in {**_inputs(layer.backward), **late}.items() if _stays(n.value)}
+    resident |= _outputs(parts.before)
+    late = {} if parts.weights is None else _inputs(parts.weights)
+    kept = {n: b for n, b in {**_inputs(parts.backward), **late}.items() if _stays(n.value)}
     counted = {**resident, **kept}
     waits = {n: b for n, b in late.items() if _stays(n.value) or _waits(n.value)}
-    extra = [_extra(p, counted) for p in layer.programs if p is not layer.weights]
-    if layer.weights is not None:
-        extra.append(_extra(layer.weights, counted | waits))
+    extra = [_extra(p, counted) for p in parts.programs if p is not parts.weights]
+    if parts.weights is not None:
+        extra.append(_extra(parts.weights, counted | waits))
     return Footprint(
         resident_bytes=sum(resident.values()),
-        microbatch_bytes=_distinct([layer.forward], kept),
+        microbatch_bytes=_distinct([parts.forward], kept),
         temporary_bytes=max(extra),
-        weight_bytes=_distinct([layer.forward, layer.backward], waits),
+        weight_bytes=_distinct([parts.forward, parts.backward], waits),
     )
 
 
@@ -70,24 +72,20 @@ def _waits(value: StepValue) -> bool:
 
 def _inputs(program: CompiledProgram) -> dict[Name, int]:
     found = zip(program.inputs, program.in_shardings, program.in_avals, strict=True)
-    return {n: _local_bytes(sharding, aval) for n, sharding, aval in found}
+    return {n: local_bytes(aval, sharding) for n, sharding, aval in found}
 
 
 def _outputs(program: CompiledProgram) -> dict[Name, int]:
     shardings = program.run.output_shardings
     return {
-        n: _local_bytes(shardings[place], aval)
+        n: local_bytes(aval, shardings[place])
         for n, place, aval in zip(program.outputs, program.places, program.out_avals, strict=True)
     }
 
 
-def _local_bytes(sharding: Any, aval: Any) -> int:
-    return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
-
-
 def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> int:
     """Bytes of values, those that are one result of a program counted once."""
-    place: dict[Name, Any] = {
+    place: dict[Name, tuple[int, int] | Name] = {
         n: (k, at)
         for k, program in enumerate(programs)
         for n, at in zip(program.outputs, program.places, strict=True)
@@ -98,6 +96,7 @@ def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> i
 def _extra(program: CompiledProgram, counted: dict[Name, int]) -> int:
     """What a program needs on top of what is there anyway."""
     found = program.run.memory_analysis()
+    assert found is not None
     total = (
         found.argument_size_in_bytes
         + found.output_size_in_bytes

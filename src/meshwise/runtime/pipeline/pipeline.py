@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.errors import PlanError
@@ -60,11 +60,13 @@ class Pipeline:
     executables: tuple[CompiledProgram, ...]
     program: PipelineProgram
     schedule: Schedule
-    indices: tuple[tuple[Any, ...], ...]
+    indices: tuple[tuple[Array, ...], ...]
     copier: TileCopier
     commit: int
 
-    def run(self, flat: Sequence[Any], at_commit: Callable[[], None] = lambda: None) -> list[Any]:
+    def run(
+        self, flat: Sequence[Array], at_commit: Callable[[], None] = lambda: None
+    ) -> list[Array]:
         """One step.
 
         Args:
@@ -104,7 +106,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     specs = []
     for layer in compiled:
         specs.append(layer.spec(len(executables)))
-        executables += layer.programs
+        executables += layer.parts.programs
     found = {schedule.mesh_of_stage[layer.stage]: layer.mesh for layer in compiled}
     meshes = [found[m] for m in range(schedule.num_meshes)]
     joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
@@ -153,7 +155,7 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
     count = Counter(
         name.value
         for layer in compiled
-        for name in layer.once[0].outputs
+        for name in layer.parts.once[0].outputs
         if isinstance(name.value, Gradient)
     )
     return {
@@ -161,7 +163,7 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
             mesh=layer.mesh, layout=name.layout, num_senders=count[name.value]
         )
         for layer in compiled
-        for program in layer.once
+        for program in layer.parts.once
         for name in program.inputs
         if isinstance(name.value, Gradient) and count[name.value] > 1
     }
@@ -170,18 +172,18 @@ def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
 class PipelineStep:
     """The buffers of one step."""
 
-    def __init__(self, pipeline: Pipeline, flat: Sequence[Any]) -> None:
+    def __init__(self, pipeline: Pipeline, flat: Sequence[Array]) -> None:
         self.pipeline = pipeline
         self.flat = flat
-        self.buffers: list[dict[int, Any]] = []
-        self.travelling: dict[int, Any] = {}
+        self.buffers: list[dict[int, Array]] = []
+        self.travelling: dict[int, Array] = {}
         # Arguments that are results, too, as they were: what is overwritten is copied first.
-        self.passed: dict[int, Any] = {}
+        self.passed: dict[int, Array] = {}
         wanted = {i for _, i in pipeline.program.passed}
         for number, program in enumerate(pipeline.program.meshes):
             gone = {b for i in program.instructions if isinstance(i, Run) for b in i.donated}
             taken = {x.number for x in program.loads if x.kind == "argument" and x.buffer in gone}
-            buffers: dict[int, Any] = {}
+            buffers: dict[int, Array] = {}
             for load in program.loads:
                 is_donated = load.buffer in gone
                 value = self.loaded(number, load, is_donated=is_donated)
@@ -194,7 +196,7 @@ class PipelineStep:
         for i in wanted - self.passed.keys():
             self.passed[i] = flat[i] if isinstance(flat[i], jax.Array) else jnp.array(flat[i])
 
-    def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Any:
+    def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array:
         """What is in a buffer when the step begins."""
         match load.kind:
             case "index":
@@ -206,7 +208,7 @@ class PipelineStep:
         target = self.pipeline.meshes[mesh]
         return put(self.pipeline.copier, value, target, load.layout, is_donated=is_donated)
 
-    def rows(self, argument: int, microbatch: int) -> Any:
+    def rows(self, argument: int, microbatch: int) -> Array:
         """Rows of a micro-batch."""
         layers = self.pipeline.layers
         dim, value = layers.split.batch_dims[argument], self.flat[argument]
@@ -215,7 +217,7 @@ class PipelineStep:
         place[dim] = slice(microbatch * size, (microbatch + 1) * size)
         return value[tuple(place)]
 
-    def run(self, at_commit: Callable[[], None]) -> list[Any]:
+    def run(self, at_commit: Callable[[], None]) -> list[Array]:
         """All instructions, in an order in which none waits for a later one.
 
         What fails says which instruction it was, and those around it.
@@ -239,10 +241,10 @@ class PipelineStep:
             at_commit()
         return self.results()
 
-    def results(self) -> list[Any]:
+    def results(self) -> list[Array]:
         """What the step returns, when all instructions are done."""
         program = self.pipeline.program
-        results: dict[int, Any] = {j: self.passed[i] for j, i in program.passed}
+        results: dict[int, Array] = {j: self.passed[i] for j, i in program.passed}
         for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
             results.update((j, buffers[b]) for j, b in mesh.results)
         return [results[j] for j in range(len(results))]
@@ -270,8 +272,13 @@ class PipelineStep:
 
 
 def put(
-    copier: TileCopier, value: Any, mesh: Mesh, layout: Layout, *, is_donated: bool = False
-) -> Any:
+    copier: TileCopier,
+    value: Array | np.generic,
+    mesh: Mesh,
+    layout: Layout,
+    *,
+    is_donated: bool = False,
+) -> Array:
     """A value on a mesh, in a layout.
 
     Args:

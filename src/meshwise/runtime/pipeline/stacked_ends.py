@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
+from jax import Array
 from jax.sharding import NamedSharding
 
 from meshwise.jax_compat import refill
@@ -54,13 +54,13 @@ class StackedEnds:
         return home_of(dim, (*shape[:dim], *shape[dim + 1 :]), members)
 
     @staticmethod
-    def _found(dim: int, members: Sequence[Any]) -> StackHome | None:
+    def _found(dim: int, members: Sequence[Array]) -> StackHome | None:
         """Where a stack would live whose layers are where they are."""
         shardings = [x.sharding for x in members if isinstance(x.sharding, NamedSharding)]
         every = len(shardings) == len(members)
         return home_of(dim, members[0].shape, shardings) if every else None
 
-    def state_bytes(self, devices: frozenset[Any]) -> int:
+    def state_bytes(self, devices: frozenset[Array]) -> int:
         """Bytes of the stacks of the state on one of these devices, between steps."""
         found = 0
         for i in self._of_argument.values():
@@ -70,7 +70,7 @@ class StackedEnds:
                 found += math.prod(shape) * aval.dtype.itemsize
         return found
 
-    def arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def arguments(self, leaves: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """Stacks taken apart; they stay as they are.
 
         Returns:
@@ -78,8 +78,8 @@ class StackedEnds:
             to be deleted when the state is overwritten.
         """
         state = set(self._of_argument.values())
-        found: list[Any] = []
-        gone: list[Any] = []
+        found: list[Array] = []
+        gone: list[Array] = []
         for i, (leaf, home, value) in enumerate(
             zip(self._ends.arguments, self._homes, leaves, strict=True)
         ):
@@ -93,7 +93,7 @@ class StackedEnds:
                     gone.append(value)
         return found, gone
 
-    def restore(self, leaves: Sequence[Any], members: Sequence[Any]) -> None:
+    def restore(self, leaves: Sequence[Array], members: Sequence[Array]) -> None:
         """Put deleted stacks together again, before any of their layers is overwritten.
 
         It needs no more memory than taking them apart did.
@@ -107,9 +107,9 @@ class StackedEnds:
                 layers = [members[n] for n in leaf.places]
                 refill(value, self._stacking.together(home, layers))
 
-    def results(self, values: Sequence[Any]) -> list[Any]:
+    def results(self, values: Sequence[Array]) -> list[Array]:
         """Results of the user's step."""
-        found: list[Any] = []
+        found: list[Array] = []
         for j, leaf in enumerate(self._ends.results):
             members = [values[n] for n in leaf.places]
             if leaf.dim is None:

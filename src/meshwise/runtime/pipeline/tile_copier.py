@@ -12,16 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from meshwise.errors import TransportError
 from meshwise.resharding.once import HomedTile, homed_tiles
 from meshwise.resharding.tiles import Box, num_elements
+
+# A jitted function of tiles on one device.
+Program: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +47,9 @@ class Copies:
 
     crossing_bytes: int
     copied_bytes: int
-    cuts: tuple[tuple[Callable[..., Any], int], ...]
+    cuts: tuple[tuple[Program, int], ...]
     crossings: tuple[tuple[int, ...], tuple[Any, ...]]
-    joins: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]
+    joins: tuple[tuple[Program, tuple[int, ...]], ...]
     replicas: tuple[tuple[int, ...], tuple[Any, ...]]
     shards: tuple[int, ...]
     shared: tuple[int, ...]
@@ -57,9 +61,11 @@ class TileCopier:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._copies: dict[tuple[Any, ...], Copies] = {}
-        self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
 
-    def put(self, value: Any, sharding: Any, *, own_memory: bool = False) -> Any:
+    def put(
+        self, value: Array | np.generic, sharding: NamedSharding, *, own_memory: bool = False
+    ) -> Array:
         """An array in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.
@@ -99,7 +105,7 @@ class TileCopier:
                 shards[n] = jnp.copy(shards[n])
         return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
 
-    def copies(self, value: jax.Array, sharding: Any) -> Copies:
+    def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
         """What is done for an array.
 
         Raises:
@@ -111,18 +117,18 @@ class TileCopier:
             found = self._copies[key] = _found(self, value, sharding)
         return found
 
-    def cutter(self, parts: tuple[Box, ...]) -> Callable[..., Any]:
+    def cutter(self, parts: tuple[Box, ...]) -> Program:
         """The program that takes parts, given by their places in its operand."""
 
-        def cut(tile: Any) -> list[Any]:
+        def cut(tile: Array) -> list[Array]:
             return [lax.slice(tile, *zip(*part, strict=True)) for part in parts]
 
         return self._programs.setdefault(("cut", parts), jax.jit(cut))
 
-    def joiner(self, counts: tuple[int, ...]) -> Callable[..., Any]:
+    def joiner(self, counts: tuple[int, ...]) -> Program:
         """The program that makes one tile of a grid of pieces, so many along each dim."""
 
-        def join(*pieces: Any) -> Any:
+        def join(*pieces: Array) -> Array:
             rest = list(pieces)
             for dim in reversed(range(len(counts))):
                 starts = range(0, len(rest), counts[dim])
@@ -132,7 +138,7 @@ class TileCopier:
         return self._programs.setdefault(("join", counts), jax.jit(join))
 
 
-def _found(copier: TileCopier, value: jax.Array, sharding: Any) -> Copies:
+def _found(copier: TileCopier, value: jax.Array, sharding: NamedSharding) -> Copies:
     """What is done for an array: steps in the order in which they need one another."""
     if not (value.is_fully_addressable and sharding.is_fully_addressable):
         raise TransportError(
@@ -141,7 +147,8 @@ def _found(copier: TileCopier, value: jax.Array, sharding: Any) -> Copies:
         )
     shape = value.shape
     held = {shard.device: _box(shard.index, shape) for shard in value.addressable_shards}
-    needed = {d: _box(i, shape) for d, i in sharding.addressable_devices_indices_map(shape).items()}
+    indices: Mapping[Any, Any] = sharding.addressable_devices_indices_map(tuple(shape))
+    needed = {d: _box(i, shape) for d, i in indices.items()}
     devices = list(dict.fromkeys((*held, *needed)))
     number = {d: n for n, d in enumerate(devices)}
     source = {number[d]: box for d, box in held.items()}
@@ -158,7 +165,7 @@ def _found(copier: TileCopier, value: jax.Array, sharding: Any) -> Copies:
                 crossings.append((piece_at[piece.box, piece.sender], tile.home))
                 at_home[piece.box, tile.home] = count
                 count += 1
-    joins: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
+    joins: list[tuple[Program, tuple[int, ...]]] = []
     lies: dict[int, int] = {}
     for tile in tiles:
         pieces = tuple(at_home[p.box, tile.home] for p in tile.pieces)
@@ -187,7 +194,7 @@ def _found(copier: TileCopier, value: jax.Array, sharding: Any) -> Copies:
 
 def _cuts(
     copier: TileCopier, source: Mapping[int, Box], tiles: Sequence[HomedTile], count: int
-) -> tuple[tuple[tuple[Callable[..., Any], int], ...], dict[tuple[Box, int], int], int]:
+) -> tuple[tuple[tuple[Program, int], ...], dict[tuple[Box, int], int], int]:
     """One program for each device that sends parts of its tile.
 
     Returns:
@@ -197,7 +204,7 @@ def _cuts(
     for tile in tiles:
         for piece in tile.pieces:
             wanted.setdefault(piece.sender, {})[piece.box] = None
-    cuts: list[tuple[Callable[..., Any], int]] = []
+    cuts: list[tuple[Program, int]] = []
     piece_at: dict[tuple[Box, int], int] = {}
     for sender, found in wanted.items():
         whole = source[sender]

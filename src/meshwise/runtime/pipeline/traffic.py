@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
+
+from meshwise.jax_compat import Aval
 from meshwise.program.instructions import Receive, Run, Send
 from meshwise.runtime.pipeline.pipeline import Pipeline
 
@@ -76,7 +79,7 @@ def bytes_between(pipeline: Pipeline) -> int:
 
 def stage_of_program(pipeline: Pipeline) -> tuple[int, ...]:
     """For each executable its stage; what joins layers runs with the first."""
-    found = [layer.stage for layer in pipeline.compiled for _ in layer.programs]
+    found = [layer.stage for layer in pipeline.compiled for _ in layer.parts.programs]
     return (*found, *(0 for _ in pipeline.executables[len(found) :]))
 
 
@@ -92,5 +95,5 @@ def _takers(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[tuple
                     yield (number, waiting.pop(buffer)), stages[instruction.program]
 
 
-def _bytes(aval: Any) -> int:
+def _bytes(aval: Aval | jax.ShapeDtypeStruct) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize

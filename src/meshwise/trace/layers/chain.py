@@ -51,7 +51,14 @@ def num_bytes(aval: Aval) -> int:
 
 
 def chain_of(split: SplitStep) -> Chain:
-    """The chain of a step's forward pass."""
+    """Find the chain of a step's forward pass.
+
+    Args:
+        split: The step, taken apart at its loss.
+
+    Returns:
+        The chain.
+    """
     jaxpr = split.forward.jaxpr
     varied = dependent(jaxpr.eqns, split.roots)
     batch = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in split.batch_dims])
@@ -75,7 +82,14 @@ def chain_of(split: SplitStep) -> Chain:
 
 
 def operator_chain(chain: Chain) -> OperatorChain:
-    """The chain as plain numbers."""
+    """Return the chain as plain numbers, for clustering.
+
+    Args:
+        chain: The chain.
+
+    Returns:
+        Its FLOP, its values and who reads them.
+    """
     values = {v: n for n, v in enumerate(dict.fromkeys(v for r in chain.reads for _, v in r))}
     return OperatorChain(
         flop=np.array(chain.flop),

@@ -89,7 +89,14 @@ def run_inlined(
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr without calls and without dead equations; its arguments stay."""
+    """Take the calls in a closed jaxpr apart and drop dead equations.
+
+    Args:
+        closed: The jaxpr.
+
+    Returns:
+        The same with the same arguments.
+    """
     flat = jax.make_jaxpr(lambda *operands: run_inlined(closed, operands))(*closed.in_avals)
     return type(flat)(dead_code_eliminated(flat.jaxpr), flat.consts)
 
@@ -97,13 +104,28 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
 def traced(
     fun: Callable[..., Sequence[Array]], avals: Sequence[Aval | jax.ShapeDtypeStruct]
 ) -> ClosedJaxpr:
-    """Closed jaxpr of a function of flat arguments, as `inlined`."""
+    """Trace a function of flat arguments, and drop dead equations.
+
+    Args:
+        fun: The function.
+        avals: Shapes and dtypes of its arguments.
+
+    Returns:
+        Its closed jaxpr.
+    """
     closed = jax.make_jaxpr(fun)(*avals)
     return type(closed)(dead_code_eliminated(closed.jaxpr), closed.consts)
 
 
 def variables(atoms: Iterable[Var]) -> list[Var]:
-    """The atoms that are variables."""
+    """Find the variables among atoms.
+
+    Args:
+        atoms: Variables and literals.
+
+    Returns:
+        Those that are no literals.
+    """
     return [v for v in atoms if not isinstance(v, Literal)]
 
 

@@ -162,32 +162,6 @@ class Update:
             ),
         )
 
-    def send(
-        self,
-        share: Share,
-        phase: int,
-        arguments: Sequence[Array],
-        gradients: Mapping[int, Array],
-        values: Sequence[Array],
-        shared: Mapping[Var, Array],
-    ) -> dict[Var, Array]:
-        """What a share sends to be joined in one phase, by variable.
-
-        Args:
-            share: What a piece does.
-            phase: Number of the phase.
-            arguments: As for `run`.
-            gradients: As for `run`.
-            values: As for `run`.
-            shared: What earlier phases joined, by variable.
-        """
-        known = self._known(arguments, values)
-        known.update((self.gradients[r], g) for r, g in gradients.items())
-        known.update(shared)
-        wanted = share.sends[phase]
-        run(needed(share.equations, wanted), known)
-        return {v: known[v] for v in wanted}
-
     def join(
         self,
         phase: int,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from meshwise.graph.loops import PARALLEL, LoopRule, halo_loop
+from meshwise.jax_compat import Aval
 from meshwise.rules.primitive import Equation
 from meshwise.trace.padding.scopes import Scope, Value, ports_of, scopes_of
 from meshwise.trace.program import Node
@@ -158,7 +158,7 @@ def padded_loops(
     return frozenset(loops)
 
 
-def _is_key(aval: Any) -> bool:
+def _is_key(aval: Aval) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 

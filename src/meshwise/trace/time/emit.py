@@ -127,7 +127,7 @@ class _Block:
         if state.kind in (WHOLE, LOCAL) and want.kind == SPLIT:
             return self._rows(ident, state, want)
         if state.kind == WHOLE:
-            value = self.whole[ident] if ident in self.whole else self._constant(ident)
+            value = self._whole(ident)
             if want.kind == PARTIAL:
                 value = jnp.asarray(value)
                 neutral = jnp.full_like(value, identity_of(want.monoid, value.dtype))
@@ -138,8 +138,8 @@ class _Block:
             return value / self.batch.num_microbatches
         return value
 
-    def _constant(self, ident: int) -> Array:
-        return self.program.constants[ident]
+    def _whole(self, ident: int) -> Array:
+        return self.whole[ident] if ident in self.whole else self.program.constants[ident]
 
     def _rows(self, ident: int, state: TimeState, want: TimeState) -> Array:
         """Rows of a value that has them all: made for the micro-batch if possible, else sliced.
@@ -152,10 +152,7 @@ class _Block:
             cloned = self._clone(node, node.outputs.index(ident), want.dim)
             if cloned is not None:
                 return cloned
-        if state.kind == LOCAL:
-            value = self.micro[(ident, state)]
-        else:
-            value = self.whole[ident] if ident in self.whole else self._constant(ident)
+        value = self.micro[ident, state] if state.kind == LOCAL else self._whole(ident)
         return take_rows(jnp.asarray(value), want, self.batch, self.index)
 
     def _clone(self, node: Node, position: int, dim: int) -> Array | None:

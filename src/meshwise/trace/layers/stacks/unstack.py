@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array
 
 from meshwise.jax_compat import (
-    Aval,
     ClosedJaxpr,
     Eqn,
     bind_equation,
@@ -74,7 +73,14 @@ class Unstacked:
 
 
 def unstacked(opened: OpenStep) -> Unstacked:
-    """Take the stacks of a step apart; a step without scans over layers stays as it is."""
+    """Take the stacks of a step apart; a step without scans over layers stays as it is.
+
+    Args:
+        opened: The user's step.
+
+    Returns:
+        The step on single layers, and where the user's arguments are in it.
+    """
     alone = _alone(opened)
     if not has_scans(opened.closed.jaxpr):
         return alone
@@ -145,7 +151,7 @@ def _without(aval: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=bool(aval.weak_type))
 
 
-def _leaves(dims: Sequence[int | None], avals: Sequence[Aval]) -> tuple[Leaf, ...]:
+def _leaves(dims: Sequence[int | None], avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Leaf, ...]:
     counts = [(d, 1 if d is None else a.shape[d]) for d, a in zip(dims, avals, strict=True)]
     return _leaves_of(counts)
 
