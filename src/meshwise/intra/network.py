@@ -206,7 +206,7 @@ class _Builder:
                     ref=(region.index, number),
                     cost_s=table.cost_s * region.trips,
                     table=table,
-                    key=self.key((id(table), region.trips)),
+                    key=self.key((evaluator.forbid, key, region.trips)),
                     position=(*region.path, block.members[0]),
                 )
             )
