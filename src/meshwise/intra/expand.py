@@ -10,7 +10,7 @@ from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated, shift_in
 from meshwise.graph.loops import NONE, Strategy
 from meshwise.graph.structure import PREDICATE
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import Ways, strategy_layouts

@@ -18,7 +18,7 @@ from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout, replicated, shift_in, used_axes
 from meshwise.graph.loops import Strategy
 from meshwise.graph.structure import PREDICATE
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.boundaries import entering, leaving
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.evaluators import Evaluators, resharding_s

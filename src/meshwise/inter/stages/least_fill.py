@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.inter.stages.bottleneck_search import FoundStages
-from meshwise.inter.stages.objective import step_time
-from meshwise.inter.stages.stage_arrays import Devices
-from meshwise.inter.stages.stage_kernels import (
+from meshwise.inter.stages.kernels.stage_arrays import Devices
+from meshwise.inter.stages.kernels.stage_kernels import (
     cheapest_stages,
     cost_to_end,
     least_fill_of_groups,
     stages_of_bound,
 )
+from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_options import FloatArray, StageOptions, devices_of
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 

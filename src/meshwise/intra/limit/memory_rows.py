@@ -17,7 +17,7 @@ import numpy as np
 from meshwise.assignment.problem import Array, Row
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.network import BLOCK, Edge, LayoutNetwork
 from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import local_bytes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwise.inter.stages.stage_arrays import Devices, Options
+from meshwise.inter.stages.kernels.stage_arrays import Devices, Options
 from meshwise.kernels.compiler import kernel, part
 
 Array = Any

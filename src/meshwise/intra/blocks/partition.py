@@ -17,7 +17,7 @@ from typing import NamedTuple
 from meshwise.graph.graph import Graph
 from meshwise.graph.light import is_light
 from meshwise.graph.loops import LoopRule
-from meshwise.intra.linear import carriers
+from meshwise.intra.blocks.linear import carriers
 from meshwise.system.identity import Same
 
 SINGLE = "single"
