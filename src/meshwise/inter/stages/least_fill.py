@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.inter.stages.bottleneck_search import FoundStages
-from meshwise.inter.stages.kernels.stage_arrays import Devices
+from meshwise.inter.stages.kernels.stage_arrays import Devices, Limits, Relaxation
 from meshwise.inter.stages.kernels.stage_kernels import (
     cheapest_stages,
     cost_to_end,
@@ -77,14 +77,11 @@ def least_fill(
         value, way = cheapest_stages(
             table,
             devices,
-            bound.cost,
-            bound.to_end,
-            load,
-            once,
+            Relaxation(bound.cost, bound.to_end),
+            Limits(load, once, bound.toll),
             # The bound and the stages add the tolls in another order.
             limit + tolls + 1e-12 * abs(tolls),
             num_stages,
-            bound.toll,
         )
         if math.isfinite(value):
             return _found(problem, options, [(int(o), int(p) * unit) for o, p in way])
