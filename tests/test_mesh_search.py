@@ -16,7 +16,7 @@ import pytest
 import meshwise as mw
 from meshwise.baselines import search
 from meshwise.errors import InfeasibleError
-from meshwise.intra import judged
+from meshwise.intra.limit import judged
 from meshwise.units import bytes_text
 from oracle.parallel import CLUSTER
 

@@ -6,7 +6,7 @@ from stage_problems import random_problem
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter.kernel_set import KERNELS as SET
-from meshwise.inter.stages import stage_kernels
+from meshwise.inter.stages.kernels import stage_kernels
 from meshwise.inter.stages.stage_construction import build_stages
 
 KERNELS = (

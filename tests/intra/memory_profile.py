@@ -2,7 +2,8 @@
 
 `memory.peak` says what XLA will really hold, in XLA's own order; no row of a linear program can
 say that.  This profile takes the operators in program order and counts every value from its
-making to its last use; `intra.memory_rows` writes the same as rows.  `intra.fit` joins the two.
+making to its last use; `intra.limit.memory_rows` writes the same as rows, and `intra.limit.fit`
+joins the two.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from brute_force import brute_force
 
 from graph_builders import mesh, random_graph
 from meshwise.errors import InfeasibleError
-from meshwise.intra import fit
+from meshwise.intra.limit import fit
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph, relative_gap

@@ -11,7 +11,7 @@ from graph_builders import Builder, mesh, perceptron, random_graph
 from meshwise.assignment.problem import row_weight
 from meshwise.graph.layout import Layout
 from meshwise.intra.expand import expand
-from meshwise.intra.memory_rows import MemoryRows
+from meshwise.intra.limit.memory_rows import MemoryRows
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph

@@ -10,9 +10,9 @@ from meshwise.baselines.roles import InputInfo, input_info
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph
+from meshwise.intra.limit.refusal import smallest_refusal
 from meshwise.intra.options import IntraOptions, IntraResult, Restriction
 from meshwise.intra.plan_graph import plan_graph
-from meshwise.intra.refusal import smallest_refusal
 from meshwise.intra.regions import Region
 
 _ALL_GATHER = "all-gather"

@@ -18,11 +18,11 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators
-from meshwise.intra.judged import JudgedChoice
+from meshwise.intra.limit.judged import JudgedChoice
+from meshwise.intra.limit.refusal import TooLargeError, smallest_refusal, too_large
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
 from meshwise.intra.price import step_time_s
-from meshwise.intra.refusal import TooLargeError, smallest_refusal, too_large
 from meshwise.intra.regions import Region
 
 # Two costs are equal if no more than rounding lies between.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import LoopRule
-from meshwise.intra.blocks import CLUSTER, OperatorBlock
+from meshwise.intra.blocks.partition import CLUSTER, OperatorBlock
 from meshwise.intra.regions import OWN_GROUP, Region
 from meshwise.intra.shapes import BlockShape, Member
 from meshwise.system.identity import Same

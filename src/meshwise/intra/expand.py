@@ -10,10 +10,10 @@ from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated, shift_in
 from meshwise.graph.loops import NONE, Strategy
 from meshwise.graph.structure import PREDICATE
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.regions import END, OWN_GROUP, Region
-from meshwise.intra.shapes import strategy_layouts
+from meshwise.intra.shapes import Ways, strategy_layouts
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
 
@@ -28,7 +28,6 @@ class _Expander:
         self.choice = choice
         self.sizes = network.mesh.sizes
         self.inner = {r.path: r for r in network.regions}
-        self.known: dict[tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
 
     def node_layout(self, node: int) -> Layout:
         return self.network.nodes[node].layouts[self.choice[node]]
@@ -45,14 +44,11 @@ class _Expander:
         """
         graph = region.graph
         defined: dict[int, Layout] = dict(zip(graph.inputs, inputs, strict=True))
-        strategies = self.strategies(region)
-        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
+        strategies, layouts = self.of_blocks(region)
         for i, op in enumerate(graph.operators):
-            if i in strategies:
-                layouts[i] = self.layouts(op, strategies[i])
-                defined.update(zip(op.outputs, layouts[i][1], strict=True))
-            elif op.bodies and region.blocks.block_of[i] >= 0:
+            if op.bodies and region.blocks.block_of[i] >= 0:
                 layouts[i] = self.outer_layouts(region, i)
+            if i in layouts:
                 defined.update(zip(op.outputs, layouts[i][1], strict=True))
         shared = self.shared(region, defined, layouts)
         uses: dict[int, list[Use]] = {}
@@ -86,7 +82,7 @@ class _Expander:
         self,
         region: Region,
         strategies: dict[int, Strategy],
-        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]],
+        layouts: dict[int, Ways],
         uses: dict[int, list[Use]],
         wanted: dict[int, Layout],
     ) -> None:
@@ -96,7 +92,10 @@ class _Expander:
             if i not in layouts:
                 op = graph.operators[i]
                 strategies[i] = self.generate(op, wanted)
-                layouts[i] = self.layouts(op, strategies[i])
+                found = strategy_layouts(op, strategies[i], self.sizes)
+                if found is None:
+                    raise SolverError(f"{op.kind} cannot run with the strategy {strategies[i]}")
+                layouts[i] = found
                 uses[i] = [free_use(w) for w in layouts[i][0]]
                 for t, w in zip(op.inputs, layouts[i][0], strict=True):
                     wanted.setdefault(t, w)
@@ -105,7 +104,7 @@ class _Expander:
         self,
         region: Region,
         defined: dict[int, Layout],
-        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]],
+        layouts: dict[int, Ways],
     ) -> dict[int, Layout]:
         """Partial sums that their own cluster reduces: all users take the reduced copy."""
         graph = region.graph
@@ -118,32 +117,21 @@ class _Expander:
                     shared[t] = Layout(defined[t].dims)
         return shared
 
-    def strategies(self, region: Region) -> dict[int, Strategy]:
-        out: dict[int, Strategy] = {}
+    def of_blocks(self, region: Region) -> tuple[dict[int, Strategy], dict[int, Ways]]:
+        """Return strategies and layouts of the operators that have a choice of strategies."""
+        strategies: dict[int, Strategy] = {}
+        layouts: dict[int, Ways] = {}
         for number, block in enumerate(region.blocks.blocks):
             if block.kind == BODIES:
                 continue
             node = self.network.block_nodes[region.index, number]
-            table = self.network.nodes[node].table
+            table, choice = self.network.nodes[node].table, self.choice[node]
             assert table is not None
-            out.update(zip(block.members, table.strategies[self.choice[node]], strict=True))
-        return out
+            strategies.update(zip(block.members, table.strategies[choice], strict=True))
+            layouts.update(zip(block.members, table.ways[choice], strict=True))
+        return strategies, layouts
 
-    def layouts(
-        self, op: Operator, strategy: Strategy
-    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-        # Rules are shared by equal operators and outlive this object.
-        key = (id(op.rule), strategy)
-        if key not in self.known:
-            found = strategy_layouts(op, strategy, self.sizes)
-            if found is None:
-                raise SolverError(f"{op.kind} cannot run with the strategy {strategy}")
-            self.known[key] = found
-        return self.known[key]
-
-    def boundary_layouts(
-        self, region: Region, i: int
-    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    def boundary_layouts(self, region: Region, i: int) -> Ways:
         """Layouts of the operands and results of an operator with bodies, inside of it."""
         op = region.graph.operators[i]
         structure = op.structure
@@ -158,9 +146,7 @@ class _Expander:
         )
         return operands, results
 
-    def outer_layouts(
-        self, region: Region, i: int
-    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    def outer_layouts(self, region: Region, i: int) -> Ways:
         """The same as seen from outside: with the dim that a scan slices or stacks."""
         structure = region.graph.operators[i].structure
         assert structure is not None
@@ -194,7 +180,7 @@ class _Expander:
         region: Region,
         number: int,
         t: int,
-        layouts: dict[int, tuple[tuple[Layout, ...], tuple[Layout, ...]]],
+        layouts: dict[int, Ways],
     ) -> bool:
         """Whether a member of the block that makes `t` wants it without partial terms."""
         for i in region.users[t]:

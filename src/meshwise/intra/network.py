@@ -18,7 +18,7 @@ from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout, replicated, shift_in, used_axes
 from meshwise.graph.loops import Strategy
 from meshwise.graph.structure import PREDICATE
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.boundaries import entering, leaving
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.evaluators import Evaluators, resharding_s
@@ -206,7 +206,7 @@ class _Builder:
                     ref=(region.index, number),
                     cost_s=table.cost_s * region.trips,
                     table=table,
-                    key=self.key((id(table), region.trips)),
+                    key=self.key((evaluator.forbid, key, region.trips)),
                     position=(*region.path, block.members[0]),
                 )
             )

@@ -20,12 +20,12 @@ from meshwise.assignment.solve import Recorder, solve
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators
-from meshwise.intra.fit import fit
-from meshwise.intra.judged import Judge, JudgedChoice
+from meshwise.intra.limit.fit import fit
+from meshwise.intra.limit.judged import Judge, JudgedChoice
+from meshwise.intra.limit.refusal import no_choice, too_large
 from meshwise.intra.network import LayoutNetwork, build_network
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.propagate import propagate
-from meshwise.intra.refusal import no_choice, too_large
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import find_ties, tied_problem, untied
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
 from meshwise.intra.shapes import BlockShape, moved_bytes

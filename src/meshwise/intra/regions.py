@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph
-from meshwise.intra.blocks import CLUSTER, Blocks, partition
+from meshwise.intra.blocks.partition import CLUSTER, Blocks, partition
 from meshwise.intra.options import OperatorPath
 
 # Uses of one tensor with more heavy operators between them than this get copies of their own:

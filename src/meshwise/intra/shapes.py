@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.loops import Strategy, divides, operand_layouts, result_layouts
-from meshwise.intra.blocks import OperatorBlock
+from meshwise.intra.blocks.partition import OperatorBlock
 
 # Layouts of the operands and of the results of an operator.
 Ways: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...]]

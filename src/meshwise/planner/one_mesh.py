@@ -16,8 +16,8 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.evaluators import Evaluators
+from meshwise.intra.limit.refusal import smallest_refusal
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
-from meshwise.intra.refusal import smallest_refusal
 from meshwise.intra.regions import Region, regions
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import REPLAN, REPORT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -82,6 +82,122 @@ class NamedLayers(LayerSource, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """The stages that were chosen.
+
+    Attributes:
+        source: The layers.
+        found: What the search found.
+        costs: Its plans of layers.
+        known: What a plan says of these layers.
+    """
+
+    source: NamedLayers
+    found: FoundPipeline
+    costs: VariantCosts
+    known: _KnownLayers = field(default_factory=_KnownLayers)
+
+    def stages(self, cluster: Cluster) -> tuple[tuple[Stage, ...], Schedule, tuple[int, ...]]:
+        """Return the stages at their places, their schedule, and the delays in it.
+
+        Args:
+            cluster: Where they run.
+
+        Raises:
+            WaitingWeightsError: what waits for gradients of weights does not fit.
+        """
+        problem, first = self.found.problem, self._first_devices(cluster)
+        schedule, count = problem.schedule, problem.num_microbatches
+        table = schedule.table(len(first), count, len(set(first)))
+        stages = tuple(self._stage(index, place) for index, place in enumerate(first))
+        if table.splits_backward or schedule.delays_weights:
+            stages = tuple(map(self._with_weights_apart, range(len(stages)), stages))
+        if table.num_meshes < len(stages):
+            stages = _on_shared_meshes(stages, table)
+        delays = asked_delays(schedule, stages, cluster, count)
+        if delays:
+            table = with_delays(table, delays)
+        if table.splits_backward:
+            stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
+        return stages, table, delays
+
+    def piece(self, number: int, layer: Layer) -> PieceGraph:
+        """Return the graph that was planned of a layer of a stage."""
+        return self._piece(self.found.plan.stages[number], layer.layer)
+
+    def _piece(self, span: StageSpan, layer: int) -> PieceGraph:
+        variant = self.found.variants[span.submesh][span.variant]
+        return self.costs.piece(layer, variant, self.found.problem.num_microbatches)
+
+    def _first_devices(self, cluster: Cluster) -> Sequence[int]:
+        spans, problem = self.found.plan.stages, self.found.problem
+        is_placed = any(problem.costs.submeshes[s.submesh].starts is not None for s in spans)
+        if problem.schedule.chunks > 1 or is_placed:
+            return [s.first_device for s in spans]
+        shapes = [self.found.kinds[s.submesh].shape for s in spans]
+        return place_stages(shapes, cluster.num_hosts, cluster.devices_per_host)
+
+    def _layers(self, index: int) -> list[tuple[PieceGraph, Entry, _LayerFacts]]:
+        """Return the layers of a stage, their plans, and what a plan says of them."""
+        span = self.found.plan.stages[index]
+        mesh = self.found.variants[span.submesh][span.variant].mesh
+        numbers = range(span.first_layer, span.last_layer + 1)
+        pieces = [self._piece(span, k) for k in numbers]
+        entries = stage_plan(self.found, self.costs, span).entries
+        return [
+            (piece, entry, self.known.facts(piece, entry, mesh))
+            for piece, entry in zip(pieces, entries, strict=True)
+        ]
+
+    def _stage(self, index: int, first_device: int) -> Stage:
+        """Return a stage, without what it does in a step."""
+        found, problem, source = self.found, self.found.problem, self.source
+        span = found.plan.stages[index]
+        variant = found.variants[span.submesh][span.variant]
+        run = stage_plan(found, self.costs, span)
+        memory, submesh = run.memory, problem.costs.submeshes[span.submesh]
+        facts = [layer for _, _, layer in self._layers(index)]
+        is_last = index == len(found.plan.stages) - 1
+        sent = 0 if is_last else source.crossing_bytes(span.last_layer)
+        return Stage(
+            layers=tuple(
+                Layer(
+                    layer=k,
+                    equal_to=source.classes[k],
+                    arguments=tuple(
+                        replace(argument, name=name)
+                        for name, argument in zip(source.state_names(k), layer.state, strict=True)
+                    ),
+                    decision=layer.decision,
+                )
+                for k, layer in enumerate(facts, span.first_layer)
+            ),
+            submesh=found.kinds[span.submesh].shape,
+            first_device=first_device,
+            mesh=variant.mesh,
+            remat=variant.remat,
+            forward_s=sum(layer.forward_s for layer in facts),
+            backward_s=sum(layer.backward_s for layer in facts),
+            forward_gather_s=run.arriving_s,
+            backward_gather_s=run.returning_s,
+            once_s=run.once_s,
+            resident_bytes=memory.resident_bytes,
+            microbatch_bytes=memory.microbatch_bytes,
+            temporary_bytes=memory.temporary_bytes,
+            in_flight=round(in_flight(problem, found.plan.stages, index)),
+            memory_bytes=int(submesh.memory_bytes + submesh.reserved_bytes),
+            send_bytes=sent // problem.num_microbatches,
+        )
+
+    def _with_weights_apart(self, index: int, stage: Stage) -> Stage:
+        layers = [
+            SplitLayer(piece=piece, decision=plan.decision, backward_s=layer.backward_s)
+            for piece, plan, layer in self._layers(index)
+        ]
+        return with_weights_apart(stage, layers)
+
+
 def finished(
     source: NamedLayers,
     cluster: Cluster,
@@ -112,39 +228,15 @@ def finished(
             does not fit.
         PlanError: the plan does not fit, which is an error of the planner.
     """
-    chosen = found.plan.stages
-    shapes = [found.kinds[s.submesh].shape for s in chosen]
-    first = [s.first_device for s in chosen]
+    chosen = _Chosen(source=source, found=found, costs=costs)
     schedule, count = found.problem.schedule, found.problem.num_microbatches
-    is_placed = any(found.problem.costs.submeshes[s.submesh].starts is not None for s in chosen)
-    if schedule.chunks == 1 and not is_placed:
-        first = list(place_stages(shapes, cluster.num_hosts, cluster.devices_per_host))
-    num_meshes = len(set(first))
-    table = schedule.table(len(chosen), count, num_meshes)
-    splits_backward = table.splits_backward or schedule.delays_weights
-    known = _KnownLayers()
-    stages = tuple(
-        _stage(source, found, costs, index, place, known, splits_backward=splits_backward)
-        for index, place in enumerate(first)
-    )
-    if num_meshes < len(stages):
-        stages = _on_shared_meshes(stages, table)
-    delays = asked_delays(schedule, stages, cluster, count)
-    if delays:
-        table = with_delays(table, delays)
-    if table.splits_backward:
-        stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
+    stages, table, delays = chosen.stages(cluster)
     timeline = simulate_stages(
         stages,
         cluster,
         table,
         hides_transfers=schedule.hides_transfers,
     )
-
-    def piece(number: int, layer: Layer) -> PieceGraph:
-        stage = chosen[number]
-        return costs.piece(layer.layer, found.variants[stage.submesh][stage.variant], count)
-
     bare = Plan(
         # As its file gives it: without what a user's own kind of cluster can do besides.
         cluster=Cluster(name=cluster.name, groups=cluster.groups),
@@ -163,24 +255,28 @@ def finished(
         step_flop=step_flop,
         tied=tuple(tied),
         cuts=tuple(cuts),
-        decisions=tuple(known.decisions),
+        decisions=tuple(chosen.known.decisions),
         delays=delays,
         fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
     )
-
-    plan = with_work(bare, piece)
+    plan = with_work(bare, chosen.piece)
 
     def memory(stage: Stage) -> int:
         return memory_bytes or device_memory_bytes(stage, cluster)
 
-    check_pipeline_fits(plan, piece, memory, REPORT)
+    check_pipeline_fits(plan, chosen.piece, memory, REPORT)
     return plan, timeline
 
 
 def stage_decisions(
     found: FoundPipeline, costs: VariantCosts
 ) -> tuple[tuple[GraphDecision, ...], ...]:
-    """For each stage the plans of its layers."""
+    """Return for each stage the plans of its layers.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers.
+    """
     return tuple(
         tuple(plan.decision for plan in stage_plan(found, costs, stage).entries)
         for stage in found.plan.stages
@@ -188,7 +284,13 @@ def stage_decisions(
 
 
 def stage_plan(found: FoundPipeline, costs: VariantCosts, stage: StageSpan) -> RunPlan:
-    """The plans of the layers of a stage."""
+    """Return the plans of the layers of a stage.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers.
+        stage: One of its stages.
+    """
     if stage in found.replanned:
         return found.replanned[stage]
     variant = found.variants[stage.submesh][stage.variant]
@@ -228,65 +330,3 @@ def pipeline_fingerprint(
                 known[key] = fingerprint(graph_of(*key).graph)
             found.append(known[key])
     return joint_fingerprint(found)
-
-
-def _stage(
-    source: NamedLayers,
-    found: FoundPipeline,
-    costs: VariantCosts,
-    index: int,
-    first_device: int,
-    known: _KnownLayers,
-    *,
-    splits_backward: bool,
-) -> Stage:
-    """Return a stage, without what it does in a step."""
-    problem, span = found.problem, found.plan.stages[index]
-    variant = found.variants[span.submesh][span.variant]
-    count, num_stages = problem.num_microbatches, len(found.plan.stages)
-    run = stage_plan(found, costs, span)
-    memory = run.memory
-    numbers = range(span.first_layer, span.last_layer + 1)
-    pieces = [costs.piece(k, variant, count) for k in numbers]
-    facts = [
-        known.facts(piece, plan, variant.mesh)
-        for piece, plan in zip(pieces, run.entries, strict=True)
-    ]
-    is_last = index == num_stages - 1
-    submesh = problem.costs.submeshes[span.submesh]
-    whole = Stage(
-        layers=tuple(
-            Layer(
-                layer=k,
-                equal_to=source.classes[k],
-                arguments=tuple(
-                    replace(argument, name=name)
-                    for name, argument in zip(source.state_names(k), layer.state, strict=True)
-                ),
-                decision=layer.decision,
-            )
-            for k, layer in zip(numbers, facts, strict=True)
-        ),
-        submesh=found.kinds[span.submesh].shape,
-        first_device=first_device,
-        mesh=variant.mesh,
-        remat=variant.remat,
-        forward_s=sum(layer.forward_s for layer in facts),
-        backward_s=sum(layer.backward_s for layer in facts),
-        forward_gather_s=run.arriving_s,
-        backward_gather_s=run.returning_s,
-        once_s=run.once_s,
-        resident_bytes=memory.resident_bytes,
-        microbatch_bytes=memory.microbatch_bytes,
-        temporary_bytes=memory.temporary_bytes,
-        in_flight=round(in_flight(problem, found.plan.stages, index)),
-        memory_bytes=int(submesh.memory_bytes + submesh.reserved_bytes),
-        send_bytes=0 if is_last else source.crossing_bytes(span.last_layer) // count,
-    )
-    if not splits_backward:
-        return whole
-    layers = [
-        SplitLayer(piece=piece, decision=plan.decision, backward_s=layer.backward_s)
-        for piece, plan, layer in zip(pieces, run.entries, facts, strict=True)
-    ]
-    return with_weights_apart(whole, layers)

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.inter.stages.bottleneck_search import FoundStages
-from meshwise.inter.stages.objective import step_time
-from meshwise.inter.stages.stage_arrays import Devices
-from meshwise.inter.stages.stage_kernels import (
+from meshwise.inter.stages.kernels.stage_arrays import Devices, Limits, Relaxation
+from meshwise.inter.stages.kernels.stage_kernels import (
     cheapest_stages,
     cost_to_end,
     least_fill_of_groups,
     stages_of_bound,
 )
+from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_options import FloatArray, StageOptions, devices_of
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 
@@ -77,14 +77,11 @@ def least_fill(
         value, way = cheapest_stages(
             table,
             devices,
-            bound.cost,
-            bound.to_end,
-            load,
-            once,
+            Relaxation(bound.cost, bound.to_end),
+            Limits(load, once, bound.toll),
             # The bound and the stages add the tolls in another order.
             limit + tolls + 1e-12 * abs(tolls),
             num_stages,
-            bound.toll,
         )
         if math.isfinite(value):
             return _found(problem, options, [(int(o), int(p) * unit) for o, p in way])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshwise.inter.stages.stage_arrays import Devices, Options
-from meshwise.inter.stages.stage_filter_kernels import dominated, most_that_fit
+from meshwise.inter.stages.kernels.stage_arrays import Devices, Options
+from meshwise.inter.stages.kernels.stage_filter_kernels import dominated, most_that_fit
 from meshwise.inter.stages.stage_problem import StageProblem
 
 FloatArray = npt.NDArray[np.float64]

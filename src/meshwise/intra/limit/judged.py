@@ -11,7 +11,7 @@ import numpy as np
 from meshwise.assignment.problem import Array, Problem, Row, Solution, objective
 from meshwise.assignment.solve import Recorder, solve
 from meshwise.intra.expand import expand
-from meshwise.intra.memory_rows import MemoryRows
+from meshwise.intra.limit.memory_rows import MemoryRows
 from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.shapes import local_bytes
 from meshwise.intra.ties import Ties, tied_row

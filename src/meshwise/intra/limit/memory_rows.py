@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.assignment.problem import Array, Row
-from meshwise.graph.graph import Operator, Tensor
+from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
-from meshwise.graph.loops import Strategy
-from meshwise.intra.blocks import BODIES, CLUSTER
+from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.network import BLOCK, Edge, LayoutNetwork
 from meshwise.intra.regions import END, OWN_GROUP, Region
-from meshwise.intra.shapes import local_bytes, strategy_layouts
+from meshwise.intra.shapes import local_bytes
 from meshwise.memory.liveness import Liveness, liveness
 from meshwise.memory.peak import Buffer
 
@@ -66,7 +65,6 @@ class MemoryRows:
         self.network = network
         self.sizes = network.mesh.sizes
         self.live: list[Liveness] = [liveness(r.graph) for r in network.regions]
-        self.known: dict[tuple[int, Strategy], tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {}
         self.inner = {r.path: r for r in network.regions}
         self.terms: list[list[_Term]] = [[] for _ in network.regions]
         self.later: list[list[_Later]] = [[] for _ in network.regions]
@@ -190,8 +188,7 @@ class MemoryRows:
         table = self.network.nodes[node].table
         assert table is not None
         member = block.members.index(i)
-        layouts = [self._strategy_layouts(op, s[member])[1][place] for s in table.strategies]
-        return layouts, node
+        return [ways[member][1][place] for ways in table.ways], node
 
     def _moves(self, region: Region) -> None:
         """Copies inside of clusters."""
@@ -317,13 +314,12 @@ class MemoryRows:
                 if u == t and region.groups[i, k] == edge.group:
                     slots.append((place, i, k))
         spans: dict[tuple[int, int], Array] = {}
-        for choice, strategies in enumerate(table.strategies):
+        for choice, ways in enumerate(table.ways):
             seen: dict[Layout, tuple[int, int]] = {}
             for place, i, k in slots:
-                op = region.graph.operators[i]
-                found = self._strategy_layouts(op, strategies[place])
-                first, _ = seen.get(found[0][k], (i, i))
-                seen[found[0][k]] = (first, i)
+                wanted = ways[place][0][k]
+                first, _ = seen.get(wanted, (i, i))
+                seen[wanted] = (first, i)
             for layout, (first, last) in seen.items():
                 size = local_bytes(tensor, layout, self.sizes)
                 weights = spans.setdefault(
@@ -334,16 +330,6 @@ class MemoryRows:
                         weights[row, choice] += size
         for (first, last), weights in spans.items():
             self._add(edge.place, first, last, edge.source, edge.target, weights, is_copy=True)
-
-    def _strategy_layouts(
-        self, op: Operator, strategy: Strategy
-    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-        key = (id(op), strategy)
-        if key not in self.known:
-            found = strategy_layouts(op, strategy, self.sizes)
-            assert found is not None
-            self.known[key] = found
-        return self.known[key]
 
     def _difference(
         self, tensor: Tensor, left: Sequence[Layout], wants: Sequence[tuple[Layout, ...]]

@@ -5,8 +5,8 @@ of the choices; what is live at the peak of one plan is.  So each plan that does
 row: the bytes of what is live at its peak, bounded by the same part of the limit.  Prices on rows
 lead to plans that hold less, each a problem without rows; what they chose is mixed within the rows.
 Every plan is judged by its true peak: one that does not fit is never returned.  If prices find
-none, the plan of least peak (`intra.least_peak`) decides, which does not depend on the limit: what
-an error names is enough.  Small problems are settled by enumeration, with the true peak alone.
+none, the plan of least peak (`least_peak`) decides, which does not depend on the limit: what an
+error names is enough.  Small problems are settled by enumeration, with the true peak alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from meshwise.assignment.exact.best_first import (
 from meshwise.assignment.problem import Array, Problem, Row, Solution, objective, row_weight
 from meshwise.assignment.search.descent import DescentWithin
 from meshwise.assignment.search.mixture import Recombiner
-from meshwise.intra.judged import Judge, JudgedChoice
-from meshwise.intra.least_peak import COST_SHARE, Least, least_peak, lightest
-from meshwise.intra.refusal import too_large
+from meshwise.intra.limit.judged import Judge, JudgedChoice
+from meshwise.intra.limit.least_peak import COST_SHARE, Least, least_peak, lightest
+from meshwise.intra.limit.refusal import too_large
 from meshwise.memory.peak import Peak
 from meshwise.plan.decision import GraphDecision
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshwise.assignment.bounds.row_prices import priced_problem
 from meshwise.assignment.problem import Problem, Row, objective, row_weight
-from meshwise.intra.judged import Judge, JudgedChoice
+from meshwise.intra.limit.judged import Judge, JudgedChoice
 
 _ROUNDS = 12
 # Rounds without a smaller peak after which no more are tried.

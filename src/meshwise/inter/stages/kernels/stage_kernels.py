@@ -3,18 +3,22 @@
 All kernels are in this one file, for Numba keeps what it compiled until the file changes.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.inter.stages.stage_arrays import Devices, Options
+from meshwise.inter.stages.kernels.stage_arrays import (
+    BoolArray,
+    Devices,
+    FloatArray,
+    IntArray,
+    Limits,
+    Options,
+    Relaxation,
+)
 from meshwise.kernels.compiler import kernel, part
-
-Array = Any
 
 _INF = np.inf
 _LARGE = 1e300
@@ -37,7 +41,7 @@ def _load(t: float, fill: float, passed: float, options: Options) -> float:
 @kernel
 def least_fill_of_groups(
     options: Options, most_load: float, most_once: float
-) -> tuple[Array, Array]:
+) -> tuple[FloatArray, IntArray]:
     """For each group the least fill within the limits, its cheapest transfer included.
 
     Memory counts with the least number of stages that can follow; that number, for each first
@@ -67,7 +71,7 @@ def least_fill_of_groups(
 
 
 @part
-def _least_devices_before(options: Options, cost: Array, devices: Devices) -> Array:
+def _least_devices_before(options: Options, cost: FloatArray, devices: Devices) -> IntArray:
     """Devices that the layers before each one take at least."""
     num_layers = len(options.first_group) - 1
     least = np.full(num_layers + 1, devices.total + 1)
@@ -82,7 +86,7 @@ def _least_devices_before(options: Options, cost: Array, devices: Devices) -> Ar
 
 
 @part
-def _relax(row: Array, after: Array, low: int, high: int, size: int, cost: float) -> None:
+def _relax(row: FloatArray, after: FloatArray, low: int, high: int, size: int, cost: float) -> None:
     """Positions low to high: a stage of this cost and size, and what follows it."""
     here, there = row[low : high + 1], after[low + size : high + size + 1]
     for p in range(len(here)):
@@ -91,7 +95,15 @@ def _relax(row: Array, after: Array, low: int, high: int, size: int, cost: float
 
 
 @part
-def _relax_at(row: Array, after: Array, start: Array, low: int, high: int, size: int, cost: float):
+def _relax_at(
+    row: FloatArray,
+    after: FloatArray,
+    start: BoolArray,
+    positions: tuple[int, int],
+    size: int,
+    cost: float,
+) -> None:
+    low, high = positions
     for p in range(low, high + 1):
         if start[p]:
             value = after[p + size] + cost
@@ -99,7 +111,7 @@ def _relax_at(row: Array, after: Array, start: Array, low: int, high: int, size:
 
 
 @kernel
-def cost_to_end(options: Options, cost: Array, devices: Devices) -> Array:
+def cost_to_end(options: Options, cost: FloatArray, devices: Devices) -> FloatArray:
     """Least cost of the layers from k on, on the devices from p on, with costs of groups.
 
     A lower bound of what remains at (k, p): memory and transfers count as in the costs of groups.
@@ -122,15 +134,15 @@ def cost_to_end(options: Options, cost: Array, devices: Devices) -> Array:
         for g in range(options.first_group[k], options.first_group[k + 1]):
             if cost[g] == _INF:
                 continue
-            size, end = devices.size[options.kind[g]], options.last[g] + 1
-            first, last = max(low[end] - size, before[k]), high[end] - size
+            size, end = int(devices.size[options.kind[g]]), int(options.last[g]) + 1
+            first, last = int(max(low[end] - size, before[k])), int(high[end]) - size
             if first > last:
                 continue
             if anywhere:
                 _relax(row, least[end], first, last, size, cost[g])
             else:
                 start = devices.may_start[options.kind[g]]
-                _relax_at(row, least[end], start, first, last, size, cost[g])
+                _relax_at(row, least[end], start, (first, last), size, cost[g])
             low[k], high[k] = min(low[k], first), max(high[k], last)
         if not anywhere and not devices.use_all and high[k] >= 0:
             # Devices may be passed over.
@@ -141,16 +153,18 @@ def cost_to_end(options: Options, cost: Array, devices: Devices) -> Array:
 
 
 @kernel
-def stages_of_bound(options: Options, cost: Array, to_end: Array, devices: Devices) -> int:
+def stages_of_bound(
+    options: Options, cost: FloatArray, to_end: FloatArray, devices: Devices
+) -> int:
     """How many stages the way has that `cost_to_end` found from the first layer and device."""
     num_layers = len(options.first_group) - 1
     skips = devices.may_start.size > 0 and not devices.use_all
-    k: Any = np.int64(0)
-    p: Any = np.int64(0)
+    k = 0
+    p = 0
     count = 0
     while k < num_layers and to_end[k, p] < _INF:
         best = _INF
-        chosen: Any = np.int64(-1)
+        chosen = -1
         for g in range(options.first_group[k], options.first_group[k + 1]):
             if cost[g] < _INF and _may_start(options.kind[g], p, devices):
                 q = p + devices.size[options.kind[g]]
@@ -162,8 +176,8 @@ def stages_of_bound(options: Options, cost: Array, to_end: Array, devices: Devic
         elif chosen < 0:
             break
         else:
-            p += devices.size[options.kind[chosen]]
-            k = options.last[chosen] + 1
+            p += int(devices.size[options.kind[chosen]])
+            k = int(options.last[chosen]) + 1
             count += 1
     return count
 
@@ -177,8 +191,8 @@ def _may_start(kind: int, p: int, devices: Devices) -> bool:
 
 @part
 def _cost_from_start(
-    options: Options, cost: Array, to_end: Array, devices: Devices, cutoff: float
-) -> Array:
+    options: Options, cost: FloatArray, to_end: FloatArray, devices: Devices, cutoff: float
+) -> FloatArray:
     """Least cost of the layers before k on the devices before p, where it can lead to a solution.
 
     Infinite where every solution through (k, p) costs more than the cutoff.
@@ -214,8 +228,8 @@ class _Labels(NamedTuple):
             4: next label, -1 at the end; 5: how many of `Options.before` the first stage allows.
     """
 
-    value: Array
-    number: Array
+    value: FloatArray
+    number: IntArray
 
 
 @part
@@ -233,16 +247,67 @@ class _Found(NamedTuple):
     Attributes:
         labels: One for each [class, number of stages, level]; the value is infinite if none.
         touched: The places of those that are not, in the order in which they were found.
-        count: How many these are; one entry.
+        num_touched: How many these are; one entry.
+        number: Room for one row of `labels.number`.
     """
 
     labels: _Labels
-    touched: Array
-    count: Array
+    touched: IntArray
+    num_touched: IntArray
+    number: IntArray
+
+
+class _State(NamedTuple):
+    """A first layer and device.
+
+    Attributes:
+        layer: The layer.
+        device: The device.
+        room: What the stages from here to the end may cost.
+    """
+
+    layer: int
+    device: int
+    room: float
+
+
+class _Choice(NamedTuple):
+    """What may be chosen.
+
+    Attributes:
+        options: The stages.
+        limits: Their limits.
+    """
+
+    options: Options
+    limits: Limits
 
 
 @part
-def _level(slot: float, fill: float, after: float, before: Array, most: float, options: Options):
+def _nothing_found(options: Options) -> _Found:
+    width = options.num_classes * len(options.first_group) * (options.before.shape[2] + 1)
+    return _Found(
+        _Labels(np.full(width, _INF), np.empty((width, _COLUMNS), np.int64)),
+        np.empty(width, np.int64),
+        np.zeros(1, np.int64),
+        np.empty(_COLUMNS, np.int64),
+    )
+
+
+@part
+def _end_labels() -> _Labels:
+    """Label 0, which all ends share: no stages."""
+    labels = _Labels(np.empty(1024), np.empty((1024, _COLUMNS), np.int64))
+    labels.value[0] = 0.0
+    labels.number[0, :] = 0
+    labels.number[0, 4] = -1
+    return labels
+
+
+@part
+def _level(
+    slot: float, fill: float, after: float, before: FloatArray, most: float, options: Options
+):
     """How many of the least transfers to the left a stage allows, with half of that to the right.
 
     Args:
@@ -265,31 +330,24 @@ def _level(slot: float, fill: float, after: float, before: Array, most: float, o
 
 
 @part
-def _offer(value: float, number: Array, options: Options, found: _Found) -> None:
+def _offer(value: float, number: IntArray, options: Options, found: _Found) -> None:
     """Keep a way if it is the best of its class, number of stages and level."""
     at = options.right_class[number[2]] * len(options.first_group) + number[0]
     at = at * (options.before.shape[2] + 1) + number[5]
     if value < found.labels.value[at]:
         if found.labels.value[at] == _INF:
-            found.touched[found.count[0]] = at
-            found.count[0] += 1
+            found.touched[found.num_touched[0]] = at
+            found.num_touched[0] += 1
         found.labels.value[at] = value
         found.labels.number[at] = number
 
 
 @part
 def _extend(
-    g: int,
-    label: int,
-    start: tuple[int, int],
-    room: float,
-    limits: tuple[float, float, float],
-    options: Options,
-    labels: _Labels,
-    found: _Found,
-    number: Array,
+    g: int, label: int, state: _State, choice: _Choice, labels: _Labels, found: _Found
 ) -> None:
     """Put a stage of a group, at a first layer and device, before a label."""
+    options, limits = choice
     kind, last = options.kind[g], options.last[g]
     transfer = 0.0
     if last < len(options.first_group) - 2:
@@ -297,29 +355,30 @@ def _extend(
         if options.rank[last, kind, options.right_class[right]] >= labels.number[label, 5]:
             # Too much for the stage on the right.
             return
-        transfer = options.transfer[last, kind, right]
+        transfer = float(options.transfer[last, kind, right])
     count = labels.number[label, 0] + 1
     top, best = 0, -1
-    if start[0] > 0:
-        before = options.before[start[0] - 1, options.right_class[kind]]
+    before = np.empty(0)
+    if state.layer > 0:
+        before = options.before[state.layer - 1, options.right_class[kind]]
         top = len(before)
     for o in range(options.first_option[g], options.first_option[g + 1]):
-        value = options.fill[o] + limits[2] + transfer + labels.value[label]
-        if value > room:
+        value = options.fill[o] + limits.toll + transfer + labels.value[label]
+        if value > state.room:
             return
-        if count > options.most_to_end[o] or options.once[o] > limits[1]:
+        if count > options.most_to_end[o] or options.once[o] > limits.once:
             continue
         slot, fill = options.slot[o], options.fill[o]
-        if _load(slot, fill, 0.5 * transfer, options) > limits[0]:
+        if _load(slot, fill, 0.5 * transfer, options) > limits.load:
             continue
         level = 0
         if top > 0:
-            level = _level(slot, fill, 0.5 * transfer, before, limits[0], options)
+            level = _level(slot, fill, 0.5 * transfer, before, limits.load, options)
             if level == 0:
                 continue
         if level > best:
-            number[:] = (count, o, kind, start[1], label, level)
-            _offer(value, number, options, found)
+            found.number[:] = (count, o, kind, state.device, label, level)
+            _offer(value, found.number, options, found)
             best = level
         if level == top:
             # The next options of the group have more fill.
@@ -327,7 +386,7 @@ def _extend(
 
 
 @part
-def _keep(labels: _Labels, used: int, value: float, number: Array) -> _Labels:
+def _keep(labels: _Labels, used: int, value: float, number: IntArray) -> _Labels:
     """Write a label at the end; the arrays grow where they must."""
     if used == len(labels.value):
         labels = _grown(labels)
@@ -338,7 +397,7 @@ def _keep(labels: _Labels, used: int, value: float, number: Array) -> _Labels:
 
 @part
 def _keep_best(
-    labels: _Labels, used: int, found: _Found, num_layers: int, levels: int, every: bool
+    labels: _Labels, used: int, found: _Found, options: Options, every: bool
 ) -> tuple[_Labels, int]:
     """Keep what was found, of each class what no other beats, and make room for the next state.
 
@@ -346,15 +405,14 @@ def _keep_best(
         labels: All labels.
         used: How many there are.
         found: One for each class, number of stages and level.
-        num_layers: L.
-        levels: How many there are.
+        options: The stages.
         every: Keep more stages at a higher cost too: their number may be what is wanted.
 
     Returns:
         All labels, and how many there are.
     """
-    width = (num_layers + 1) * levels
-    touched = np.sort(found.touched[: found.count[0]])
+    width = len(options.first_group) * (options.before.shape[2] + 1)
+    touched = np.sort(found.touched[: found.num_touched[0]])
     begin = 0
     while begin < len(touched):
         end = begin
@@ -374,11 +432,11 @@ def _keep_best(
                     is_beaten = True
                     break
             if not is_beaten:
-                labels = _keep(labels, used, value, number)
+                labels = _keep(labels, used, float(value), number)
                 used += 1
         begin = end
     found.labels.value[touched] = _INF
-    found.count[0] = 0
+    found.num_touched[0] = 0
     return labels, used
 
 
@@ -396,14 +454,11 @@ def _take_over(
 def cheapest_stages(
     options: Options,
     devices: Devices,
-    cost: Array,
-    to_end: Array,
-    most_load: float,
-    most_once: float,
+    relaxation: Relaxation,
+    limits: Limits,
     cutoff: float,
     num_stages: int,
-    toll: float,
-) -> tuple[float, Array]:
+) -> tuple[float, IntArray]:
     """Least fill and transfers of stages within the limits that cost no more than the cutoff.
 
     From the last layer to the first, each state (k, p) keeps its best ways to the end by number of
@@ -413,65 +468,52 @@ def cheapest_stages(
     Args:
         options: The stages.
         devices: The devices.
-        cost: Of `least_fill_of_groups`, for the same limits, the toll added.
-        to_end: Of `cost_to_end`, with these costs.
-        most_load: Limit of what a stage adds to the steady state.
-        most_once: Limit of its time once a step.
+        relaxation: Lower bounds, for the same limits.
+        limits: Of every stage.
         cutoff: Costlier solutions are not wanted; tolls count.
         num_stages: Exactly so many; any number if below 1.
-        toll: Added to the cost of every stage.
 
     Returns:
         The cost with tolls, infinite if there is none; for each stage its option and first device.
     """
     num_layers, count = len(options.first_group) - 1, devices.total
+    cost, to_end = relaxation
     # What is impossible is above every cutoff.
     cutoff = min(cutoff, _LARGE)
-    limits = (most_load * _ROUNDING, most_once * _ROUNDING, toll)
+    within = Limits(limits.load * _ROUNDING, limits.once * _ROUNDING, limits.toll)
+    choice = _Choice(options, within)
     skips = devices.may_start.size > 0 and not devices.use_all
     from_start = _cost_from_start(options, cost, to_end, devices, cutoff)
-    labels = _Labels(np.empty(1024), np.empty((1024, _COLUMNS), np.int64))
-    # Label 0, shared by all ends: no stages.
-    labels.value[0] = 0.0
-    labels.number[0, :] = 0
-    labels.number[0, 4] = -1
-    used: Any = np.int64(1)
+    labels, used, found = _end_labels(), 1, _nothing_found(options)
     first = np.zeros((num_layers + 1, count + 2), np.int64)
     behind = np.zeros((num_layers + 1, count + 2), np.int64)
     for p in range(count + 1):
         behind[num_layers, p] = 1 if from_start[num_layers, p] < _INF else 0
-    levels = options.before.shape[2] + 1
-    width = options.num_classes * (num_layers + 1) * levels
-    found = _Found(
-        _Labels(np.full(width, _INF), np.empty((width, _COLUMNS), np.int64)),
-        np.empty(width, np.int64),
-        np.zeros(1, np.int64),
-    )
-    number = np.empty(_COLUMNS, np.int64)
     for k in range(num_layers - 1, -1, -1):
         for p in range(count, -1, -1):
-            room = cutoff - from_start[k, p]
-            if from_start[k, p] == _INF or to_end[k, p] > room:
+            state = _State(k, p, cutoff - from_start[k, p])
+            if from_start[k, p] == _INF or to_end[k, p] > state.room:
                 continue
             for g in range(options.first_group[k], options.first_group[k + 1]):
                 kind = options.kind[g]
                 if cost[g] == _INF or not _may_start(kind, p, devices):
                     continue
                 end, q = options.last[g] + 1, p + devices.size[kind]
-                if cost[g] + to_end[end, q] > room:
+                if cost[g] + to_end[end, q] > state.room:
                     continue
                 for label in range(first[end, q], behind[end, q]):
-                    _extend(g, label, (k, p), room, limits, options, labels, found, number)
+                    _extend(g, label, state, choice, labels, found)
             if skips:
-                _take_over(first[k, p + 1], behind[k, p + 1], room, options, labels, found)
+                ends = first[k, p + 1], behind[k, p + 1]
+                _take_over(ends[0], ends[1], state.room, options, labels, found)
             first[k, p] = used
-            labels, used = _keep_best(labels, used, found, num_layers, levels, num_stages >= 1)
+            labels, used = _keep_best(labels, used, found, options, num_stages >= 1)
             behind[k, p] = used
     return _best_way(first[0, 0], behind[0, 0], labels, num_stages)
 
 
 @part
-def _best_way(first: int, behind: int, labels: _Labels, num_stages: int) -> tuple[float, Array]:
+def _best_way(first: int, behind: int, labels: _Labels, num_stages: int) -> tuple[float, IntArray]:
     best, value = -1, _INF
     for label in range(first, behind):
         fits = num_stages < 1 or labels.number[label, 0] == num_stages

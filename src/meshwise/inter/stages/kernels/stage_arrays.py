@@ -5,9 +5,14 @@ Kernels take these arrays, so that this file counts for the folder of `meshwise.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
-Array = Any
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Options(NamedTuple):
@@ -36,21 +41,21 @@ class Options(NamedTuple):
         hides: Whether transfers run beside computation.
     """
 
-    first_group: Array
-    last: Array
-    kind: Array
-    first_option: Array
-    least_transfer: Array
-    least_before: Array
-    slot: Array
-    fill: Array
-    once: Array
-    most_to_end: Array
-    right_class: Array
+    first_group: IntArray
+    last: IntArray
+    kind: IntArray
+    first_option: IntArray
+    least_transfer: FloatArray
+    least_before: FloatArray
+    slot: FloatArray
+    fill: FloatArray
+    once: FloatArray
+    most_to_end: IntArray
+    right_class: IntArray
     num_classes: int
-    transfer: Array
-    before: Array
-    rank: Array
+    transfer: FloatArray
+    before: FloatArray
+    rank: IntArray
     more_batches: float
     hides: bool
 
@@ -65,7 +70,33 @@ class Devices(NamedTuple):
         use_all: Whether all must be used.
     """
 
-    size: Array
+    size: IntArray
     total: int
-    may_start: Array
+    may_start: BoolArray
     use_all: bool
+
+
+class Limits(NamedTuple):
+    """What every stage must keep within.
+
+    Attributes:
+        load: What it may add to the steady state, in seconds.
+        once: Its time once a step at most, in seconds.
+        toll: What is added to its cost, in seconds.
+    """
+
+    load: float
+    once: float
+    toll: float
+
+
+class Relaxation(NamedTuple):
+    """Lower bounds of the cost of stages.
+
+    Attributes:
+        cost: Of `least_fill_of_groups`, the toll added.
+        to_end: Of `cost_to_end`, with these costs.
+    """
+
+    cost: FloatArray
+    to_end: FloatArray

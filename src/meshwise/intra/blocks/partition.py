@@ -17,7 +17,8 @@ from typing import NamedTuple
 from meshwise.graph.graph import Graph
 from meshwise.graph.light import is_light
 from meshwise.graph.loops import LoopRule
-from meshwise.intra.linear import carriers
+from meshwise.intra.blocks.linear import carriers
+from meshwise.system.identity import Same
 
 SINGLE = "single"
 CLUSTER = "cluster"
@@ -105,6 +106,9 @@ class _Clusters:
         self.loop_parent: dict[tuple[int, int], tuple[int, int]] = {}
         self.owners: dict[tuple[int, int], set[int]] = {}
         self.joints: dict[tuple[int, int, int, int], _Joint] = {}
+        # Equal equations share their rule.
+        numbers: dict[Same, int] = {}
+        self.rule_of = [numbers.setdefault(Same(op.rule), len(numbers)) for op in graph.operators]
         self.reach = self._reach()
 
     def size(self, t: int) -> int:
@@ -150,8 +154,7 @@ class _Clusters:
         t = op.inputs[operand]
         before = self.graph.operators[self.producer[t]]
         result = before.outputs.index(t)
-        # Equal equations share their rule, which the graph keeps, and so its id.
-        key = (id(before.rule), result, id(op.rule), operand)
+        key = (self.rule_of[self.producer[t]], result, self.rule_of[i], operand)
         if key not in self.joints:
             self.joints[key] = _joint_of(before.rule, result, op.rule, operand)
         return self.joints[key]

@@ -1,27 +1,22 @@
 """The compiled part of what stages may be chosen: memory, and variants that another one beats."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
+from meshwise.inter.stages.kernels.stage_arrays import BoolArray, FloatArray, IntArray
 from meshwise.kernels.compiler import kernel
-
-Array = Any
 
 
 @kernel
 def most_that_fit(
-    resident: Array,
-    held: Array,
-    temporary: Array,
-    memory: Array,
-    in_flight: Array,
-    possible: Array,
-) -> Array:
+    resident: FloatArray,
+    held: FloatArray,
+    temporary: FloatArray,
+    memory: FloatArray,
+    in_flight: FloatArray,
+    possible: BoolArray,
+) -> IntArray:
     """How many stages to the end memory allows, itself counted; 0 if none.
 
     Args:
@@ -53,8 +48,12 @@ def most_that_fit(
 
 @kernel
 def dominated(
-    microbatch_s: Array, fill_s: Array, once_s: Array, most: Array, possible: Array
-) -> Array:
+    microbatch_s: FloatArray,
+    fill_s: FloatArray,
+    once_s: FloatArray,
+    most: IntArray,
+    possible: BoolArray,
+) -> BoolArray:
     """Variants that another of the same layers and submesh beats or equals in every number.
 
     With less time, fill, time once a step, and as many stages to the end, a stage can take the
