@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
+from meshwise.assignment.instance import INFINITE_COST, Instance
 from meshwise.assignment.problem import Array, Problem, objective
 from meshwise.assignment.validity import check_problem
+from meshwise.kernels.arrays import Ints
 
 # Units, for each term, in the cost that choices may add: far more than rounding adds up to, and few
 # enough for the proofs of floating-point engines where there are few terms.

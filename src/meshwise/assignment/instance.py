@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from meshwise.kernels.arrays import Ints
 
 # Costs of this size and more stand for infinity.
 INFINITE_COST = 10**18

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from meshwise.kernels.arrays import Floats
 
-Array = NDArray[np.float64]
+Array = Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Any, cast
 import numpy as np
 
 from meshwise.assignment.files.json_stream import JsonStream, opened
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
+from meshwise.assignment.instance import INFINITE_COST, Instance
 from meshwise.errors import SolverError
+from meshwise.kernels.arrays import Ints
 
 # Sums of usage must stay within 64 bits.
 _MOST_USAGE = 2**62

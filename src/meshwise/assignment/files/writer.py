@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from meshwise.assignment.instance import Instance, Ints
+from meshwise.assignment.instance import Instance
 from meshwise.errors import SolverError
+from meshwise.kernels.arrays import Ints
 
 
 def write_instance(instance: Instance, path: Path, **notes: Any) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints, evaluate, is_solution
+from meshwise.assignment.instance import INFINITE_COST, Instance, evaluate, is_solution
 from meshwise.assignment.network import starts
+from meshwise.kernels.arrays import Ints
 
 _LOOK_EVERY = 64
 
