@@ -127,10 +127,10 @@ def encode(problem: Problem, *, reference: float | None = None, name: str = "") 
         problem: Costs may be infinite; weights of rows may be negative.
         reference: A cost that some answer does not exceed, which sets the unit; by default the cost
             of the cheapest choice of each node.
-        name: Of the instance.
+        name: Name of the instance.
 
     Raises:
-        SolverError: the problem is none (`valid.check_problem`).
+        SolverError: the problem is none (`validity.check_problem`).
     """
     check_problem(problem)
     shift = [_least(c) for c in problem.costs]

@@ -31,15 +31,15 @@ class Network(NamedTuple):
     A tuple of arrays, so that compiled kernels take it whole.
 
     Attributes:
-        size: Choices of each node.
+        size: Number of choices of each node.
         first_choice: Where they begin in `cost`; one entry more than nodes.
-        cost: Of each choice.
+        cost: Cost of each choice.
         u: Earlier node of each edge.
-        v: Later node.
+        v: Later node of each edge.
         first_entry: Where its matrix begins in `matrices`; one entry more than edges.
         matrices: Costs, row-major over (choices of u, choices of v).
         first_u: Where each edge's values for the choices of u begin in a message array.
-        first_v: The same for v.
+        first_v: The same for the choices of v.
         first_later: Where the edges to later nodes begin in `later`; one entry more than nodes.
         later: Edges to later nodes, node by node.
         first_earlier: The same for edges to earlier nodes.

@@ -185,11 +185,14 @@ class Ascent:
         network: The problem.
         held: Messages at the present prices.
         prices: Price of a byte in each row.
-        best_prices: Those of the best bound.
+        best_prices: Prices of the best bound.
         choice: Best choice found.
         bound: Best lower bound.
         cost: Cost of `choice`; infinite if none was found.
-        step: Of the next round, relative to the gap.
+        step: Length of the next step, relative to the gap.
+        average: Average of the gradients, in bytes for each row.
+        window: Rounds since the steps were last looked at.
+        before: Bound at that time.
     """
 
     network: Network

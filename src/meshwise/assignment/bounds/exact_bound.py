@@ -55,7 +55,7 @@ def choices_within(
     Args:
         network: The problem.
         held: Messages after a backward sweep at these prices.
-        prices: Of a byte in each row.
+        prices: Price of a byte in each row.
         bound: Lower bound that they prove.
         cost: Cost of the solution known.
         step: A better solution is cheaper by so much at least: 1 where costs are whole.
@@ -145,7 +145,7 @@ def exact_bound(network: Network, held: Messages, prices: Floats) -> int | None:
     Args:
         network: The problem, with whole finite costs below 2^53.
         held: Messages at any prices.
-        prices: Of a byte in each row.
+        prices: Price of a byte in each row.
 
     Returns:
         The bound, rounded up to a whole number as costs are; None where 64 bits would not do, or

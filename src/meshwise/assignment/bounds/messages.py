@@ -28,7 +28,8 @@ class Messages(NamedTuple):
         node: Value of each choice that lies at its node.
         at_u: Value that each edge holds for the choices of its earlier node.
         at_v: The same for its later node.
-        stop: One flag; once another thread sets it kernels return early, without a result.
+        stop: Flag of one number; once another thread sets it kernels return early, without a
+            result.
     """
 
     node: Floats
@@ -180,6 +181,26 @@ def value_after(i: int, s: int, net: Network, held: Messages, choice: Ints) -> f
         e: int = net.earlier[k]
         value += value_beside(e, int(choice[net.u[e]]), s, net, held)
     return value
+
+
+@part
+def least_after(net: Network, node: Floats, at_u: Floats, at_v: Floats) -> Floats:
+    """What all nodes from each one on are worth at least, with their edges to earlier nodes."""
+    least = np.zeros(net.size.size + 1)
+    for i in range(net.size.size - 1, -1, -1):
+        total = least[i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
+        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+            e: int = net.earlier[k]
+            found = INF
+            for s in range(net.size[net.u[e]]):
+                at: int = net.first_entry[e] + s * net.size[i]
+                for t in range(net.size[i]):
+                    value = float(net.matrices[at + t] + at_v[net.first_v[e] + t])
+                    value += float(at_u[net.first_u[e] + s])
+                    found = value if value < found else found
+            total += found
+        least[i] = total
+    return least
 
 
 @kernel

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.assignment.bounds.messages import Messages, cost_of, value_after
+from meshwise.assignment.bounds.messages import Messages, cost_of, least_after, value_after
 from meshwise.assignment.network import Network
-from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.assignment.reductions.arrays import INF
 from meshwise.assignment.search.room import is_allowed, room_of, take
 from meshwise.kernels.arrays import Floats, Ints
 from meshwise.kernels.compiler import NONE, ONE, kernel, part
@@ -21,25 +21,6 @@ from meshwise.kernels.compiler import NONE, ONE, kernel, part
 # A number of steps that is never reached.
 UNCOUNTED = 2**62
 _LARGEST = float(np.finfo(np.float64).max)
-
-
-@part
-def _least_after(net: Network, held: Messages) -> Floats:
-    """What all nodes from each one on cost at least, with their edges to earlier nodes."""
-    least = np.zeros(net.size.size + 1)
-    for i in range(net.size.size - 1, -1, -1):
-        least[i] = least[i + 1] + least_in(held.node, net.first_choice[i], net.first_choice[i + 1])
-        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-            e: int = net.earlier[k]
-            found = INF
-            for s in range(net.size[net.u[e]]):
-                at: int = net.first_entry[e] + s * net.size[i]
-                for t in range(net.size[i]):
-                    value: float = net.matrices[at + t] + held.at_v[net.first_v[e] + t]
-                    value += float(held.at_u[net.first_u[e] + s])
-                    found = value if value < found else found
-            least[i] += found
-    return least
 
 
 @part
@@ -74,7 +55,7 @@ class Threshold(NamedTuple):
 def _search(net: Network, held: Messages, threshold: Threshold, best: Ints) -> tuple[float, bool]:
     """Cost of the best choice, written to `best` if it is better than what is known; if proved."""
     known, slack, steps = threshold.known, threshold.slack, threshold.steps
-    least = _least_after(net, held)
+    least = least_after(net, held.node, held.at_u, held.at_v)
     room = room_of(net.capacity)
     values = np.full(net.cost.size, INF)
     choice = np.full(net.size.size, NONE)
@@ -125,10 +106,10 @@ def enumerate_choices(
     """Search through all choices until the flag of the messages is set.
 
     Args:
-        network: A small one, with whole costs whose sums are exact in floating point.
+        network: A small network, with whole costs whose sums are exact in floating point.
         held: Messages at these prices.
-        prices: Of a byte in each row.
-        cost: Of the best choice known; infinite if there is none.
+        prices: Price of a byte in each row.
+        cost: Cost of the best choice known; infinite if there is none.
         steps: Choices of single nodes that may be looked at, in a run that is to repeat itself.
 
     Returns:

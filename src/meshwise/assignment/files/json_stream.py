@@ -47,7 +47,7 @@ class JsonStream:
 
     Args:
         file: The text, in UTF-8.
-        deadline: Of `time.monotonic`, in seconds; None to read however long it takes.
+        deadline: Moment of `time.monotonic`, in seconds; None to read however long it takes.
     """
 
     def __init__(self, file: IO[bytes], deadline: float | None = None) -> None:

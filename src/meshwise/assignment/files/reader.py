@@ -39,8 +39,8 @@ def read_instance(
     """Read a file.
 
     Args:
-        path: Of the file.
-        deadline: Of `time.monotonic`, in seconds; None to read however long it takes.
+        path: The file.
+        deadline: Moment of `time.monotonic`, in seconds; None to read however long it takes.
         most_numbers: Larger files are refused before they fill the memory.
 
     Raises:

@@ -19,7 +19,7 @@ def write_instance(instance: Instance, path: Path, **notes: Any) -> None:
 
     Args:
         instance: The problem.
-        path: Of the file; one that ends in `.gz` is compressed.
+        path: The file; one that ends in `.gz` is compressed.
         notes: Further members of the problem, which readers skip.
 
     Raises:

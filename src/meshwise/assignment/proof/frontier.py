@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.assignment.bounds.messages import least_after
 from meshwise.assignment.network import Network
-from meshwise.assignment.reductions.arrays import INF, least_in
 from meshwise.kernels.arrays import Flag, Floats, Ints
 from meshwise.kernels.compiler import ONE, part
 
@@ -24,7 +24,7 @@ class Bounds(NamedTuple):
         at_v: The same for its later node.
         base: Value besides.
         most: No better choice is worth more.
-        stop: One flag; ends the search.
+        stop: Flag of one number; ends the search when another thread sets it.
     """
 
     node: Floats
@@ -36,25 +36,12 @@ class Bounds(NamedTuple):
 
 
 @part
-def least_after(net: Network, bounds: Bounds) -> Floats:
-    """What all nodes from each one on are worth at least, with edges to earlier nodes."""
+def least_with(net: Network, bounds: Bounds) -> Floats:
+    """What all nodes from each one on are worth at least, with each line of the bounds."""
     lines = bounds.base.size
     least = np.zeros((lines, net.size.size + 1))
     for k in range(lines):
-        node = bounds.node[k]
-        for i in range(net.size.size - 1, -1, -1):
-            total = least[k, i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
-            for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
-                e: int = net.earlier[j]
-                found = INF
-                for s in range(net.size[net.u[e]]):
-                    at: int = net.first_entry[e] + s * net.size[i]
-                    for t in range(net.size[i]):
-                        value: float = net.matrices[at + t] + bounds.at_v[k, net.first_v[e] + t]
-                        value += bounds.at_u[k, net.first_u[e] + s]
-                        found = value if value < found else found
-                total += found
-            least[k, i] = total
+        least[k] = least_after(net, bounds.node[k], bounds.at_u[k], bounds.at_v[k])
     return least
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.assignment.network import Network
-from meshwise.assignment.proof.frontier import Bounds, frontiers, least_after
+from meshwise.assignment.proof.frontier import Bounds, frontiers, least_with
 from meshwise.assignment.reductions.arrays import INF, grown
 from meshwise.kernels.arrays import Floats, Ints, Ints16, Ints32
 from meshwise.kernels.compiler import NONE, ONE, kernel, part
@@ -343,7 +343,7 @@ def find_labels(net: Network, bounds: Bounds, limits: LabelLimits, work: Ints, c
     lines, rows, count = bounds.base.size, net.capacity.size, net.size.size
     room, beam = limits.room, limits.beam
     place, last, width = frontiers(net)
-    least = least_after(net, bounds)
+    least = least_with(net, bounds)
     task = LabelTask(net, bounds, limits, place, last, least, work)
     old, new = _empty(room, width, rows, lines), _empty(room, width, rows, lines)
     old.value[0] = bounds.base

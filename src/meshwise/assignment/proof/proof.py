@@ -72,7 +72,7 @@ _WORTH_PROBING = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was proved.
+    """Result of a proof.
 
     Attributes:
         choice: The best one met that is cheaper than what was known; None for none.
@@ -107,12 +107,15 @@ def prove(
     """Find the best choice, or prove that none costs less than what is known.
 
     Args:
-        network: A small one that the reductions left.
-        prices: Good ones, of a byte in each row.
-        cost: Of the best choice known; infinite if there is none.
-        stop: Ends the search when another thread sets it to 1.
-        choice: One that fits, if any is known.
+        network: A small network that the reductions left.
+        prices: Good prices of a byte in each row.
+        cost: Cost of the best choice known; infinite if there is none.
+        stop: Flag of one number; the search ends when another thread sets it to 1.
+        choice: A choice that fits, if any is known.
         work: Entries of matrices that may be looked at.
+
+    Returns:
+        What is proved.
     """
     effort = PriceLineEffort(stop=stop, left=np.array([work], np.int64))
     known = cost if math.isfinite(cost) else dearest(network) + 1
@@ -162,8 +165,8 @@ def _below(
     """Search below a target only.
 
     Args:
-        network: In an order with small frontiers.
-        lines: Its bounds.
+        network: The network, in an order with small frontiers.
+        lines: Bounds at several prices.
         target: Only choices that cost less are looked for.
         allowed: Pairs of a label and a choice that may be looked at.
         effort: What ends the search.

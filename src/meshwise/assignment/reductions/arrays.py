@@ -31,7 +31,7 @@ class Nodes(NamedTuple):
         size: Choices left.
         original_size: Choices at the beginning.
         start: Where the choices of a node begin in `cost` and `original`.
-        cost: Of the choices left; infinite for those about to go.
+        cost: Cost of the choices left; infinite for those about to go.
         original: Numbers of the choices left as they were at the beginning.
         alive: Whether the node still decides.
         locked: Whether the node must stay, with all choices that are possible.
@@ -56,7 +56,7 @@ class Edges(NamedTuple):
     Attributes:
         u: First node.
         v: Second node.
-        start: Where the matrix begins in `Buffers.matrices`.
+        start: Where the matrix begins in `ReductionBuffers.matrices`.
         room: Entries that may be written there.
         alive: Whether the edge is still there.
         next_half: Links of the half-edges.
@@ -74,10 +74,10 @@ class Items(NamedTuple):
     """Usage of a node over an interval of time.
 
     Attributes:
-        start: Where the bytes of its choices begin in `Buffers.usages`.
+        start: Where the bytes of its choices begin in `ReductionBuffers.usages`.
         low: First time.
         high: First time after it.
-        next_item: Link.
+        next_item: Next item of the node, -1 for none.
     """
 
     start: Ints
@@ -107,7 +107,7 @@ class ReductionWork(NamedTuple):
         queue: Ring of nodes.
         queued: Whether a node waits in it.
         counters: See the constants above.
-        mark: One entry a node, -1 outside of a kernel.
+        mark: Scratch of one entry for each node, -1 outside of a kernel.
         base: Bytes that are used whatever is chosen, as differences over time.
         stop: One number that other threads may set: `CUT` leaves the problem as it is but for what
             is impossible, `END` without any result.

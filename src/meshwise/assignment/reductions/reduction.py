@@ -157,9 +157,9 @@ class Reduction:
     Attributes:
         network: The smaller problem.
         infeasible: No choice satisfies the problem.
-        nodes: For each node of the network that of the problem.
-        original: For each choice of the network its number in the problem.
-        rows: For each row of the network the time of the problem, in order.
+        nodes: Node of the problem for each node of the network.
+        original: Number in the problem for each choice of the network.
+        rows: Time of the problem for each row of the network, in order.
         log: Records of the nodes that went.
         num_original: Choices of each node of the problem.
     """

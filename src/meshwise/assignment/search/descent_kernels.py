@@ -23,7 +23,7 @@ class NodeRows(NamedTuple):
         is_first: Whether the node is the first of the pair.
         weight_at: Where the weights of each entry begin in `weight`.
         weight: Weights of nodes and pairs, those of pairs (first's choice, second's choice).
-        limit: Of each row.
+        limit: Limit of each row.
     """
 
     entry_at: Ints
@@ -126,10 +126,10 @@ def descend(sweeps: int, net: Network, scratch: Floats, choice: Ints) -> None:
     """Take the best choice node by node until nothing changes; rows are not looked at.
 
     Args:
-        sweeps: At most so many.
+        sweeps: Largest number of sweeps.
         net: Costs, infinite ones too.
         scratch: As long as a node has choices at most.
-        choice: Of all nodes; changed.
+        choice: One choice for each node; changed.
     """
     for _ in range(sweeps):
         changed = False
@@ -344,7 +344,7 @@ def descend_within(
     """Take the best choices node by node and pair by pair until nothing changes.
 
     Args:
-        sweeps: At most so many.
+        sweeps: Largest number of sweeps.
         task: Costs, infinite ones too, and rows that must be kept.
         room: What `choice` leaves in each row; changed.
         scratch: Memory for the problem.

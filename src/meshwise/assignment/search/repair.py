@@ -43,10 +43,10 @@ class Rules(NamedTuple):
 
     Attributes:
         is_forbidden: Which entries of the matrices are forbidden pairs.
-        price: Of a byte above each memory row.
+        price: Price of a byte above each memory row.
         broken: Edges that may be at a forbidden pair, `num_broken` of them.
         listed: Whether an edge is in `broken`.
-        num_broken: One number.
+        num_broken: Their number, as an array of one.
         penalty: Cost of a forbidden pair at first.
     """
 

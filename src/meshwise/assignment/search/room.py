@@ -19,8 +19,8 @@ class Room(NamedTuple):
     """Bytes left in each row, and the least of each block of rows.
 
     Attributes:
-        row: Of each row.
-        block: Of each `_BLOCK` rows.
+        row: Bytes left in each row.
+        block: Least bytes left in each `_BLOCK` rows.
     """
 
     row: Ints
