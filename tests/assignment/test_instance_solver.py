@@ -16,10 +16,11 @@ from meshwise.assignment.answer import Progress
 from meshwise.assignment.bounds.messages import cost_of, room_left
 from meshwise.assignment.exact.highs import HighsEffort
 from meshwise.assignment.exact.integer_program import solve_exactly
-from meshwise.assignment.exact.small_problem import network_of, solve_small
+from meshwise.assignment.exact.small_problem import solve_small
 from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import INFINITE_COST, evaluate
 from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.network import network_of
 from meshwise.assignment.options import INGREDIENTS, SolverOptions, Watch
 from meshwise.errors import SolverError
 

@@ -20,8 +20,8 @@ class Progress:
     """What is known while a problem is being solved.
 
     Attributes:
-        seconds: Since the solver began.
-        cost: Of the best solution; None if none was found yet.
+        seconds: Seconds since the solver began.
+        cost: Cost of the best solution; None if none was found yet.
         bound: No solution costs less.
         num_nodes: Nodes that the bound still decides about.
         has_kernels: Whether kernels are compiled; if not, `cost` is of a first solution.
@@ -36,16 +36,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a problem.
+    """What the solver says of a problem.
 
     Attributes:
-        choice: One choice a node; None if no solution was found.
-        cost: Of the choice, exactly; None if there is none.
+        choice: One choice for each node; None if no solution was found.
+        cost: Exact cost of the choice; None if there is none.
         peak: Most bytes that it uses at any time; None if there is none.
         bound: No solution costs less, in exact arithmetic.
         status: "optimal", "feasible", "infeasible", or "unknown" if none was found in time.
-        seconds: That it took.
-        seed: Of the random numbers.
+        seconds: Wall time that the solver took.
+        seed: Seed of the random numbers.
     """
 
     choice: tuple[int, ...] | None
@@ -58,7 +58,11 @@ class Answer:
 
     @classmethod
     def unknown(cls, seed: int) -> Answer:
-        """Of a problem that nothing was done about."""
+        """Return the answer to a problem that nothing was done about.
+
+        Args:
+            seed: Seed of the random numbers.
+        """
         return cls(
             choice=None, cost=None, peak=None, bound=0, status="unknown", seconds=0.0, seed=seed
         )
@@ -84,10 +88,10 @@ def checked_answer(
     Args:
         instance: The problem.
         choice: The best one; None if none was found.
-        bound: That the solver proved.
-        status: Where the bound does not meet the cost.
-        start: Of `time.monotonic`.
-        seed: Of the random numbers.
+        bound: Bound that the solver proved.
+        status: Status where the bound does not meet the cost.
+        start: Moment at which the solver began, of `time.monotonic` in seconds.
+        seed: Seed of the random numbers.
 
     Raises:
         SolverError: the choice is no solution.

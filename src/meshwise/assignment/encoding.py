@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
+from meshwise.assignment.instance import INFINITE_COST, Instance
 from meshwise.assignment.problem import Array, Problem, objective
 from meshwise.assignment.validity import check_problem
+from meshwise.kernels.arrays import Ints
 
 # Units, for each term, in the cost that choices may add: far more than rounding adds up to, and few
 # enough for the proofs of floating-point engines where there are few terms.
@@ -126,10 +127,10 @@ def encode(problem: Problem, *, reference: float | None = None, name: str = "") 
         problem: Costs may be infinite; weights of rows may be negative.
         reference: A cost that some answer does not exceed, which sets the unit; by default the cost
             of the cheapest choice of each node.
-        name: Of the instance.
+        name: Name of the instance.
 
     Raises:
-        SolverError: the problem is none (`valid.check_problem`).
+        SolverError: the problem is none (`validity.check_problem`).
     """
     check_problem(problem)
     shift = [_least(c) for c in problem.costs]

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from meshwise.assignment.exact.small_problem import solve_small
 from meshwise.assignment.run_state import LOOKS_AT_ONCE, Shared, whole
 from meshwise.assignment.search.first_solution import first_solution
 
-# The exact engine may take so long for a small problem before anything else is tried.
-_SMALL_S = 3.0
+# Seconds that the exact engine may take for a small problem before anything else is tried, and the
+# share of the time limit.  In a counted run looks decide.
+_SMALL_S, _SMALL_SHARE = 3.0, 0.25
 # Share of the time after which a first solution is looked for where kernels are not there yet.
 _SHARE_FOR_KERNELS = 0.7
 _LOOK_EVERY_S = 0.1
@@ -26,9 +28,10 @@ def solve_at_once(shared: Shared) -> bool:
 
     The calling thread only waits: an interrupt does not wait for the engine.
     """
-    share = (shared.deadline - shared.start) / 4
-    until = shared.start + (share if shared.options.counted else min(_SMALL_S, share))
-    effort = shared.effort(LOOKS_AT_ONCE, until)
+    effort = shared.effort(LOOKS_AT_ONCE)
+    if not shared.options.counted:
+        share_s = min(_SMALL_S, _SMALL_SHARE * (shared.deadline - shared.start))
+        effort = replace(effort, deadline=shared.start + share_s)
     found: list[ExactAnswer] = []
     stop = np.zeros(1, np.int8)
 

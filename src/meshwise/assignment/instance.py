@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from meshwise.kernels.arrays import Ints
 
 # Costs of this size and more stand for infinity.
 INFINITE_COST = 10**18
@@ -19,7 +18,7 @@ class Instance:
     """Nodes that take one choice each, edges that price pairs of choices, and a limit on usage.
 
     Attributes:
-        name: For messages.
+        name: Name of the problem, for messages.
         first_choice: Where the choices of each node begin in `costs` and `usages`; one entry more
             than nodes.
         costs: Cost of each choice; `INFINITE_COST` forbids it.
@@ -49,7 +48,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a choice costs and uses, exactly.
+    """Exact cost and usage of a choice.
 
     Attributes:
         cost: Sum of all costs; None if one of them is infinite.
@@ -65,7 +64,13 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
 
     Args:
         instance: The problem.
-        choice: One choice a node.
+        choice: One choice for each node.
+
+    Returns:
+        Its exact cost and peak.
+
+    Raises:
+        ValueError: the choice is none of this problem.
     """
     if len(choice) != instance.num_nodes:
         raise ValueError(f"{len(choice)} choices for {instance.num_nodes} nodes")
@@ -93,6 +98,11 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
 
 
 def is_solution(instance: Instance, choice: Sequence[int]) -> bool:
-    """Whether a choice costs a finite amount and stays within the limit."""
+    """Return whether a choice costs a finite amount and stays within the limit.
+
+    Args:
+        instance: The problem.
+        choice: One choice for each node.
+    """
     found = evaluate(instance, choice)
     return found.cost is not None and (instance.limit is None or found.peak <= instance.limit)

@@ -9,11 +9,11 @@ from meshwise.assignment.bounds.exact_bound import choices_within, exact_bound
 from meshwise.assignment.bounds.messages import cost_of, room_left, sweep
 from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.exact.enumeration import enumerate_choices
-from meshwise.assignment.exact.small_problem import network_of
 from meshwise.assignment.instance import Instance
+from meshwise.assignment.network import network_of
 from meshwise.assignment.problem import PairCost, Problem, Row
 from meshwise.assignment.proof.proof import prove
-from meshwise.assignment.proof.trials import probe
+from meshwise.assignment.proof.trials import TrialGoal, probe
 from meshwise.assignment.reductions.reduction import (
     reduce_instance,
     reduce_network,
@@ -22,9 +22,9 @@ from meshwise.assignment.reductions.reduction import (
 from meshwise.assignment.search.component import scratch_for
 from meshwise.assignment.search.descent import DescentWithin
 from meshwise.assignment.search.forward_checking import find_consistent
-from meshwise.assignment.search.neighbourhood import improve
+from meshwise.assignment.search.neighbourhood import Tries, improve
 from meshwise.assignment.search.repair import Repair
-from meshwise.assignment.search.room import room_of
+from meshwise.assignment.search.room import Placed, room_of
 from meshwise.kernels.background import KernelSet
 
 KERNELS = KernelSet(
@@ -63,7 +63,7 @@ def compile_search() -> None:
     enumerate_choices(network, ascent.held, ascent.prices, 0.0)
     prove(network, np.ones(len(network.capacity)), np.inf, stop=np.zeros(1, np.int8))
     above, work = np.zeros(len(network.cost)), np.zeros(1, np.int64)
-    probe(network, ascent.held, above, 0.0, 1.0, 0.0, work, keep)
+    probe(network, ascent.held, above, TrialGoal(0.0, 1.0, 0.0), work, keep)
     choice = np.zeros(len(network.size), np.int64)
     forbidden = network._replace(matrices=np.full(len(network.matrices), np.inf))
     find_consistent(forbidden, np.zeros(1, np.int8))
@@ -71,7 +71,7 @@ def compile_search() -> None:
     room = room_of(room_left(network, choice))
     rng = np.random.default_rng(0)
     Repair.of(network).run(1, _NODES, rng)
-    improve(1, _NODES, 0.0, 0.5, network, choice, room, scratch_for(network), rng)
+    improve(Tries(1, _NODES, 0.0, 0.5), network, Placed(choice, room), scratch_for(network), rng)
 
 
 def _made_up() -> Instance:

@@ -1,36 +1,45 @@
-"""The reduced problem in the order in which messages are sent."""
+"""The form on which bounds and searches work: both kinds of problem become a network of arrays.
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
+A planner's `Problem` becomes one without rows (`cost_network`), an `Instance` one with a row for
+each moment (`network_of`), and the reductions make a smaller one of either (`build_network`).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.assignment.instance import INFINITE_COST, Instance
 from meshwise.assignment.problem import PairCost, Problem
-from meshwise.assignment.reductions.arrays import Edges, Items, Nodes, ReductionBuffers, least_in
-from meshwise.kernels.compiler import NONE, kernel, part
-
-Array = Any
+from meshwise.assignment.reductions.arrays import (
+    Edges,
+    Items,
+    Nodes,
+    ReductionBuffers,
+    ReductionState,
+    least_in,
+)
+from meshwise.kernels.arrays import Bools, Floats, Ints
+from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 
 class Network(NamedTuple):
-    """Nodes in program order, edges from earlier to later ones, usage in rows that can bind.
+    """Nodes in an order, edges from earlier to later ones, usage in rows that can bind.
 
     A tuple of arrays, so that compiled kernels take it whole.
 
     Attributes:
-        size: Choices of each node.
+        size: Number of choices of each node.
         first_choice: Where they begin in `cost`; one entry more than nodes.
-        cost: Of each choice.
+        cost: Cost of each choice.
         u: Earlier node of each edge.
-        v: Later node.
+        v: Later node of each edge.
         first_entry: Where its matrix begins in `matrices`; one entry more than edges.
         matrices: Costs, row-major over (choices of u, choices of v).
         first_u: Where each edge's values for the choices of u begin in a message array.
-        first_v: The same for v.
+        first_v: The same for the choices of v.
         first_later: Where the edges to later nodes begin in `later`; one entry more than nodes.
         later: Edges to later nodes, node by node.
         first_earlier: The same for edges to earlier nodes.
@@ -44,38 +53,42 @@ class Network(NamedTuple):
         constant: Cost besides.
     """
 
-    size: Array
-    first_choice: Array
-    cost: Array
-    u: Array
-    v: Array
-    first_entry: Array
-    matrices: Array
-    first_u: Array
-    first_v: Array
-    first_later: Array
-    later: Array
-    first_earlier: Array
-    earlier: Array
-    item_low: Array
-    item_high: Array
-    first_item: Array
-    first_usage: Array
-    usage: Array
-    capacity: Array
+    size: Ints
+    first_choice: Ints
+    cost: Floats
+    u: Ints
+    v: Ints
+    first_entry: Ints
+    matrices: Floats
+    first_u: Ints
+    first_v: Ints
+    first_later: Ints
+    later: Ints
+    first_earlier: Ints
+    earlier: Ints
+    item_low: Ints
+    item_high: Ints
+    first_item: Ints
+    first_usage: Ints
+    usage: Ints
+    capacity: Ints
     constant: float
 
 
-def starts(counts: Array) -> Array:
-    """Sums of all counts before each one, and of all."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+def starts(counts: Ints | Bools) -> Ints:
+    """Return the sums of all counts before each one, and of all.
+
+    Args:
+        counts: Numbers, or whether each one counts.
+    """
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int64)
 
 
 @kernel
-def _copy_matrices(
-    chosen: np.ndarray, flip: np.ndarray, first: np.ndarray, nodes: Nodes, edges: Edges,
-    buffers: ReductionBuffers, out: np.ndarray,
-) -> None:  # fmt: skip
+def _copied_matrices(
+    chosen: Ints, flip: Bools, first: Ints, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
+) -> Floats:
+    out = np.empty(first[first.size - 1], np.float64)
     for k in range(chosen.size):
         e = chosen[k]
         rows, width = nodes.size[edges.u[e]], nodes.size[edges.v[e]]
@@ -83,10 +96,11 @@ def _copy_matrices(
             for t in range(width):
                 place = t * rows + s if flip[k] else s * width + t
                 out[first[k] + place] = buffers.matrices[edges.start[e] + s * width + t]
+    return out
 
 
 @part
-def _place(row: Any, cuts: np.ndarray, count: int) -> int:
+def _place(row: int, cuts: Ints, count: int) -> int:
     """How many of the first cuts, which ascend, lie before a row."""
     low, high = 0, count
     while low < high:
@@ -99,13 +113,13 @@ def _place(row: Any, cuts: np.ndarray, count: int) -> int:
 
 
 @part
-def _cuts(i: int, row_of: np.ndarray, nodes: Nodes, items: Items, cuts: np.ndarray) -> int:
+def _cuts(i: int, row_of: Ints, nodes: Nodes, items: Items, cuts: Ints) -> int:
     """Write the rows at which items of a node begin or end, ascending; returns their number."""
     count = NONE + 1
-    item = nodes.first_item[i]
+    item: int = nodes.first_item[i]
     while item >= 0:
         for row in (row_of[items.low[item]], row_of[items.high[item]]):
-            at = _place(row, cuts, count)
+            at = _place(int(row), cuts, count)
             if at < count and cuts[at] == row:
                 continue
             for k in range(count, at, -1):
@@ -118,9 +132,13 @@ def _cuts(i: int, row_of: np.ndarray, nodes: Nodes, items: Items, cuts: np.ndarr
 
 @kernel
 def _pieces(
-    alive: Array, row_of: Array, nodes: Nodes, items: Items, buffers: ReductionBuffers,
-    capacity: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    alive: Ints,
+    row_of: Ints,
+    nodes: Nodes,
+    items: Items,
+    buffers: ReductionBuffers,
+    capacity: Ints,
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Usage of each node as pieces that do not overlap, the least bytes taken from `capacity`.
 
     Returns:
@@ -128,21 +146,21 @@ def _pieces(
         the bytes of each choice, piece by piece.
     """
     counts = np.zeros(alive.size, np.int64)
-    lows, highs, widths = [np.int64(0)], [np.int64(0)], [np.int64(0)]
-    bytes_of = [np.int64(0)]
+    lows, highs, widths = [0 * ONE], [0 * ONE], [0 * ONE]
+    bytes_of = [0 * ONE]
     cuts = np.empty(row_of.size, np.int64)
     for position in range(alive.size):
         i = alive[position]
-        size = nodes.size[i]
+        size = int(nodes.size[i])
         num_cuts = _cuts(i, row_of, nodes, items, cuts)
         if num_cuts == 0:
             continue
         change = np.zeros(num_cuts * size, np.int64)
-        item = nodes.first_item[i]
+        item = int(nodes.first_item[i])
         while item >= 0:
-            first = items.start[item]
-            low = _place(row_of[items.low[item]], cuts, num_cuts)
-            high = _place(row_of[items.high[item]], cuts, num_cuts)
+            first: int = items.start[item]
+            low = _place(int(row_of[items.low[item]]), cuts, num_cuts)
+            high = _place(int(row_of[items.high[item]]), cuts, num_cuts)
             for s in range(size):
                 change[low * size + s] += buffers.usages[first + s]
                 change[high * size + s] -= buffers.usages[first + s]
@@ -182,18 +200,43 @@ def cost_network(problem: Problem) -> Network:
     u = np.array([pair.u for pair in problem.pairs], np.int64)
     v = np.array([pair.v for pair in problem.pairs], np.int64)
     return network_without_rows(
-        size,
-        _joined(problem.costs),
-        u,
-        v,
-        starts(size[u] * size[v]),
-        _joined([pair.cost.ravel() for pair in problem.pairs]),
+        size, _joined(problem.costs), u, v, _joined([pair.cost.ravel() for pair in problem.pairs])
     )
 
 
-def network_without_rows(
-    size: Array, cost: Array, u: Array, v: Array, first_entry: Array, matrices: Array
-) -> Network:
+def network_of(instance: Instance) -> Network:
+    """Return the network of an instance, whole; each moment between two times is a row.
+
+    Args:
+        instance: The instance.
+    """
+    times, ranks = np.unique(instance.intervals, return_inverse=True)
+    ranks = ranks.reshape(-1, 2)
+    has_item = (ranks[:, 0] < ranks[:, 1]) & (instance.limit is not None)
+    num_rows = max(len(times) - 1, 0) if instance.limit is not None else 0
+    owner = np.flatnonzero(has_item)
+    network = network_without_rows(
+        np.diff(instance.first_choice),
+        _finite_or_infinite(instance.costs),
+        instance.edges[:, 0].copy(),
+        instance.edges[:, 1].copy(),
+        _finite_or_infinite(instance.edge_costs),
+    )
+    return network._replace(
+        item_low=ranks[owner, 0],
+        item_high=ranks[owner, 1],
+        first_item=starts(has_item),
+        first_usage=instance.first_choice[:-1][owner],
+        usage=instance.usages,
+        capacity=np.full(num_rows, instance.limit or 0, np.int64),
+    )
+
+
+def _finite_or_infinite(costs: Ints) -> Floats:
+    return np.where(costs >= INFINITE_COST, np.inf, costs.astype(np.float64))
+
+
+def network_without_rows(size: Ints, cost: Floats, u: Ints, v: Ints, matrices: Floats) -> Network:
     """Return a network of nodes and edges alone; the arguments are those of `Network`."""
     none = np.zeros(0, np.int64)
     return Network(
@@ -202,7 +245,7 @@ def network_without_rows(
         cost=cost,
         u=u,
         v=v,
-        first_entry=first_entry,
+        first_entry=starts(size[u] * size[v]),
         matrices=matrices,
         first_u=starts(size[u])[:-1],
         first_v=starts(size[v])[:-1],
@@ -220,12 +263,16 @@ def network_without_rows(
     )
 
 
-def _joined(arrays: Sequence[Array]) -> Array:
+def _joined(arrays: Sequence[Floats]) -> Floats:
     return np.concatenate(arrays).astype(np.float64) if len(arrays) else np.zeros(0)
 
 
 def problem_of(network: Network) -> Problem:
-    """Return the nodes and edges of a network as a planner's problem, without the constant."""
+    """Return the nodes and edges of a network as a planner's problem, without the constant.
+
+    Args:
+        network: The network; its rows are left out.
+    """
     size, first = network.size, network.first_entry
     costs = np.split(network.cost, network.first_choice[1:-1]) if len(size) else []
     ends = zip(network.u.tolist(), network.v.tolist(), strict=True)
@@ -237,58 +284,36 @@ def problem_of(network: Network) -> Problem:
 
 
 def build_network(
-    nodes: Nodes,
-    edges: Edges,
-    items: Items,
-    buffers: ReductionBuffers,
-    *,
-    binding: Array,
-    capacity: Array,
-    constant: float,
+    state: ReductionState, binding: Bools, capacity: Ints, constant: float
 ) -> Network:
-    """The nodes, edges and rows that are left.
+    """Return the nodes, edges and rows that the reductions left.
 
     Args:
-        nodes: After the reductions.
-        edges: The same.
-        items: The same, trimmed to `binding`.
-        buffers: The same.
+        state: What they left, its items trimmed to the binding times.
         binding: Which times have a row.
-        capacity: What the base load leaves at each time.
+        capacity: Bytes that the base load leaves at each time.
         constant: Cost that left the problem.
     """
+    nodes, edges = state.nodes, state.edges
     alive = np.flatnonzero(nodes.alive)
     number = np.full(len(nodes.size), -1)
     number[alive] = np.arange(len(alive))
     size = nodes.size[alive]
     first_choice = starts(size)
-    picked = np.repeat(nodes.start[alive] - first_choice[:-1], size) + np.arange(first_choice[-1])
+    moved: Ints = nodes.start[alive] - first_choice[:-1]
+    picked = np.repeat(moved, size) + np.arange(int(first_choice[-1]))
     left = np.flatnonzero(edges.alive)
     u, v = number[edges.u[left]], number[edges.v[left]]
     low, high = np.minimum(u, v), np.maximum(u, v)
     order = np.lexsort((high, low))
     left, flip, low, high = left[order], (u > v)[order], low[order], high[order]
     first_entry = starts(size[low] * size[high])
-    matrices = np.empty(first_entry[-1], np.float64)
-    _copy_matrices(left, flip, first_entry, nodes, edges, buffers, matrices)
+    matrices = _copied_matrices(left, flip, first_entry, nodes, edges, state.buffers)
     left_over = capacity[binding]
     counts, item_low, item_high, widths, usage = _pieces(
-        alive, starts(binding), nodes, items, buffers, left_over
+        alive, starts(binding), nodes, state.items, state.buffers, left_over
     )
-    return Network(
-        size=size,
-        first_choice=first_choice,
-        cost=nodes.cost[picked],
-        u=low,
-        v=high,
-        first_entry=first_entry,
-        matrices=matrices,
-        first_u=starts(size[low])[:-1],
-        first_v=starts(size[high])[:-1],
-        first_later=starts(np.bincount(low, minlength=len(alive))),
-        later=np.arange(len(low)),
-        first_earlier=starts(np.bincount(high, minlength=len(alive))),
-        earlier=np.argsort(high, kind="stable"),
+    return network_without_rows(size, nodes.cost[picked], low, high, matrices)._replace(
         item_low=item_low,
         item_high=item_high,
         first_item=starts(counts),

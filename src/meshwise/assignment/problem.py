@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from meshwise.kernels.arrays import Floats
 
-Array = NDArray[np.float64]
+Array = Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +31,9 @@ class Row:
 
     Attributes:
         nodes: Pairs (node, weight of each of its choices).
-        pairs: The same for pairs of choices; (u, v, weights) with u < v.
-        limit: Upper bound.
-        name: For messages.
+        pairs: Triples (u, v, weights of each pair of their choices), u < v.
+        limit: Upper bound of the sum.
+        name: Name of the row, for messages.
     """
 
     nodes: tuple[tuple[int, Array], ...]
@@ -57,10 +56,11 @@ class Solution:
     """Answer of a solver.
 
     Attributes:
-        choice: One choice a node; empty if none is feasible.
-        cost: Its objective.
+        choice: One choice for each node; empty if none is feasible.
+        cost: Objective of the choice.
         bound: No feasible choice costs less.
-        status: `optimal`, `time limit` or `infeasible`.
+        status: `optimal`, `infeasible`, `bounded` where a counted amount of work ended the search,
+            or `time limit` where the clock did.
         num_left: Nodes that were left after the reductions.
         nearest: If none is feasible, a choice that comes as near to the rows as is known.
     """
@@ -74,19 +74,34 @@ class Solution:
 
 
 def objective(problem: Problem, choice: Sequence[int]) -> float:
-    """Cost of a choice."""
+    """Return the cost of a choice, in floating point.
+
+    Args:
+        problem: The problem.
+        choice: One choice for each node.
+    """
     total = sum(float(c[i]) for c, i in zip(problem.costs, choice, strict=True))
     return total + sum(float(p.cost[choice[p.u], choice[p.v]]) for p in problem.pairs)
 
 
 def row_weight(row: Row, choice: Sequence[int]) -> float:
-    """Left side of a row."""
+    """Return the left side of a row, in floating point.
+
+    Args:
+        row: The row.
+        choice: One choice for each node.
+    """
     total = sum(float(weights[choice[node]]) for node, weights in row.nodes)
     return total + sum(float(w[choice[u], choice[v]]) for u, v, w in row.pairs)
 
 
 def is_feasible(problem: Problem, choice: Sequence[int]) -> bool:
-    """Whether a choice satisfies all rows and costs a finite amount."""
+    """Return whether a choice satisfies all rows and costs a finite amount.
+
+    Args:
+        problem: The problem.
+        choice: One choice for each node.
+    """
     return objective(problem, choice) < float("inf") and all(
         row_weight(row, choice) <= row.limit for row in problem.rows
     )

@@ -140,17 +140,16 @@ class Shared:
         self.proven = 0 if self.is_impossible else whole(self.cost)
         self.finish()
 
-    def effort(self, looks: int, deadline: float | None = None) -> HighsEffort:
-        """Return what HiGHS may do.
+    def effort(self, looks: int) -> HighsEffort:
+        """Return what HiGHS may do until the deadline.
 
         Args:
             looks: Times that it may look in a counted run.
-            deadline: When it has to end; None for the deadline of the run.
         """
         return HighsEffort(
             seed=self.seed,
             looks=looks if self.options.counted else math.inf,
-            deadline=self.deadline if deadline is None else deadline,
+            deadline=self.deadline,
         )
 
     @property

@@ -1,12 +1,17 @@
-"""Which problems are problems: shapes that agree, and numbers that can be added up."""
+"""Checks of a planner's problem and of an answer to it, apart from all that the solver computes.
+
+A problem is one if its shapes agree and its numbers can be added up.  The costs
+of an answer are summed exactly and its bytes in whole numbers, so that no sum depends on its order.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from meshwise.assignment.problem import Array, Problem, Row
+from meshwise.assignment.problem import Array, Problem, Row, Solution
 from meshwise.errors import SolverError
 
 # Larger finite numbers could not be added up.
@@ -29,6 +34,53 @@ def check_problem(problem: Problem) -> None:
         _check(pair.cost, shape, where, can_forbid=True)
     for number, row in enumerate(problem.rows):
         _check_row(row, sizes, f"row {number}" + (f" ({row.name})" if row.name else ""))
+
+
+def check_solution(problem: Problem, solution: Solution) -> None:
+    """Compute the objective and all rows of an answer again.
+
+    Args:
+        problem: The problem.
+        solution: An answer with a choice; weights of rows are whole bytes.
+
+    Raises:
+        SolverError: the choice is none of the problem, it breaks a row, or its objective or bound
+            is not what the answer says.
+    """
+    terms = _terms(problem, solution.choice)
+    # The exact sum, rounded once; the solver may have rounded once for each term.
+    exact = math.fsum(terms)
+    slack = math.fsum(map(abs, terms)) * (len(terms) + 1) * 2.0**-52
+    if abs(exact - solution.cost) > slack:
+        raise SolverError(f"the solver claims {solution.cost}, the choice costs {exact}")
+    if solution.bound > exact + 2 * slack:
+        raise SolverError("the lower bound lies above the cost of the answer")
+    for row in problem.rows:
+        if _row_units(row, solution.choice) > row.limit:
+            raise SolverError(f"the answer breaks the row {row.name!r}")
+
+
+def _terms(problem: Problem, choice: Sequence[int]) -> list[float]:
+    """Costs of a choice, all of them finite."""
+    if len(choice) != len(problem.costs):
+        raise SolverError(f"{len(choice)} choices for {len(problem.costs)} nodes")
+    terms: list[float] = []
+    for node, (costs, i) in enumerate(zip(problem.costs, choice, strict=True)):
+        if not 0 <= i < len(costs) or not math.isfinite(float(costs[i])):
+            raise SolverError(f"node {node} cannot take choice {i}")
+        terms.append(float(costs[i]))
+    for pair in problem.pairs:
+        cost = float(pair.cost[choice[pair.u], choice[pair.v]])
+        if not math.isfinite(cost):
+            raise SolverError(f"nodes {pair.u} and {pair.v} cannot take these choices together")
+        terms.append(cost)
+    return terms
+
+
+def _row_units(row: Row, choice: Sequence[int]) -> int:
+    """Left side of a row in whole bytes."""
+    total = sum(round(float(weights[choice[node]])) for node, weights in row.nodes)
+    return total + sum(round(float(w[choice[u], choice[v]])) for u, v, w in row.pairs)
 
 
 def _check_row(row: Row, sizes: Sequence[int], name: str) -> None:

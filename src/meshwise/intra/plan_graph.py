@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from meshwise.assignment.answer_check import check_solution
 from meshwise.assignment.files.dump import dump_problem
 from meshwise.assignment.problem import Solution
 from meshwise.assignment.solve import Recorder, solve
+from meshwise.assignment.validity import check_solution
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators

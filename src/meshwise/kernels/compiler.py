@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import ParamSpec, Protocol, TypeVar, cast
 
 import numba
 import numpy as np
@@ -12,19 +12,34 @@ from numba.core import config as numba_config
 
 from meshwise.kernels.folder import kernel_folder
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 # As arguments and first values of variables: for each literal Numba compiles what is called anew.
-NONE: Any = np.int64(-1)
-ONE: Any = np.int64(1)
-FORWARD: Any = np.bool_(True)
-BACKWARD: Any = np.bool_(False)
+NONE = cast("int", np.int64(-1))
+ONE = cast("int", np.int64(1))
+FORWARD = cast("bool", np.bool_(True))
+BACKWARD = cast("bool", np.bool_(False))
 
 # Numba reads the folder from a variable of its whole process.
 _FOLDER_LOCK = threading.Lock()
 
 
-def kernel(function: _Function) -> _Function:
+class _Dispatcher(Protocol):
+    """What Numba makes of a function."""
+
+    compile: Callable[[object], object]
+
+    def enable_caching(self) -> None: ...
+
+
+class _Config(Protocol):
+    """Numba's settings."""
+
+    CACHE_DIR: str
+
+
+def kernel(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Mark a function that Python calls: its machine code is kept for later processes.
 
     The folder is looked for when the function is first called, not before: an import writes
@@ -36,22 +51,21 @@ def kernel(function: _Function) -> _Function:
     Returns:
         The function compiled; it may be called from other kernels too.
     """
-    # As a mapping, for its stubs do not know all of its options.
-    options: Any = {"nogil": True, "no_cfunc_wrapper": True}
-    compiled: Any = numba.njit(**options)(function)
-    compile_now = compiled.compile
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)  # pyright: ignore
+    dispatcher = cast("_Dispatcher", compiled)
+    compile_now = dispatcher.compile
 
-    def compile_first(signature: Any) -> Any:
+    def compile_first(signature: object) -> object:
         """Give the function its folder; Numba looks there before it compiles."""
-        _keep_in_folder(compiled)
-        compiled.compile = compile_now
+        _keep_in_folder(dispatcher)
+        dispatcher.compile = compile_now
         return compile_now(signature)
 
-    compiled.compile = compile_first
-    return compiled
+    dispatcher.compile = compile_first
+    return cast("Callable[_Arguments, _Result]", compiled)
 
 
-def part(function: _Function) -> _Function:
+def part(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Mark a function that only kernels call: it is kept as a part of them.
 
     Args:
@@ -60,13 +74,13 @@ def part(function: _Function) -> _Function:
     Returns:
         The function compiled.
     """
-    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: Any = numba.njit(**options)(function)
-    return compiled
+    options = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled = numba.njit(**options)(function)  # pyright: ignore
+    return cast("Callable[_Arguments, _Result]", compiled)
 
 
-def _keep_in_folder(compiled: Any) -> None:
-    config: Any = numba_config
+def _keep_in_folder(compiled: _Dispatcher) -> None:
+    config = cast("_Config", numba_config)
     with _FOLDER_LOCK:
         folder = kernel_folder()
         if folder is None:

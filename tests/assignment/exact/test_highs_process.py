@@ -13,7 +13,7 @@ from assignment.problems import deaf_instance
 from meshwise.assignment.exact.highs import HighsEffort, HighsProgram, Outcome, solve_program
 from meshwise.assignment.exact.highs_process import Beside
 from meshwise.assignment.exact.integer_program import num_columns, solve_exactly
-from meshwise.assignment.exact.small_problem import network_of
+from meshwise.assignment.network import network_of
 from meshwise.errors import SolverError
 
 FAR_S = 1e6

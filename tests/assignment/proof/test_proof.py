@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from assignment.problems import optimum, random_instance
 from meshwise.assignment.bounds.exact_bound import dearest
 from meshwise.assignment.bounds.messages import cost_of, room_left
-from meshwise.assignment.exact.small_problem import network_of
 from meshwise.assignment.instance import evaluate
-from meshwise.assignment.network import Network
-from meshwise.assignment.proof.labels import FOUND, NOTHING, find_labels
+from meshwise.assignment.network import Network, network_of
+from meshwise.assignment.proof.labels import FOUND, NOTHING, LabelLimits, find_labels
 from meshwise.assignment.proof.order import in_order, narrow_order
 from meshwise.assignment.proof.price_lines import PriceLineEffort, bounds_of, lines_at
 from meshwise.assignment.proof.proof import _improved, _within_cores, prove
@@ -66,7 +65,7 @@ def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself() ->
         choice = np.zeros(len(network.size), np.int64)
         lines = lines_at(network, prices, dearest(network) + 1, effort)
         bounds = bounds_of(network, lines, dearest(network) + 1, effort.stop)
-        if find_labels(network, bounds, math.inf, 128, 4, allowed, choice) != FOUND:
+        if find_labels(network, bounds, LabelLimits(math.inf, 128, 4), allowed, choice) != FOUND:
             continue
         found = [_improved(network, prices, choice, effort) for _ in range(2)]
         assert found[0].tolist() == found[1].tolist()
@@ -186,7 +185,9 @@ def test_few_labels_find_choices_that_fit_and_prove_nothing_false(beam: int) -> 
         lines = lines_at(network, np.ones(len(network.capacity)), dear, effort)
         bounds = bounds_of(network, lines, dear, stop)
         room = min(32 * beam, 10**5)
-        says = find_labels(network, bounds, dear, room, beam, np.array([10**9]), choice)
+        says = find_labels(
+            network, bounds, LabelLimits(dear, room, beam), np.array([10**9]), choice
+        )
         assert says != NOTHING or want is None, seed
         if says == FOUND:
             assert want is not None

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwise.assignment.exact.small_problem import network_of
 from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import INFINITE_COST, Instance, evaluate
 from meshwise.assignment.instance_solver import solve_instance
+from meshwise.assignment.network import network_of
 from meshwise.assignment.search.forward_checking import find_consistent
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")

@@ -12,14 +12,12 @@ Source: Lagrangian relaxation with Polyak's step, a smoothed dual function (Y. N
 Programming 2005) and an exponential average of gradients.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.messages import (
     Messages,
@@ -35,10 +33,8 @@ from meshwise.assignment.bounds.messages import (
 )
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.kernels.arrays import Flag, Floats, Ints
 from meshwise.kernels.compiler import BACKWARD, FORWARD, ONE, kernel, part
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _FIRST_STEP = 0.02
 _LAST_STEP = 1e-4
@@ -56,7 +52,7 @@ _TRY_EVERY = 4
 
 
 @part
-def _expected_usage(net: Network, held: Messages, width: float, load: np.ndarray) -> float:
+def _expected_usage(net: Network, held: Messages, width: float, load: Floats) -> float:
     """A backward sweep that also sums the usage to expect in each row; returns its bound.
 
     Args:
@@ -99,14 +95,14 @@ def _at_least(value: float, least: float) -> float:
 
 
 @part
-def _copy(values: np.ndarray, to: np.ndarray) -> None:
+def _copy(values: Floats | Ints, to: Floats | Ints) -> None:
     """As `to[:] = values`, which takes longer to compile."""
     for k in range(values.size):
         to[k] = values[k]
 
 
 @part
-def _try(net: Network, held: Messages, relaxed: bool, trial: np.ndarray) -> float:
+def _try(net: Network, held: Messages, relaxed: bool, trial: Ints) -> float:
     """Cost of a choice that the messages suggest; infinite if it does not fit."""
     if relaxed:
         follow(net, held, trial)
@@ -118,18 +114,28 @@ def _try(net: Network, held: Messages, relaxed: bool, trial: np.ndarray) -> floa
     return cost_of(net, trial)
 
 
+class AscentState(NamedTuple):
+    """What rounds change.
+
+    Attributes:
+        prices: Price of a byte in each row.
+        average: Average of the gradients.
+        best_prices: Prices of the best bound.
+        best_choice: Best choice found.
+        numbers: The numbers of `Ascent`.
+    """
+
+    prices: Floats
+    average: Floats
+    best_prices: Floats
+    best_choice: Ints
+    numbers: Floats
+
+
 @kernel
-def _rounds(
-    count: int,
-    net: Network,
-    held: Messages,
-    prices: np.ndarray,
-    average: np.ndarray,
-    best_prices: np.ndarray,
-    best_choice: np.ndarray,
-    numbers: np.ndarray,
-) -> None:
-    """Run `count` rounds; `numbers` holds the numbers of `Ascent`."""
+def _rounds(count: int, net: Network, held: Messages, state: AscentState) -> None:
+    """Run `count` rounds."""
+    prices, average, best_prices, best_choice, numbers = state
     trial = best_choice.copy()
     load = np.zeros(prices.size + 1)
     change = np.zeros(prices.size)
@@ -179,18 +185,21 @@ class Ascent:
         network: The problem.
         held: Messages at the present prices.
         prices: Price of a byte in each row.
-        best_prices: Those of the best bound.
+        best_prices: Prices of the best bound.
         choice: Best choice found.
         bound: Best lower bound.
         cost: Cost of `choice`; infinite if none was found.
-        step: Of the next round, relative to the gap.
+        step: Length of the next step, relative to the gap.
+        average: Average of the gradients, in bytes for each row.
+        window: Rounds since the steps were last looked at.
+        before: Bound at that time.
     """
 
     network: Network
     held: Messages
     prices: Floats
     best_prices: Floats
-    choice: Integers
+    choice: Ints
     bound: float = -np.inf
     cost: float = np.inf
     step: float = _FIRST_STEP
@@ -199,7 +208,7 @@ class Ascent:
     before: float = -np.inf
 
     @classmethod
-    def of(cls, network: Network, stop: NDArray[np.int8] | None = None) -> Ascent:
+    def of(cls, network: Network, stop: Flag | None = None) -> Ascent:
         """Before the first round, all prices zero; rounds end early once `stop` is set."""
         rows, count = len(network.capacity), len(network.size)
         return cls(
@@ -214,16 +223,8 @@ class Ascent:
     def run(self, rounds: int) -> None:
         """Run so many rounds, fewer if the bound is met."""
         numbers = np.array([self.step, self.bound, self.cost, self.window, self.before])
-        _rounds(
-            rounds,
-            self.network,
-            self.held,
-            self.prices,
-            self.average,
-            self.best_prices,
-            self.choice,
-            numbers,
-        )
+        state = AscentState(self.prices, self.average, self.best_prices, self.choice, numbers)
+        _rounds(rounds, self.network, self.held, state)
         self.step, self.bound, self.cost, self.window, self.before = numbers.tolist()
 
     @property

@@ -1,17 +1,16 @@
 """What the messages prove: a lower bound in exact arithmetic, and choices that cannot be better."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.messages import Messages, collect, pass_on
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.kernels.arrays import Bools, Floats, Ints
 from meshwise.kernels.compiler import FORWARD, ONE, kernel
 
 # Integers of this size leave room for a sum of some terms.
@@ -23,7 +22,7 @@ _APART = 16
 
 
 @kernel
-def _raise_bounds(net: Network, held: Messages, above: np.ndarray) -> None:
+def _raise_bounds(net: Network, held: Messages, above: Floats) -> None:
     """Note, in a forward sweep, by how much each choice raises the bound at least."""
     for i in range(net.size.size):
         collect(FORWARD, i, net, held)
@@ -35,7 +34,7 @@ def _raise_bounds(net: Network, held: Messages, above: np.ndarray) -> None:
         pass_on(FORWARD, i, net, held)
 
 
-def rises(network: Network, held: Messages) -> NDArray[np.float64]:
+def rises(network: Network, held: Messages) -> Floats:
     """By how much each choice raises the bound at least; moves the messages forward."""
     above = np.zeros(len(network.cost))
     _raise_bounds(network, held, above)
@@ -45,18 +44,18 @@ def rises(network: Network, held: Messages) -> NDArray[np.float64]:
 def choices_within(
     network: Network,
     held: Messages,
-    prices: NDArray[np.float64],
+    prices: Floats,
     bound: float,
     cost: float,
     *,
     step: float = 1.0,
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Choices that could be part of a cheaper solution than one known.
 
     Args:
         network: The problem.
         held: Messages after a backward sweep at these prices.
-        prices: Of a byte in each row.
+        prices: Price of a byte in each row.
         bound: Lower bound that they prove.
         cost: Cost of the solution known.
         step: A better solution is cheaper by so much at least: 1 where costs are whole.
@@ -80,19 +79,33 @@ def dearest(network: Network) -> float:
     return total
 
 
+class IntegerMessages(NamedTuple):
+    """Messages in whole units of a small part of a cost.
+
+    Attributes:
+        node: Value of each choice that lies at its node.
+        at_u: Value that each edge holds for the choices of its earlier node.
+        at_v: The same for its later node.
+    """
+
+    node: Ints
+    at_u: Ints
+    at_v: Ints
+
+
 @kernel
-def _integer_minima(
-    net: Network, node: np.ndarray, at_u: np.ndarray, at_v: np.ndarray, scale: float,
-    nodes: np.ndarray, edges: np.ndarray,
-) -> None:  # fmt: skip
+def _integer_minima(net: Network, held: IntegerMessages, scale: float) -> tuple[Ints, Ints]:
+    """Least value of each node, and of each edge."""
+    node, at_u, at_v = held.node, held.at_u, held.at_v
+    nodes, edges = np.zeros(net.size.size, np.int64), np.zeros(net.u.size, np.int64)
     for i in range(net.size.size):
         nodes[i] = least_in(node, net.first_choice[i], net.first_choice[i + 1])
     for e in range(net.u.size):
-        width = net.size[net.v[e]]
+        width = int(net.size[net.v[e]])
         least = np.int64(2**62)
         for s in range(net.size[net.u[e]]):
             for t in range(width):
-                entry = net.matrices[net.first_entry[e] + s * width + t]
+                entry = float(net.matrices[net.first_entry[e] + s * width + t])
                 if entry < INF:
                     value = (
                         np.int64(entry * scale)
@@ -101,14 +114,13 @@ def _integer_minima(
                     )
                     least = value if value < least else least
         edges[e] = least
+    return nodes, edges
 
 
 @kernel
-def _priced(
-    net: Network, until: np.ndarray, finer: int, apart: int, at_u: np.ndarray, at_v: np.ndarray,
-    node: np.ndarray,
-) -> None:  # fmt: skip
+def _priced(net: Network, until: Ints, finer: int, apart: int, held: IntegerMessages) -> None:
     """Add prices of memory, finer by so many digits, to integer costs; take out what edges hold."""
+    node, at_u, at_v = held.node, held.at_u, held.at_v
     rest = (ONE << apart) - ONE
     for i in range(net.size.size):
         for k in range(net.first_item[i], net.first_item[i + 1]):
@@ -124,7 +136,7 @@ def _priced(
             node[net.first_choice[net.v[e]] + t] -= at_v[net.first_v[e] + t]
 
 
-def exact_bound(network: Network, held: Messages, prices: NDArray[np.float64]) -> int | None:
+def exact_bound(network: Network, held: Messages, prices: Floats) -> int | None:
     """The lower bound of rounded messages and prices, computed in integers.
 
     Any messages and any prices of at least 0 prove a bound, so rounding costs a little of it and
@@ -133,7 +145,7 @@ def exact_bound(network: Network, held: Messages, prices: NDArray[np.float64]) -
     Args:
         network: The problem, with whole finite costs below 2^53.
         held: Messages at any prices.
-        prices: Of a byte in each row.
+        prices: Price of a byte in each row.
 
     Returns:
         The bound, rounded up to a whole number as costs are; None where 64 bits would not do, or
@@ -155,18 +167,19 @@ def exact_bound(network: Network, held: Messages, prices: NDArray[np.float64]) -
         apart, finer = 0, max(_digits_of_prices(prices, worth, 0) - digits, 0)
     fine = np.floor(prices * 2.0 ** (digits + finer)).astype(np.int64)
     until = np.concatenate([[0], np.cumsum(fine)])
-    at_u, at_v = (np.round(a * scale).astype(np.int64) for a in (held.at_u, held.at_v))
-    node = (network.cost * scale).astype(np.int64)
-    _priced(network, until, finer, apart, at_u, at_v, node)
-    nodes = np.zeros(len(network.size), np.int64)
-    edges = np.zeros(len(network.u), np.int64)
-    _integer_minima(network, node, at_u, at_v, scale, nodes, edges)
+    whole = IntegerMessages(
+        (network.cost * scale).astype(np.int64),
+        np.round(held.at_u * scale).astype(np.int64),
+        np.round(held.at_v * scale).astype(np.int64),
+    )
+    _priced(network, until, finer, apart, whole)
+    nodes, edges = _integer_minima(network, whole, scale)
     total = sum(nodes.tolist()) + sum(edges.tolist()) + (int(network.constant) << digits)
     held_back = sum(p * c for p, c in zip(fine.tolist(), network.capacity.tolist(), strict=True))
     return -((held_back - (total << finer)) >> (digits + finer))
 
 
-def _digits_of_prices(prices: NDArray[np.float64], worth: float, apart: int) -> int:
+def _digits_of_prices(prices: Floats, worth: float, apart: int) -> int:
     """As many as leave room for the products with usage and with the digits of it apart."""
     of_usage = _BITS + apart - math.log2(max(4 * worth, 1.0))
     of_rest = _BITS - apart - math.log2(max(4 * float(prices.sum()), 1.0))

@@ -8,20 +8,17 @@ Source: sequential reweighted message passing (V. Kolmogorov, PAMI 2015), which 
 TRW-S (PAMI 2006).
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF, least_in
 from meshwise.assignment.search.room import is_allowed, room_of, take
+from meshwise.kernels.arrays import Flag, Floats, Ints
 from meshwise.kernels.compiler import NONE, ONE, kernel, part
-
-Array = Any
 
 
 class Messages(NamedTuple):
@@ -31,16 +28,17 @@ class Messages(NamedTuple):
         node: Value of each choice that lies at its node.
         at_u: Value that each edge holds for the choices of its earlier node.
         at_v: The same for its later node.
-        stop: One flag; once another thread sets it kernels return early, without a result.
+        stop: Flag of one number; once another thread sets it kernels return early, without a
+            result.
     """
 
-    node: Array
-    at_u: Array
-    at_v: Array
-    stop: Array
+    node: Floats
+    at_u: Floats
+    at_v: Floats
+    stop: Flag
 
 
-def no_messages(network: Network, stop: Array | None = None) -> Messages:
+def no_messages(network: Network, stop: Flag | None = None) -> Messages:
     """All cost at the nodes; kernels that work on it heed the flag."""
     return Messages(
         node=network.cost.copy(),
@@ -63,7 +61,7 @@ def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
     place, own = net.first_v[e], net.first_choice[v]
     least = np.full(width, INF)
     for s in range(net.size[u]):
-        value = held.at_u[net.first_u[e] + s]
+        value = float(held.at_u[net.first_u[e] + s])
         row = first + s * width
         for t in range(width):
             value_at = net.matrices[row + t] + value
@@ -83,7 +81,7 @@ def collect_from_later(e: int, net: Network, held: Messages) -> None:
         least = INF
         row = first + s * width
         for t in range(width):
-            value = net.matrices[row + t] + held.at_v[net.first_v[e] + t]
+            value = float(net.matrices[row + t] + held.at_v[net.first_v[e] + t])
             least = value if value < least else least
         held.node[own + s] += least + held.at_u[place + s]
         held.at_u[place + s] = -least
@@ -125,12 +123,12 @@ def pass_on(forward: bool, i: int, net: Network, held: Messages) -> None:
     share = 1.0 / (num_later if num_later > num_earlier else num_earlier)
     if forward:
         for k in range(net.first_later[i], net.first_later[i + 1]):
-            place = net.first_u[net.later[k]]
+            place = int(net.first_u[net.later[k]])
             for s in range(high - low):
                 held.at_u[place + s] += share * held.node[low + s]
     else:
         for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-            place = net.first_v[net.earlier[k]]
+            place = int(net.first_v[net.earlier[k]])
             for s in range(high - low):
                 held.at_v[place + s] += share * held.node[low + s]
     rest = _rest(forward, i, net)
@@ -153,7 +151,7 @@ def sweep(forward: bool, net: Network, held: Messages) -> float:
 
 
 @kernel
-def add_prices(change: np.ndarray, net: Network, held: Messages) -> None:
+def add_prices(change: Floats, net: Network, held: Messages) -> None:
     """Raise the price of a byte in each row by `change`."""
     until = np.zeros(change.size + 1)
     for row in range(change.size):
@@ -169,25 +167,44 @@ def add_prices(change: np.ndarray, net: Network, held: Messages) -> None:
 @part
 def value_beside(e: int, before: int, s: int, net: Network, held: Messages) -> float:
     """What an edge holds for choice `s` of its later node if the earlier one takes `before`."""
-    return (
-        net.matrices[net.first_entry[e] + before * net.size[net.v[e]] + s]
-        + held.at_u[net.first_u[e] + before]
-        + held.at_v[net.first_v[e] + s]
+    at = net.first_entry[e] + before * net.size[net.v[e]] + s
+    return float(
+        net.matrices[at] + held.at_u[net.first_u[e] + before] + held.at_v[net.first_v[e] + s]
     )
 
 
 @part
-def value_after(i: int, s: int, net: Network, held: Messages, choice: Array) -> float:
+def value_after(i: int, s: int, net: Network, held: Messages, choice: Ints) -> float:
     """Value of choice `s` of a node given the choices of the earlier ones."""
-    value = held.node[net.first_choice[i] + s]
+    value = float(held.node[net.first_choice[i] + s])
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-        e = net.earlier[k]
-        value += value_beside(e, choice[net.u[e]], s, net, held)
+        e: int = net.earlier[k]
+        value += value_beside(e, int(choice[net.u[e]]), s, net, held)
     return value
 
 
+@part
+def least_after(net: Network, node: Floats, at_u: Floats, at_v: Floats) -> Floats:
+    """What all nodes from each one on are worth at least, with their edges to earlier nodes."""
+    least = np.zeros(net.size.size + 1)
+    for i in range(net.size.size - 1, -1, -1):
+        total = least[i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
+        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
+            e: int = net.earlier[k]
+            found = INF
+            for s in range(net.size[net.u[e]]):
+                at: int = net.first_entry[e] + s * net.size[i]
+                for t in range(net.size[i]):
+                    value = float(net.matrices[at + t] + at_v[net.first_v[e] + t])
+                    value += float(at_u[net.first_u[e] + s])
+                    found = value if value < found else found
+            total += found
+        least[i] = total
+    return least
+
+
 @kernel
-def follow(net: Network, held: Messages, choice: Array) -> None:
+def follow(net: Network, held: Messages, choice: Ints) -> None:
     """Choose node by node what is best given the earlier choices; after a backward sweep."""
     for i in range(net.size.size):
         if held.stop[0]:
@@ -202,7 +219,7 @@ def follow(net: Network, held: Messages, choice: Array) -> None:
 
 
 @kernel
-def follow_within(net: Network, held: Messages, choice: Array) -> bool:
+def follow_within(net: Network, held: Messages, choice: Ints) -> bool:
     """As `follow`, but no choice may exceed a row; whether it found a way."""
     room = room_of(net.capacity)
     for i in range(net.size.size):
@@ -221,7 +238,7 @@ def follow_within(net: Network, held: Messages, choice: Array) -> bool:
 
 
 @kernel
-def cost_of(net: Network, choice: Array) -> float:
+def cost_of(net: Network, choice: Ints) -> float:
     """Cost of a choice of the network, with the constant."""
     total = net.constant
     for i in range(net.size.size):
@@ -230,11 +247,11 @@ def cost_of(net: Network, choice: Array) -> float:
         total += net.matrices[
             net.first_entry[e] + choice[net.u[e]] * net.size[net.v[e]] + choice[net.v[e]]
         ]
-    return total
+    return float(total)
 
 
 @kernel
-def room_left(net: Network, choice: Array) -> np.ndarray:
+def room_left(net: Network, choice: Ints) -> Ints:
     """Bytes that a choice leaves in each row; negative where it does not fit."""
     change = np.zeros(net.capacity.size + 1, np.int64)
     for i in range(net.size.size):

@@ -63,7 +63,7 @@ def relax(network: Network, known: Integers | None, *, passes: int) -> Relaxatio
     Args:
         network: A network without rows, reduced so that no choice is impossible.
         known: A choice to start from.
-        passes: At most so many.
+        passes: Largest number of passes.
 
     Returns:
         The bound, and the best choice that was met.
@@ -99,7 +99,7 @@ def settle(network: Network, messages: Messages, passes: int) -> float:
     Args:
         network: A network without rows.
         messages: Its messages; changed.
-        passes: At most so many.
+        passes: Largest number of passes.
 
     Returns:
         The bound that the messages prove.

@@ -43,7 +43,7 @@ class Priced:
 
     Attributes:
         choice: The best choice that satisfies the rows; None if none was met.
-        cost: Its objective.
+        cost: Objective of the choice.
         bound: No choice that satisfies the rows costs less; inf if there is none.
         nearest: The choice that comes nearest to the rows.
     """
@@ -55,7 +55,13 @@ class Priced:
 
 
 def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float = 1.0) -> Problem:
-    """The problem without rows, their weights at the given prices in the costs."""
+    """Return the problem without rows, their weights at the given prices in the costs.
+
+    Args:
+        problem: The problem.
+        prices: Price of a unit of weight of each row.
+        cost_factor: Factor of the costs; 0 leaves only what is forbidden of them.
+    """
     costs: list[Array] = [
         c * cost_factor if cost_factor else np.where(np.isfinite(c), 0.0, c) for c in problem.costs
     ]
@@ -174,7 +180,10 @@ def price_rows(problem: Problem, known: tuple[int, ...] | None) -> Priced:
 
     Args:
         problem: With at least one row.
-        known: A choice that satisfies the rows.
+        known: A choice that satisfies the rows; None if none is known.
+
+    Returns:
+        The best choice that was met, and a bound.
     """
     search = _Prices(problem, known)
     if not search.can_be_met():

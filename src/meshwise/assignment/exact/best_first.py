@@ -74,6 +74,9 @@ def cheapest_that_fits(
         held: For each node and choice what certainly counts against `limit`.
         limit: No choice fits that holds more.
         effort: When to give up.
+
+    Returns:
+        The choice, a bound, and whether it is proved.
     """
     known_cost = objective(problem, known) if known is not None else np.inf
     below = known_cost * (1 - _SLACK)
@@ -164,7 +167,10 @@ def cheaper_neighbour(
         problem: Without rows.
         choice: Where to look around.
         fits: Whether a choice fits.
-        questions: At most so many choices are asked about.
+        questions: Largest number of choices that are asked about.
+
+    Returns:
+        The choice; None if there is none.
     """
     cost = objective(problem, choice)
     others = [

@@ -5,23 +5,18 @@ the later nodes, whatever the earlier ones are, cuts off what cannot be better; 
 integers.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwise.assignment.bounds.messages import Messages, cost_of, value_after
+from meshwise.assignment.bounds.messages import Messages, cost_of, least_after, value_after
 from meshwise.assignment.network import Network
-from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.assignment.reductions.arrays import INF
 from meshwise.assignment.search.room import is_allowed, room_of, take
+from meshwise.kernels.arrays import Floats, Ints
 from meshwise.kernels.compiler import NONE, ONE, kernel, part
-
-Array = Any
-Integers = NDArray[np.int64]
 
 # A number of steps that is never reached.
 UNCOUNTED = 2**62
@@ -29,31 +24,12 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 
 @part
-def _least_after(net: Network, held: Messages) -> np.ndarray:
-    """What all nodes from each one on cost at least, with their edges to earlier nodes."""
-    least: Array = np.zeros(net.size.size + 1)
-    for i in range(net.size.size - 1, -1, -1):
-        least[i] = least[i + 1] + least_in(held.node, net.first_choice[i], net.first_choice[i + 1])
-        for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-            e = net.earlier[k]
-            found = INF
-            for s in range(net.size[net.u[e]]):
-                at = net.first_entry[e] + s * net.size[i]
-                for t in range(net.size[i]):
-                    value = net.matrices[at + t] + held.at_v[net.first_v[e] + t]
-                    value += held.at_u[net.first_u[e] + s]
-                    found = value if value < found else found
-            least[i] += found
-    return least
-
-
-@part
-def _next(i: int, net: Network, values: Array, most: float) -> int:
+def _next(i: int, net: Network, values: Floats, most: float) -> int:
     """The cheapest choice of a node that is left, no dearer than `most`; it is taken out."""
     best = NONE
     for s in range(net.size[i]):
         if values[net.first_choice[i] + s] <= most:
-            most, best = values[net.first_choice[i] + s], s
+            most, best = float(values[net.first_choice[i] + s]), s
     if best >= 0:
         values[net.first_choice[i] + best] = INF
     return best
@@ -76,16 +52,14 @@ class Threshold(NamedTuple):
 
 
 @kernel
-def _search(
-    net: Network, held: Messages, threshold: Threshold, best: Integers
-) -> tuple[float, bool]:
+def _search(net: Network, held: Messages, threshold: Threshold, best: Ints) -> tuple[float, bool]:
     """Cost of the best choice, written to `best` if it is better than what is known; if proved."""
     known, slack, steps = threshold.known, threshold.slack, threshold.steps
-    least: Array = _least_after(net, held)
+    least = least_after(net, held.node, held.at_u, held.at_v)
     room = room_of(net.capacity)
-    values: Array = np.full(net.cost.size, INF)
-    choice: Array = np.full(net.size.size, NONE)
-    spent: Array = np.zeros(net.size.size + 1)
+    values = np.full(net.cost.size, INF)
+    choice = np.full(net.size.size, NONE)
+    spent = np.zeros(net.size.size + 1)
     spent[0] = threshold.base
     i, count = 0 * ONE, net.size.size
     for s in range(net.size[0]):
@@ -95,9 +69,9 @@ def _search(
             return known, False
         steps -= 1
         if choice[i] >= 0:
-            last: Any = choice[i]
+            last: int = choice[i]
             take(i, last, NONE, net, room)
-        most: Any = known - 1 + slack - least[i + 1] - spent[i]
+        most: float = known - 1 + slack - least[i + 1] - spent[i]
         most = most if most < _LARGEST else _LARGEST
         s = _next(i, net, values, most)
         while s >= 0 and not is_allowed(i, s, net, room):
@@ -124,18 +98,18 @@ def _search(
 def enumerate_choices(
     network: Network,
     held: Messages,
-    prices: NDArray[np.float64],
+    prices: Floats,
     cost: float,
     *,
     steps: int = UNCOUNTED,
-) -> tuple[NDArray[np.int64] | None, bool]:
+) -> tuple[Ints | None, bool]:
     """Search through all choices until the flag of the messages is set.
 
     Args:
-        network: A small one, with whole costs whose sums are exact in floating point.
+        network: A small network, with whole costs whose sums are exact in floating point.
         held: Messages at these prices.
-        prices: Of a byte in each row.
-        cost: Of the best choice known; infinite if there is none.
+        prices: Price of a byte in each row.
+        cost: Cost of the best choice known; infinite if there is none.
         steps: Choices of single nodes that may be looked at, in a run that is to repeat itself.
 
     Returns:

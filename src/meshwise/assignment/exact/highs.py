@@ -101,6 +101,22 @@ class Outcome:
     num_looks: int
 
 
+def _model(program: HighsProgram) -> highspy.HighsLp:
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(program.cost), len(program.row_lower)
+    lp.col_cost_ = program.cost
+    lp.col_lower_, lp.col_upper_ = np.zeros(len(program.cost)), program.upper
+    lp.row_lower_, lp.row_upper_ = program.row_lower, program.row_upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = program.first
+    lp.a_matrix_.index_ = program.column
+    lp.a_matrix_.value_ = program.value
+    whole, free = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+    num_free = len(program.cost) - program.num_whole
+    lp.integrality_ = [whole] * program.num_whole + [free] * num_free
+    return lp
+
+
 def solve_program(
     program: HighsProgram, effort: HighsEffort, must_stop: Callable[[], bool]
 ) -> Outcome:
@@ -117,18 +133,6 @@ def solve_program(
     Raises:
         SolverError: HiGHS failed.
     """
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(program.cost), len(program.row_lower)
-    lp.col_cost_ = program.cost
-    lp.col_lower_, lp.col_upper_ = np.zeros(len(program.cost)), program.upper
-    lp.row_lower_, lp.row_upper_ = program.row_lower, program.row_upper
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = program.first
-    lp.a_matrix_.index_ = program.column
-    lp.a_matrix_.value_ = program.value
-    whole, free = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-    num_free = len(program.cost) - program.num_whole
-    lp.integrality_ = [whole] * program.num_whole + [free] * num_free
     solver = highspy.Highs()
     for name, value in (
         ("output_flag", False),
@@ -141,7 +145,7 @@ def solve_program(
         ("primal_feasibility_tolerance", 1e-9),
     ):
         solver.setOptionValue(name, value)
-    solver.passModel(lp)
+    solver.passModel(_model(program))
     num_looks = 0
 
     def look(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.exact.highs import HighsEffort
 from meshwise.assignment.exact.integer_program import ExactAnswer, solve_exactly
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
-from meshwise.assignment.network import Network, network_without_rows, starts
+from meshwise.assignment.instance import INFINITE_COST, Instance
+from meshwise.assignment.network import Network, network_of
 from meshwise.errors import SolverError
+from meshwise.kernels.arrays import Flag, Ints
 
 # Costs of choices and of pairs of choices that a small problem has at most.
 SMALL_COLUMNS = 4000
@@ -22,9 +22,7 @@ def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
     return len(instance.costs) + len(instance.edge_costs) <= columns
 
 
-def solve_small(
-    instance: Instance, effort: HighsEffort, stop: NDArray[np.int8] | None = None
-) -> ExactAnswer:
+def solve_small(instance: Instance, effort: HighsEffort, stop: Flag | None = None) -> ExactAnswer:
     """Give a problem to the exact engine as it is.
 
     Args:
@@ -65,33 +63,6 @@ def solve_small(
     return answer
 
 
-def network_of(instance: Instance) -> Network:
-    """The network of a problem that nothing was taken out of."""
-    size = np.diff(instance.first_choice)
-    u, v = instance.edges[:, 0].copy(), instance.edges[:, 1].copy()
-    times, ranks = np.unique(instance.intervals, return_inverse=True)
-    ranks = ranks.reshape(-1, 2)
-    has_item = (ranks[:, 0] < ranks[:, 1]) & (instance.limit is not None)
-    num_rows = max(len(times) - 1, 0) if instance.limit is not None else 0
-    owner = np.flatnonzero(has_item)
-    network = network_without_rows(
-        size,
-        _floats(instance.costs),
-        u,
-        v,
-        instance.first_entry,
-        _floats(instance.edge_costs),
-    )
-    return network._replace(
-        item_low=ranks[owner, 0],
-        item_high=ranks[owner, 1],
-        first_item=starts(has_item),
-        first_usage=instance.first_choice[:-1][owner],
-        usage=instance.usages,
-        capacity=np.full(num_rows, instance.limit or 0, np.int64),
-    )
-
-
 def _most_usage(network: Network) -> Ints:
     """Bytes that the choices use at most in each row."""
     change = np.zeros(len(network.capacity) + 1, np.int64)
@@ -101,7 +72,3 @@ def _most_usage(network: Network) -> Ints:
         np.add.at(change, network.item_low, used)
         np.subtract.at(change, network.item_high, used)
     return np.cumsum(change)[:-1]
-
-
-def _floats(costs: Ints) -> NDArray[np.float64]:
-    return np.where(costs >= INFINITE_COST, np.inf, costs.astype(np.float64))

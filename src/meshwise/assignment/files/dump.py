@@ -16,9 +16,9 @@ def dump_problem(problem: Problem, cost: float | None, folder: Path, what: str) 
 
     Args:
         problem: Costs in seconds, rows in bytes.
-        cost: Of a solution, which makes the unit of costs finer; None if none is known.
-        folder: Where.
-        what: Part of the file's name and the name of the instance.
+        cost: Cost of a solution, which makes the unit of costs finer; None if none is known.
+        folder: Folder of the file.
+        what: Part of the file's name, and the name of the instance.
 
     Returns:
         The file, numbered in the order of writing.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 22
@@ -47,7 +47,7 @@ class JsonStream:
 
     Args:
         file: The text, in UTF-8.
-        deadline: Of `time.monotonic`, in seconds; None to read however long it takes.
+        deadline: Moment of `time.monotonic`, in seconds; None to read however long it takes.
     """
 
     def __init__(self, file: IO[bytes], deadline: float | None = None) -> None:
@@ -80,7 +80,7 @@ class JsonStream:
         self.at += 1
         return found
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Any value, whole."""
         if not self.next():
             self._fail("Expecting value", self.at)
@@ -109,13 +109,13 @@ class JsonStream:
         while True:
             if self.next() != '"':
                 self._fail("Expecting property name enclosed in double quotes", self.at)
-            key = self.value()
+            key = str(self.value())
             self.take(":")
             member(key)
             if self.take(",", "}") == "}":
                 return
 
-    def rows(self, take: Callable[[list[Any]], None]) -> None:
+    def rows(self, take: Callable[[list[object]], None]) -> None:
         """A list; `take` is given its elements, some at a time."""
         self.take("[")
         if self.next() == "]":
@@ -129,7 +129,7 @@ class JsonStream:
                 # Not lists of numbers, or no JSON: what it is shows if it is read as any value.
                 self.before += self.at - 1
                 self.text, self.at = "[" + self.text[self.at :], 0
-                take(self.value())
+                take(cast("list[object]", self.value()))
                 return
             self.at += len(piece)
             take(rows)

@@ -8,13 +8,14 @@ import json
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from meshwise.assignment.files.json_stream import JsonStream, opened
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
+from meshwise.assignment.instance import INFINITE_COST, Instance
 from meshwise.errors import SolverError
+from meshwise.kernels.arrays import Ints
 
 # Sums of usage must stay within 64 bits.
 _MOST_USAGE = 2**62
@@ -23,6 +24,8 @@ _MOST_USAGE = 2**62
 _MOST_NUMBERS = 200_000_000
 _NUMBERS_A_LIST = 8
 _OBJECTS = ("problem", "problem.nodes", "problem.edges")
+# A list in which anything may stand.
+Row: TypeAlias = list[object]
 _TABLES = (
     "problem.nodes.intervals",
     "problem.nodes.costs",
@@ -38,8 +41,8 @@ def read_instance(
     """Read a file.
 
     Args:
-        path: Of the file.
-        deadline: Of `time.monotonic`, in seconds; None to read however long it takes.
+        path: The file.
+        deadline: Moment of `time.monotonic`, in seconds; None to read however long it takes.
         most_numbers: Larger files are refused before they fill the memory.
 
     Raises:
@@ -62,17 +65,17 @@ def read_instance(
     return reader.instance(document)
 
 
-def _document(stream: JsonStream, reader: _Reader) -> Any:
+def _document(stream: JsonStream, reader: _Reader) -> object:
     """The document, its lists of lists as tables."""
 
-    def value(where: str) -> Any:
+    def value(where: str) -> object:
         if where in _TABLES and stream.next() == "[":
             table = _Table(where)
             stream.rows(lambda rows: reader.extend(table, rows))
             return table
         if where not in ("", *_OBJECTS) or stream.next() != "{":
             return stream.value()
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
 
         def member(key: str) -> None:
             found[key] = value(f"{where}.{key}" if where else key)
@@ -85,7 +88,7 @@ def _document(stream: JsonStream, reader: _Reader) -> Any:
     return document
 
 
-def parse_instance(document: Any, source: str) -> Instance:
+def parse_instance(document: object, source: str) -> Instance:
     """Make a problem of a JSON document.
 
     Args:
@@ -122,8 +125,8 @@ class _Reader:
     def wrong(self, field: str, what: str) -> SolverError:
         return SolverError(f"{self.source}: {field} {what}")
 
-    def instance(self, document: Any) -> Instance:
-        problem = self.member(document, "", "problem")
+    def instance(self, document: object) -> Instance:
+        problem = cast("dict[str, object]", self.member(document, "", "problem"))
         nodes = self.member(problem, "problem", "nodes")
         edges = self.member(problem, "problem", "edges")
         costs, first_choice = self.table(nodes, "problem.nodes", "costs")
@@ -159,34 +162,39 @@ class _Reader:
             limit=self.limit(problem),
         )
 
-    def member(self, parent: Any, where: str, name: str) -> Any:
+    def member(self, parent: object, where: str, name: str) -> object:
         field = f"{where}.{name}" if where else name
         if not isinstance(parent, dict):
             raise self.wrong(where or "the file", f"must be an object, is {_described(parent)}")
-        if name not in parent:
+        members = cast("dict[str, object]", parent)
+        if name not in members:
             raise self.wrong(field, "is missing")
-        return parent[name]  # pyright: ignore[reportUnknownVariableType]
+        return members[name]
 
-    def table(self, parent: Any, where: str, name: str) -> tuple[Ints, Ints]:
+    def table(self, parent: object, where: str, name: str) -> tuple[Ints, Ints]:
         """A list of lists of whole numbers, joined, and where each begins."""
         value, field = self.member(parent, where, name), f"{where}.{name}"
         if isinstance(value, list):
-            rows, value = cast("list[Any]", value), _Table(field)
+            rows, value = cast("list[object]", value), _Table(field)
             self.extend(value, rows)
         if not isinstance(value, _Table):
             raise self.wrong(field, f"must be a list, is {_described(value)}")
         return value.joined()
 
-    def extend(self, table: _Table, rows: list[Any]) -> None:
+    def extend(self, table: _Table, rows: list[object]) -> None:
         """Add lists to a table."""
         count, field = len(table.lengths), table.field
         is_of_pairs = field.endswith((".nodes", ".intervals"))
         for k, row in enumerate(rows, count):
-            if not isinstance(row, list) or (is_of_pairs and len(row) != 2):  # pyright: ignore[reportUnknownArgumentType]
+            length = len(cast("Row", row)) if isinstance(row, list) else -1
+            if length < 0 or (is_of_pairs and length != 2):
                 what = "two numbers" if is_of_pairs else "a list"
-                raise self.wrong(f"{field}[{k}]", f"must be {what}, is {_described(row)}")
-        table.lengths.extend(map(len, rows))
-        values = self.integers(rows, field, count)
+                raise self.wrong(
+                    f"{field}[{k}]", f"must be {what}, is {_described(rows[k - count])}"
+                )
+        lists = cast("list[Row]", rows)
+        table.lengths.extend(map(len, lists))
+        values = self.integers(lists, field, count)
         table.values.frombytes(values.tobytes())
         self.num_numbers += len(values) + _NUMBERS_A_LIST * len(rows)
         if self.num_numbers > self.most_numbers:
@@ -197,7 +205,7 @@ class _Reader:
                 f"lists so far"
             )
 
-    def integers(self, rows: list[Any], field: str, first: int) -> Ints:
+    def integers(self, rows: list[Row], field: str, first: int) -> Ints:
         """The numbers, joined; `first` is the number of the first list."""
         each = itertools.chain.from_iterable
         count = sum(map(len, rows))
@@ -209,14 +217,16 @@ class _Reader:
                 pass
         for k, row in enumerate(rows, first):
             for j, value in enumerate(row):
-                if type(value) is not int and not (type(value) is float and value.is_integer()):
+                number = _whole_number(value)
+                if number is None:
                     raise self.wrong(
                         f"{field}[{k}][{j}]", f"must be a whole number, is {_described(value)}"
                     )
-                if value < -(2**63):
+                if number < -(2**63):
                     raise self.wrong(f"{field}[{k}][{j}]", f"is out of range: {value}")
+        whole = cast("list[list[int | float]]", rows)
         # Larger than 64 bits is infinite anyway.
-        return np.fromiter((min(int(v), 2**63 - 1) for v in each(rows)), np.int64, count)
+        return np.fromiter((min(int(v), 2**63 - 1) for v in each(whole)), np.int64, count)
 
     def match(self, want: Ints, found: Ints, field: str, what: str, of: str) -> None:
         wrong = np.flatnonzero(want != found)
@@ -242,20 +252,27 @@ class _Reader:
             k = int(np.searchsorted(first, at, side="right")) - 1
             raise self.wrong(f"{field}[{k}][{at - first[k]}]", f"is negative: {values[at]}")
 
-    def limit(self, problem: Any) -> int | None:
+    def limit(self, problem: dict[str, object]) -> int | None:
         value = problem.get("usage_limit")
         if value is None:
             return None
-        whole = type(value) is int or (type(value) is float and value.is_integer())
-        if not whole or value < 0:
+        limit = _whole_number(value)
+        if limit is None or limit < 0:
             raise self.wrong(
                 "problem.usage_limit", f"must be a whole number of bytes, is {_described(value)}"
             )
         # No sum of usages reaches this.
-        return min(int(value), _MOST_USAGE)
+        return min(limit, _MOST_USAGE)
 
 
-def _described(value: Any) -> str:
+def _whole_number(value: object) -> int | None:
+    """The value as a whole number; None if it is none, as a truth value is not."""
+    if type(value) is int or (type(value) is float and value.is_integer()):
+        return int(value)
+    return None
+
+
+def _described(value: object) -> str:
     for kind, name in ((list, "a list"), (dict, "an object")):
         if isinstance(value, kind):
             return name

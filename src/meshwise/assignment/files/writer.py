@@ -7,18 +7,18 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from meshwise.assignment.instance import Instance, Ints
+from meshwise.assignment.instance import Instance
 from meshwise.errors import SolverError
+from meshwise.kernels.arrays import Ints
 
 
-def write_instance(instance: Instance, path: Path, **notes: Any) -> None:
+def write_instance(instance: Instance, path: Path, **notes: object) -> None:
     """Write a file that `read_instance` reads back; list by list, for some have gigabytes.
 
     Args:
         instance: The problem.
-        path: Of the file; one that ends in `.gz` is compressed.
+        path: The file; one that ends in `.gz` is compressed.
         notes: Further members of the problem, which readers skip.
 
     Raises:
@@ -36,7 +36,7 @@ def write_instance(instance: Instance, path: Path, **notes: Any) -> None:
         raise SolverError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _write(instance: Instance, notes: dict[str, Any], write: Callable[[str], Any]) -> None:
+def _write(instance: Instance, notes: dict[str, object], write: Callable[[str], object]) -> None:
     write('{"problem": {"name": ' + json.dumps(instance.name))
     for key, value in notes.items():
         write(f", {json.dumps(key)}: {json.dumps(value)}")
@@ -51,7 +51,7 @@ def _write(instance: Instance, notes: dict[str, Any], write: Callable[[str], Any
     write("}}\n")
 
 
-def _rows(name: str, values: Ints, first: Ints, write: Callable[[str], Any]) -> None:
+def _rows(name: str, values: Ints, first: Ints, write: Callable[[str], object]) -> None:
     write(f',\n"{name}": [')
     for number, row in enumerate(_split(values, first)):
         write((",\n" if number else "") + json.dumps(row))

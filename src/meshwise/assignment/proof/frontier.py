@@ -3,19 +3,16 @@
 The frontier are the nodes chosen that have a later neighbour.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.assignment.bounds.messages import least_after
 from meshwise.assignment.network import Network
-from meshwise.assignment.reductions.arrays import INF, least_in
+from meshwise.kernels.arrays import Flag, Floats, Ints
 from meshwise.kernels.compiler import ONE, part
-
-Array = Any
 
 
 class Bounds(NamedTuple):
@@ -27,42 +24,29 @@ class Bounds(NamedTuple):
         at_v: The same for its later node.
         base: Value besides.
         most: No better choice is worth more.
-        stop: One flag; ends the search.
+        stop: Flag of one number; ends the search when another thread sets it.
     """
 
-    node: Array
-    at_u: Array
-    at_v: Array
-    base: Array
-    most: Array
-    stop: Array
+    node: Floats
+    at_u: Floats
+    at_v: Floats
+    base: Floats
+    most: Floats
+    stop: Flag
 
 
 @part
-def least_after(net: Network, bounds: Bounds) -> np.ndarray:
-    """What all nodes from each one on are worth at least, with edges to earlier nodes."""
+def least_with(net: Network, bounds: Bounds) -> Floats:
+    """What all nodes from each one on are worth at least, with each line of the bounds."""
     lines = bounds.base.size
-    least: Array = np.zeros((lines, net.size.size + 1))
+    least = np.zeros((lines, net.size.size + 1))
     for k in range(lines):
-        node = bounds.node[k]
-        for i in range(net.size.size - 1, -1, -1):
-            total = least[k, i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
-            for j in range(net.first_earlier[i], net.first_earlier[i + 1]):
-                e = net.earlier[j]
-                found = INF
-                for s in range(net.size[net.u[e]]):
-                    at = net.first_entry[e] + s * net.size[i]
-                    for t in range(net.size[i]):
-                        value = net.matrices[at + t] + bounds.at_v[k, net.first_v[e] + t]
-                        value += bounds.at_u[k, net.first_u[e] + s]
-                        found = value if value < found else found
-                total += found
-            least[k, i] = total
+        least[k] = least_after(net, bounds.node[k], bounds.at_u[k], bounds.at_v[k])
     return least
 
 
 @part
-def frontiers(net: Network) -> tuple[np.ndarray, np.ndarray, int]:
+def frontiers(net: Network) -> tuple[Ints, Ints, int]:
     """Place of each node in the frontier, the last node that needs it, and the largest frontier."""
     count = net.size.size
     last = np.zeros(count, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.assignment.network import Network, starts
+from meshwise.assignment.network import Network, network_without_rows, starts
 
 Integers = NDArray[np.int64]
 
@@ -72,25 +72,21 @@ def in_order(network: Network, order: Integers) -> Network:
     usage = [
         network.usage[f : f + n] for f, n in zip(first.tolist(), lengths.tolist(), strict=True)
     ]
-    return network._replace(
-        size=size,
-        first_choice=starts(size),
-        cost=np.concatenate(costs) if costs else network.cost,
-        u=low,
-        v=high,
-        first_entry=starts(size[low] * size[high]),
-        matrices=np.concatenate(matrices) if matrices else network.matrices,
-        first_u=starts(size[low])[:-1],
-        first_v=starts(size[high])[:-1],
-        first_later=starts(np.bincount(low, minlength=count)),
-        later=np.arange(len(low)),
-        first_earlier=starts(np.bincount(high, minlength=count)),
-        earlier=np.argsort(high, kind="stable"),
+    reordered = network_without_rows(
+        size,
+        np.concatenate(costs) if costs else network.cost,
+        low,
+        high,
+        np.concatenate(matrices) if matrices else network.matrices,
+    )
+    return reordered._replace(
         item_low=network.item_low[items],
         item_high=network.item_high[items],
         first_item=starts(np.diff(network.first_item)[order]),
         first_usage=starts(lengths)[:-1],
         usage=np.concatenate(usage) if usage else network.usage,
+        capacity=network.capacity,
+        constant=network.constant,
     )
 
 

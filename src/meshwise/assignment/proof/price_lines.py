@@ -37,7 +37,7 @@ class PriceLineEffort:
     """What ends a proof.
 
     Attributes:
-        stop: One flag that another thread may set to 1.
+        stop: Flag of one number that another thread may set to 1.
         left: Entries of matrices that may still be looked at.
     """
 
@@ -61,9 +61,9 @@ class Line:
     """Converged messages at some prices.
 
     Attributes:
-        prices: Of a byte in each row.
+        prices: Price of a byte in each row.
         held: The messages, after a backward sweep.
-        bound: What they prove.
+        bound: Lower bound that they prove.
     """
 
     prices: Floats

@@ -16,12 +16,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.exact_bound import dearest, rises
 from meshwise.assignment.bounds.messages import cost_of, room_left, sweep
 from meshwise.assignment.network import Network
-from meshwise.assignment.proof.labels import FOUND, GAVE_UP, NOTHING, find_labels
+from meshwise.assignment.proof.labels import FOUND, GAVE_UP, NOTHING, LabelLimits, find_labels
 from meshwise.assignment.proof.order import in_order, narrow_order
 from meshwise.assignment.proof.price_lines import (
     Line,
@@ -33,14 +32,12 @@ from meshwise.assignment.proof.price_lines import (
     scaled_prices,
     slack_of,
 )
-from meshwise.assignment.proof.trials import probe
+from meshwise.assignment.proof.trials import TrialGoal, probe
 from meshwise.assignment.reductions.reduction import Reduction, reduce_network
 from meshwise.assignment.search.component import scratch_for
-from meshwise.assignment.search.neighbourhood import improve, tries_for
-from meshwise.assignment.search.room import room_of
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from meshwise.assignment.search.neighbourhood import Tries, improve, tries_for
+from meshwise.assignment.search.room import Placed, room_of
+from meshwise.kernels.arrays import Bools, Flag, Floats, Ints
 
 # Larger networks, or such with more rows, are not tried; labels count choices in 16 bits.
 _MOST_CHOICES = 2**15 - 1
@@ -75,7 +72,7 @@ _WORTH_PROBING = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was proved.
+    """Result of a proof.
 
     Attributes:
         choice: The best one met that is cheaper than what was known; None for none.
@@ -83,7 +80,7 @@ class Proof:
         is_proved: Whether nothing is better; without a choice, than what was known.
     """
 
-    choice: NDArray[np.int64] | None
+    choice: Ints | None
     bound: float
     is_proved: bool
 
@@ -103,19 +100,22 @@ def prove(
     prices: Floats,
     cost: float,
     *,
-    stop: NDArray[np.int8],
-    choice: Integers | None = None,
+    stop: Flag,
+    choice: Ints | None = None,
     work: int = WORK,
 ) -> Proof:
     """Find the best choice, or prove that none costs less than what is known.
 
     Args:
-        network: A small one that the reductions left.
-        prices: Good ones, of a byte in each row.
-        cost: Of the best choice known; infinite if there is none.
-        stop: Ends the search when another thread sets it to 1.
-        choice: One that fits, if any is known.
+        network: A small network that the reductions left.
+        prices: Good prices of a byte in each row.
+        cost: Cost of the best choice known; infinite if there is none.
+        stop: Flag of one number; the search ends when another thread sets it to 1.
+        choice: A choice that fits, if any is known.
         work: Entries of matrices that may be looked at.
+
+    Returns:
+        What is proved.
     """
     effort = PriceLineEffort(stop=stop, left=np.array([work], np.int64))
     known = cost if math.isfinite(cost) else dearest(network) + 1
@@ -152,7 +152,7 @@ def prove(
     return Proof(choice=found, bound=proved, is_proved=is_proved)
 
 
-def _back(order: Integers, placed: Integers) -> Integers:
+def _back(order: Ints, placed: Ints) -> Ints:
     """A choice of a network in another order, in its own."""
     choice = np.empty(len(order), np.int64)
     choice[order] = placed
@@ -161,12 +161,12 @@ def _back(order: Integers, placed: Integers) -> Integers:
 
 def _below(
     network: Network, lines: list[Line], target: float, allowed: int, effort: PriceLineEffort
-) -> tuple[int, Integers | None]:
+) -> tuple[int, Ints | None]:
     """Search below a target only.
 
     Args:
-        network: In an order with small frontiers.
-        lines: Its bounds.
+        network: The network, in an order with small frontiers.
+        lines: Bounds at several prices.
         target: Only choices that cost less are looked for.
         allowed: Pairs of a label and a choice that may be looked at.
         effort: What ends the search.
@@ -175,7 +175,7 @@ def _below(
         What `find_labels` says, and the best choice met, if any.
     """
     chain: list[Reduction] = []
-    best: Integers | None = None
+    best: Ints | None = None
     prices = lines[0].prices
     num_probed, beams = math.inf, list(_BEAMS)
     says = NOTHING
@@ -218,13 +218,13 @@ def _good(
     network: Network,
     lines: list[Line],
     known: float,
-    choice: Integers | None,
+    choice: Ints | None,
     effort: PriceLineEffort,
-) -> Integers | None:
+) -> Ints | None:
     """A choice that costs less than what is known, and hardly more than the best; None for none."""
-    best: Integers | None = None
+    best: Ints | None = None
 
-    def note(found: Integers | None) -> bool:
+    def note(found: Ints | None) -> bool:
         nonlocal best, choice, known
         if found is None or cost_of(network, found) >= known:
             return False
@@ -240,12 +240,12 @@ def _good(
 
 def _within_cores(
     network: Network, lines: list[Line], known: float, effort: PriceLineEffort
-) -> Integers | None:
+) -> Ints | None:
     """The best choice of those that the bounds make hardly dearer, if it is better than known.
 
     Few choices are left where each may close a part of the gap only, so few labels go far.
     """
-    best: Integers | None = None
+    best: Ints | None = None
     bound = max(line.bound for line in lines)
     shares = list(_CORES)
     while shares and not effort.is_over:
@@ -263,9 +263,7 @@ def _within_cores(
     return best
 
 
-def _of_core(
-    core: Network, prices: Floats, known: float, effort: PriceLineEffort
-) -> Integers | None:
+def _of_core(core: Network, prices: Floats, known: float, effort: PriceLineEffort) -> Ints | None:
     """A choice of a core that is better than what is known, or None."""
     if not len(core.size):
         return np.zeros(0, np.int64) if core.constant < known else None
@@ -276,26 +274,24 @@ def _of_core(
     return None if choice is None else _back(order, choice)
 
 
-def _improved(
-    network: Network, prices: Floats, choice: Integers, effort: PriceLineEffort
-) -> Integers:
+def _improved(network: Network, prices: Floats, choice: Ints, effort: PriceLineEffort) -> Ints:
     """The best of some searches around a choice that fits."""
     if not len(network.size):
         return choice
     work = scratch_for(network, effort.stop)
     work.price[1:] = np.cumsum(prices)
     best, least = choice, cost_of(network, choice)
-    tries = tries_for(network, _TRIES)
+    tries = Tries(tries_for(network, _TRIES), _LARGEST_PART, 0.0, _RIVALS)
     for seed in range(_STARTS):
         better, room = choice.copy(), room_of(room_left(network, choice))
         rng = np.random.default_rng(seed)
-        improve(tries, _LARGEST_PART, 0.0, _RIVALS, network, better, room, work, rng)
+        improve(tries, network, Placed(better, room), work, rng)
         if (cost := cost_of(network, better)) < least:
             best, least = better, cost
     return best
 
 
-def _without(network: Network, keep: NDArray[np.bool_], stop: NDArray[np.int8]) -> Reduction | None:
+def _without(network: Network, keep: Bools, stop: Flag) -> Reduction | None:
     """What is left with these choices only; None for no solution."""
     if not np.logical_or.reduceat(keep, network.first_choice[:-1]).all():
         return None
@@ -303,7 +299,7 @@ def _without(network: Network, keep: NDArray[np.bool_], stop: NDArray[np.int8]) 
     return None if reduction.infeasible else reduction
 
 
-def _expanded(chain: list[Reduction], choice: Integers) -> Integers:
+def _expanded(chain: list[Reduction], choice: Ints) -> Ints:
     for reduction in reversed(chain):
         choice = reduction.expand(choice)
     return choice
@@ -314,7 +310,7 @@ def _probe(
     lines: list[Line],
     target: float,
     effort: PriceLineEffort,
-    keep: NDArray[np.bool_],
+    keep: Bools,
 ) -> None:
     """Take out what trials prove too dear, from the messages with the best bound."""
     line = max(lines, key=lambda line: line.bound)
@@ -324,12 +320,13 @@ def _probe(
     most = target - 1 + slack_of(network, line.prices, target) - besides
     # Twice the gap lifts whatever has a choice that is not tried above what is asked.
     gap = max(target - line.bound, 1.0)
-    probe(network, line.held, above, most, 2 * gap, _HOPE * gap, effort.left, keep)
+    goal = TrialGoal(most, 2 * gap, _HOPE * gap)
+    probe(network, line.held, above, goal, effort.left, keep)
 
 
 def _search(
     network: Network, prices: Floats, target: float, allowed: int, effort: PriceLineEffort
-) -> tuple[int, Integers | None]:
+) -> tuple[int, Ints | None]:
     """Search what is left with labels, in an order of its own."""
     order = narrow_order(network)
     placed = in_order(network, order)
@@ -347,13 +344,14 @@ def _labelled(
     beam: int,
     allowed: int,
     effort: PriceLineEffort,
-) -> tuple[int, Integers | None]:
+) -> tuple[int, Ints | None]:
     """Search with labels; what `find_labels` says, and the choice."""
     bounds = bounds_of(network, lines, target, effort.stop)
     pairs = np.array([min(effort.left[0] // _LABEL_WORK, allowed)], np.int64)
     before = int(pairs[0])
     choice = np.zeros(len(network.size), np.int64)
     room = min(_ROOM, _ROOM_OF_BEAM * beam)
-    says = find_labels(network, bounds, target, room, beam, pairs, choice)
+    limits = LabelLimits(float(target), room, beam)
+    says = find_labels(network, bounds, limits, pairs, choice)
     effort.left[0] -= (before - int(pairs[0])) * _LABEL_WORK
     return says, choice if says == FOUND else None

@@ -5,19 +5,30 @@ go on from the messages there are.  A bound that comes out above the best cost t
 solutions with one of the others.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwise.assignment.bounds.messages import Messages, sweep
 from meshwise.assignment.network import Network
+from meshwise.kernels.arrays import Bools, Floats, Ints
 from meshwise.kernels.compiler import BACKWARD, FORWARD, ONE, kernel, part
 
-Array = Any
+
+class TrialGoal(NamedTuple):
+    """What a trial has to show.
+
+    Attributes:
+        most: Value of a better solution at most, in the messages' terms.
+        penalty: What is laid on the choices that are not tried.
+        hope: Choices that raise the bound by less are not tried.
+    """
+
+    most: float
+    penalty: float
+    hope: float
 
 
 @part
@@ -32,30 +43,27 @@ def _copied(source: Messages, to: Messages) -> None:
 
 @part
 def _are_out(
-    i: int, tried: Array, net: Network, held: Messages, trial: Messages, most: float, penalty: float
+    i: int, tried: Bools, net: Network, held: Messages, trial: Messages, goal: TrialGoal
 ) -> bool:
-    """Whether no solution with one of the choices tried is worth `most` or less."""
+    """Whether no solution with one of the choices tried is worth the goal's most or less."""
     _copied(held, trial)
     for s in range(net.size[i]):
         if not tried[s]:
-            trial.node[net.first_choice[i] + s] += penalty
-    return sweep(FORWARD, net, trial) > most or sweep(BACKWARD, net, trial) > most
+            trial.node[net.first_choice[i] + s] += goal.penalty
+    return sweep(FORWARD, net, trial) > goal.most or sweep(BACKWARD, net, trial) > goal.most
 
 
 @kernel
 def probe(
-    net: Network, held: Messages, above: np.ndarray, most: float, penalty: float, hope: float,
-    work: np.ndarray, keep: np.ndarray,
-) -> None:  # fmt: skip
-    """Take choices out of `keep` that no solution of value `most` or less has.
+    net: Network, held: Messages, above: Floats, goal: TrialGoal, work: Ints, keep: Bools
+) -> None:
+    """Take choices out of `keep` that no solution within the goal has.
 
     Args:
         net: The network.
         held: Messages after a backward sweep.
         above: By how much each choice raises the bound at least, to try the dear ones first.
-        hope: Those that raise it by less are not tried.
-        most: Value of a better solution at most, in the messages' terms.
-        penalty: What is laid on the choices that are not tried.
+        goal: What a trial has to show.
         work: Entries that may be looked at; what is left of them.
         keep: The result.
     """
@@ -66,7 +74,7 @@ def probe(
         order = np.argsort(above[low : low + size])
         left, hopeless = size, 0 * ONE
         for s in range(low, low + size):
-            hopeless += above[s] < hope
+            hopeless += above[s] < goal.hope
         take = left // 2
         while take >= 1 and left > 1 and left > hopeless:
             take = take if take < left - hopeless else left - hopeless
@@ -77,7 +85,7 @@ def probe(
             tried = np.zeros(size, np.bool_)
             for k in range(left - take, left):
                 tried[order[k]] = True
-            if _are_out(i, tried, net, held, trial, most, penalty):
+            if _are_out(i, tried, net, held, trial, goal):
                 for k in range(left - take, left):
                     keep[low + order[k]] = False
                 left -= take

@@ -5,18 +5,18 @@ linked in lists.  Usage hangs on nodes as items: an interval with the bytes of e
 linked.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from meshwise.kernels.arrays import Bools, Flag, Floats, Ints, Ints32
 from meshwise.kernels.compiler import NONE, kernel, part
 
 INF = np.inf
-Array = Any
+_Element = TypeVar("_Element", bound=np.generic)
 
 # Positions in `Work.counters`.
 NUM_QUEUED, MATRICES_USED, USAGES_USED, LOG_USED, INFEASIBLE = range(5)
@@ -31,7 +31,7 @@ class Nodes(NamedTuple):
         size: Choices left.
         original_size: Choices at the beginning.
         start: Where the choices of a node begin in `cost` and `original`.
-        cost: Of the choices left; infinite for those about to go.
+        cost: Cost of the choices left; infinite for those about to go.
         original: Numbers of the choices left as they were at the beginning.
         alive: Whether the node still decides.
         locked: Whether the node must stay, with all choices that are possible.
@@ -39,15 +39,15 @@ class Nodes(NamedTuple):
         first_item: First usage item, -1 for none.
     """
 
-    size: Array
-    original_size: Array
-    start: Array
-    cost: Array
-    original: Array
-    alive: Array
-    locked: Array
-    first_half: Array
-    first_item: Array
+    size: Ints
+    original_size: Ints
+    start: Ints
+    cost: Floats
+    original: Ints32
+    alive: Bools
+    locked: Bools
+    first_half: Ints
+    first_item: Ints
 
 
 class Edges(NamedTuple):
@@ -56,34 +56,34 @@ class Edges(NamedTuple):
     Attributes:
         u: First node.
         v: Second node.
-        start: Where the matrix begins in `Buffers.matrices`.
+        start: Where the matrix begins in `ReductionBuffers.matrices`.
         room: Entries that may be written there.
         alive: Whether the edge is still there.
         next_half: Links of the half-edges.
     """
 
-    u: Array
-    v: Array
-    start: Array
-    room: Array
-    alive: Array
-    next_half: Array
+    u: Ints
+    v: Ints
+    start: Ints
+    room: Ints
+    alive: Bools
+    next_half: Ints
 
 
 class Items(NamedTuple):
     """Usage of a node over an interval of time.
 
     Attributes:
-        start: Where the bytes of its choices begin in `Buffers.usages`.
+        start: Where the bytes of its choices begin in `ReductionBuffers.usages`.
         low: First time.
         high: First time after it.
-        next_item: Link.
+        next_item: Next item of the node, -1 for none.
     """
 
-    start: Array
-    low: Array
-    high: Array
-    next_item: Array
+    start: Ints
+    low: Ints
+    high: Ints
+    next_item: Ints
 
 
 class ReductionBuffers(NamedTuple):
@@ -95,9 +95,9 @@ class ReductionBuffers(NamedTuple):
         log: How to find the choices of nodes that went (`expansion`).
     """
 
-    matrices: Array
-    usages: Array
-    log: Array
+    matrices: Floats
+    usages: Ints
+    log: Ints32
 
 
 class ReductionWork(NamedTuple):
@@ -107,22 +107,40 @@ class ReductionWork(NamedTuple):
         queue: Ring of nodes.
         queued: Whether a node waits in it.
         counters: See the constants above.
-        mark: One entry a node, -1 outside of a kernel.
+        mark: Scratch of one entry for each node, -1 outside of a kernel.
         base: Bytes that are used whatever is chosen, as differences over time.
         stop: One number that other threads may set: `CUT` leaves the problem as it is but for what
             is impossible, `END` without any result.
     """
 
-    queue: Array
-    queued: Array
-    counters: Array
-    mark: Array
-    base: Array
-    stop: Array
+    queue: Ints
+    queued: Bools
+    counters: Ints
+    mark: Ints
+    base: Ints
+    stop: Flag
+
+
+class ReductionState(NamedTuple):
+    """A problem while it shrinks.
+
+    Attributes:
+        nodes: Nodes and what is left of their choices.
+        edges: Edges with their matrices.
+        items: Usage of nodes.
+        buffers: What grows.
+        work: Nodes to look at, and scratch.
+    """
+
+    nodes: Nodes
+    edges: Edges
+    items: Items
+    buffers: ReductionBuffers
+    work: ReductionWork
 
 
 @part
-def least_in(values: np.ndarray, low: int, high: int) -> Any:
+def least_in(values: Ints | Floats, low: int, high: int) -> Any:
     """The least of the values from `low` to `high - 1`, of which there is at least one."""
     least = values[low]
     for k in range(low + 1, high):
@@ -151,9 +169,9 @@ def degree(i: int, nodes: Nodes, edges: Edges) -> int:
     """Edges of a node; half-edges of dead ones are unlinked."""
     count = 0
     before = NONE
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
-        after = edges.next_half[half]
+        after: int = edges.next_half[half]
         if edges.alive[half >> 1]:
             count += 1
             before = half
@@ -181,7 +199,7 @@ def link_all(nodes: Nodes, edges: Edges) -> None:
 
 
 @part
-def grown(array: Array, need: int) -> Array:
+def grown(array: npt.NDArray[_Element], need: int) -> npt.NDArray[_Element]:
     """The array, or a longer copy if it has less than `need` entries."""
     if need <= array.size:
         return array
@@ -208,8 +226,8 @@ def with_room(
     top = 0
     for e in range(edges.u.size):
         if edges.alive[e]:
-            count = nodes.size[edges.u[e]] * nodes.size[edges.v[e]]
-            start = edges.start[e]
+            count = int(nodes.size[edges.u[e]] * nodes.size[edges.v[e]])
+            start: int = edges.start[e]
             for k in range(count):
                 moved[top + k] = buffers.matrices[start + k]
             edges.start[e] = top

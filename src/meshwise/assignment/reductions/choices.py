@@ -1,7 +1,5 @@
 """Kernels that drop choices: impossible ones, and those that another choice always beats."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
 import numpy as np
@@ -17,11 +15,12 @@ from meshwise.assignment.reductions.arrays import (
     neighbour,
     push,
 )
+from meshwise.kernels.arrays import Floats, Ints
 from meshwise.kernels.compiler import ONE, part
 
 
 @part
-def _has_partner(at: int, step: int, other: int, nodes: Nodes, matrix: np.ndarray) -> bool:
+def _has_partner(at: int, step: int, other: int, nodes: Nodes, matrix: Floats) -> bool:
     """Whether a row (or column) of an edge allows any choice of the other node."""
     for t in range(nodes.size[other]):
         if matrix[at + t * step] < INF and nodes.cost[nodes.start[other] + t] < INF:
@@ -45,7 +44,7 @@ def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffer
         Bit 0 if the node u lost a choice, bit 1 if v did.
     """
     u, v, start = edges.u[e], edges.v[e], edges.start[e]
-    rows, width, matrix = nodes.size[u], nodes.size[v], buffers.matrices
+    rows, width, matrix = int(nodes.size[u]), int(nodes.size[v]), buffers.matrices
     lost = 0
     for s in range(rows):
         if not _has_partner(start + s * width, ONE, v, nodes, matrix):
@@ -59,7 +58,7 @@ def make_consistent(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffer
 @part
 def _compact_edges(
     i: int,
-    kept: np.ndarray,
+    kept: Ints,
     nodes: Nodes,
     edges: Edges,
     buffers: ReductionBuffers,
@@ -68,12 +67,12 @@ def _compact_edges(
     """Keep the rows or columns of some choices in the matrices of a node's edges."""
     matrix = buffers.matrices
     size, count = nodes.size[i], kept.size
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
         e = half >> 1
         if edges.alive[e]:
             other, first = neighbour(half, edges), edges.start[e]
-            width = nodes.size[other]
+            width: int = nodes.size[other]
             if half & 1 == 0:
                 for a in range(count):
                     for t in range(width):
@@ -106,9 +105,9 @@ def compact(
         nodes.cost[start + a] = nodes.cost[start + kept[a]]
         nodes.original[start + a] = nodes.original[start + kept[a]]
     _compact_edges(i, kept[:count], nodes, edges, buffers, work)
-    item = nodes.first_item[i]
+    item: int = nodes.first_item[i]
     while item >= 0:
-        first = items.start[item]
+        first: int = items.start[item]
         for a in range(count):
             buffers.usages[first + a] = buffers.usages[first + kept[a]]
         item = items.next_item[item]
@@ -120,9 +119,9 @@ def compact(
 def _uses_no_more(
     a: int, b: int, i: int, nodes: Nodes, items: Items, buffers: ReductionBuffers
 ) -> bool:
-    item = nodes.first_item[i]
+    item: int = nodes.first_item[i]
     while item >= 0:
-        first = items.start[item]
+        first: int = items.start[item]
         if buffers.usages[first + a] > buffers.usages[first + b]:
             return False
         item = items.next_item[item]
@@ -130,15 +129,13 @@ def _uses_no_more(
 
 
 @part
-def _beats(
-    a: int, b: int, i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers
+def _costs_no_more(
+    a: int, b: int, i: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
 ) -> bool:
-    """Whether choice `a` uses and costs no more than `b` whatever the neighbours choose."""
-    if not _uses_no_more(a, b, i, nodes, items, buffers):
-        return False
+    """Whether choice `a` costs no more than `b` whatever the neighbours choose."""
     size, start, matrix = nodes.size[i], nodes.start[i], buffers.matrices
-    dearer = nodes.cost[start + a] - nodes.cost[start + b]
-    half = nodes.first_half[i]
+    dearer = float(nodes.cost[start + a] - nodes.cost[start + b])
+    half: int = nodes.first_half[i]
     while half >= 0:
         e = half >> 1
         if edges.alive[e]:
@@ -152,7 +149,7 @@ def _beats(
                     worst = more if more > worst else worst
                     if worst == INF:
                         return False
-            dearer += worst
+            dearer += float(worst)
         half = edges.next_half[half]
     return dearer <= 0
 
@@ -165,12 +162,15 @@ def drop_dominated(
 
     Of equal ones the first stays.
     """
-    start = nodes.start[i]
+    start: int = nodes.start[i]
     dropped = False
     for b in range(nodes.size[i] - 1, -1, -1):
         for a in range(nodes.size[i]):
-            left = a != b and nodes.cost[start + a] < INF
-            if left and _beats(a, b, i, nodes, edges, items, buffers):
+            if a == b or nodes.cost[start + a] == INF:
+                continue
+            if not _uses_no_more(a, b, i, nodes, items, buffers):
+                continue
+            if _costs_no_more(a, b, i, nodes, edges, buffers):
                 nodes.cost[start + b] = INF
                 dropped = True
                 break
@@ -183,9 +183,9 @@ def settle_items(
 ) -> None:
     """What every choice uses becomes base load; items that are left empty go."""
     before = -1
-    item = nodes.first_item[i]
+    item: int = nodes.first_item[i]
     while item >= 0:
-        after = items.next_item[item]
+        after: int = items.next_item[item]
         first, low, high = items.start[item], items.low[item], items.high[item]
         least = most = buffers.usages[first]
         for s in range(1, nodes.size[i]):

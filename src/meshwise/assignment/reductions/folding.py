@@ -4,9 +4,9 @@ A follower is a node whose choice is a function of a neighbour's: each row of th
 finite entry.  It gives its cost, edges and usage to the neighbour that it follows.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from meshwise.assignment.reductions.arrays import (
     with_log,
     with_room,
 )
+from meshwise.kernels.arrays import Floats, Ints
 from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 # Records of the log: (kind, node, neighbours..., choices).
@@ -42,10 +43,10 @@ def _entry(
 ) -> float:
     """Cost of (choice s of the half-edge's node, choice t of the other node)."""
     e = half >> 1
-    width = nodes.size[edges.v[e]]
+    width = int(nodes.size[edges.v[e]])
     if half & 1 == 0:
-        return buffers.matrices[edges.start[e] + s * width + t]
-    return buffers.matrices[edges.start[e] + t * width + s]
+        return float(buffers.matrices[edges.start[e] + s * width + t])
+    return float(buffers.matrices[edges.start[e] + t * width + s])
 
 
 @kernel
@@ -56,7 +57,7 @@ def merge_parallel(
     for i in range(nodes.size.size):
         if work.stop[0]:
             break
-        half = nodes.first_half[i]
+        half: int = nodes.first_half[i]
         while half >= 0:
             if edges.alive[half >> 1]:
                 other = neighbour(half, edges)
@@ -65,7 +66,7 @@ def merge_parallel(
                     work.mark[other] = half
                 else:
                     e = first >> 1
-                    width = nodes.size[edges.v[e]]
+                    width = int(nodes.size[edges.v[e]])
                     for s in range(nodes.size[i]):
                         for t in range(nodes.size[other]):
                             at = s * width + t if first & 1 == 0 else t * width + s
@@ -85,7 +86,7 @@ def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
     """An edge whose cost is a sum of its ends' own costs goes into them; whether it did."""
     u, v, start = edges.u[e], edges.v[e], edges.start[e]
     matrix = buffers.matrices
-    width = nodes.size[v]
+    width = int(nodes.size[v])
     least = INF
     for t in range(width):
         if matrix[start + t] == INF:
@@ -128,17 +129,25 @@ def follows(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers) -> in
     return result
 
 
+class Following(NamedTuple):
+    """How a node that goes follows another one.
+
+    Attributes:
+        leader: The other one.
+        choice: Choice of the node for each choice of its leader.
+    """
+
+    leader: int
+    choice: Ints
+
+
 @part
 def _log_one(
-    node: int,
-    leader: int,
-    choice: np.ndarray,
-    nodes: Nodes,
-    buffers: ReductionBuffers,
-    work: ReductionWork,
-):
-    """Note the choice of a node for each choice of another one."""
-    count = nodes.original_size[leader]
+    node: int, following: Following, nodes: Nodes, buffers: ReductionBuffers, work: ReductionWork
+) -> ReductionBuffers:
+    """Note the choice of a node for each choice of its leader."""
+    leader, choice = following.leader, following.choice
+    count: int = nodes.original_size[leader]
     buffers = with_log(3 + count, buffers, work)
     top = work.counters[LOG_USED]
     buffers.log[top], buffers.log[top + 1], buffers.log[top + 2] = OF_ONE, node, leader
@@ -152,10 +161,15 @@ def _log_one(
 
 @part
 def _move_edge(
-    half: int, leader: int, image: np.ndarray, nodes: Nodes, edges: Edges,
-    buffers: ReductionBuffers, work: ReductionWork,
-) -> ReductionBuffers:  # fmt: skip
-    """Hang an edge of a follower on its leader, row `s` being the follower's row `image[s]`."""
+    half: int,
+    following: Following,
+    nodes: Nodes,
+    edges: Edges,
+    buffers: ReductionBuffers,
+    work: ReductionWork,
+) -> ReductionBuffers:
+    """Hang an edge of a follower on its leader, each row that of the follower's choice."""
+    leader, image = following.leader, following.choice
     e, other = half >> 1, neighbour(half, edges)
     rows, width = image.size, nodes.size[other]
     values = np.empty((rows, width), np.float64)
@@ -164,7 +178,7 @@ def _move_edge(
             values[s, t] = _entry(half, image[s], t, nodes, edges, buffers)
     known = work.mark[other]
     if known >= 0:
-        at = edges.start[known >> 1]
+        at = int(edges.start[known >> 1])
         edges.alive[e] = False
     else:
         if rows * width > edges.room[e]:
@@ -210,26 +224,27 @@ def absorb(
                 image[s] = t
                 added = cost + nodes.cost[nodes.start[node] + t]
         nodes.cost[nodes.start[leader] + s] += added
-    buffers = _log_one(node, leader, image, nodes, buffers, work)
+    following = Following(leader, image)
+    buffers = _log_one(node, following, nodes, buffers, work)
     edges.alive[e] = False
     nodes.alive[node] = False
     nodes.cost[nodes.start[node]] = 0.0
-    half = nodes.first_half[leader]
+    half = int(nodes.first_half[leader])
     while half >= 0:
         if edges.alive[half >> 1]:
             work.mark[neighbour(half, edges)] = half
         half = edges.next_half[half]
     half = nodes.first_half[node]
     while half >= 0:
-        after = edges.next_half[half]
+        after: int = edges.next_half[half]
         if edges.alive[half >> 1]:
-            buffers = _move_edge(half, leader, image, nodes, edges, buffers, work)
+            buffers = _move_edge(half, following, nodes, edges, buffers, work)
         half = after
-    half = nodes.first_half[leader]
+    half = int(nodes.first_half[leader])
     while half >= 0:
         work.mark[neighbour(half, edges)] = -1
         half = edges.next_half[half]
-    item = nodes.first_item[node]
+    item: int = nodes.first_item[node]
     while item >= 0:
         after = items.next_item[item]
         top = work.counters[USAGES_USED]
@@ -250,7 +265,7 @@ def absorb(
 def _fold_alone(
     i: int, nodes: Nodes, buffers: ReductionBuffers, work: ReductionWork
 ) -> ReductionBuffers:
-    best = nodes.start[i]
+    best: int = nodes.start[i]
     for s in range(nodes.start[i], nodes.start[i] + nodes.size[i]):
         if nodes.cost[s] < nodes.cost[best]:
             best = s
@@ -267,7 +282,7 @@ def _fold_alone(
 @part
 def _fold_one(
     half: int, i: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
-):
+) -> ReductionBuffers:
     other = neighbour(half, edges)
     image = np.zeros(nodes.size[other], np.int64)
     for t in range(nodes.size[other]):
@@ -278,26 +293,52 @@ def _fold_one(
                 least = cost
                 image[t] = s
         nodes.cost[nodes.start[other] + t] += least
-    buffers = _log_one(i, other, image, nodes, buffers, work)
+    buffers = _log_one(i, Following(other, image), nodes, buffers, work)
     edges.alive[half >> 1] = False
     push(other, work)
     return buffers
 
 
 @part
-def _fold_two(
-    one: int,
-    two: int,
+def _own(half: int, edges: Edges) -> int:
+    """The node that a half-edge hangs on."""
+    return edges.u[half >> 1] if half & 1 == 0 else edges.v[half >> 1]
+
+
+@part
+def _best_between(
+    one: int, two: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
+) -> tuple[Floats, Ints]:
+    """Least cost of a node and its choice for each pair of its two neighbours' choices."""
+    i, u, w = _own(one, edges), neighbour(one, edges), neighbour(two, edges)
+    values = np.empty((nodes.size[u], nodes.size[w]), np.float64)
+    choices = np.empty((nodes.size[u], nodes.size[w]), np.int64)
+    mine = np.empty(nodes.size[i], np.float64)
+    for s in range(nodes.size[u]):
+        for t in range(mine.size):
+            mine[t] = _entry(one, t, s, nodes, edges, buffers) + nodes.cost[nodes.start[i] + t]
+        for x in range(nodes.size[w]):
+            least, best = INF, 0
+            for t in range(mine.size):
+                cost = mine[t] + _entry(two, t, x, nodes, edges, buffers)
+                if cost < least:
+                    least, best = cost, t
+            values[s, x], choices[s, x] = least, best
+    return values, choices
+
+
+@part
+def _log_two(
     i: int,
+    ends: tuple[int, int],
+    choices: Ints,
     nodes: Nodes,
-    edges: Edges,
     buffers: ReductionBuffers,
     work: ReductionWork,
 ) -> ReductionBuffers:
-    """The best choice of node `i` for each pair of its neighbours' becomes an edge of theirs."""
-    u, w = neighbour(one, edges), neighbour(two, edges)
-    rows, width = nodes.size[u], nodes.size[w]
-    stride = nodes.original_size[w]
+    """Note the choice of a node for each pair of choices of its two neighbours."""
+    u, w = ends
+    stride: int = nodes.original_size[w]
     count = nodes.original_size[u] * stride
     buffers = with_log(4 + count, buffers, work)
     top = work.counters[LOG_USED]
@@ -305,25 +346,26 @@ def _fold_two(
     buffers.log[top + 2], buffers.log[top + 3] = u, w
     buffers.log[top + 4 : top + 4 + count] = -1
     work.counters[LOG_USED] += 4 + count
-    values = np.empty((rows, width), np.float64)
-    mine = np.empty(nodes.size[i], np.float64)
-    for s in range(rows):
-        for t in range(mine.size):
-            mine[t] = _entry(one, t, s, nodes, edges, buffers) + nodes.cost[nodes.start[i] + t]
-        for x in range(width):
-            least, best = INF, 0
-            for t in range(mine.size):
-                cost = mine[t] + _entry(two, t, x, nodes, edges, buffers)
-                if cost < least:
-                    least, best = cost, t
-            values[s, x] = least
-            place = nodes.original[nodes.start[u] + s] * stride
-            buffers.log[top + 4 + place + nodes.original[nodes.start[w] + x]] = nodes.original[
-                nodes.start[i] + best
-            ]
+    for s in range(nodes.size[u]):
+        place = top + 4 + nodes.original[nodes.start[u] + s] * stride
+        for x in range(nodes.size[w]):
+            mine = nodes.original[nodes.start[i] + choices[s, x]]
+            buffers.log[place + nodes.original[nodes.start[w] + x]] = mine
+    return buffers
+
+
+@part
+def _fold_two(
+    one: int, two: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
+) -> ReductionBuffers:
+    """The best choice of a node for each pair of its neighbours' becomes an edge of theirs."""
+    u, w = neighbour(one, edges), neighbour(two, edges)
+    values, choices = _best_between(one, two, nodes, edges, buffers)
+    buffers = _log_two(_own(one, edges), (u, w), choices, nodes, buffers, work)
+    rows, width = values.shape
     edges.alive[one >> 1] = False
     edges.alive[two >> 1] = False
-    known = nodes.first_half[u]
+    known: int = nodes.first_half[u]
     while known >= 0 and not (edges.alive[known >> 1] and neighbour(known, edges) == w):
         known = edges.next_half[known]
     if known < 0:
@@ -340,7 +382,7 @@ def _fold_two(
             edges.v[e] = u
         link(two, u, nodes, edges)
     lies = two if known < 0 else known
-    at = edges.start[lies >> 1]
+    at: int = edges.start[lies >> 1]
     for s in range(rows):
         for x in range(width):
             place = at + (s * width + x if lies & 1 == 0 else x * rows + s)
@@ -358,7 +400,7 @@ def may_eliminate(i: int, nodes: Nodes, edges: Edges) -> bool:
     if count < 2:
         return True
     pairs = 1
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
         pairs *= nodes.original_size[neighbour(half, edges)]
         half = edges.next_half[half]
@@ -373,7 +415,7 @@ def eliminate(
 ) -> ReductionBuffers:
     """Take out a node without usage that has at most two edges."""
     one = two = NONE
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
         if edges.alive[half >> 1]:
             two = one
@@ -385,6 +427,6 @@ def eliminate(
     if two < 0:
         buffers = _fold_one(one, i, nodes, edges, buffers, work)
     else:
-        buffers = _fold_two(one, two, i, nodes, edges, buffers, work)
+        buffers = _fold_two(one, two, nodes, edges, buffers, work)
     nodes.cost[nodes.start[i]] = 0.0
     return buffers

@@ -1,17 +1,14 @@
 """Exact reductions: a smaller problem with the same optimum, and the way back."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints
-from meshwise.assignment.network import Network, build_network, cost_network
+from meshwise.assignment.instance import Instance
+from meshwise.assignment.network import Network, build_network, cost_network, network_of
 from meshwise.assignment.problem import Problem
 from meshwise.assignment.reductions.arrays import (
     END,
@@ -24,6 +21,7 @@ from meshwise.assignment.reductions.arrays import (
     Items,
     Nodes,
     ReductionBuffers,
+    ReductionState,
     ReductionWork,
     degree,
     link_all,
@@ -47,6 +45,7 @@ from meshwise.assignment.reductions.folding import (
     merge_parallel,
 )
 from meshwise.assignment.reductions.rows import binding_times, trim_items
+from meshwise.kernels.arrays import Bools, Flag, Floats, Ints, Ints32
 from meshwise.kernels.compiler import kernel, part
 
 # Larger tests of dominance cost more than they save.
@@ -59,7 +58,7 @@ def _look_at_edges(
     i: int, nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
 ) -> tuple[bool, ReductionBuffers]:
     """Fold what can be folded around a node; whether the node or a neighbour was absorbed."""
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
         e = half >> 1
         if edges.alive[e]:
@@ -95,7 +94,7 @@ def _drop_impossible(
 ) -> None:
     """Take out what the edges of a node forbid, here and at its neighbours."""
     degree(i, nodes, edges)
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
         lost = make_consistent(half >> 1, nodes, edges, buffers)
         if lost & 1:
@@ -110,7 +109,7 @@ def _drop_impossible(
 def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
     """Comparisons that a test of dominance takes."""
     count = 0
-    half = nodes.first_half[i]
+    half: int = nodes.first_half[i]
     while half >= 0:
         if edges.alive[half >> 1]:
             count += nodes.size[neighbour(half, edges)]
@@ -158,9 +157,9 @@ class Reduction:
     Attributes:
         network: The smaller problem.
         infeasible: No choice satisfies the problem.
-        nodes: For each node of the network that of the problem.
-        original: For each choice of the network its number in the problem.
-        rows: For each row of the network the time of the problem, in order.
+        nodes: Node of the problem for each node of the network.
+        original: Number in the problem for each choice of the network.
+        rows: Time of the problem for each row of the network, in order.
         log: Records of the nodes that went.
         num_original: Choices of each node of the problem.
     """
@@ -170,17 +169,21 @@ class Reduction:
     nodes: Ints
     original: Ints
     rows: Ints
-    log: NDArray[np.int32]
+    log: Ints32
     num_original: Ints
 
-    def expand(self, choice: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The best extension of a choice of the network to the problem."""
+    def expand(self, choice: Ints) -> Ints:
+        """Return the best extension of a choice of the network to the problem.
+
+        Args:
+            choice: One choice for each node of the network.
+        """
         full = np.full(len(self.num_original), -1, np.int64)
         full[self.nodes] = self.original[self.network.first_choice[:-1] + choice]
         _replay(self.log, self.num_original, full)
         return full
 
-    def restrict(self, choice: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def restrict(self, choice: Ints) -> Ints | None:
         """Return a choice of the problem as one of the network; None if a part of it was dropped.
 
         Args:
@@ -192,14 +195,14 @@ class Reduction:
             return None
         return places - first[:-1]
 
-    def choices(self, node: int) -> NDArray[np.int64]:
+    def choices(self, node: int) -> Ints:
         """Return what is left of the choices of a node, which is the network's `node`."""
         first = self.network.first_choice
         return self.original[first[node] : first[node + 1]]
 
 
 @kernel
-def _replay(log: np.ndarray, sizes: np.ndarray, full: np.ndarray) -> None:
+def _replay(log: Ints32, sizes: Ints, full: Ints) -> None:
     """Read the log backwards; `full` holds what is known."""
     starts = np.empty(sizes.size + 1, np.int64)
     count = 0
@@ -225,58 +228,6 @@ def _replay(log: np.ndarray, sizes: np.ndarray, full: np.ndarray) -> None:
             full[node] = log[top + 4 + full[u] * sizes[w] + full[w]]
 
 
-def _state(
-    instance: Instance, stop: NDArray[np.int8] | None
-) -> tuple[Nodes, Edges, Items, ReductionBuffers, ReductionWork]:
-    sizes = np.diff(instance.first_choice)
-    count, num_edges = len(sizes), len(instance.edges)
-    first = instance.first_choice[:-1].copy()
-    number = np.arange(len(instance.costs)) - np.repeat(first, sizes)
-    times, ranks = np.unique(instance.intervals, return_inverse=True)
-    ranks = ranks.reshape(-1, 2)
-    live = ranks[:, 0] < ranks[:, 1]
-    nodes = Nodes(
-        size=sizes.copy(),
-        original_size=sizes.copy(),
-        start=first,
-        cost=_floats(instance.costs),
-        original=number.astype(np.int32),
-        alive=np.ones(count, np.bool_),
-        locked=np.zeros(count, np.bool_),
-        first_half=np.full(count, -1, np.int64),
-        first_item=np.where(live, np.arange(count), -1)
-        if instance.limit is not None
-        else np.full(count, -1, np.int64),
-    )
-    edges = Edges(
-        u=instance.edges[:, 0].copy(),
-        v=instance.edges[:, 1].copy(),
-        start=instance.first_entry[:-1].copy(),
-        room=np.diff(instance.first_entry),
-        alive=np.ones(num_edges, np.bool_),
-        next_half=np.full(2 * num_edges, -1, np.int64),
-    )
-    items = Items(
-        start=first.copy(),
-        low=np.ascontiguousarray(ranks[:, 0]),
-        high=np.ascontiguousarray(ranks[:, 1]),
-        next_item=np.full(count, -1, np.int64),
-    )
-    buffers = ReductionBuffers(
-        matrices=_floats(instance.edge_costs),
-        usages=instance.usages.copy(),
-        log=np.empty(1 << 16, np.int32),
-    )
-    work = _work(count, len(times), stop)
-    work.counters[MATRICES_USED] = len(buffers.matrices)
-    work.counters[USAGES_USED] = len(buffers.usages)
-    return nodes, edges, items, buffers, work
-
-
-def _floats(costs: Ints) -> NDArray[np.float64]:
-    return np.where(costs >= INFINITE_COST, np.inf, costs.astype(np.float64))
-
-
 @kernel
 def _queue_all(nodes: Nodes, work: ReductionWork) -> None:
     work.counters[NUM_QUEUED] = 0
@@ -285,28 +236,34 @@ def _queue_all(nodes: Nodes, work: ReductionWork) -> None:
             push(i, work)
 
 
-def reduce_instance(instance: Instance, stop: NDArray[np.int8] | None = None) -> Reduction:
-    """Shrink a problem without changing its optimum.
+def reduce_instance(instance: Instance, stop: Flag | None = None) -> Reduction:
+    """Shrink an instance without changing its optimum.
 
-    Another thread may set `stop` (one number) to `CUT`: the problem is then shrunk as far as it
-    got, and is as valid; or to `END`, where the result is of no use.
+    Args:
+        instance: The instance.
+        stop: One number that another thread may set to `CUT`: the problem is then shrunk as far as
+            it got, and is as valid; or to `END`, where the result is of no use.
 
     Source: arc consistency, dominance (dead-end elimination), contraction of functional edges and
     elimination of low degrees are the classical reductions of cost function networks; usage joins
     dominance as a second criterion.
     """
-    return _reduced(_state(instance, stop), instance.limit, 0.0)
+    network = network_of(instance)
+    return _reduced(_state(network, network.cost, instance.limit or 0, stop), instance.limit, 0.0)
 
 
-def reduce_network(
-    network: Network, keep: NDArray[np.bool_], stop: NDArray[np.int8] | None = None
-) -> Reduction:
-    """Shrink what was reduced before, without the choices outside of `keep`; `stop` as above.
+def reduce_network(network: Network, keep: Bools, stop: Flag | None = None) -> Reduction:
+    """Shrink what was reduced before; every optimum of the network within `keep` stays one.
 
-    Every optimum of the network within `keep` stays one.
+    Args:
+        network: The network.
+        keep: Choices that stay.
+        stop: The same as for an instance.
     """
     limit = int(network.capacity.max(initial=0))
-    return _reduced(_state_of_network(network, keep, limit, stop), limit, network.constant)
+    fresh = network._replace(matrices=network.matrices.copy())
+    cost = np.where(keep, network.cost, np.inf)
+    return _reduced(_state(fresh, cost, limit, stop), limit, network.constant)
 
 
 def reduce_problem(problem: Problem, *, keep: Iterable[int] = ()) -> Reduction:
@@ -317,16 +274,12 @@ def reduce_problem(problem: Problem, *, keep: Iterable[int] = ()) -> Reduction:
         keep: Nodes that stay, with all choices that are possible.
     """
     network = cost_network(problem)
-    state = _state_of_network(network, np.ones(len(network.cost), np.bool_), 0, None)
-    state[0].locked[list(keep)] = True
+    state = _state(network, network.cost, 0, None)
+    state.nodes.locked[list(keep)] = True
     return _reduced(state, None, 0.0)
 
 
-def _reduced(
-    state: tuple[Nodes, Edges, Items, ReductionBuffers, ReductionWork],
-    limit: int | None,
-    constant: float,
-) -> Reduction:
+def _reduced(state: ReductionState, limit: int | None, constant: float) -> Reduction:
     nodes, edges, items, buffers, work = state
     link_all(nodes, edges)
     merge_parallel(nodes, edges, buffers, work)
@@ -346,13 +299,10 @@ def _reduced(
     alive, gone = np.flatnonzero(nodes.alive), np.flatnonzero(~nodes.alive)
     left = nodes.cost[nodes.start[gone]] if len(gone) and not infeasible else np.zeros(0)
     network = build_network(
-        nodes,
-        edges,
-        items,
-        buffers,
-        binding=binding,
-        capacity=(limit or 0) - np.cumsum(work.base)[: len(binding)],
-        constant=constant + float(left.sum()),
+        state._replace(buffers=buffers),
+        binding,
+        (limit or 0) - np.cumsum(work.base)[: len(binding)],
+        constant + float(left.sum()),
     )
     chosen = np.concatenate(
         [nodes.original[nodes.start[i] : nodes.start[i] + nodes.size[i]] for i in alive]
@@ -370,21 +320,27 @@ def _reduced(
     )
 
 
-def _state_of_network(
-    network: Network, keep: NDArray[np.bool_], limit: int, stop: NDArray[np.int8] | None
-) -> tuple[Nodes, Edges, Items, ReductionBuffers, ReductionWork]:
+def _state(network: Network, cost: Floats, limit: int, stop: Flag | None) -> ReductionState:
+    """Return a network as a problem that shrinks.
+
+    Args:
+        network: The network; its matrices are changed later on.
+        cost: Cost of each choice, infinite for those that are left out.
+        limit: No row has a capacity above it.
+        stop: Flag for other threads; None for a fresh one.
+    """
     count, num_edges, num_items = len(network.size), len(network.u), len(network.item_low)
     first = network.first_choice[:-1].copy()
     number = np.arange(len(network.cost)) - np.repeat(first, network.size)
+    has_items = np.diff(network.first_item) > 0
     following = np.arange(1, num_items + 1)
     # The last item of each node ends its list.
-    following[network.first_item[1:][np.diff(network.first_item) > 0] - 1] = -1
-    has_items = np.diff(network.first_item) > 0
+    following[network.first_item[1:][has_items] - 1] = -1
     nodes = Nodes(
         size=network.size.copy(),
         original_size=network.size.copy(),
         start=first,
-        cost=np.where(keep, network.cost, np.inf),
+        cost=cost.copy(),
         original=number.astype(np.int32),
         alive=np.ones(count, np.bool_),
         locked=np.zeros(count, np.bool_),
@@ -406,23 +362,17 @@ def _state_of_network(
         next_item=following,
     )
     buffers = ReductionBuffers(
-        matrices=network.matrices.copy(),
-        usages=network.usage.copy(),
-        log=np.empty(1 << 16, np.int32),
+        matrices=network.matrices, usages=network.usage.copy(), log=np.empty(1 << 16, np.int32)
     )
-    work = _work(count, len(network.capacity), stop)
+    work = ReductionWork(
+        queue=np.zeros(count + 1, np.int64),
+        queued=np.zeros(count, np.bool_),
+        counters=np.zeros(8, np.int64),
+        mark=np.full(count, -1, np.int64),
+        base=np.zeros(len(network.capacity) + 1, np.int64),
+        stop=np.zeros(1, np.int8) if stop is None else stop,
+    )
     work.counters[MATRICES_USED] = len(buffers.matrices)
     work.counters[USAGES_USED] = len(buffers.usages)
     work.base[:-1] = np.diff(limit - network.capacity, prepend=0)
-    return nodes, edges, items, buffers, work
-
-
-def _work(num_nodes: int, num_times: int, stop: NDArray[np.int8] | None) -> ReductionWork:
-    return ReductionWork(
-        queue=np.zeros(num_nodes + 1, np.int64),
-        queued=np.zeros(num_nodes, np.bool_),
-        counters=np.zeros(8, np.int64),
-        mark=np.full(num_nodes, -1, np.int64),
-        base=np.zeros(num_times + 1, np.int64),
-        stop=np.zeros(1, np.int8) if stop is None else stop,
-    )
+    return ReductionState(nodes, edges, items, buffers, work)

@@ -1,7 +1,5 @@
 """Memory rows: which times can bind, and the usage that lies in them."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
 import numpy as np
@@ -13,20 +11,23 @@ from meshwise.assignment.reductions.arrays import (
     ReductionBuffers,
     ReductionWork,
 )
+from meshwise.kernels.arrays import Bools, Ints
 from meshwise.kernels.compiler import kernel, part
 
 
 @part
-def _loads(nodes: Nodes, items: Items, buffers: ReductionBuffers, num_times: int):
+def _loads(
+    nodes: Nodes, items: Items, buffers: ReductionBuffers, num_times: int
+) -> tuple[Ints, Ints, Ints]:
     """Most usage, beginning items and ending items at each time, the first as differences."""
     most = np.zeros(num_times + 1, np.int64)
     begin = np.zeros(num_times + 1, np.int64)
     end = np.zeros(num_times + 1, np.int64)
     for i in range(nodes.size.size):
         if nodes.alive[i]:
-            item = nodes.first_item[i]
+            item: int = nodes.first_item[i]
             while item >= 0:
-                first = items.start[item]
+                first: int = items.start[item]
                 peak = buffers.usages[first]
                 for s in range(1, nodes.size[i]):
                     used = buffers.usages[first + s]
@@ -42,7 +43,7 @@ def _loads(nodes: Nodes, items: Items, buffers: ReductionBuffers, num_times: int
 @kernel
 def binding_times(
     nodes: Nodes, items: Items, buffers: ReductionBuffers, work: ReductionWork, limit: int
-) -> np.ndarray:
+) -> Bools:
     """Times whose row could be violated and is not implied by that of the time beside it."""
     num_times = work.base.size - 1
     most, begin, end = _loads(nodes, items, buffers, num_times)
@@ -67,7 +68,7 @@ def binding_times(
 
 
 @kernel
-def trim_items(nodes: Nodes, items: Items, binding: np.ndarray) -> int:
+def trim_items(nodes: Nodes, items: Items, binding: Bools) -> int:
     """Cut items to the binding times that they cover; how many cover none and went."""
     num_times = binding.size
     following = np.full(num_times + 1, num_times, np.int64)
@@ -81,7 +82,7 @@ def trim_items(nodes: Nodes, items: Items, binding: np.ndarray) -> int:
         before = -1
         item = nodes.first_item[i] if nodes.alive[i] else -1
         while item >= 0:
-            after = items.next_item[item]
+            after: int = items.next_item[item]
             low, high = following[items.low[item]], after_last[items.high[item]]
             if low < high:
                 items.low[item], items.high[item] = low, high

@@ -1,10 +1,8 @@
 """Connected parts of a network: picked, freed, and valued by messages among their own nodes."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +14,8 @@ from meshwise.assignment.bounds.messages import (
     value_beside,
 )
 from meshwise.assignment.network import Network
+from meshwise.kernels.arrays import Bools, Flag, Floats, Ints
 from meshwise.kernels.compiler import NONE, ONE, part
-
-Array = Any
 
 # A part has at most so many entries of matrices between its nodes, or one edge.
 _MOST_ENTRIES = 1 << 19
@@ -37,14 +34,14 @@ class ComponentScratch(NamedTuple):
         owner: Node of each usage item.
     """
 
-    inside: Array
-    part: Array
+    inside: Bools
+    part: Ints
     held: Messages
-    price: Array
-    owner: Array
+    price: Floats
+    owner: Ints
 
 
-def scratch_for(network: Network, stop: Array | None = None) -> ComponentScratch:
+def scratch_for(network: Network, stop: Flag | None = None) -> ComponentScratch:
     """Fresh scratch, all prices zero; kernels heed the flag between parts."""
     return ComponentScratch(
         inside=np.zeros(len(network.size), np.bool_),
@@ -62,7 +59,7 @@ def below(count: int, rng: np.random.Generator) -> int:
 
 
 @part
-def _sort(values: Array, count: int) -> None:
+def _sort(values: Ints, count: int) -> None:
     """Shell's sort of the first values: of some hundreds at most."""
     step = 1
     while 3 * step < count:
@@ -82,7 +79,7 @@ def _entries_inside(i: int, net: Network, work: ComponentScratch) -> int:
     """Entries of the matrices between a node and the part."""
     count = 0
     for k in range(net.first_later[i], net.first_later[i + 1]):
-        e = net.later[k]
+        e: int = net.later[k]
         if work.inside[net.v[e]]:
             count += net.first_entry[e + 1] - net.first_entry[e]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
@@ -118,13 +115,13 @@ def pick_part(
         head += 1
         degree = net.first_later[i + 1] - net.first_later[i]
         total = degree + net.first_earlier[i + 1] - net.first_earlier[i]
-        begin = below(total if total > 1 else ONE, rng)
+        begin = below(int(total) if total > 1 else ONE, rng)
         for turn in range(total if total < 16 else 16):
             k = (begin + turn) % total
             if k < degree:
-                j = net.v[net.later[net.first_later[i] + k]]
+                j = int(net.v[net.later[net.first_later[i] + k]])
             else:
-                j = net.u[net.earlier[net.first_earlier[i] + k - degree]]
+                j = int(net.u[net.earlier[net.first_earlier[i] + k - degree]])
             if not work.inside[j] and size < count and entries < _MOST_ENTRIES:
                 entries += _entries_inside(j, net, work)
                 work.inside[j] = True
@@ -136,15 +133,15 @@ def pick_part(
 
 @part
 def rival(
-    size: int, net: Network, work: ComponentScratch, room: Array, rng: np.random.Generator
+    size: int, net: Network, work: ComponentScratch, room: Ints, rng: np.random.Generator
 ) -> int:
     """A random node outside that uses the fullest row of some node of the part; -1 for none."""
     i = work.part[below(size, rng)]
-    items = net.first_item[i + 1] - net.first_item[i]
+    items = int(net.first_item[i + 1] - net.first_item[i])
     if items == 0:
         return NONE
     k = net.first_item[i] + below(items, rng)
-    row = net.item_low[k]
+    row = int(net.item_low[k])
     for other in range(net.item_low[k], net.item_high[k]):
         if room[other] < room[row]:
             row = other
@@ -157,13 +154,11 @@ def rival(
 
 
 @part
-def prepare(
-    part: Array, weight: float, net: Network, choice: Array, work: ComponentScratch
-) -> float:
+def prepare(part: Ints, weight: float, net: Network, choice: Ints, work: ComponentScratch) -> float:
     """Write the values of the part's nodes; returns what the part costs now."""
     now = 0.0
     for i in part:
-        first = net.first_choice[i]
+        first = int(net.first_choice[i])
         now += net.cost[first + choice[i]]
         for s in range(net.size[i]):
             work.held.node[first + s] = net.cost[first + s]
@@ -173,9 +168,9 @@ def prepare(
                 for s in range(net.size[i]):
                     work.held.node[first + s] += price * net.usage[net.first_usage[k] + s]
         for k in range(net.first_later[i], net.first_later[i + 1]):
-            e = net.later[k]
+            e: int = net.later[k]
             j, width = net.v[e], net.size[net.v[e]]
-            at = net.first_entry[e]
+            at: int = net.first_entry[e]
             now += net.matrices[at + choice[i] * width + choice[j]]
             if work.inside[j]:
                 work.held.at_u[net.first_u[e] : net.first_u[e] + net.size[i]] = 0.0
@@ -191,7 +186,7 @@ def prepare(
                 now += net.matrices[at + choice[i]]
                 for s in range(net.size[i]):
                     work.held.node[first + s] += net.matrices[at + s]
-    return now
+    return float(now)
 
 
 @part
@@ -199,7 +194,7 @@ def _collect_inside(forward: bool, i: int, net: Network, work: ComponentScratch)
     """Bring value to a node from the edges behind it; returns its edges before and behind."""
     num_later = num_earlier = 0
     for k in range(net.first_later[i], net.first_later[i + 1]):
-        e = net.later[k]
+        e: int = net.later[k]
         if work.inside[net.v[e]]:
             num_later += 1
             if not forward:
@@ -214,7 +209,7 @@ def _collect_inside(forward: bool, i: int, net: Network, work: ComponentScratch)
 
 
 @part
-def sweep_part(forward: bool, part: Array, net: Network, work: ComponentScratch) -> None:
+def sweep_part(forward: bool, part: Ints, net: Network, work: ComponentScratch) -> None:
     """As `messages.sweep`, along the edges inside a part."""
     held = work.held
     for position in range(part.size):
@@ -226,7 +221,7 @@ def sweep_part(forward: bool, part: Array, net: Network, work: ComponentScratch)
         largest = onward if onward > behind else behind
         if forward:
             for k in range(net.first_later[i], net.first_later[i + 1]):
-                e = net.later[k]
+                e: int = net.later[k]
                 if work.inside[net.v[e]]:
                     for s in range(size):
                         held.at_u[net.first_u[e] + s] += held.node[first + s] / largest
@@ -242,29 +237,29 @@ def sweep_part(forward: bool, part: Array, net: Network, work: ComponentScratch)
 
 
 @part
-def value_within(i: int, s: int, net: Network, choice: Array, work: ComponentScratch) -> float:
+def value_within(i: int, s: int, net: Network, choice: Ints, work: ComponentScratch) -> float:
     """Value of choice `s` of a node given the choices of the earlier ones of its part."""
     value = work.held.node[net.first_choice[i] + s]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-        e = net.earlier[k]
+        e: int = net.earlier[k]
         if work.inside[net.u[e]]:
-            value += value_beside(e, choice[net.u[e]], s, net, work.held)
-    return value
+            value += value_beside(e, int(choice[net.u[e]]), s, net, work.held)
+    return float(value)
 
 
 @part
-def cost_of_part(part: Array, net: Network, choice: Array, work: ComponentScratch) -> float:
+def cost_of_part(part: Ints, net: Network, choice: Ints, work: ComponentScratch) -> float:
     """Cost of the part's choices and of all its edges."""
     total = 0.0
     for i in part:
         total += net.cost[net.first_choice[i] + choice[i]]
         for k in range(net.first_later[i], net.first_later[i + 1]):
-            e = net.later[k]
-            at = net.first_entry[e] + choice[i] * net.size[net.v[e]]
+            e: int = net.later[k]
+            at: int = net.first_entry[e] + choice[i] * net.size[net.v[e]]
             total += net.matrices[at + choice[net.v[e]]]
         for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
             e = net.earlier[k]
             if not work.inside[net.u[e]]:
                 at = net.first_entry[e] + choice[net.u[e]] * net.size[i]
                 total += net.matrices[at + choice[i]]
-    return total
+    return float(total)

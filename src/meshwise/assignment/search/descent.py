@@ -10,6 +10,7 @@ from meshwise.assignment.problem import Problem, row_weight
 from meshwise.assignment.search.descent_kernels import (
     DescentScratch,
     NodeRows,
+    RowTask,
     descend,
     descend_within,
 )
@@ -37,8 +38,8 @@ class DescentWithin:
             problem: Each pair of nodes at most once.
         """
         self._problem = problem
-        self._network, self._rows = cost_network(problem), NodeRows.of(problem)
-        self._scratch = DescentScratch.of(self._network)
+        self._task = RowTask(cost_network(problem), NodeRows.of(problem))
+        self._scratch = DescentScratch.of(self._task.net)
 
     def improved(self, choice: tuple[int, ...]) -> tuple[int, ...]:
         """Return the best choice, node by node and pair by pair, among those that keep all rows.
@@ -48,5 +49,5 @@ class DescentWithin:
         """
         room = np.array([r.limit - row_weight(r, choice) for r in self._problem.rows], np.float64)
         better = np.array(choice, np.int64)
-        descend_within(_SWEEPS, self._network, self._rows, room, self._scratch, better)
+        descend_within(_SWEEPS, self._task, room, self._scratch, better)
         return tuple(better.tolist())

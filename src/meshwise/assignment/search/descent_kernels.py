@@ -1,22 +1,15 @@
 """The compiled passes of coordinate descent: without rows, and within them."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.network import Network
 from meshwise.assignment.problem import Problem
+from meshwise.kernels.arrays import Bools, Floats, Ints
 from meshwise.kernels.compiler import kernel, part
-
-Ints = NDArray[np.int64]
-Array = Any
-# Of a node, a pair, a row or an entry.
-Number = Any
 
 
 class NodeRows(NamedTuple):
@@ -30,22 +23,22 @@ class NodeRows(NamedTuple):
         is_first: Whether the node is the first of the pair.
         weight_at: Where the weights of each entry begin in `weight`.
         weight: Weights of nodes and pairs, those of pairs (first's choice, second's choice).
-        limit: Of each row.
+        limit: Limit of each row.
     """
 
     entry_at: Ints
     row: Ints
     other: Ints
-    is_first: NDArray[np.bool_]
+    is_first: Bools
     weight_at: Ints
-    weight: NDArray[np.float64]
-    limit: NDArray[np.float64]
+    weight: Floats
+    limit: Floats
 
     @classmethod
     def of(cls, problem: Problem) -> NodeRows:
         """The rows of a problem."""
         entries: list[list[tuple[int, int, bool, int]]] = [[] for _ in problem.costs]
-        weights: list[NDArray[np.float64]] = [np.zeros(0)]
+        weights: list[Floats] = [np.zeros(0)]
         at = 0
         for k, row in enumerate(problem.rows):
             for u, alone in row.nodes:
@@ -69,6 +62,18 @@ class NodeRows(NamedTuple):
         )
 
 
+class RowTask(NamedTuple):
+    """A problem with rows.
+
+    Attributes:
+        net: Its costs.
+        rows: Its rows.
+    """
+
+    net: Network
+    rows: NodeRows
+
+
 class DescentScratch(NamedTuple):
     """Memory of the passes: costs and weights of two nodes, and of a pair.
 
@@ -80,11 +85,11 @@ class DescentScratch(NamedTuple):
         both: As `pair_cost`.
     """
 
-    cost: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    pair_cost: NDArray[np.float64]
-    pair_weight: NDArray[np.float64]
-    both: NDArray[np.float64]
+    cost: Floats
+    weight: Floats
+    pair_cost: Floats
+    pair_weight: Floats
+    both: Floats
 
     @classmethod
     def of(cls, net: Network) -> DescentScratch:
@@ -95,13 +100,13 @@ class DescentScratch(NamedTuple):
 
 
 @part
-def _cost_at(i: Number, without: Number, net: Network, choice: Array, total: Array) -> None:
+def _cost_at(i: int, without: int, net: Network, choice: Ints, total: Floats) -> None:
     """Cost of each choice of node `i` with its neighbours as they are, but for one (-1: none)."""
     start, size = net.first_choice[i], net.size[i]
     total[:size] = net.cost[start : start + size]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
-        e = net.earlier[k]
-        other = net.u[e]
+        e: int = net.earlier[k]
+        other: int = net.u[e]
         if other != without:
             row = net.first_entry[e] + choice[other] * size
             for s in range(size):
@@ -110,21 +115,21 @@ def _cost_at(i: Number, without: Number, net: Network, choice: Array, total: Arr
         e = net.later[k]
         other = net.v[e]
         if other != without:
-            others = net.size[other]
-            column = net.first_entry[e] + choice[other]
+            others: int = net.size[other]
+            column: int = net.first_entry[e] + choice[other]
             for s in range(size):
                 total[s] += net.matrices[column + s * others]
 
 
 @kernel
-def descend(sweeps: int, net: Network, scratch: Array, choice: Array) -> None:
+def descend(sweeps: int, net: Network, scratch: Floats, choice: Ints) -> None:
     """Take the best choice node by node until nothing changes; rows are not looked at.
 
     Args:
-        sweeps: At most so many.
+        sweeps: Largest number of sweeps.
         net: Costs, infinite ones too.
         scratch: As long as a node has choices at most.
-        choice: Of all nodes; changed.
+        choice: One choice for each node; changed.
     """
     for _ in range(sweeps):
         changed = False
@@ -139,16 +144,16 @@ def descend(sweeps: int, net: Network, scratch: Array, choice: Array) -> None:
 
 
 @part
-def _weigh(
-    p: Number, size: Number, net: Network, rows: NodeRows, choice: Array, weight: Array
-) -> None:
+def _weigh(p: int, size: int, task: RowTask, choice: Ints, weight: Floats) -> None:
     """Add entry `p` to the weight of each choice of its node, with its neighbour as it is."""
-    at, other = rows.weight_at[p], rows.other[p]
+    rows = task.rows
+    at: int = rows.weight_at[p]
+    other: int = rows.other[p]
     if other < 0:
         for s in range(size):
             weight[s] += rows.weight[at + s]
     elif rows.is_first[p]:
-        others = net.size[other]
+        others: int = task.net.size[other]
         column = at + choice[other]
         for s in range(size):
             weight[s] += rows.weight[column + s * others]
@@ -160,95 +165,101 @@ def _weigh(
 
 @part
 def _weigh_row(
-    p: Number,
-    k: Number,
-    i: Number,
-    without: Number,
-    net: Network,
-    rows: NodeRows,
-    choice: Array,
-    weight: Array,
-) -> Number:
-    """Weight of each choice of node `i` in row `k`; the entry behind those of the row.
+    span: tuple[int, int], i: int, without: int, task: RowTask, choice: Ints, weight: Floats
+) -> None:
+    """Weight of each choice of a node in one row.
 
     Args:
-        p: The first entry of the node that may be of the row.
-        k: The row.
+        span: The node's first entry of the row, and the one behind the last.
         i: The node.
         without: A neighbour that is left out, -1 for none.
-        net: The problem.
-        rows: Its rows.
-        choice: Of all nodes.
-        weight: For the result.
+        task: The problem.
+        choice: One choice for each node.
+        weight: Result.
     """
-    size = net.size[i]
+    size: int = task.net.size[i]
     weight[:size] = 0.0
-    while p < rows.entry_at[i + 1] and rows.row[p] == k:
-        if without < 0 or rows.other[p] != without:
-            _weigh(p, size, net, rows, choice, weight)
+    for p in range(span[0], span[1]):
+        if without < 0 or task.rows.other[p] != without:
+            _weigh(p, size, task, choice, weight)
+
+
+@part
+def _row_of(p: int, i: int, rows: NodeRows) -> int:
+    """Row of entry `p` of node `i`; behind all rows if there is none."""
+    return rows.row[p] if p < rows.entry_at[i + 1] else len(rows.limit)
+
+
+@part
+def _behind(p: int, k: int, i: int, rows: NodeRows) -> int:
+    """The first entry of node `i` from `p` on that is not of row `k`."""
+    while _row_of(p, i, rows) == k:
         p += 1
     return p
 
 
 @part
-def _move_one(
-    i: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: DescentScratch
-) -> bool:
+def _move_one(i: int, task: RowTask, choice: Ints, room: Floats, scratch: DescentScratch) -> bool:
     """Take the cheapest choice of node `i` that keeps all rows."""
+    net, rows = task.net, task.rows
     cost, weight = scratch.cost[0], scratch.weight[0]
     _cost_at(i, -1, net, choice, cost)
-    size, now = net.size[i], choice[i]
-    p = rows.entry_at[i]
+    size: int = net.size[i]
+    now: int = choice[i]
+    p: int = rows.entry_at[i]
     while p < rows.entry_at[i + 1]:
-        k = rows.row[p]
-        p = _weigh_row(p, k, i, -1, net, rows, choice, weight)
+        k: int = rows.row[p]
+        end = _behind(p, k, i, rows)
+        _weigh_row((p, end), i, -1, task, choice, weight)
         for s in range(size):
             if weight[s] - weight[now] > room[k]:
                 cost[s] = np.inf
+        p = end
     best = np.argmin(cost[:size])
     if not cost[best] < cost[now]:
         return False
     p = rows.entry_at[i]
     while p < rows.entry_at[i + 1]:
         k = rows.row[p]
-        p = _weigh_row(p, k, i, -1, net, rows, choice, weight)
+        end = _behind(p, k, i, rows)
+        _weigh_row((p, end), i, -1, task, choice, weight)
         room[k] -= weight[best] - weight[now]
+        p = end
     choice[i] = best
     return True
 
 
 @part
 def _weigh_both(
-    k: Number,
-    p: Number,
-    q: Number,
-    e: Number,
-    net: Network,
-    rows: NodeRows,
-    choice: Array,
+    u_span: tuple[int, int],
+    v_span: tuple[int, int],
+    e: int,
+    task: RowTask,
+    choice: Ints,
     scratch: DescentScratch,
 ) -> None:
-    """Weight of each pair of choices of the nodes of pair `e` in row `k`.
+    """Weight of each pair of choices of the nodes of pair `e` in one row.
 
     Args:
-        k: The row.
-        p: The first entry of the first node that is of the row, or behind all.
-        q: The same of the second node.
+        u_span: The first node's first entry of the row, and the one behind the last.
+        v_span: The same of the second node.
         e: The pair.
-        net: The problem.
-        rows: Its rows.
-        choice: Of all nodes.
+        task: The problem.
+        choice: One choice for each node.
         scratch: For the result, in `pair_weight`.
     """
-    i, j = net.u[e], net.v[e]
-    size, others = net.size[i], net.size[j]
+    net, rows = task.net, task.rows
+    i: int = net.u[e]
+    j: int = net.v[e]
+    size: int = net.size[i]
+    others: int = net.size[j]
     left, right = scratch.weight[0], scratch.weight[1]
-    end = _weigh_row(p, k, i, j, net, rows, choice, left)
-    _weigh_row(q, k, j, i, net, rows, choice, right)
+    _weigh_row(u_span, i, j, task, choice, left)
+    _weigh_row(v_span, j, i, task, choice, right)
     for s in range(size):
         for t in range(others):
             scratch.pair_weight[s, t] = left[s] + right[t]
-    for r in range(p, end):
+    for r in range(u_span[0], u_span[1]):
         if rows.other[r] == j:
             at = rows.weight_at[r]
             for s in range(size):
@@ -257,35 +268,23 @@ def _weigh_both(
 
 
 @part
-def _row_of(p: Number, i: Number, rows: NodeRows) -> Number:
-    """Row of entry `p` of node `i`; behind all rows if there is none."""
-    return rows.row[p] if p < rows.entry_at[i + 1] else len(rows.limit)
-
-
-@part
-def _behind(p: Number, k: Number, i: Number, rows: NodeRows) -> Number:
-    """The first entry of node `i` from `p` on that is not of row `k`."""
-    while _row_of(p, i, rows) == k:
-        p += 1
-    return p
-
-
-@part
-def _price_both(e: Number, net: Network, choice: Array, scratch: DescentScratch) -> None:
+def _price_both(e: int, net: Network, choice: Ints, scratch: DescentScratch) -> None:
     """Cost of each pair of choices of the nodes of pair `e`, in `pair_cost`."""
-    i, j = net.u[e], net.v[e]
-    size, others = net.size[i], net.size[j]
+    i: int = net.u[e]
+    j: int = net.v[e]
+    size: int = net.size[i]
+    others: int = net.size[j]
     left, right = scratch.cost[0], scratch.cost[1]
     _cost_at(i, j, net, choice, left)
     _cost_at(j, i, net, choice, right)
-    at = net.first_entry[e]
+    at: int = net.first_entry[e]
     for s in range(size):
         for t in range(others):
             scratch.pair_cost[s, t] = left[s] + right[t] + net.matrices[at + s * others + t]
 
 
 @part
-def _cheapest(cost: Array) -> tuple[int, int]:
+def _cheapest(cost: Floats) -> tuple[int, int]:
     """Where the first of the least costs is."""
     s, t = 0, 0
     for x in range(cost.shape[0]):
@@ -296,28 +295,32 @@ def _cheapest(cost: Array) -> tuple[int, int]:
 
 
 @part
-def _move_two(
-    e: Number, net: Network, rows: NodeRows, choice: Array, room: Array, scratch: DescentScratch
-) -> bool:
+def _move_two(e: int, task: RowTask, choice: Ints, room: Floats, scratch: DescentScratch) -> bool:
     """Take the cheapest choices of the nodes of pair `e` that keep all rows."""
-    i, j = net.u[e], net.v[e]
-    a, b = choice[i], choice[j]
-    size, others = net.size[i], net.size[j]
+    net, rows = task.net, task.rows
+    i: int = net.u[e]
+    j: int = net.v[e]
+    a: int = choice[i]
+    b: int = choice[j]
+    size: int = net.size[i]
+    others: int = net.size[j]
     _price_both(e, net, choice, scratch)
     cost, weight = scratch.pair_cost[:size, :others], scratch.pair_weight
     if not cost.min() < cost[a, b]:
         return False
-    p, q = rows.entry_at[i], rows.entry_at[j]
+    p: int = rows.entry_at[i]
+    q: int = rows.entry_at[j]
     while True:
         k = min(_row_of(p, i, rows), _row_of(q, j, rows))
         if k == len(rows.limit):
             break
-        _weigh_both(k, p, q, e, net, rows, choice, scratch)
+        u_end, v_end = _behind(p, k, i, rows), _behind(q, k, j, rows)
+        _weigh_both((p, u_end), (q, v_end), e, task, choice, scratch)
         for s in range(size):
             for t in range(others):
                 if weight[s, t] - weight[a, b] > room[k]:
                     cost[s, t] = np.inf
-        p, q = _behind(p, k, i, rows), _behind(q, k, j, rows)
+        p, q = u_end, v_end
     s, t = _cheapest(cost)
     if not cost[s, t] < cost[a, b]:
         return False
@@ -326,32 +329,32 @@ def _move_two(
         k = min(_row_of(p, i, rows), _row_of(q, j, rows))
         if k == len(rows.limit):
             break
-        _weigh_both(k, p, q, e, net, rows, choice, scratch)
+        u_end, v_end = _behind(p, k, i, rows), _behind(q, k, j, rows)
+        _weigh_both((p, u_end), (q, v_end), e, task, choice, scratch)
         room[k] -= weight[s, t] - weight[a, b]
-        p, q = _behind(p, k, i, rows), _behind(q, k, j, rows)
+        p, q = u_end, v_end
     choice[i], choice[j] = s, t
     return True
 
 
 @kernel
 def descend_within(
-    sweeps: int, net: Network, rows: NodeRows, room: Array, scratch: DescentScratch, choice: Array
+    sweeps: int, task: RowTask, room: Floats, scratch: DescentScratch, choice: Ints
 ) -> None:
     """Take the best choices node by node and pair by pair until nothing changes.
 
     Args:
-        sweeps: At most so many.
-        net: Costs, infinite ones too.
-        rows: That must be kept.
-        room: Of each row at `choice`; changed.
-        scratch: Of the problem.
-        choice: Of all nodes, within the rows; changed.
+        sweeps: Largest number of sweeps.
+        task: Costs, infinite ones too, and rows that must be kept.
+        room: What `choice` leaves in each row; changed.
+        scratch: Memory for the problem.
+        choice: One choice for each node, within the rows; changed.
     """
     for _ in range(sweeps):
         changed = False
-        for i in range(net.size.size):
-            changed |= _move_one(i, net, rows, choice, room, scratch)
-        for e in range(len(net.u)):
-            changed |= _move_two(e, net, rows, choice, room, scratch)
+        for i in range(task.net.size.size):
+            changed |= _move_one(i, task, choice, room, scratch)
+        for e in range(len(task.net.u)):
+            changed |= _move_two(e, task, choice, room, scratch)
         if not changed:
             return

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.assignment.instance import INFINITE_COST, Instance, Ints, evaluate, is_solution
+from meshwise.assignment.instance import INFINITE_COST, Instance, evaluate, is_solution
 from meshwise.assignment.network import starts
+from meshwise.kernels.arrays import Ints
 
 _LOOK_EVERY = 64
 
@@ -25,8 +26,8 @@ def first_solution(
 
     Args:
         instance: The problem.
-        must_stop: Whether time is over.
-        seed: Of the random numbers.
+        must_stop: Function that says whether time is over.
+        seed: Seed of the random numbers.
     """
     if not instance.num_nodes or np.diff(instance.first_choice).min() == 0:
         return None if instance.num_nodes else ()
@@ -53,12 +54,13 @@ class _Greedy:
 
     Attributes:
         instance: The problem.
-        choice: Of each node; those not looked at yet count with their usage only.
+        choice: Choice of each node; those not looked at yet count with their usage only.
         is_chosen: Which nodes were looked at.
         load: Bytes used at each time.
         interval: First time and first time after it of each node, as positions in `load`.
         edges_of: Edges at a node, those of node i from `first_edge[i]` to `first_edge[i + 1]`.
-        penalty: Of what is forbidden, and of bytes above the limit, as a part of those it uses.
+        penalty: Penalty of what is forbidden, and of bytes above the limit, as a part of those
+            that are used.
         rng: Random numbers.
     """
 

@@ -7,19 +7,15 @@ takes out what it forbids at its neighbours.
 Source: forward checking, smallest domain first (R. Haralick, G. Elliott, Artif. Intell. 1980).
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.network import Network
+from meshwise.kernels.arrays import Bools, Flag, Ints
 from meshwise.kernels.compiler import NONE, kernel, part
-
-Array = Any
 
 # Entries looked at, less than a second's worth.
 _BUDGET = 300_000_000
@@ -27,7 +23,7 @@ _UNDECIDED, _IMPOSSIBLE, _FOUND = range(3)
 
 
 @part
-def _narrowest(count: Array, is_chosen: Array) -> int:
+def _narrowest(count: Ints, is_chosen: Bools) -> int:
     """The node that has the fewest choices left."""
     best = NONE
     for i in range(count.size):
@@ -36,12 +32,27 @@ def _narrowest(count: Array, is_chosen: Array) -> int:
     return best
 
 
+class Domains(NamedTuple):
+    """What is left to choose from.
+
+    Attributes:
+        num_left: Choices left of each node.
+        is_out: Whether each choice is taken out.
+        is_chosen: Whether each node is chosen.
+        trail: Choices that were taken out, in order, each with its node.
+    """
+
+    num_left: Ints
+    is_out: Bools
+    is_chosen: Bools
+    trail: Ints
+
+
 @part
-def _take_out(
-    i: int, s: int, net: Network, count: Array, is_out: Array, is_chosen: Array, trail: Array,
-    top: int,
-) -> tuple[bool, int, int]:  # fmt: skip
+def _take_out(i: int, s: int, net: Network, domains: Domains, top: int) -> tuple[bool, int, int]:
     """Take out what a choice forbids; whether each neighbour has one left, the trail, the work."""
+    count, is_out = domains.num_left, domains.is_out
+    is_chosen, trail = domains.is_chosen, domains.trail
     done = 0
     for side in range(2):
         first = net.first_later if side == 0 else net.first_earlier
@@ -51,11 +62,11 @@ def _take_out(
             other = net.v[e] if side == 0 else net.u[e]
             if is_chosen[other]:
                 continue
-            base = net.first_choice[other]
-            done += net.size[other]
+            base = int(net.first_choice[other])
+            done += int(net.size[other])
             for t in range(net.size[other]):
-                at = net.first_entry[e]
-                at += s * net.size[other] + t if side == 0 else t * net.size[i] + s
+                at = int(net.first_entry[e])
+                at += int(s * net.size[other] + t if side == 0 else t * net.size[i] + s)
                 if not is_out[base + t] and np.isinf(net.matrices[at]):
                     is_out[base + t] = True
                     trail[top, 0], trail[top, 1] = base + t, other
@@ -67,7 +78,7 @@ def _take_out(
 
 
 @kernel
-def _search(budget: Array, net: Network, choice: Array, stop: Array) -> int:
+def _search(budget: int, net: Network, choice: Ints, stop: Flag) -> int:
     num_nodes = net.size.size
     is_out = np.isinf(net.cost)
     count = np.zeros(num_nodes, np.int64)
@@ -76,7 +87,8 @@ def _search(budget: Array, net: Network, choice: Array, stop: Array) -> int:
             count[i] += not is_out[k]
     is_chosen = np.zeros(num_nodes, np.bool_)
     node, mark = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
-    trail: Array = np.zeros((net.cost.size, 2), np.int64)
+    trail = np.zeros((net.cost.size, 2), np.int64)
+    domains = Domains(count, is_out, is_chosen, trail)
     depth = top = done = 0
     goes_on = True
     while done <= budget and not stop[0]:
@@ -88,12 +100,12 @@ def _search(budget: Array, net: Network, choice: Array, stop: Array) -> int:
             is_chosen[i] = True
             choice[i] = NONE
         i = node[depth]
-        s = choice[i] + 1
+        s = int(choice[i] + 1)
         while s < net.size[i] and is_out[net.first_choice[i] + s]:
             s += 1
         if s < net.size[i]:
             choice[i], mark[depth] = s, top
-            goes_on, top, more = _take_out(i, s, net, count, is_out, is_chosen, trail, top)
+            goes_on, top, more = _take_out(i, s, net, domains, top)
             done += more
             if goes_on:
                 depth += 1
@@ -112,8 +124,8 @@ def _search(budget: Array, net: Network, choice: Array, stop: Array) -> int:
 
 
 def find_consistent(
-    network: Network, stop: NDArray[np.int8], budget: int = _BUDGET
-) -> tuple[NDArray[np.int64] | None, bool]:
+    network: Network, stop: Flag, budget: int = _BUDGET
+) -> tuple[Ints | None, bool]:
     """Choices that no edge forbids, or None; and whether it is proved that there are none.
 
     Args:
@@ -125,5 +137,5 @@ def find_consistent(
     if not count or count**2 > budget or not np.isinf(network.matrices).any():
         return None, False
     choice = np.zeros(count, np.int64)
-    found = _search(np.int64(budget), network, choice, stop)
+    found = _search(cast("int", np.int64(budget)), network, choice, stop)
     return (choice if found == _FOUND else None), found == _IMPOSSIBLE

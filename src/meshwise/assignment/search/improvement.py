@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from meshwise.assignment.bounds.messages import cost_of, room_left
 from meshwise.assignment.run_state import TRY_ENTRIES, Shared, Turn
 from meshwise.assignment.search.component import scratch_for
-from meshwise.assignment.search.neighbourhood import improve, tries_for
+from meshwise.assignment.search.neighbourhood import Tries, improve, tries_for
 from meshwise.assignment.search.repair import Repair
-from meshwise.assignment.search.room import room_of
+from meshwise.assignment.search.room import Placed, room_of
 
 _TRIES_A_TURN = 200
 _TRIES_A_CYCLE = 20_000
@@ -78,10 +78,9 @@ class Primal:
         if shared.prices is not None and "prices" not in shared.options.without:
             self.work.price[1:] = np.cumsum(shared.prices)
         with self.pace:
-            self.cost -= improve(
-                self.pace.count, _LARGEST_PART, self._heat(), self.rivals, net, self.choice,
-                self.room, self.work, self.rng,
-            )  # fmt: skip
+            tries = Tries(self.pace.count, _LARGEST_PART, self._heat(), self.rivals)
+            placed = Placed(self.choice, self.room)
+            self.cost -= improve(tries, net, placed, self.work, self.rng)
         self.tries += self.pace.count
         if self.cost < shared.cost:
             shared.offer(self.choice)

@@ -35,10 +35,10 @@ class MixtureLabels:
     """Sums of subsets of parts; no label is as good as another one in both.
 
     Attributes:
-        weight: Of each label, ascending.
-        cost: Descending.
-        before: Number of the label that it comes from.
-        is_taken: Whether the part is in it.
+        weight: Weight of each label, ascending.
+        cost: Cost of each label, descending.
+        before: Number of the label that each one comes from.
+        is_taken: Whether the last part is in each one.
     """
 
     weight: Array
@@ -53,7 +53,7 @@ def with_part(
     """Labels with and without one more part.
 
     Args:
-        labels: Of the parts before.
+        labels: Labels of the parts before.
         weight: What the part adds, below 0 too.
         cost: What the part adds.
         most: Labels to keep.
@@ -135,7 +135,7 @@ class Recombiner:
 
         Args:
             choices: All possible, at least one; they may break the row.
-            limit: Of the row; None for its own.
+            limit: Limit of the row; None for its own.
         """
         row = Row(
             nodes=self.row.nodes,

@@ -5,11 +5,9 @@ within the part, at prices of memory that vary from try to try, without exceedin
 not dearer is kept.
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +23,9 @@ from meshwise.assignment.search.component import (
     sweep_part,
     value_within,
 )
-from meshwise.assignment.search.room import Room, is_allowed, take
+from meshwise.assignment.search.room import Placed, Room, is_allowed, take
+from meshwise.kernels.arrays import Ints
 from meshwise.kernels.compiler import BACKWARD, FORWARD, NONE, ONE, kernel, part
-
-Array = Any
 
 _SWEEPS = 3
 # Without rows what the messages suggest is nearly the best: as many as one in so many nodes.
@@ -44,9 +41,7 @@ def tries_for(network: Network, most: int) -> int:
 
 
 @part
-def _choose_part(
-    part: Array, net: Network, choice: Array, room: Room, work: ComponentScratch
-) -> int:
+def _choose_part(part: Ints, net: Network, choice: Ints, room: Room, work: ComponentScratch) -> int:
     """Choose the part's nodes in order within the room; returns how many found a choice."""
     for position in range(part.size):
         i = part[position]
@@ -62,33 +57,48 @@ def _choose_part(
     return part.size
 
 
-@kernel
-def improve(
-    tries: int, largest: int, heat: float, rivals: float, net: Network, choice: Array, room: Room,
-    work: ComponentScratch, rng: np.random.Generator,
-) -> float:  # fmt: skip
-    """Try new choices for parts of the network; returns by how much the cost fell.
+class Tries(NamedTuple):
+    """What is tried.
 
-    Args:
-        tries: Number of parts.
+    Attributes:
+        num_parts: Number of parts.
         largest: Most nodes of a part.
         heat: A part that is dearer by this is kept with probability 1/e; 0 keeps none.
         rivals: Share of the tries that free two parts which compete for memory.
+    """
+
+    num_parts: int
+    largest: int
+    heat: float
+    rivals: float
+
+
+@kernel
+def improve(
+    tries: Tries, net: Network, placed: Placed, work: ComponentScratch, rng: np.random.Generator
+) -> float:
+    """Try new choices for parts of the network.
+
+    Args:
+        tries: What is tried.
         net: The network.
-        choice: Within all rows; made better in place.
-        room: What it leaves; kept up to date.
+        placed: A choice within all rows, made better in place.
         work: Scratch with the prices of the rows.
         rng: Random numbers.
+
+    Returns:
+        By how much the cost fell.
     """
+    choice, room = placed.choice, placed.room
     gain = 0.0
-    before: Array = np.empty(net.size.size, np.int64)
-    for _ in range(tries):
+    before = np.empty(net.size.size, np.int64)
+    for _ in range(tries.num_parts):
         if work.held.stop[0]:
             break
-        count = int(np.exp(rng.random() * np.log(largest))) + 1
+        count = int(np.exp(rng.random() * np.log(tries.largest))) + 1
         size = 0 * ONE
         start = below(net.size.size, rng)
-        if rng.random() < rivals:
+        if rng.random() < tries.rivals:
             size = pick_part(start, size, (count + 1) // 2, net, work, rng)
             start = rival(size, net, work, room.row, rng)
         if start >= 0:
@@ -100,19 +110,19 @@ def improve(
             sweep_part(BACKWARD, part, net, work)
         for i in part:
             before[i] = choice[i]
-            take(i, choice[i], NONE, net, room)
+            take(i, int(choice[i]), NONE, net, room)
         done = _choose_part(part, net, choice, room, work)
         new = cost_of_part(part, net, choice, work) if done == size else INF
         # Kept by Metropolis' rule.
-        if new <= now or (heat > 0 and rng.random() < np.exp((now - new) / heat)):
+        if new <= now or (tries.heat > 0 and rng.random() < np.exp((now - new) / tries.heat)):
             gain += now - new
         else:
             for k in range(size):
                 if k < done:
-                    take(part[k], choice[part[k]], NONE, net, room)
+                    take(part[k], int(choice[part[k]]), NONE, net, room)
                 choice[part[k]] = before[part[k]]
             for i in part:
-                take(i, choice[i], ONE, net, room)
+                take(i, int(choice[i]), ONE, net, room)
         for i in part:
             work.inside[i] = False
     return gain

@@ -7,12 +7,10 @@ stays broken becomes dearer, so that at last something else gives way.
 Source: breakout, or guided local search, for constraint satisfaction (P. Morris, AAAI 1993).
 """
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,10 +27,10 @@ from meshwise.assignment.search.component import (
     sweep_part,
     value_within,
 )
-from meshwise.assignment.search.room import Room, is_allowed, room_of, take
+from meshwise.assignment.search.neighbourhood import Tries
+from meshwise.assignment.search.room import Placed, Room, is_allowed, room_of, take
+from meshwise.kernels.arrays import Bools, Flag, Floats, Ints
 from meshwise.kernels.compiler import BACKWARD, FORWARD, NONE, ONE, kernel, part
-
-Array = Any
 
 _SWEEPS = 2
 _FIRST_SWEEPS = 5
@@ -45,27 +43,29 @@ class Rules(NamedTuple):
 
     Attributes:
         is_forbidden: Which entries of the matrices are forbidden pairs.
-        price: Of a byte above each memory row.
+        price: Price of a byte above each memory row.
         broken: Edges that may be at a forbidden pair, `num_broken` of them.
         listed: Whether an edge is in `broken`.
-        num_broken: One number.
+        num_broken: Their number, as an array of one.
+        penalty: Cost of a forbidden pair at first.
     """
 
-    is_forbidden: Array
-    price: Array
-    broken: Array
-    listed: Array
-    num_broken: Array
+    is_forbidden: Bools
+    price: Floats
+    broken: Ints
+    listed: Bools
+    num_broken: Ints
+    penalty: float
 
 
 @part
-def _is_broken(e: int, net: Network, choice: Array, rules: Rules) -> bool:
-    at = net.first_entry[e] + choice[net.u[e]] * net.size[net.v[e]] + choice[net.v[e]]
+def _is_broken(e: int, net: Network, choice: Ints, rules: Rules) -> bool:
+    at: int = net.first_entry[e] + choice[net.u[e]] * net.size[net.v[e]] + choice[net.v[e]]
     return rules.is_forbidden[at]
 
 
 @part
-def _list_broken(e: int, net: Network, choice: Array, rules: Rules) -> None:
+def _list_broken(e: int, net: Network, choice: Ints, rules: Rules) -> None:
     if not rules.listed[e] and _is_broken(e, net, choice, rules):
         rules.listed[e] = True
         rules.broken[rules.num_broken[0]] = e
@@ -73,13 +73,13 @@ def _list_broken(e: int, net: Network, choice: Array, rules: Rules) -> None:
 
 
 @kernel
-def _list_all(net: Network, choice: Array, rules: Rules) -> None:
+def _list_all(net: Network, choice: Ints, rules: Rules) -> None:
     for e in range(net.u.size):
         _list_broken(e, net, choice, rules)
 
 
 @part
-def _random_broken(net: Network, choice: Array, rules: Rules, rng: np.random.Generator) -> int:
+def _random_broken(net: Network, choice: Ints, rules: Rules, rng: np.random.Generator) -> int:
     """A random edge at a forbidden pair, -1 if there is none; those mended leave the list."""
     while rules.num_broken[0]:
         place = below(rules.num_broken[0], rng)
@@ -105,7 +105,7 @@ def _random_row(room: Room, rng: np.random.Generator) -> int:
 
 
 @part
-def _random_user(row: int, net: Network, choice: Array, rng: np.random.Generator) -> int:
+def _random_user(row: int, net: Network, choice: Ints, rng: np.random.Generator) -> int:
     """A random node that uses more of a row than it must, large ones rather; -1 if none does."""
     most, found = 0.0, NONE
     for i in range(net.size.size):
@@ -136,8 +136,8 @@ def _excess_of_choice(i: int, s: int, net: Network, room: Room, rules: Rules) ->
 
 @part
 def _choose_all(
-    part: Array, net: Network, choice: Array, room: Room, work: ComponentScratch, rules: Rules
-):
+    part: Ints, net: Network, choice: Ints, room: Room, work: ComponentScratch, rules: Rules
+) -> float:
     """Choose the part's nodes in order; returns the price of the bytes above rows."""
     total = 0.0
     for i in part:
@@ -163,7 +163,7 @@ def _dearer(e: int, added: float, net: Network, rules: Rules) -> None:
 
 @part
 def _pick_rule(
-    net: Network, choice: Array, room: Room, rules: Rules, rng: np.random.Generator
+    net: Network, choice: Ints, room: Room, rules: Rules, rng: np.random.Generator
 ) -> tuple[int, int, int]:
     """A broken rule: a node that takes part, and either an edge or a row; -1 for none."""
     edge, row = _random_broken(net, choice, rules, rng), _random_row(room, rng)
@@ -175,7 +175,7 @@ def _pick_rule(
 
 
 @part
-def _list_around(part: Array, net: Network, choice: Array, rules: Rules) -> None:
+def _list_around(part: Ints, net: Network, choice: Ints, rules: Rules) -> None:
     for i in part:
         for k in range(net.first_later[i], net.first_later[i + 1]):
             _list_broken(net.later[k], net, choice, rules)
@@ -185,12 +185,17 @@ def _list_around(part: Array, net: Network, choice: Array, rules: Rules) -> None
 
 @kernel
 def _mend(
-    tries: int, largest: int, penalty: float, net: Network, choice: Array, room: Room,
-    work: ComponentScratch, rules: Rules, rng: np.random.Generator,
-) -> bool:  # fmt: skip
+    tries: Tries,
+    net: Network,
+    placed: Placed,
+    work: ComponentScratch,
+    rules: Rules,
+    rng: np.random.Generator,
+) -> bool:
     """Choose parts around broken rules anew; whether none is broken any more."""
-    before: Array = np.empty(net.size.size, np.int64)
-    for _ in range(tries):
+    choice, room = placed.choice, placed.room
+    before = np.empty(net.size.size, np.int64)
+    for _ in range(tries.num_parts):
         if work.held.stop[0]:
             break
         start, edge, row = _pick_rule(net, choice, room, rules, rng)
@@ -198,7 +203,7 @@ def _mend(
             return True
         if start < 0:
             break
-        count = int(np.exp(rng.random() * np.log(largest))) + 1
+        count = int(np.exp(rng.random() * np.log(tries.largest))) + 1
         size = pick_part(start, 0 * ONE, count, net, work, rng)
         part = work.part[:size]
         now = prepare(part, 1.5 * rng.random(), net, choice, work)
@@ -208,21 +213,21 @@ def _mend(
         for k in range(size - 1, -1, -1):
             i = part[k]
             before[i] = choice[i]
-            take(i, choice[i], NONE, net, room)
-            now += _excess_of_choice(i, choice[i], net, room, rules)
+            take(i, int(choice[i]), NONE, net, room)
+            now += _excess_of_choice(i, int(choice[i]), net, room, rules)
         new = _choose_all(part, net, choice, room, work, rules)
         new += cost_of_part(part, net, choice, work)
         if new <= now:
             _list_around(part, net, choice, rules)
         else:
             for i in part:
-                take(i, choice[i], NONE, net, room)
+                take(i, int(choice[i]), NONE, net, room)
                 choice[i] = before[i]
-                take(i, choice[i], ONE, net, room)
+                take(i, int(choice[i]), ONE, net, room)
         if row >= 0 and room.row[row] < 0:
             rules.price[row] *= 1.0 + _DEARER
         elif edge >= 0 and _is_broken(edge, net, choice, rules):
-            _dearer(edge, _DEARER * penalty, net, rules)
+            _dearer(edge, _DEARER * rules.penalty, net, rules)
         for i in part:
             work.inside[i] = False
     return False
@@ -239,14 +244,13 @@ class Repair:
     """
 
     network: Network
-    choice: Any
+    choice: Ints
     room: Room
     work: ComponentScratch
     rules: Rules
-    penalty: float
 
     @classmethod
-    def of(cls, network: Network, stop: Array | None = None) -> Repair:
+    def of(cls, network: Network, stop: Flag | None = None) -> Repair:
         """Begin with what the costs alone suggest; kernels heed the flag."""
         is_forbidden = np.isinf(network.matrices)
         penalty = _typical_spread(network)
@@ -266,17 +270,17 @@ class Repair:
             broken=np.zeros(count, np.int64),
             listed=np.zeros(count, np.bool_),
             num_broken=np.zeros(1, np.int64),
+            penalty=penalty,
         )
         _list_all(network, choice, rules)
         room = room_of(room_left(network, choice))
-        return cls(network, choice, room, work, rules, penalty)
+        return cls(network, choice, room, work, rules)
 
     def run(self, tries: int, largest: int, rng: np.random.Generator) -> bool:
         """Mend so many parts of at most `largest` nodes; whether no rule is broken any more."""
-        return _mend(
-            tries, largest, self.penalty, self.network, self.choice, self.room, self.work,
-            self.rules, rng,
-        )  # fmt: skip
+        placed = Placed(self.choice, self.room)
+        limits = Tries(tries, largest, 0.0, 0.0)
+        return _mend(limits, self.network, placed, self.work, self.rules, rng)
 
 
 def _typical_spread(network: Network) -> float:

@@ -1,18 +1,15 @@
 """Bytes left in the memory rows, with the least of each block so that long intervals are quick."""
 
-# pyright: basic
-# Kernels: Numba checks their types when it compiles them.
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import least_in
+from meshwise.kernels.arrays import Ints
 from meshwise.kernels.compiler import kernel, part
-
-Array = Any
 
 # Rows in one block.
 _BLOCK = 64
@@ -22,16 +19,28 @@ class Room(NamedTuple):
     """Bytes left in each row, and the least of each block of rows.
 
     Attributes:
-        row: Of each row.
-        block: Of each `_BLOCK` rows.
+        row: Bytes left in each row.
+        block: Least bytes left in each `_BLOCK` rows.
     """
 
-    row: Array
-    block: Array
+    row: Ints
+    block: Ints
+
+
+class Placed(NamedTuple):
+    """A choice and what it leaves in the rows.
+
+    Attributes:
+        choice: One choice for each node.
+        room: Bytes left in each row.
+    """
+
+    choice: Ints
+    room: Room
 
 
 @kernel
-def room_of(rows: np.ndarray) -> Room:
+def room_of(rows: Ints) -> Room:
     """Room with its blocks, from bytes left in each row."""
     room = Room(rows.copy(), np.empty((rows.size + _BLOCK - 1) // _BLOCK, np.int64))
     for block in range(room.block.size):
@@ -81,7 +90,7 @@ def take(i: int, s: int, sign: int, net: Network, room: Room) -> None:
 def is_allowed(i: int, s: int, net: Network, room: Room) -> bool:
     """Whether every row has the bytes that choice `s` of a node uses."""
     for k in range(net.first_item[i], net.first_item[i + 1]):
-        used = net.usage[net.first_usage[k] + s]
+        used = int(net.usage[net.first_usage[k] + s])
         if used > 0 and not _fits(net.item_low[k], net.item_high[k], used, room):
             return False
     return True

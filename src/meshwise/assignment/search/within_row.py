@@ -38,13 +38,13 @@ AtPrice: TypeAlias = Callable[[float], tuple[tuple[int, ...], float] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEffort:
-    """What may be done.
+    """How much may be done.
 
     Attributes:
         close: A choice that costs so much more than the bound, as a part of it, will do.
         far: Above this part of the bound one program mixes all choices, however long it takes.
-        time_limit_s: Of each program.
-        seed: Of the solver.
+        time_limit_s: Wall time of each program, in seconds; infinite for none.
+        seed: Seed of the solver.
     """
 
     close: float = 3e-3
@@ -76,9 +76,9 @@ class Within:
 
         Args:
             problem: With exactly one row.
-            effort: What may be done.
+            effort: How much may be done.
             like: The same problem with other weights: its choices serve here too.
-            at_price: In place of the solver.
+            at_price: Function that finds a choice at a price, in place of the solver.
         """
         (self.row,) = problem.rows
         self.problem = problem
@@ -248,7 +248,7 @@ def edge_over(
 
     Args:
         points: Weight and cost.
-        limit: Of weight.
+        limit: Limit of the weight.
 
     Returns:
         Its lighter end, which fits, and its heavier one, which does not and costs less; None if
