@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from evaluation.baselines.deciders import DECIDERS, Decider
+from evaluation.baselines.megatron import megatron_lm
+from evaluation.baselines.result import BaselineResult
 from evaluation.paper.ablations import equal_layer, equal_operator
 from evaluation.paper.result import Answer, StageRow
 from evaluation.paper.ways import seconds_by_way
-from meshwise.baselines.pipeline.deciders import DECIDERS, Decider
-from meshwise.baselines.pipeline.megatron import megatron_lm
-from meshwise.baselines.pipeline.result import BaselineResult
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts

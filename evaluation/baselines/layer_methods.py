@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshwise.baselines.restrictions import (
-    data_parallel,
+from evaluation.baselines.layer_restrictions import (
     expert_zero2,
     expert_zero3,
-    megatron,
     megatron_sharded,
-    zero2,
-    zero3,
 )
+from meshwise.baselines.restrictions import data_parallel, megatron, zero2, zero3
 from meshwise.baselines.roles import InputInfo, input_info
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError

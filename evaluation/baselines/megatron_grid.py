@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshwise.baselines.pipeline.block_layers import Body
-from meshwise.baselines.pipeline.result import Refused
+from evaluation.baselines.block_layers import Body
+from evaluation.baselines.result import Refused
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.clustering.operator_clustering import Ranges

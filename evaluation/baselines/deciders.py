@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from meshwise.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
-from meshwise.baselines.pipeline.megatron import megatron_lm
-from meshwise.baselines.pipeline.one_stage import HEURISTIC, OneStage, expert_meshes
-from meshwise.baselines.pipeline.restricted_stages import one_device_a_stage
-from meshwise.baselines.pipeline.result import BaselineResult
-from meshwise.baselines.pipeline.stage_search import StageSearch
+from evaluation.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
+from evaluation.baselines.megatron import megatron_lm
+from evaluation.baselines.one_stage import HEURISTIC, OneStage, expert_meshes
+from evaluation.baselines.restricted_stages import one_device_a_stage
+from evaluation.baselines.result import BaselineResult
+from evaluation.baselines.stage_search import StageSearch
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwise.baselines.pipeline.simulated import SimulatedPipeline, simulate
+from evaluation.baselines.simulated import SimulatedPipeline, simulate
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.stage import Remat
 

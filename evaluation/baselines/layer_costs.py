@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
+from evaluation.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
