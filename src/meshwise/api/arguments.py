@@ -161,16 +161,10 @@ def argument_options(
     Raises:
         TraceError: an argument has the wrong type.
     """
-    try:
-        parameters = tuple(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        positional = None
-    else:
-        positional = tuple(p for p in parameters if p.kind in _POSITIONAL)
     donate = donate_argnums
     return ArgumentOptions(
         name=step_name(fun),
-        parameters=positional,
+        parameters=positional_parameters(fun),
         batch_argnums=_numbers("batch_argnums", batch_argnums),
         batch_dims=batch_dims,
         static_argnums=_numbers("static_argnums", static_argnums),
@@ -180,6 +174,15 @@ def argument_options(
             else _numbers("donate_argnums", donate, ", or 'auto'")
         ),
     )
+
+
+def positional_parameters(fun: Callable[..., PyTree]) -> tuple[inspect.Parameter, ...] | None:
+    """Return the positional parameters of a function; None if Python cannot tell."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return tuple(p for p in parameters if p.kind in _POSITIONAL)
 
 
 def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> Binding:

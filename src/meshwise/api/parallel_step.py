@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from meshwise.api.arguments import (
     ArgumentOptions,
     Binding,
     Call,
-    argument_options,
     bind,
+    positional_parameters,
     step_name,
 )
 from meshwise.api.bound_steps import kept_step
@@ -81,18 +82,8 @@ class ParallelStep(PlannedStep):
 
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
-        options = self._options
-        return ParallelStep(
-            fun,
-            self._request,
-            argument_options(
-                fun,
-                batch_argnums=options.batch_argnums,
-                batch_dims=options.batch_dims,
-                static_argnums=options.static_argnums,
-                donate_argnums=options.donate_argnums,
-            ),
-        )
+        options = replace(self._options, parameters=positional_parameters(fun))
+        return ParallelStep(fun, self._request, options)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
