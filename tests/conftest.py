@@ -18,6 +18,20 @@ if "JAX_PLATFORMS" not in os.environ:
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled programs beside pytest's own cache: the next run compiles only what changed."""
+    if cache := getattr(config, "cache", None):
+        kept = {
+            "jax_compilation_cache_dir": str(cache.mkdir("jax")),
+            "jax_persistent_cache_min_compile_time_secs": 0,
+            "jax_persistent_cache_min_entry_size_bytes": 0,
+        }
+        for name, value in kept.items():
+            jax.config.update(name, value)
+            # For the processes that tests start.
+            os.environ[name.upper()] = str(value)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that writes all files in `golden/` anew."""
     parser.addoption("--update-goldens", action="store_true", help="write tests/golden anew")

@@ -26,7 +26,7 @@ def _alpa_stages(problem: StageProblem) -> StagePlan:
 
 
 # Sources: Alpa section 8.1 (DeepSpeed is the baseline of figure 7b, PP-DP, the space of PipeDream
-# and Dapple, that of figure 7c), section 8.2 (inter-op only); FACTS section 6, the ablation of
+# and Dapple, that of figure 7c), section 8.2 (inter-op only); docs/facts.md section 6, the ablation of
 # figure 8 (Heuristic).
 DECIDERS: Mapping[str, Decider] = MappingProxyType(
     {

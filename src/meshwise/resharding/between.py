@@ -9,7 +9,7 @@ devices there.  With M bytes in all:
   the same tile put it together among themselves.  Where the links between some of them are no
   faster than those between the meshes, they are sent it too.
 
-Source: Alpa section 6 and figure 11; FACTS sections 3 and 6.
+Source: Alpa section 6 and figure 11; docs/facts.md sections 3 and 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Along each dim a tensor is cut where either mesh cuts it.  Every box between cut
 some devices of the source hold all of it, some of the destination need all of it.  A dim that its
 parts do not divide has tiles of the rounded-up size; the last ones are shorter, or empty.
 
-Source: AlpaComm section 2 (FACTS section 3).
+Source: AlpaComm section 2 (docs/facts.md section 3).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class StageFidelity:
     Attributes:
         predicted_peak_bytes: Memory of one device, as the plan says, with other stages of its mesh.
         compiled_peak_bytes: As XLA says of the compiled programs.
-        planned_bytes: Bytes a step by kind of collective, B of FACTS section 1, as the plan says.
+        planned_bytes: Bytes a step by kind of collective (B of docs/facts.md section 1), planned.
         compiled_bytes: As the compiled programs have it.
     """
 

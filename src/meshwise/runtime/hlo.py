@@ -1,6 +1,6 @@
 """What a compiled program really does: collectives, dense FLOP, memory.
 
-The measured side of invariant I2 (DESIGN section 4).  The parts: `hlo_parse` reads the text,
+The measured side of invariant I2 (docs/invariants.md).  The parts: `hlo_parse` reads the text,
 `hlo_walk` counts executions, `hlo_collectives` and `hlo_flop` account.
 """
 

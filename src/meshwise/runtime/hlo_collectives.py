@@ -1,7 +1,7 @@
 """The collectives of a compiled program, as the plan counts them.
 
-Bytes are B of FACTS section 1: the tensor as its group sees it whole.  From one device's operand
-of b bytes in a group of n: all-reduce and reduce-scatter b; all-gather, all-to-all and permute
+Bytes are B of docs/facts.md section 1: the tensor as its group sees it whole.  From an operand of
+b bytes in a group of n: all-reduce and reduce-scatter b; all-gather, all-to-all and permute
 n b.  Operands are used, never results, since asynchronous forms wrap their results.
 """
 
@@ -42,7 +42,7 @@ class HloCollective:
         group_size: Devices of one group; the largest if they differ.
         groups: Device numbers, row-major over the mesh.
         axes: Mesh axis positions, ascending, if the groups are those of mesh axes; else None.
-        num_bytes: B of FACTS section 1 for one group and one execution.
+        num_bytes: B of docs/facts.md section 1 for one group and one execution.
         count: Executions in one run of the program.
         name: Name of the instruction.
         op_name: Where it comes from, as XLA's metadata say.

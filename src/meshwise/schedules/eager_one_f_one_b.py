@@ -14,7 +14,7 @@ def eager_one_f_one_b(num_stages: int, num_microbatches: int, num_meshes: int) -
     Raises:
         PlanError: The sizes are wrong.
 
-    Source: FACTS sections 3 and 5 (AlpaComm).
+    Source: docs/facts.md sections 3 and 5 (AlpaComm).
     """
     check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
     warm_up = [2 * (num_stages - stage) - 1 for stage in range(num_stages)]

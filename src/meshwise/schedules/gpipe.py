@@ -17,7 +17,7 @@ def gpipe(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
     Raises:
         PlanError: The sizes are wrong.
 
-    Source: FACTS sections 4 and 5.
+    Source: docs/facts.md sections 4 and 5.
     """
     check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
     return alternating(NAME, num_microbatches, [num_microbatches] * num_stages)

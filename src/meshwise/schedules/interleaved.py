@@ -17,7 +17,7 @@ def interleaved(num_stages: int, num_microbatches: int, num_meshes: int) -> Sche
     Raises:
         PlanError: The sizes are wrong; stages or micro-batches are no multiple of the meshes.
 
-    Source: FACTS section 5 (Megatron-LM's interleaved schedule).
+    Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule).
     """
     check_sizes(NAME, num_stages, num_microbatches, num_meshes)
     for what, value in (("stages", num_stages), ("micro-batches", num_microbatches)):

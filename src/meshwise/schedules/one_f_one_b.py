@@ -14,7 +14,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int, num_meshes: int) -> Sche
     Raises:
         PlanError: The sizes are wrong.
 
-    Source: FACTS section 5 (PipeDream-Flush, DAPPLE).
+    Source: docs/facts.md section 5 (PipeDream-Flush, DAPPLE).
     """
     check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
     return alternating(NAME, num_microbatches, range(num_stages, 0, -1))

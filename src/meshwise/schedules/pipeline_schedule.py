@@ -8,7 +8,7 @@ where f = `fill_s` is the part of t that shows while the pipeline fills and drai
 - zero-bubble H1: f = t - 2 w, where w is the time of the weight gradients (W): of T_F + T_B + T_W,
   T_F + T_B - T_W shows.
 
-Source: FACTS section 5.
+Source: docs/facts.md section 5.
 """
 
 from __future__ import annotations

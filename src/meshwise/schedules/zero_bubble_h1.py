@@ -19,7 +19,7 @@ def zero_bubble_h1(num_stages: int, num_microbatches: int, num_meshes: int) -> S
     Raises:
         PlanError: The sizes are wrong.
 
-    Source: FACTS section 5 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024).
+    Source: docs/facts.md section 5 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024).
     """
     check_one_stage_a_mesh(NAME, num_stages, num_microbatches, num_meshes)
     plain = one_f_one_b(num_stages, num_microbatches, num_meshes)

@@ -33,7 +33,7 @@ def asked_delays(
         cluster: Where they run.
         count: B.
 
-    Source: FACTS section 3 (AlpaComm), with uneven stages and the cluster's own links.
+    Source: docs/facts.md section 3 (AlpaComm), with uneven stages and the cluster's own links.
     """
     if not schedule.delays_weights:
         return ()

@@ -67,7 +67,7 @@ def sharded_function(
 def compile_options(platform: str, num_devices: int) -> dict[str, Any]:
     """Options that keep XLA from undoing the plan; the one place where they are set.
 
-    Source: FACTS section 9; docs/xla_cpu.md.
+    Source: docs/xla_cpu.md section 1.
     """
     if platform != "cpu" or num_devices == 1:
         return {}
