@@ -26,8 +26,8 @@ def _alpa_stages(problem: StageProblem) -> StagePlan:
 
 
 # Sources: Alpa section 8.1 (DeepSpeed is the baseline of figure 7b, PP-DP, the space of PipeDream
-# and Dapple, that of figure 7c), section 8.2 (inter-op only); docs/facts.md section 6, the ablation of
-# figure 8 (Heuristic).
+# and Dapple, that of figure 7c), section 8.2 (inter-op only); docs/facts.md section 6, the ablation
+# of figure 8 (Heuristic).
 DECIDERS: Mapping[str, Decider] = MappingProxyType(
     {
         "Megatron-LM": megatron_lm,
