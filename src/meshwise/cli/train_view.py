@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.explain import mesh_text
@@ -252,13 +253,11 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
         "replicated",
         f"{replicated.flop_share:.2%} of FLOP, {replicated.bytes_share:.2%} of bytes",
     )
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for item in plan.collectives:
-        key = (item.kind, " ".join(item.axes))
-        count, num_bytes = sums.get(key, (0, 0))
-        sums[key] = (count + item.count, num_bytes + item.count * item.num_bytes)
-    for (kind, axes), (count, num_bytes) in sorted(sums.items()):
-        table.add_row(f"{kind} over {axes}", f"{count} times, {bytes_text(num_bytes)} in all")
+    for (_, kind, axes, _), (count, num_bytes, _) in sorted(
+        collective_sums(plan.collectives, [plan.mesh]).items()
+    ):
+        what = f"{kind} over {' '.join(axes)}"
+        table.add_row(what, f"{count} times, {bytes_text(num_bytes)} in all")
     return table
 
 

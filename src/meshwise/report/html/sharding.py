@@ -18,6 +18,7 @@ from meshwise.plan.counts.contents import pattern
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Layer, Stage
+from meshwise.plan.text.columns import ranges_text
 from meshwise.report.html.markup import (
     WIDTH,
     escaped,
@@ -214,14 +215,9 @@ def _places(kind: LayerKind) -> str:
     """`stage 0: layers 1-5, 7; stage 1: layer 9`."""
     texts: list[str] = []
     for stage, group in itertools.groupby(kind.places, lambda place: place[0]):
-        runs: list[str] = []
         layers = [layer for _, layer in group]
-        for _, run in itertools.groupby(enumerate(layers), lambda item: item[1] - item[0]):
-            found = [layer for _, layer in run]
-            runs.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
-        texts.append(
-            f"stage {stage}: {'layer' if len(layers) == 1 else 'layers'} {', '.join(runs)}"
-        )
+        what = "layer" if len(layers) == 1 else "layers"
+        texts.append(f"stage {stage}: {what} {ranges_text(layers)}")
     return "; ".join(texts)
 
 
