@@ -33,12 +33,12 @@ class ArgumentOptions:
     """What a user says of the arguments, of the right types but not yet held against a call.
 
     Attributes:
-        name: Of the step, for messages.
+        name: Name of the step, for messages.
         parameters: Positional parameters of the step; None if Python cannot tell.
-        batch_argnums: As given.
-        batch_dims: As given.
-        static_argnums: As given.
-        donate_argnums: As given.
+        batch_argnums: Numbers of the batch arguments, as given.
+        batch_dims: Their batch dims, as given.
+        static_argnums: Numbers of the compile-time constants, as given.
+        donate_argnums: Numbers of the arguments whose buffers may be reused, as given.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ArgumentSlot:
 
     @property
     def label(self) -> str:
-        """As `argument 1 (batch)`."""
+        """What messages call it, as `argument 1 (batch)`."""
         return f"argument {self.position}" + (f" ({self.name})" if self.name else "")
 
 

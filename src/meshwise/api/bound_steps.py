@@ -26,7 +26,7 @@ def kept_step(owner: object, name: str, number: int, make: Callable[[], _Step]) 
 
     Args:
         owner: The object.
-        name: Of the step.
+        name: Name of the step.
         number: Tells apart steps of one name.
         make: Makes the step at the first call.
 

@@ -66,7 +66,7 @@ def born_sharded(
         fun: Makes the state.
         args: Its arguments.
         wanted: Sharding of each leaf; None for one that may lie anywhere.
-        tree: Of what it makes.
+        tree: Tree of what it makes.
     """
     groups: dict[object, list[int]] = {}
     for n, sharding in enumerate(wanted):

@@ -64,7 +64,7 @@ class ParallelStep(PlannedStep):
         update_wrapper(self, fun)
 
     def __get__(self, instance: object, owner: type | None = None) -> ParallelStep:
-        """As a method: a step of the object, which is a constant of the step, not an argument.
+        """Return the step of an object, which is a constant of the step, not an argument.
 
         Numbers of arguments count without `self`.  Each object has a step of its own, which it
         keeps as long as it lives.

@@ -58,7 +58,7 @@ class MeshPlace:
         """The same place under the restrictions of a named method.
 
         Args:
-            name: Of the method.
+            name: Name of the method.
             loosely: Allow the all-gather that some steps need.
 
         Returns:
@@ -180,7 +180,7 @@ class Search:
 
         Args:
             place: The place.
-            number: Of the place.
+            number: Number of the place.
             made: Gives the cheapest plan of the method.
         """
         try:

@@ -88,7 +88,7 @@ class TrainView:
         return self._is_planned
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the view."""
         return self
 
     def __exit__(
@@ -302,7 +302,7 @@ def _mesh(leaf: jax.Array) -> str:
 
 
 def _layout(leaf: jax.Array) -> str:
-    """As `- x*y -`: the axes that split each dim; `whole` if every device holds all of it."""
+    """Return the axes that split each dim, as `- x*y -`; `whole` if no dim is split."""
     if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
         return "whole"
     words: list[str] = []

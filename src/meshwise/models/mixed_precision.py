@@ -97,7 +97,7 @@ def adjust(
     """The scale of the next step.
 
     Args:
-        scale: Of this step.
+        scale: The scale of this step.
         is_finite: Whether the gradients of this step were finite.
         growth_interval: After so many finite steps in a row the scale grows.
         growth: By this factor.

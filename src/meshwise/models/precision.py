@@ -12,12 +12,12 @@ class Dtypes(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of the computation."""
+        """Dtype of the computation."""
         ...
 
     @property
     def param_dtype(self) -> str:
-        """Of the parameters."""
+        """Dtype of the parameters."""
         ...
 
 

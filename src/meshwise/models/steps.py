@@ -60,7 +60,7 @@ def model_step(
     """The training step of a configuration; next tokens, masked tokens, classes or noise.
 
     Args:
-        config: Of any model.
+        config: The configuration of any model.
         rows: Batch size.
         tx: Optimizer; Adam if None.
     """

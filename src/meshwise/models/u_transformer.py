@@ -39,9 +39,9 @@ class UTransformerConfig:
         num_heads: Attention heads; divides all channels.
         num_groups: Groups of a group norm in residual blocks; divides all channels.
         attention_groups: Groups of the group norm before a transformer; divides all channels.
-        dtype: Of the computation; softmax and norms stay in float32, or in `param_dtype` when that
-            is wider.
-        param_dtype: Of the parameters.
+        dtype: Dtype of the computation; softmax and norms stay in float32, or in `param_dtype`
+            when that is wider.
+        param_dtype: Dtype of the parameters.
     """
 
     base_channels: int

@@ -44,7 +44,7 @@ class _Group:
         what: As in `Rival`.
         chosen: What they all do in the plan.
         seconds: What they cost in a step.
-        num_bytes: Of the arguments.
+        num_bytes: Bytes of the arguments.
         layouts: For arguments: every other layout that each may have.
         ways: For operators: every other strategy that each may have, with what it means.
     """

@@ -40,9 +40,9 @@ class PlannedPipeline:
     """A pipeline that was found.
 
     Attributes:
-        layers: Of the step.
+        layers: The layers of the step.
         plan: Its stages.
-        timeline: Of a step, simulated.
+        timeline: A simulated step.
         decisions: For each stage the plans of its layers.
     """
 

@@ -369,9 +369,9 @@ def refuse_unmatched(pattern: str, names: Sequence[str], activations: Sequence[s
     """Say what a pattern may have meant.
 
     Args:
-        pattern: It names nothing.
-        names: Of arguments.
-        activations: Their names.
+        pattern: A pattern that names nothing.
+        names: Paths of the arguments.
+        activations: Names of the activations.
 
     Raises:
         PinError: always.
@@ -391,7 +391,7 @@ def refuse_unmatched(pattern: str, names: Sequence[str], activations: Sequence[s
 
 
 def spec_text(spec: PartitionSpec | None) -> str:
-    """As `P('x', None)`, whatever the version of JAX."""
+    """Return a spec as text, as `P('x', None)`, whatever the version of JAX."""
     if spec is None:
         return "None"
     free = PartitionSpec.UNCONSTRAINED

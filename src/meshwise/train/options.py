@@ -26,7 +26,7 @@ class TrainOptions:
         learning_rate: Peak, reached after `warmup_steps`.
         warmup_steps: Linear warm-up; afterwards the rate falls with the root of the step.
         dropout: Rate of every dropout of the model.
-        seed: Of the parameters, of the order of the text and of dropout.
+        seed: Seed of the parameters, of the order of the text and of dropout.
         eval_every: Steps between two looks at the held-out text.
         eval_batches: Batches of held-out text in one look.
         save_every: Steps between two checkpoints.
@@ -35,7 +35,7 @@ class TrainOptions:
         microbatches: Parts of the batch that run one after the other, or `auto`; None for one on
             one mesh, and for `auto` in a pipeline.
         stages: Stages of a pipeline, or `auto`; None for one mesh.
-        schedule: Of the pipeline, as `mw.Auto` has it; None for its default.
+        schedule: Schedule of the pipeline, as `mw.Auto` has it; None for its default.
         memory_bytes: Limit of one device; None for what the cluster says.
         cluster: What is planned for; None for the built-in description of the devices.
         measure: Whether one step is timed mesh by mesh; only for a pipeline.

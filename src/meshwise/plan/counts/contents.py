@@ -22,7 +22,7 @@ class Argument:
 
     Attributes:
         name: Path of the argument, as `0/params/kernel`; may be empty.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         dtype: NumPy-style name.
         itemsize: Bytes of one element.
         layout: How it is split over the mesh.
@@ -67,7 +67,7 @@ class Site:
     """Where one dense operator stands.
 
     Attributes:
-        path: Of the operator.
+        path: Path of the operator.
         graph: The graph that holds it.
         operator: The operator.
         decision: Its decision.

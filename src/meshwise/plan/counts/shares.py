@@ -31,7 +31,7 @@ class DecidedScope:
     """One graph of a nest.
 
     Attributes:
-        path: Of the enclosing operators.
+        path: Path of the enclosing operators.
         graph: The graph.
         decision: Its decision.
         times: How often it runs in a step.
@@ -52,7 +52,7 @@ class Communication:
     Attributes:
         arguments: By position.
         operators: By path; dense operators only.
-        others: Of light operators.
+        others: Seconds of light operators.
     """
 
     arguments: dict[int, ByKind] = field(default_factory=dict[int, ByKind])

@@ -108,7 +108,7 @@ class MemoryCheck:
         """Return the lines with which a text starts if the plan does not fit; none if it does.
 
         Args:
-            subject: Of which plan it is said, where the text is of several.
+            subject: Name of the plan, where the text is about several.
         """
         if self.fits:
             return []

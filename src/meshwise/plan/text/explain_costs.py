@@ -1,4 +1,4 @@
-"""Of a plan as text: whose are the seconds, what other choices and more memory would cost."""
+"""Costs of a plan as text: where the seconds go, what other choices and more memory would cost."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class ShownTensor:
     Attributes:
         name: Their name, or the part of it that they share.
         heads: What stands before it, where there are several.
-        shape: Of each.
-        layout: Of each.
+        shape: Shape of each.
+        layout: Layout of each.
     """
 
     name: str
