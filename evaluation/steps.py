@@ -36,7 +36,7 @@ def optimizer_of(config: Config) -> optax.GradientTransformation:
 
 
 def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layering, float]:
-    """A training step as layers, and the FLOP of its forward pass.
+    """Return a training step as layers, and the FLOP of its forward pass.
 
     Args:
         config: The model.

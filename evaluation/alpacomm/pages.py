@@ -65,7 +65,7 @@ def write_micro_pages(folder: Path, *, pictures: bool) -> tuple[Path, ...]:
 def cases_page(
     results: Sequence[CaseResult], found: RandomResult, *, with_picture: bool = False
 ) -> str:
-    """The nine cases and the random ones."""
+    """Return the nine cases and the random ones."""
     speedups = [
         (
             r.case.name,

@@ -90,7 +90,7 @@ def alpa_run(layers: Layering, step_flop: float, flop_per_s: float) -> Simulated
 
 
 def rate_of_products(layers: Layering, step_flop: float) -> float:
-    """The rate in FLOP/s at which Megatron-LM's simulated step takes as long as it took."""
+    """Return the rate in FLOP/s at which Megatron-LM's simulated step takes as long as it took."""
     low, high = float(MEGATRON_FLOP_PER_S), 2.0 * MEGATRON_FLOP_PER_S
     seconds = {rate: _step_s(layers, step_flop, rate) for rate in (low, high)}
     for _ in range(_LONGEST_SEARCH):

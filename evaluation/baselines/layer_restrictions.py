@@ -66,7 +66,7 @@ def expert_zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restrictio
 
 
 def expert_zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
-    """The same with ZeRO stage 3."""
+    """Return the same with ZeRO stage 3."""
     return _experts(graph, mesh, info, zero3(graph, mesh, info), "ExpertZero3", STAGE_3)
 
 
@@ -135,7 +135,7 @@ def expert_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
 def expert_inputs(
     graph: Graph, info: InputInfo, found: Mapping[OperatorPath, frozenset[int]]
 ) -> dict[int, int]:
-    """The dim of experts of each parameter that has one, by position among the inputs.
+    """Return the dim of experts of each parameter that has one, by position among the inputs.
 
     Args:
         graph: The graph.
@@ -164,7 +164,7 @@ def _runs_over_experts(
 
 
 def _operator_at(graph: Graph, path: OperatorPath) -> Operator:
-    """The operator at a path."""
+    """Return the operator at a path."""
     op = graph.operators[path[0]]
     for body, place in zip(path[1::2], path[2::2], strict=True):
         op = op.bodies[body].operators[place]

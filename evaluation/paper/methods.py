@@ -61,7 +61,7 @@ def _ours(work: Work, report: Report) -> Answer:
 
 
 def _stages(count: int) -> Method:
-    """The search with so many stages; with one, layers are planned as freely as in ours."""
+    """Return the search with so many stages; with one, layers are planned as freely as in ours."""
 
     def method(work: Work, report: Report) -> Answer:
         return _searched(work, dataclasses.replace(work.options, num_stages=count), report)
@@ -156,7 +156,7 @@ def _of_baseline(found: BaselineResult) -> Answer:
 
 
 def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
-    """The same search, but a rule says where stages begin."""
+    """Return the same search, but a rule says where stages begin."""
 
     def method(work: Work, report: Report) -> Answer:
         try:
@@ -187,7 +187,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 def is_above(ours: Answer, other: Answer, tolerance: float = 1e-6) -> bool:
-    """Whether ours takes longer than a plan of another method that fits."""
+    """Return whether ours takes longer than a plan of another method that fits."""
     return math.isfinite(other.step_time_s) and ours.step_time_s > other.step_time_s * (
         1 + tolerance
     )

@@ -299,7 +299,7 @@ def _slots(
 def _resolved(
     option: str, numbers: tuple[int, ...], options: ArgumentOptions, slots: tuple[ArgumentSlot, ...]
 ) -> tuple[int, ...]:
-    """Numbers counted from the front; a negative one counts from the end of the call."""
+    """Return the numbers counted from the front; a negative one counts from the end of the call."""
     passed = 1 + slots[-1].position if slots else 0
     takes = max(passed, len(options.parameters or ()))
     found: list[int] = []
@@ -337,7 +337,7 @@ def _dims_of_each(options: ArgumentOptions, count: int) -> tuple[PyTree, ...]:
 
 
 def _numbers(option: str, value: Any, or_else: str = "") -> tuple[int, ...]:
-    """An int or a sequence of ints as a tuple."""
+    """Return an int or a sequence of ints as a tuple."""
     entries: Any = value if isinstance(value, (list, tuple, range)) else (value,)
     try:
         if any(isinstance(entry, bool) for entry in entries):
@@ -362,7 +362,7 @@ def _check_hashable(name: str, slot: ArgumentSlot, value: object) -> None:
 
 
 def check_num_microbatches(value: object) -> int | Literal["auto"]:
-    """The number of micro-batches as an int, or "auto".
+    """Return the number of micro-batches as an int, or "auto".
 
     Raises:
         TraceError: it is neither.

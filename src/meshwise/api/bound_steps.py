@@ -22,7 +22,7 @@ class _Kept(Generic[_Step]):
 
 
 def kept_step(owner: object, name: str, number: int, make: Callable[[], _Step]) -> _Step:
-    """The step of an object, which keeps it as long as it lives.
+    """Return the step of an object, which keeps it as long as it lives.
 
     Args:
         owner: The object.

@@ -290,7 +290,7 @@ class ParallelStep(PlannedStep):
         return self._executable(*self._taken_apart(args, kwargs)).fidelity()
 
     def stats(self) -> dict[str, float | tuple[float, ...]]:
-        """What is known of the last step's programs: seconds, bytes.
+        """Return what is known of the last step's programs: seconds, bytes.
 
         A pipeline adds `bytes_between_meshes` of a step, and of its last *measured* step
         `measured_step_s`, `bubble_share`, and for each mesh `busy_s` and `exposed_s`, the seconds
@@ -353,7 +353,7 @@ class ParallelStep(PlannedStep):
     def _one_program(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], refusal: str
     ) -> PlannedProgram:
-        """The plan of a step that is one program, or an error before anything is planned."""
+        """Return the plan of a step that is one program, or an error before anything is planned."""
         if not has_stages(self._request.method):
             planned = self._plan(*self._taken_apart(args, kwargs))
             if isinstance(planned, PlannedProgram):
@@ -371,7 +371,7 @@ class ParallelStep(PlannedStep):
         return self._executables[key]
 
     def _executable_for_state(self, state: PyTree) -> tuple[StepExecutable, int]:
-        """A step that takes such a state, and the position of the state's first leaf."""
+        """Return a step that takes such a state, and the position of the state's first leaf."""
         wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
         for key, planned in self._planned.items():
             user = planned.user

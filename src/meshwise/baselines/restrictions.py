@@ -27,7 +27,7 @@ ALL_REDUCE_ONLY = frozenset((ALL_TO_ALL, "all-gather", "reduce-scatter"))
 
 
 def split_largest(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
-    """The largest dim that all axes together divide is split; else each axis finds its own dim."""
+    """Return a layout with the largest dim split that all axes divide, or else each axis its own."""
     order = sorted(range(len(shape)), key=lambda d: (-shape[d], d))
     total = math.prod(sizes[a] for a in axes)
     for d in order:
@@ -70,7 +70,7 @@ def operator_paths(graph: Graph, path: OperatorPath = ()) -> list[tuple[Operator
 def _over_batch(
     graph: Graph, mesh: LogicalMesh, info: InputInfo, axes: Sequence[int]
 ) -> dict[OperatorPath, AllowedChoices]:
-    """Operators that decide alone run over the batch along `axes`, and are not split otherwise."""
+    """Return the choices of operators that decide alone: over the batch along `axes`, or none."""
     found = batch_loops(graph, info.batch_dims)
     return {
         path: tuple(

@@ -238,7 +238,7 @@ def layout_table(state: TrainState) -> Table:
 
 
 def plan_table(plan: Plan, plan_s: float) -> Table:
-    """What the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
+    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
     table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
     best = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
     replicated = plan.replicated
@@ -262,7 +262,7 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
 
 
 def pipeline_table(plan: Plan, plan_s: float) -> Table:
-    """What the plan of a pipeline promises for a step, stage by stage."""
+    """Return what the plan of a pipeline promises for a step, stage by stage."""
     title = (
         f"plan, found in {plan_s:.1f} s: {len(plan.stages)} stages, {plan.num_microbatches} "
         f"micro-batches, schedule {plan.schedule}; predicted {seconds_text(plan.step_time_s)} a "

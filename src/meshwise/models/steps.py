@@ -57,7 +57,7 @@ class ModelStep:
 def model_step(
     config: Config, rows: int, tx: optax.GradientTransformation | None = None
 ) -> ModelStep:
-    """The training step of a configuration; next tokens, masked tokens, classes or noise.
+    """Return the training step of a configuration; next tokens, masked tokens, classes or noise.
 
     Args:
         config: The configuration of any model.

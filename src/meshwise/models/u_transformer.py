@@ -186,7 +186,7 @@ class Transformer(nn.Module):
 
 
 def _double(image: jax.Array) -> jax.Array:
-    """Each point becomes four."""
+    """Return an image in which each point became four."""
     return jnp.repeat(jnp.repeat(image, 2, axis=1), 2, axis=2)
 
 

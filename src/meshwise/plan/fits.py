@@ -67,7 +67,7 @@ class MeshBytes:
     splits_backward: bool = False
 
     def peak(self) -> int:
-        """Bytes of a device when it holds most."""
+        """Return the bytes of a device when it holds most."""
         most = held = sum(stage.resident for stage in self.stages.values())
         for number, kind in self.tasks:
             stage = self.stages[number]
@@ -83,7 +83,7 @@ class MeshBytes:
 
 
 def local_bytes(tensor: Tensor, layout: Layout, sizes: Sequence[int]) -> int:
-    """Bytes of one device's part of a tensor.
+    """Return the bytes of one device's part of a tensor.
 
     Args:
         tensor: The tensor.

@@ -165,7 +165,7 @@ def _check(request: PlanRequest) -> None:
 
 
 def _homes(step: OpenStep, plan: Plan) -> list[ArgumentHome | None]:
-    """Where each flat argument lives; None for those that follow none."""
+    """Return where each flat argument lives; None for those that follow none."""
     # By shape and the end of the path, which they must share.  What several stages have, as a tied
     # embedding, has its home on the first of them.
     there: dict[object, list[tuple[str, tuple[int, Layout]]]] = {}

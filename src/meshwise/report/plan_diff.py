@@ -235,7 +235,7 @@ def _by_layer(plan: Plan) -> dict[int, Layouts]:
 
 
 def _specs(layer: Layer, stage: Stage) -> Layouts:
-    """A layout with the sizes of the axes that it uses; other sizes are another layout."""
+    """Return a layout with the sizes of the axes that it uses; other sizes are another layout."""
     found: Layouts = {}
     for position, item in enumerate(layer.arguments):
         axes = [a for axes in item.layout.dims for a in axes]
@@ -251,7 +251,7 @@ def _dense(first: Stage | None, second: Stage | None) -> list[Difference]:
 
 
 def _ways(stage: Stage | None) -> dict[str, str]:
-    """How the operators of each source line run."""
+    """Return how the operators of each source line run."""
     found: dict[str, list[str]] = {}
     for item in stage.dense if stage else ():
         assert stage is not None

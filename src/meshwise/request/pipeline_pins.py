@@ -213,7 +213,7 @@ def layout_value(text: str, value: str) -> Pin:
 
 
 def resolved(pins: Sequence[PipelinePin], num_layers: int) -> tuple[PipelinePin, ...]:
-    """Pins of stages by number as pins of the stage that holds some layer.
+    """Return the pins of stages by number as pins of the stage that holds some layer.
 
     Args:
         pins: What is fixed.
@@ -245,7 +245,7 @@ def resolved(pins: Sequence[PipelinePin], num_layers: int) -> tuple[PipelinePin,
 
 
 def _known_stages(pins: Sequence[PipelinePin], num_layers: int) -> dict[int, int]:
-    """A layer of each stage whose layers are known, by the stage's number."""
+    """Return a layer of each stage whose layers are known, by the stage's number."""
     known = {0: 0, -1: num_layers - 1}
     ranges = sorted({r for p in pins if p.stage is not None for r in p.stage.ranges})
     end = 0

@@ -71,7 +71,7 @@ class Checkpoints:
         return self.path(step)
 
     def path(self, step: int) -> Path:
-        """The folder of a checkpoint."""
+        """Return the folder of a checkpoint."""
         return self._folder / str(step)
 
     def restore(self, like: TrainState) -> tuple[TrainState, History]:

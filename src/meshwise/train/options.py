@@ -75,11 +75,11 @@ class TrainOptions:
         return 1 if self.stages is None else "auto"
 
     def gpt(self) -> GptConfig:
-        """The model: the named size, on bytes, with as many positions as `seq`."""
+        """Return the model: the named size, on bytes, with as many positions as `seq`."""
         return gpt_config(self.model, vocab_size=BYTES, seq_len=self.seq, dropout=self.dropout)
 
     def identity(self) -> dict[str, object]:
-        """What must not change when a run is resumed, or its losses would be others.
+        """Return what must not change when a run is resumed, or its losses would be others.
 
         Method, cluster, mesh, stages, schedule, micro-batches and memory may change: they do not
         change the meaning.

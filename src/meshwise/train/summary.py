@@ -88,7 +88,7 @@ class TrainSummary:
 
 
 def total_bytes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Bytes by kind of collective, all stages together."""
+    """Return the bytes by kind of collective, all stages together."""
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part)

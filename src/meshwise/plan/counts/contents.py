@@ -134,7 +134,7 @@ def dense_sites(graph: Graph, decision: GraphDecision) -> tuple[tuple[Site, ...]
 def dense_operators(
     graph: Graph, decision: GraphDecision, mesh: LogicalMesh, moves: Communication
 ) -> tuple[DenseOperator, ...]:
-    """A record for each group of `dense_sites`.  Trip counts of loops are multiplied in."""
+    """Return a record for each group of `dense_sites`.  Trip counts of loops are multiplied in."""
     return tuple(_record(sites, mesh, moves) for sites in dense_sites(graph, decision))
 
 

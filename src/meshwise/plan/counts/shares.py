@@ -64,7 +64,7 @@ NO_COMMUNICATION = Communication()
 
 
 def scopes(graph: Graph, decision: GraphDecision) -> Iterator[DecidedScope]:
-    """The graph and all bodies inside, outer ones first."""
+    """Yield the graph and all bodies inside, outer ones first."""
     arguments = {ident: position for position, ident in enumerate(graph.inputs)}
     scope = DecidedScope(path=(), graph=graph, decision=decision, times=1, arguments=arguments)
     yield from _with_inner(scope)

@@ -28,7 +28,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
-    """Lines of a table, at most `WIDTH` wide; the widest text columns give way.
+    """Return the lines of a table, at most `WIDTH` wide; the widest text columns give way.
 
     Args:
         header: Name of each column.

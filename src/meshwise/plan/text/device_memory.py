@@ -117,7 +117,7 @@ class MemoryCheck:
         return [line.replace("\u00a0", " ") for line in lines] + textwrap.wrap(self.remedy, WIDTH)
 
     def data(self) -> dict[str, Json]:
-        """The fields `fits` and `too_large` of JSON forms."""
+        """Return the fields `fits` and `too_large` of JSON forms."""
         return {
             "fits": self.fits,
             "too_large": [

@@ -193,7 +193,7 @@ def _dense(stage: Stage) -> list[str]:
 
 
 def _collectives(plan: PlanRecord) -> list[str]:
-    """Sums by kind and axes, dearest first."""
+    """Return the sums by kind and axes, dearest first."""
     sums = collective_sums(plan.collectives, [stage.mesh for stage in plan.stages])
     ordered = sorted(sums.items(), key=lambda entry: (-entry[1][2], entry[0]))
     rows = [

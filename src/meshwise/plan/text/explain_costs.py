@@ -104,7 +104,7 @@ def _signed(seconds: float) -> str:
 
 
 def memory(plan: PlanRecord) -> list[str]:
-    """What more memory would save."""
+    """Return what more memory would save."""
     price = plan.memory_price
     assert price is not None
     saved_s = plan.step_time_s - price.step_time_s

@@ -76,7 +76,7 @@ class LayerKind:
 
 
 def sharding_section(plan: Plan) -> str:
-    """The section of the page."""
+    """Return the section of the page."""
     kinds = _kinds(plan)
     if plan.schedule == ONE_PROGRAM:
         (kind,) = kinds
@@ -117,7 +117,7 @@ def _kinds(plan: Plan) -> list[LayerKind]:
 
 
 def _inputs(layers: Sequence[Layer]) -> list[tuple[str, tuple[int, ...], Layout]]:
-    """The inputs of layers that differ at most in the numbers of their names."""
+    """Return the inputs of layers that differ at most in the numbers of their names."""
     if len(layers) == 1:
         return _together(layers[0])
     names = zip(*([x.name for x in layer.arguments] for layer in layers), strict=True)
@@ -187,7 +187,7 @@ def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Shown
 
 
 def _strip(plan: Plan, kinds: Sequence[LayerKind]) -> str:
-    """Every layer in order, in the colour of its stage, with the letter of its kind."""
+    """Return every layer in order, in the colour of its stage, with the letter of its kind."""
     letter = {layer: kind.letters for kind in kinds for _, layer in kind.places}
     total = plan.stages[-1].last_layer + 1
     each = min(46.0, WIDTH / total)
@@ -239,7 +239,7 @@ def _tensors(kind: LayerKind) -> str:
 
 
 def axes_legend(mesh: LogicalMesh) -> str:
-    """The axes of a mesh with their colours."""
+    """Return the axes of a mesh with their colours."""
     keys = [
         (AXIS_COLOURS[k % len(AXIS_COLOURS)], f"axis {axis.name} of {axis.size}")
         for k, axis in enumerate(mesh.axes)
@@ -249,7 +249,7 @@ def axes_legend(mesh: LogicalMesh) -> str:
 
 
 def tensor_table(tensors: Sequence[ShownTensor], mesh: LogicalMesh) -> str:
-    """A row for each tensor; copies that all of them have are named once, above."""
+    """Return a row for each tensor; copies that all of them have are named once, above."""
     every = {t.heads for t in tensors}
     note = ""
     if len(every) == 1 and tensors[0].heads:
@@ -285,7 +285,7 @@ def _share(layout: Layout, mesh: LogicalMesh) -> str:
 
 
 def _glyph(tensor: ShownTensor, mesh: LogicalMesh) -> str:
-    """The tensor as a box cut into tiles, the first of them filled."""
+    """Return the tensor as a box cut into tiles, the first of them filled."""
     parts = [math.prod(mesh.sizes[a] for a in axes) for axes in tensor.layout.dims]
     columns = parts[-1] if parts else 1
     rows = math.prod(parts[:-1])

@@ -21,7 +21,7 @@ _HEADER = (
 
 
 def stage_table(plan: Plan, simulation: Simulation) -> str:
-    """The section of the page."""
+    """Return the section of the page."""
     predicted = plan_memory(plan).too_large
     rows = [_row(plan, simulation, k, predicted) for k in range(len(plan.stages))]
     return (
