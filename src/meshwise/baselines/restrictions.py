@@ -27,7 +27,7 @@ ALL_REDUCE_ONLY = frozenset((ALL_TO_ALL, "all-gather", "reduce-scatter"))
 
 
 def split_largest(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
-    """Return a layout with the largest dim split that all axes divide, or else each axis its own."""
+    """Return a layout that splits the largest dim that all axes divide, or else several dims."""
     order = sorted(range(len(shape)), key=lambda d: (-shape[d], d))
     total = math.prod(sizes[a] for a in axes)
     for d in order:

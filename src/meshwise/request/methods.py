@@ -59,8 +59,8 @@ class Auto:
         seed: Seed of the solver.
         stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
             which is planned as a whole and faster.
-        schedule: Schedule of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
-            transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
+        schedule: Schedule of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to
+            hide transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
             "zero-bubble-h1", which computes gradients of weights later, or "1f1b-delayed" and
             "eager-1f1b-delayed", which do so as late as covers transfers; "all" for the fastest
             of them by simulation.
