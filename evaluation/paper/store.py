@@ -21,6 +21,7 @@ _DECIDING = (
 _DECIDING_FILES = (
     _PACKAGE / "planner/pipeline.py",
     _EVALUATION / "steps.py",
+    *sorted((_EVALUATION / "baselines").glob("*.py")),
     *(_EVALUATION / "paper" / name for name in ("methods.py", "work.py", "ablations.py")),
     _EVALUATION / "paper" / "cut_rules.py",
 )
