@@ -32,7 +32,7 @@ class IntraOp:
             and two axes.
         objective: "time", or "alpa": the paper's, communication only.
         time_limit_s: For the solver, for each view.
-        seed: Seed of the solver.
+        seed: Of the solver.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -56,11 +56,11 @@ class Auto:
 
     Attributes:
         time_limit_s: For the solver, for each view of a mesh.
-        seed: Seed of the solver.
+        seed: Of the solver.
         stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
             which is planned as a whole and faster.
-        schedule: Schedule of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to
-            hide transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
+        schedule: Of the pipeline: "1f1b", "eager-1f1b", which holds more micro-batches to hide
+            transfers, "gpipe", "interleaved-1f1b", in which each mesh has two stages,
             "zero-bubble-h1", which computes gradients of weights later, or "1f1b-delayed" and
             "eager-1f1b-delayed", which do so as late as covers transfers; "all" for the fastest
             of them by simulation.

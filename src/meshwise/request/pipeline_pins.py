@@ -162,7 +162,8 @@ def _ranges(text: str, value: object) -> tuple[tuple[int, int], ...]:
 def _schedule(text: str, value: object) -> Schedule:
     if isinstance(value, Schedule):
         return value
-    if not isinstance(value, str) or value not in CHOICES:
+    value = str(value)
+    if value not in CHOICES:
         raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(CHOICES)}")
     if CHOICES[value].chunks > 1:
         raise PinError(

@@ -35,7 +35,7 @@ class TrainOptions:
         microbatches: Parts of the batch that run one after the other, or `auto`; None for one on
             one mesh, and for `auto` in a pipeline.
         stages: Stages of a pipeline, or `auto`; None for one mesh.
-        schedule: Schedule of the pipeline, as `mw.Auto` has it; None for its default.
+        schedule: Of the pipeline, as `mw.Auto` has it; None for its default.
         memory_bytes: Limit of one device; None for what the cluster says.
         cluster: What is planned for; None for the built-in description of the devices.
         measure: Whether one step is timed mesh by mesh; only for a pipeline.
