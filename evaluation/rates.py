@@ -9,7 +9,7 @@ from meshwise.cluster.spec import Cluster
 
 
 def with_rate(cluster: Cluster, dtype: str, flop_per_s: float, why: str) -> Cluster:
-    """The cluster, with another reached rate of dense products of one dtype.
+    """Return the cluster, with another reached rate of dense products of one dtype.
 
     Args:
         cluster: Any cluster.

@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from meshwise.baselines.pipeline.block_layers import block_ranges
+from evaluation.baselines.block_layers import block_ranges
 from meshwise.models.mixed_precision import with_master_copy
 from meshwise.models.moe import MoeConfig
 from meshwise.models.steps import Config, model_step
@@ -36,7 +36,7 @@ def optimizer_of(config: Config) -> optax.GradientTransformation:
 
 
 def layers_of_model(config: Config, rows: int, *, blocks: bool) -> tuple[Layering, float]:
-    """A training step as layers, and the FLOP of its forward pass.
+    """Return a training step as layers, and the FLOP of its forward pass.
 
     Args:
         config: The model.

@@ -94,7 +94,7 @@ ONE_TO_MANY: Sequence[Case] = tuple(
 
 
 def random_case(number: int) -> Case:
-    """A case like the nine: up to 4 hosts of up to 4 devices, any layouts, any dims.
+    """Return a case like the nine: up to 4 hosts of up to 4 devices, any layouts, any dims.
 
     Args:
         number: Which one; equal numbers give equal cases.

@@ -112,7 +112,7 @@ def _flows(
     ends: Sequence[tuple[Stage, Layout]],
     num_bytes: int,
 ) -> tuple[Flow, ...]:
-    """What one micro-batch moves between hosts, by its best plan.
+    """Return what one micro-batch moves between hosts, by its best plan.
 
     The hops from one host to another are one flow.  All begin at once and share the network cards;
     what stays inside a host is left out.
@@ -155,7 +155,7 @@ def _mesh(cluster: Cluster, stage: Stage) -> LogicalMesh:
 def _task_costs(
     costs: Sequence[StageCost], boundaries: Sequence[StageBoundary], rate: float
 ) -> TaskCosts:
-    """Seconds of the slowest task of each kind, and of the longest transfer alone."""
+    """Return the seconds of the slowest task of each kind, and of the longest transfer alone."""
     longest_s = 0.0
     for flows in (f for b in boundaries for f in (b.forward, b.backward)):
         ports: dict[tuple[str, int], float] = {}

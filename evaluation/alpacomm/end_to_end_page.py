@@ -58,7 +58,7 @@ _DIFFERENCES = (
 
 
 def simulated_runs(planned: Sequence[PlannedStages]) -> dict[tuple[str, str], Timeline]:
-    """All ways of all pipelines."""
+    """Return all ways of all pipelines."""
     return {(p.setting, name): run_way(p, way) for p in planned for name, way in WAYS.items()}
 
 

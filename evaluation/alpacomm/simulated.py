@@ -11,7 +11,7 @@ from meshwise.simulate.actions import Flow, HostLinks
 
 
 def dependent_flows(plan: CrossMeshPlan) -> list[DependentFlow]:
-    """The hops of a plan.
+    """Return the hops of a plan.
 
     A host sends its boxes in the order of the plan, each when the one before has left, and takes
     them in that order, each when the one before has come.

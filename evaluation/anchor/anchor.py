@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evaluation.baselines.layer_costs import MethodCosts
+from evaluation.baselines.megatron import megatron_candidate
+from evaluation.baselines.megatron_grid import MegatronPoint
+from evaluation.baselines.result import Candidate, Refused
+from evaluation.baselines.simulated import simulate
 from evaluation.rates import first_devices, with_rate
 from evaluation.steps import HALF, layers_of_model
-from meshwise.baselines.layer_costs import MethodCosts
-from meshwise.baselines.pipeline.megatron import megatron_candidate
-from meshwise.baselines.pipeline.megatron_grid import MegatronPoint
-from meshwise.baselines.pipeline.result import Candidate, Refused
-from meshwise.baselines.pipeline.simulated import simulate
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.search.search_space import SearchOptions
@@ -90,7 +90,7 @@ def alpa_run(layers: Layering, step_flop: float, flop_per_s: float) -> Simulated
 
 
 def rate_of_products(layers: Layering, step_flop: float) -> float:
-    """The rate in FLOP/s at which Megatron-LM's simulated step takes as long as it took."""
+    """Return the rate in FLOP/s at which Megatron-LM's simulated step takes as long as it took."""
     low, high = float(MEGATRON_FLOP_PER_S), 2.0 * MEGATRON_FLOP_PER_S
     seconds = {rate: _step_s(layers, step_flop, rate) for rate in (low, high)}
     for _ in range(_LONGEST_SEARCH):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from evaluation.baselines.restricted_stages import with_cuts
 from evaluation.paper.cut_rules import equal_count, equal_operators_in_layers
-from meshwise.baselines.pipeline.restricted_stages import with_cuts
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.stages.stage_construction import EPSILON_S, Mode, StagePlan

@@ -44,7 +44,7 @@ class _Names(click.ParamType[Any]):
         self.known = known
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The names, checked."""
+        """Return the names, checked."""
         if isinstance(value, tuple):
             return value
         names = tuple(name.strip() for name in value.split(","))

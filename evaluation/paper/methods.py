@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from evaluation.baselines.deciders import DECIDERS, Decider
+from evaluation.baselines.megatron import megatron_lm
+from evaluation.baselines.result import BaselineResult
 from evaluation.paper.ablations import equal_layer, equal_operator
 from evaluation.paper.result import Answer, StageRow
 from evaluation.paper.ways import seconds_by_way
-from meshwise.baselines.pipeline.deciders import DECIDERS, Decider
-from meshwise.baselines.pipeline.megatron import megatron_lm
-from meshwise.baselines.pipeline.result import BaselineResult
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -61,7 +61,7 @@ def _ours(work: Work, report: Report) -> Answer:
 
 
 def _stages(count: int) -> Method:
-    """The search with so many stages; with one, layers are planned as freely as in ours."""
+    """Return the search with so many stages; with one, layers are planned as freely as in ours."""
 
     def method(work: Work, report: Report) -> Answer:
         return _searched(work, dataclasses.replace(work.options, num_stages=count), report)
@@ -156,7 +156,7 @@ def _of_baseline(found: BaselineResult) -> Answer:
 
 
 def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
-    """The same search, but a rule says where stages begin."""
+    """Return the same search, but a rule says where stages begin."""
 
     def method(work: Work, report: Report) -> Answer:
         try:
@@ -187,7 +187,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 def is_above(ours: Answer, other: Answer, tolerance: float = 1e-6) -> bool:
-    """Whether ours takes longer than a plan of another method that fits."""
+    """Return whether ours takes longer than a plan of another method that fits."""
     return math.isfinite(other.step_time_s) and ours.step_time_s > other.step_time_s * (
         1 + tolerance
     )

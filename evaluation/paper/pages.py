@@ -77,7 +77,7 @@ def _plans(figure: Figure, results: Results) -> list[str]:
 
 
 def index_page(results: Results) -> str:
-    """What there is, what is missing, and where ours is above another method."""
+    """Return what there is, what is missing, and where ours is above another method."""
     rows = [
         (
             f"[{f.title}]({f.name}.md)",

@@ -22,7 +22,7 @@ Report = Callable[[str], object]
 
 
 def result_key(setting: Setting, method: str) -> str:
-    """What the result of a method in a setting depends on."""
+    """Return what the result of a method in a setting depends on."""
     return key_of(
         setting.config,
         setting.cluster,
@@ -36,7 +36,7 @@ def result_key(setting: Setting, method: str) -> str:
 def run(
     setting: Setting, methods: Sequence[str], store: Store, report: Report = lambda _: None
 ) -> Generator[Result]:
-    """The results of methods in a setting; each is saved as soon as it is there.
+    """Yield the results of methods in a setting; each is saved as soon as it is there.
 
     Args:
         setting: What is planned.
@@ -79,7 +79,7 @@ def run(
 
 
 def _work(setting: Setting) -> Work | str:
-    """What is to be planned, or why it cannot be cut into layers."""
+    """Return what is to be planned, or why it cannot be cut into layers."""
     try:
         with collection_paused():
             layers, flop = layers_of_model(setting.config, setting.batch, blocks=setting.blocks)

@@ -21,6 +21,7 @@ _DECIDING = (
 _DECIDING_FILES = (
     _PACKAGE / "planner/pipeline.py",
     _EVALUATION / "steps.py",
+    *sorted((_EVALUATION / "baselines").glob("*.py")),
     *(_EVALUATION / "paper" / name for name in ("methods.py", "work.py", "ablations.py")),
     _EVALUATION / "paper" / "cut_rules.py",
 )
@@ -56,7 +57,7 @@ class Store:
         self.folder = folder
 
     def find(self, setting: str, method: str, key: str) -> Result | None:
-        """The result of a key; None if it is not there."""
+        """Return the result of a key; None if it is not there."""
         file = self._file(setting, method)
         found = _read(file) if file.exists() else None
         return found if found is not None and found.key == key else None
@@ -69,7 +70,7 @@ class Store:
         return file
 
     def all(self) -> tuple[Result, ...]:
-        """Every result, also of other code; files that are none are passed over."""
+        """Return every result, also of other code; files that are none are passed over."""
         files: Iterable[Path] = sorted(self.folder.glob("*.json"))
         return tuple(found for file in files if (found := _read(file)) is not None)
 

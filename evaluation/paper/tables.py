@@ -23,7 +23,7 @@ def by_name(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """Return a table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -78,7 +78,7 @@ def _cell(text: str) -> str:
 
 
 def planning_table(figure: Figure, results: Results) -> str:
-    """Seconds to plan."""
+    """Return the seconds to plan."""
     rows: list[tuple[str, ...]] = []
     for s in figure.settings:
         for m in figure.methods:
@@ -135,7 +135,7 @@ def margins(figure: Figure, results: Results) -> list[tuple[str, str, float]]:
 
 
 def defects(results: Results) -> list[str]:
-    """Where a method has a plan that is simulated faster than ours: none is allowed.
+    """Return where a method has a plan that is simulated faster than ours: none is allowed.
 
     Results are compared where both tried the same numbers of micro-batches.
     """

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from evaluation.baselines.deciders import DECIDERS
+from evaluation.baselines.megatron import megatron_lm
 from evaluation.paper.ablations import equal_layer
 from layered import gpt_layers, moe_layers, options, perceptron_layers
 
 import meshwise as mw
-from meshwise.baselines.pipeline.deciders import DECIDERS
-from meshwise.baselines.pipeline.megatron import megatron_lm
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.search.search import search
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from evaluation.baselines.block_layers import Body
+from evaluation.baselines.megatron_grid import chunk_ranges, megatron_grid, stage_kind
 
 import meshwise as mw
-from meshwise.baselines.pipeline.block_layers import Body
-from meshwise.baselines.pipeline.megatron_grid import chunk_ranges, megatron_grid, stage_kind
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 TWO = mw.Cluster.virtual("2x p3.16xlarge")

@@ -112,6 +112,10 @@ def test_the_graph_of_a_model_reads_back(name: str) -> None:
     assert len(text.splitlines()) >= len(graph.operators) + len(graph.inputs) + 2
 
 
+def test_a_graph_reads_as_its_golden_file(golden) -> None:
+    golden("graphs/perceptron.txt", graph_text(perceptron(2, 8, 4)))
+
+
 def test_an_operator_is_one_line_that_can_be_read() -> None:
     assert graph_text(perceptron(1, 8, 4)).splitlines()[4] == (
         '%3 float32[8,4] = dot_general(%1, %0) {"flop": 256.0, "heavy": true, "where": '

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from doubles.layer_stacking import stack_layers
 from meshwise.models.bert import Bert, BertConfig
-from meshwise.models.layer_stacking import stack_layers
 from meshwise.models.losses import masked_mean_cross_entropy
 from meshwise.models.sizes.bert_sizes import bert_config, forward_flop, num_parameters
 from models.counting import count, dense_flop, random_params

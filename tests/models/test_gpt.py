@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from doubles.layer_stacking import stack_layers, unstack_layers
 from meshwise.models.gpt import Gpt, GptConfig
-from meshwise.models.layer_stacking import stack_layers, unstack_layers
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.sizes.gpt_sizes import (
     forward_flop,

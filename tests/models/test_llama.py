@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.models.layer_stacking import stack_layers
+from doubles.layer_stacking import stack_layers
 from meshwise.models.llama import Attention, Llama, LlamaConfig, rotate
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.sizes.llama_sizes import (

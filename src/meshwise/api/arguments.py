@@ -33,12 +33,12 @@ class ArgumentOptions:
     """What a user says of the arguments, of the right types but not yet held against a call.
 
     Attributes:
-        name: Of the step, for messages.
+        name: Name of the step, for messages.
         parameters: Positional parameters of the step; None if Python cannot tell.
-        batch_argnums: As given.
-        batch_dims: As given.
-        static_argnums: As given.
-        donate_argnums: As given.
+        batch_argnums: Numbers of the batch arguments, as given.
+        batch_dims: Their batch dims, as given.
+        static_argnums: Numbers of the compile-time constants, as given.
+        donate_argnums: Numbers of the arguments whose buffers may be reused, as given.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ArgumentSlot:
 
     @property
     def label(self) -> str:
-        """As `argument 1 (batch)`."""
+        """What messages call it, as `argument 1 (batch)`."""
         return f"argument {self.position}" + (f" ({self.name})" if self.name else "")
 
 
@@ -161,16 +161,10 @@ def argument_options(
     Raises:
         TraceError: an argument has the wrong type.
     """
-    try:
-        parameters = tuple(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        positional = None
-    else:
-        positional = tuple(p for p in parameters if p.kind in _POSITIONAL)
     donate = donate_argnums
     return ArgumentOptions(
         name=step_name(fun),
-        parameters=positional,
+        parameters=positional_parameters(fun),
         batch_argnums=_numbers("batch_argnums", batch_argnums),
         batch_dims=batch_dims,
         static_argnums=_numbers("static_argnums", static_argnums),
@@ -180,6 +174,15 @@ def argument_options(
             else _numbers("donate_argnums", donate, ", or 'auto'")
         ),
     )
+
+
+def positional_parameters(fun: Callable[..., PyTree]) -> tuple[inspect.Parameter, ...] | None:
+    """Return the positional parameters of a function; None if Python cannot tell."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return tuple(p for p in parameters if p.kind in _POSITIONAL)
 
 
 def bind(options: ArgumentOptions, num_args: int, keywords: tuple[str, ...]) -> Binding:
@@ -296,7 +299,7 @@ def _slots(
 def _resolved(
     option: str, numbers: tuple[int, ...], options: ArgumentOptions, slots: tuple[ArgumentSlot, ...]
 ) -> tuple[int, ...]:
-    """Numbers counted from the front; a negative one counts from the end of the call."""
+    """Return the numbers counted from the front; a negative one counts from the end of the call."""
     passed = 1 + slots[-1].position if slots else 0
     takes = max(passed, len(options.parameters or ()))
     found: list[int] = []
@@ -334,7 +337,7 @@ def _dims_of_each(options: ArgumentOptions, count: int) -> tuple[PyTree, ...]:
 
 
 def _numbers(option: str, value: Any, or_else: str = "") -> tuple[int, ...]:
-    """An int or a sequence of ints as a tuple."""
+    """Return an int or a sequence of ints as a tuple."""
     entries: Any = value if isinstance(value, (list, tuple, range)) else (value,)
     try:
         if any(isinstance(entry, bool) for entry in entries):
@@ -359,7 +362,7 @@ def _check_hashable(name: str, slot: ArgumentSlot, value: object) -> None:
 
 
 def check_num_microbatches(value: object) -> int | Literal["auto"]:
-    """The number of micro-batches as an int, or "auto".
+    """Return the number of micro-batches as an int, or "auto".
 
     Raises:
         TraceError: it is neither.

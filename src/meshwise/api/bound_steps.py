@@ -22,11 +22,11 @@ class _Kept(Generic[_Step]):
 
 
 def kept_step(owner: object, name: str, number: int, make: Callable[[], _Step]) -> _Step:
-    """The step of an object, which keeps it as long as it lives.
+    """Return the step of an object, which keeps it as long as it lives.
 
     Args:
         owner: The object.
-        name: Of the step.
+        name: Name of the step.
         number: Tells apart steps of one name.
         make: Makes the step at the first call.
 

@@ -40,7 +40,7 @@ class StatePlace(NamedTuple):
 
 
 def state_place(binding: Binding) -> StatePlace:
-    """The first argument that is neither static nor batch data, or else the first."""
+    """Return the first argument that is neither static nor batch data, or else the first."""
     dynamic = [slot.position for slot in binding.slots if slot.position not in binding.static]
     batch = binding.signature.batch_argnums
     order = next((k for k in range(len(dynamic)) if k not in batch), 0)
@@ -60,13 +60,13 @@ def born_sharded(
     wanted: Sequence[NamedSharding | None],
     tree: PyTree,
 ) -> PyTree:
-    """What a function makes, each leaf where it lives: no device holds more than its share.
+    """Return what a function makes, each leaf where it lives: no device holds more than its share.
 
     Args:
         fun: Makes the state.
         args: Its arguments.
         wanted: Sharding of each leaf; None for one that may lie anywhere.
-        tree: Of what it makes.
+        tree: Tree of what it makes.
     """
     groups: dict[object, list[int]] = {}
     for n, sharding in enumerate(wanted):

@@ -27,7 +27,7 @@ class Cluster(spec.Cluster):
 
     @classmethod
     def local(cls) -> spec.Cluster:
-        """The devices that this process sees; see `local_cluster`.
+        """Return the devices that this process sees; see `local_cluster`.
 
         Raises:
             ClusterError: the accelerator is not in the catalog.
@@ -62,7 +62,7 @@ def local_cluster() -> spec.Cluster:
 
 
 def check_cluster(cluster: object) -> spec.Cluster:
-    """The cluster, if it is one.
+    """Return the cluster, if it is one.
 
     Raises:
         ClusterError: it is the text, the file or the number of devices that is meant.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from meshwise.api.arguments import (
     ArgumentOptions,
     Binding,
     Call,
-    argument_options,
     bind,
+    positional_parameters,
     step_name,
 )
 from meshwise.api.bound_steps import kept_step
@@ -63,7 +64,7 @@ class ParallelStep(PlannedStep):
         update_wrapper(self, fun)
 
     def __get__(self, instance: object, owner: type | None = None) -> ParallelStep:
-        """As a method: a step of the object, which is a constant of the step, not an argument.
+        """Return the step of an object, which is a constant of the step, not an argument.
 
         Numbers of arguments count without `self`.  Each object has a step of its own, which it
         keeps as long as it lives.
@@ -81,18 +82,8 @@ class ParallelStep(PlannedStep):
 
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
-        options = self._options
-        return ParallelStep(
-            fun,
-            self._request,
-            argument_options(
-                fun,
-                batch_argnums=options.batch_argnums,
-                batch_dims=options.batch_dims,
-                static_argnums=options.static_argnums,
-                donate_argnums=options.donate_argnums,
-            ),
-        )
+        options = replace(self._options, parameters=positional_parameters(fun))
+        return ParallelStep(fun, self._request, options)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
@@ -299,7 +290,7 @@ class ParallelStep(PlannedStep):
         return self._executable(*self._taken_apart(args, kwargs)).fidelity()
 
     def stats(self) -> dict[str, float | tuple[float, ...]]:
-        """What is known of the last step's programs: seconds, bytes.
+        """Return what is known of the last step's programs: seconds, bytes.
 
         A pipeline adds `bytes_between_meshes` of a step, and of its last *measured* step
         `measured_step_s`, `bubble_share`, and for each mesh `busy_s` and `exposed_s`, the seconds
@@ -362,7 +353,7 @@ class ParallelStep(PlannedStep):
     def _one_program(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], refusal: str
     ) -> PlannedProgram:
-        """The plan of a step that is one program, or an error before anything is planned."""
+        """Return the plan of a step that is one program, or an error before anything is planned."""
         if not has_stages(self._request.method):
             planned = self._plan(*self._taken_apart(args, kwargs))
             if isinstance(planned, PlannedProgram):
@@ -380,7 +371,7 @@ class ParallelStep(PlannedStep):
         return self._executables[key]
 
     def _executable_for_state(self, state: PyTree) -> tuple[StepExecutable, int]:
-        """A step that takes such a state, and the position of the state's first leaf."""
+        """Return a step that takes such a state, and the position of the state's first leaf."""
         wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
         for key, planned in self._planned.items():
             user = planned.user

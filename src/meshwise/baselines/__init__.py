@@ -1,5 +1,6 @@
-"""Other deciders over the same costs: what the planner is compared with.
+"""Other deciders over the same costs: what the planner of one mesh is compared with.
 
-`methods.plan_baseline` plans one mesh by name, `search` is the search over logical meshes;
-`layer_costs` plans layers as a method does, and `pipeline.deciders` decides pipelines of them.
+`methods.plan_baseline` plans one mesh by name, `search` is the search over logical meshes, and
+`restrictions` says what each method takes away from the planner's space. Baselines that decide
+pipelines stand in `evaluation/baselines`, outside the package.
 """

@@ -29,7 +29,7 @@ BASELINES: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction]] 
 def restriction_of(
     method: str, graph: Graph, mesh: LogicalMesh, batch_dims: Mapping[int, int]
 ) -> Restriction:
-    """The space of plans of a method.
+    """Return the space of plans of a method.
 
     Args:
         method: Its name; anything from a parenthesis on is ignored, as in `Zero2()`.
@@ -47,7 +47,7 @@ def restriction_of(
 
 
 def loosened(restriction: Restriction) -> Restriction | None:
-    """The same with the all-gather that some steps need; None if it is allowed anyway."""
+    """Return the same with the all-gather that some steps need; None if it is allowed anyway."""
     if _ALL_GATHER not in restriction.forbid:
         return None
     return dataclasses.replace(restriction, forbid=restriction.forbid - {_ALL_GATHER})

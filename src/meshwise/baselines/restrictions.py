@@ -10,25 +10,24 @@ import math
 from collections.abc import Sequence
 
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo, batch_loops
-from meshwise.baselines.weights import expert_inputs, expert_loops, tensor_loops
+from meshwise.baselines.weights import tensor_loops
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.layout import Layout, replicated, used_axes
+from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.light import is_light
 from meshwise.graph.loops import NONE
-from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 
 _NOT_SPLIT = frozenset((NONE,))
 # What ZeRO splits.
-_STAGE_2, _STAGE_3 = frozenset((OPTIMIZER,)), frozenset((OPTIMIZER, PARAMETER))
-_ALL_TO_ALL = "all-to-all"
+STAGE_2, STAGE_3 = frozenset((OPTIMIZER,)), frozenset((OPTIMIZER, PARAMETER))
+ALL_TO_ALL = "all-to-all"
 # Nothing that is reduced is cut, nothing that is cut is put together again.
-_ALL_REDUCE_ONLY = frozenset((_ALL_TO_ALL, "all-gather", "reduce-scatter"))
+ALL_REDUCE_ONLY = frozenset((ALL_TO_ALL, "all-gather", "reduce-scatter"))
 
 
 def split_largest(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
-    """The largest dim that all axes together divide is split; else each axis finds its own dim."""
+    """Return a layout that splits the largest dim that all axes divide, or else several dims."""
     order = sorted(range(len(shape)), key=lambda d: (-shape[d], d))
     total = math.prod(sizes[a] for a in axes)
     for d in order:
@@ -44,7 +43,8 @@ def split_largest(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int
     return Layout(tuple(dims))
 
 
-def _axes(mesh: LogicalMesh) -> tuple[int, ...]:
+def split_axes(mesh: LogicalMesh) -> tuple[int, ...]:
+    """Return the axes of a mesh that have more than one device."""
     return tuple(a for a, size in enumerate(mesh.sizes) if size > 1)
 
 
@@ -57,26 +57,27 @@ def _split_dim(shape: Sequence[int], dim: int, axes: Sequence[int], sizes: Seque
     return Layout(tuple(used if d == dim else () for d in range(len(shape))))
 
 
-def _operators(graph: Graph, path: OperatorPath = ()) -> list[tuple[OperatorPath, Operator]]:
+def operator_paths(graph: Graph, path: OperatorPath = ()) -> list[tuple[OperatorPath, Operator]]:
+    """Return the operators of a graph with their paths, those of bodies after their owner."""
     out: list[tuple[OperatorPath, Operator]] = []
     for i, op in enumerate(graph.operators):
         out.append(((*path, i), op))
         for p, body in enumerate(op.bodies):
-            out += _operators(body, (*path, i, p))
+            out += operator_paths(body, (*path, i, p))
     return out
 
 
 def _over_batch(
     graph: Graph, mesh: LogicalMesh, info: InputInfo, axes: Sequence[int]
 ) -> dict[OperatorPath, AllowedChoices]:
-    """Operators that decide alone run over the batch along `axes`, and are not split otherwise."""
+    """Return the choices of operators that decide alone: over the batch along `axes`, or none."""
     found = batch_loops(graph, info.batch_dims)
     return {
         path: tuple(
             found[path] if a in axes and size > 1 else _NOT_SPLIT
             for a, size in enumerate(mesh.sizes)
         )
-        for path, op in _operators(graph)
+        for path, op in operator_paths(graph)
         if not op.bodies and not is_light(op) and path in found
     }
 
@@ -93,7 +94,7 @@ def _batch_pins(
 def _zero(
     graph: Graph, mesh: LogicalMesh, info: InputInfo, name: str, split: frozenset[str]
 ) -> Restriction:
-    axes = _axes(mesh)
+    axes = split_axes(mesh)
     pins = _batch_pins(graph, mesh, info, axes)
     for i, role in enumerate(info.roles):
         shape = graph.tensors[graph.inputs[i]].shape
@@ -105,7 +106,7 @@ def _zero(
         name=name,
         pins=pins,
         allowed=_over_batch(graph, mesh, info, axes),
-        forbid=frozenset((_ALL_TO_ALL,)),
+        forbid=frozenset((ALL_TO_ALL,)),
     )
 
 
@@ -117,18 +118,18 @@ def data_parallel(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restricti
         pins=base.pins,
         allowed=base.allowed,
         # Without them there is no sharded update.
-        forbid=_ALL_REDUCE_ONLY,
+        forbid=ALL_REDUCE_ONLY,
     )
 
 
 def zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Data parallel with optimizer state and gradients split: ZeRO stage 2."""
-    return _zero(graph, mesh, info, "Zero2", _STAGE_2)
+    return _zero(graph, mesh, info, "Zero2", STAGE_2)
 
 
 def zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Parameters split too, gathered where they are used: ZeRO stage 3."""
-    return _zero(graph, mesh, info, "Zero3", _STAGE_3)
+    return _zero(graph, mesh, info, "Zero3", STAGE_3)
 
 
 def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
@@ -147,31 +148,7 @@ def megatron(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
             if role != BATCH
         },
         allowed=_tensor_parallel(graph, mesh, info),
-        forbid=_ALL_REDUCE_ONLY,
-    )
-
-
-def megatron_sharded(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
-    """Megatron with its distributed optimizer: optimizer state split over axis 0 as well.
-
-    Gradients are reduced and scattered along axis 0 after the last micro-batch, new parameters
-    gathered; activations know all-reduce only.
-    """
-    base = megatron(graph, mesh, info)
-    sharded: dict[int, tuple[Layout, ...]] = {}
-    for i, role in enumerate(info.roles):
-        layouts = whole_layouts(graph.tensors[graph.inputs[i]], mesh.sizes)
-        split = tuple(w for w in layouts if 0 in used_axes(w))
-        if role == OPTIMIZER and mesh.sizes[0] > 1 and split:
-            sharded[i] = split
-    return Restriction(
-        name="MegatronSharded",
-        pins=base.pins,
-        input_axes={i: axes for i, axes in base.input_axes.items() if i not in sharded},
-        layouts=sharded,
-        allowed=base.allowed,
-        forbid=frozenset((_ALL_TO_ALL,)),
-        forbid_inside=_ALL_REDUCE_ONLY,
+        forbid=ALL_REDUCE_ONLY,
     )
 
 
@@ -181,7 +158,7 @@ def _tensor_parallel(
     """Axis 0 runs over the batch, the others over loops of weights or heads."""
     found = batch_loops(graph, info.batch_dims)
     allowed: dict[OperatorPath, AllowedChoices] = {}
-    for path, op in _operators(graph):
+    for path, op in operator_paths(graph):
         if op.bodies or is_light(op) or path not in found:
             continue
         rows = found[path]
@@ -196,81 +173,13 @@ def _tensor_parallel(
     return allowed
 
 
-def expert_zero2(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
-    """Experts split, all else data parallel with ZeRO stage 2: DeepSpeed's mixture of experts.
-
-    Tokens are split over all axes; each axis that divides the experts splits them, from the last
-    axis on, and tokens go to their experts and back by all-to-all.
-    """
-    return _experts(graph, mesh, info, zero2(graph, mesh, info), "ExpertZero2", _STAGE_2)
-
-
-def expert_zero3(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
-    """The same with ZeRO stage 3."""
-    return _experts(graph, mesh, info, zero3(graph, mesh, info), "ExpertZero3", _STAGE_3)
-
-
-def _experts(
-    graph: Graph,
-    mesh: LogicalMesh,
-    info: InputInfo,
-    base: Restriction,
-    name: str,
-    split: frozenset[str],
-) -> Restriction:
-    found = batch_loops(graph, info.batch_dims)
-    allowed = dict(base.allowed)
-    for path, op in _operators(graph):
-        loops = expert_loops(op, found[path]) if path in allowed and op.heavy else frozenset[int]()
-        if loops:
-            (loop,) = sorted(loops)[:1]
-            axes = _dividing(op.rule.loops[loop].size, mesh.sizes)
-            allowed[path] = tuple(
-                loops if a in axes else choices for a, choices in enumerate(allowed[path])
-            )
-    pins = dict(base.pins)
-    dims = expert_inputs(graph, info, found)
-    shapes = {i: graph.tensors[t].shape for i, t in enumerate(graph.inputs)}
-    of_shape = {shapes[i]: d for i, d in dims.items()}
-    for i, role in enumerate(info.roles):
-        # State of the optimizer has the shape of its parameter.
-        if role != BATCH and shapes[i] in of_shape:
-            d = of_shape[shapes[i]]
-            axes = _dividing(shapes[i][d], mesh.sizes)
-            # Where not all axes divide the experts, those left over are ZeRO's.
-            rest = tuple(a for a in _axes(mesh) if a not in axes) if role in split else ()
-            pins[i] = _with_experts(shapes[i], d, axes, rest, mesh.sizes)
-    return Restriction(name=name, pins=pins, allowed=allowed)
-
-
-def _with_experts(
-    shape: Sequence[int],
-    dim: int,
-    axes: tuple[int, ...],
-    rest: tuple[int, ...],
-    sizes: Sequence[int],
-) -> Layout:
-    """Experts split over `axes`, the largest other dim over `rest`."""
-    inner = split_largest([1 if x == dim else n for x, n in enumerate(shape)], rest, sizes)
-    return Layout(tuple(axes if x == dim else inner.dims[x] for x in range(len(shape))))
-
-
-def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Axes that together divide a number, the last ones first, in ascending order."""
-    axes: tuple[int, ...] = ()
-    for a in reversed(range(len(sizes))):
-        if sizes[a] > 1 and count % (math.prod(sizes[b] for b in axes) * sizes[a]) == 0:
-            axes = (a, *axes)
-    return axes
-
-
 def heuristic(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Largest dim of every input split, the rest by propagation.
 
     Source: FACTS section 6, the ablation of figure 8.
     """
     del info  # It treats all inputs alike.
-    axes = _axes(mesh)
+    axes = split_axes(mesh)
     pins = {
         i: split_largest(graph.tensors[t].shape, axes, mesh.sizes)
         for i, t in enumerate(graph.inputs)

@@ -67,7 +67,7 @@ def _reaching(graph: Graph, wanted: set[int]) -> set[int]:
 
 
 def _reaching_operands(op: Operator, structure: Structure, reaches: set[int]) -> set[int]:
-    """The same for the operands of an operator with bodies."""
+    """Return the same for the operands of an operator with bodies."""
     results = {j for j, t in enumerate(op.outputs) if t in reaches}
     operands: set[int] = set()
     size = -1

@@ -55,10 +55,10 @@ class MeshPlace:
     evaluators: Evaluators = field(default_factory=Evaluators)
 
     def restricted(self, name: str, *, loosely: bool = False) -> MeshPlace | None:
-        """The same place under the restrictions of a named method.
+        """Return the same place under the restrictions of a named method.
 
         Args:
-            name: Of the method.
+            name: Name of the method.
             loosely: Allow the all-gather that some steps need.
 
         Returns:
@@ -76,7 +76,7 @@ class MeshPlace:
         return dataclasses.replace(self, options=options)
 
     def prepared(self) -> Prepared:
-        """The cheapest plan without a limit of memory.
+        """Return the cheapest plan without a limit of memory.
 
         Raises:
             InfeasibleError: no plan satisfies the restrictions.
@@ -84,7 +84,7 @@ class MeshPlace:
         return prepared(self.graph, self.mesh, self.options, self.parts, self.evaluators)
 
     def price_s(self, result: IntraResult) -> float:
-        """What a plan really costs: a copy that several users share is made once."""
+        """Return what a plan really costs: a copy that several users share is made once."""
         objective = self.options.objective
         return step_time_s(
             self.graph, result.decision, self.mesh, objective=objective, parts=self.parts
@@ -180,7 +180,7 @@ class Search:
 
         Args:
             place: The place.
-            number: Of the place.
+            number: Number of the place.
             made: Gives the cheapest plan of the method.
         """
         try:
@@ -214,23 +214,23 @@ class Search:
             self.best = FoundOnMesh(place=number, result=result, price_s=price_s)
 
     def _is_beaten(self, bound_s: float) -> bool:
-        """Whether what is bounded so costs more than the best plan."""
+        """Return whether what is bounded so costs more than the best plan."""
         return self.best is not None and bound_s > self._cost_s() * (1 + _SLACK)
 
     def _cost_s(self) -> float:
-        """What the best plan costs in the problem, in which the bounds hold."""
+        """Return what the best plan costs in the problem, in which the bounds hold."""
         assert self.best is not None
         return self.best.result.objective_s
 
     def _below_s(self) -> float:
-        """What a plan must be cheaper than to matter."""
+        """Return what a plan must be cheaper than to matter."""
         return math.inf if self.best is None else self._cost_s()
 
     def _is_optimal(self) -> bool:
         return self.best is not None and self._bound_s >= self._cost_s() * (1 - _SLACK)
 
     def found(self) -> FoundOnMesh:
-        """The best plan, with what holds of all places.
+        """Return the best plan, with what holds of all places.
 
         Raises:
             InfeasibleError: no plan was found that fits.

@@ -31,11 +31,11 @@ class _LazyGroup(click.Group):
         return super().__call__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of `COMMANDS`."""
+        """Return all names, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, or None."""
+        """Return the command of a name, or None."""
         if cmd_name not in COMMANDS:
             return None
         try:

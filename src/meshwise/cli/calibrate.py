@@ -102,7 +102,7 @@ def calibrate(
 
 
 def _summary(profile: Profile) -> str:
-    """What the cost model will use, and how well it fits what was measured."""
+    """Return what the cost model will use, and how well it fits what was measured."""
     host, device = profile.host, profile.host.device
     lines = [f"{host.name} ({profile.platform}), {profile.created}, one device of all at once:"]
     for dtype, rate in device.flop_per_s:

@@ -10,7 +10,7 @@ _MOST_S = 120.0
 
 
 def process_start() -> float:
-    """The beginning of this process by `time.monotonic`, in seconds."""
+    """Return the beginning of this process by `time.monotonic`, in seconds."""
     busy = time.process_time()
     age = _age()
     if age is None or not busy - 1.0 <= age <= _MOST_S:

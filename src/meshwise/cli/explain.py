@@ -51,7 +51,7 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
 
 
 def _plan_data(plan: Plan) -> dict[str, Json]:
-    """The fields of the file without every single operator, and what follows from them."""
+    """Return the fields of the file without every single operator, and what follows from them."""
     data: dict[str, Json] = json.loads(plan.to_json())
     for name in _NOT_SHOWN:
         del data[name]

@@ -21,7 +21,7 @@ class MeshShape(click.ParamType[tuple[int, ...]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """A tuple of axis sizes."""
+        """Return a tuple of axis sizes."""
         if isinstance(value, tuple):
             return cast(tuple[int, ...], value)
         text = str(value)
@@ -38,7 +38,7 @@ class ByteSize(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """A number of bytes."""
+        """Return a number of bytes."""
         if isinstance(value, int):
             return value
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value))
@@ -55,7 +55,7 @@ class IntOrAuto(click.ParamType[int | str]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
-        """An int, or the text `auto`."""
+        """Return an int, or the text `auto`."""
         if isinstance(value, int) or value == "auto":
             return cast(int | str, value)
         text = str(value)
@@ -73,7 +73,7 @@ class MethodName(click.ParamType[str]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """The name, checked."""
+        """Return the name, checked."""
         text = str(value)
         if text in self.plain or re.fullmatch(r"megatron:[1-9]\d*x[1-9]\d*", text):
             return text
@@ -89,7 +89,7 @@ class ClusterName(click.ParamType[Cluster]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Cluster:
-        """The cluster."""
+        """Return the cluster."""
         if isinstance(value, Cluster):
             return value
         try:

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.explain import mesh_text
@@ -87,7 +88,7 @@ class TrainView:
         return self._is_planned
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the view."""
         return self
 
     def __exit__(
@@ -237,7 +238,7 @@ def layout_table(state: TrainState) -> Table:
 
 
 def plan_table(plan: Plan, plan_s: float) -> Table:
-    """What the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
+    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
     table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
     best = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
     replicated = plan.replicated
@@ -252,18 +253,16 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
         "replicated",
         f"{replicated.flop_share:.2%} of FLOP, {replicated.bytes_share:.2%} of bytes",
     )
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for item in plan.collectives:
-        key = (item.kind, " ".join(item.axes))
-        count, num_bytes = sums.get(key, (0, 0))
-        sums[key] = (count + item.count, num_bytes + item.count * item.num_bytes)
-    for (kind, axes), (count, num_bytes) in sorted(sums.items()):
-        table.add_row(f"{kind} over {axes}", f"{count} times, {bytes_text(num_bytes)} in all")
+    for (_, kind, axes, _), (count, num_bytes, _) in sorted(
+        collective_sums(plan.collectives, [plan.mesh]).items()
+    ):
+        what = f"{kind} over {' '.join(axes)}"
+        table.add_row(what, f"{count} times, {bytes_text(num_bytes)} in all")
     return table
 
 
 def pipeline_table(plan: Plan, plan_s: float) -> Table:
-    """What the plan of a pipeline promises for a step, stage by stage."""
+    """Return what the plan of a pipeline promises for a step, stage by stage."""
     title = (
         f"plan, found in {plan_s:.1f} s: {len(plan.stages)} stages, {plan.num_microbatches} "
         f"micro-batches, schedule {plan.schedule}; predicted {seconds_text(plan.step_time_s)} a "
@@ -303,7 +302,7 @@ def _mesh(leaf: jax.Array) -> str:
 
 
 def _layout(leaf: jax.Array) -> str:
-    """As `- x*y -`: the axes that split each dim; `whole` if every device holds all of it."""
+    """Return the axes that split each dim, as `- x*y -`; `whole` if no dim is split."""
     if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
         return "whole"
     words: list[str] = []

@@ -32,7 +32,7 @@ class LlamaConfig(SequenceConfig):
         ffn: Width inside the MLP.
         num_kv_heads: Heads of keys and values; divides `num_heads`.
         rope_theta: Base of the rotary frequencies.
-        norm_eps: Of RMSNorm.
+        norm_eps: Epsilon of RMSNorm.
         scan_layers: One `nn.scan` over stacked parameters in place of `num_layers` blocks.
     """
 

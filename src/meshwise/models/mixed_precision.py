@@ -52,12 +52,12 @@ class LossScale(NamedTuple):
 
 
 def first_loss_scale(value: float = FIRST_SCALE) -> LossScale:
-    """The state before the first step."""
+    """Return the state before the first step."""
     return LossScale(jnp.asarray(value, jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    """The tree with its floats in `dtype`; integers, booleans and keys stay as they are."""
+    """Return the tree with its floats in `dtype`; integers, booleans and keys stay as they are."""
 
     def cast(leaf: ArrayLike) -> ArrayLike:
         is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
@@ -67,22 +67,22 @@ def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
 
 
 def scale_loss(loss: jax.Array, scale: LossScale) -> jax.Array:
-    """The loss to differentiate, at least in float32, which the scale cannot overflow."""
+    """Return the loss to differentiate, at least in float32, which the scale cannot overflow."""
     return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)) * scale.value
 
 
 def unscale(grads: PyTree, scale: LossScale) -> PyTree:
-    """Gradients of the loss, from those of the scaled loss."""
+    """Return the gradients of the loss, from those of the scaled loss."""
     return jax.tree.map(lambda g: g / scale.value.astype(g.dtype), grads)
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether no number of the tree is infinite or NaN, a boolean scalar."""
+    """Return whether no number of the tree is infinite or NaN, a boolean scalar."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def where_finite(is_finite: jax.Array, updated: PyTree, previous: PyTree) -> PyTree:
-    """The updated tree, or the previous one where the step is to be skipped."""
+    """Return the updated tree, or the previous one where the step is to be skipped."""
     return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), updated, previous)
 
 
@@ -94,10 +94,10 @@ def adjust(
     growth: float = GROWTH,
     backoff: float = BACKOFF,
 ) -> LossScale:
-    """The scale of the next step.
+    """Return the scale of the next step.
 
     Args:
-        scale: Of this step.
+        scale: The scale of this step.
         is_finite: Whether the gradients of this step were finite.
         growth_interval: After so many finite steps in a row the scale grows.
         growth: By this factor.
@@ -125,7 +125,7 @@ class MasterState(NamedTuple):
 
 
 def with_master_copy(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, on a float32 copy of narrow parameters.
+    """Return the optimizer, on a float32 copy of narrow parameters.
 
     A step of it leaves the parameters as the copy rounded to their dtype.
     """

@@ -119,7 +119,7 @@ def top2_gating(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, 
 
 
 def load_balance(gates: jax.Array, first: jax.Array, balance: Balance) -> jax.Array:
-    """The auxiliary loss, a scalar; 1 where the experts are equally busy.
+    """Return the auxiliary loss, a scalar; 1 where the experts are equally busy.
 
     Args:
         gates: Probabilities `[group, token, expert]`.

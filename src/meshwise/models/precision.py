@@ -12,20 +12,20 @@ class Dtypes(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of the computation."""
+        """Dtype of the computation."""
         ...
 
     @property
     def param_dtype(self) -> str:
-        """Of the parameters."""
+        """Dtype of the parameters."""
         ...
 
 
 def wide_dtype(config: Dtypes) -> jnp.dtype:
-    """The dtype of softmax, norms and losses: the wider of the two, at least float32."""
+    """Return the dtype of softmax, norms and losses: the wider of the two, at least float32."""
     return jnp.promote_types(jnp.promote_types(config.dtype, config.param_dtype), jnp.float32)
 
 
 def module_dtypes(config: Dtypes) -> dict[str, Any]:
-    """The two dtypes as keyword arguments of a Flax module."""
+    """Return the two dtypes as keyword arguments of a Flax module."""
     return {"dtype": config.dtype, "param_dtype": config.param_dtype}

@@ -57,10 +57,10 @@ class ModelStep:
 def model_step(
     config: Config, rows: int, tx: optax.GradientTransformation | None = None
 ) -> ModelStep:
-    """The training step of a configuration; next tokens, masked tokens, classes or noise.
+    """Return the training step of a configuration; next tokens, masked tokens, classes or noise.
 
     Args:
-        config: Of any model.
+        config: The configuration of any model.
         rows: Batch size.
         tx: Optimizer; Adam if None.
     """

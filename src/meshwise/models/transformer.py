@@ -20,9 +20,9 @@ class SequenceConfig:
         hidden: Width of the residual stream.
         num_layers: Number of blocks.
         num_heads: Attention heads (of queries); divides `hidden`.
-        dtype: Of the computation, `float32` or `bfloat16`; softmax, gates and norms stay in
+        dtype: Dtype of the computation, `float32` or `bfloat16`; softmax, gates and norms stay in
             float32, or in `param_dtype` when that is wider.
-        param_dtype: Of the parameters.
+        param_dtype: Dtype of the parameters.
         remat: Keep only the inputs of each block and recompute the rest in the backward pass.
     """
 
@@ -78,7 +78,7 @@ def run_blocks(
 
     Args:
         block: Module class; `block(config)(x, *args)` gives the new stream and None.
-        config: Of the model: `num_layers`, `scan_layers`, `remat`.
+        config: The configuration: `num_layers`, `scan_layers`, `remat`.
         x: The stream.
         *args: What every block gets besides.
         static_args: Positions in `args` of what is no array.

@@ -39,9 +39,9 @@ class UTransformerConfig:
         num_heads: Attention heads; divides all channels.
         num_groups: Groups of a group norm in residual blocks; divides all channels.
         attention_groups: Groups of the group norm before a transformer; divides all channels.
-        dtype: Of the computation; softmax and norms stay in float32, or in `param_dtype` when that
-            is wider.
-        param_dtype: Of the parameters.
+        dtype: Dtype of the computation; softmax and norms stay in float32, or in `param_dtype`
+            when that is wider.
+        param_dtype: Dtype of the parameters.
     """
 
     base_channels: int
@@ -186,7 +186,7 @@ class Transformer(nn.Module):
 
 
 def _double(image: jax.Array) -> jax.Array:
-    """Each point becomes four."""
+    """Return an image in which each point became four."""
     return jnp.repeat(jnp.repeat(image, 2, axis=1), 2, axis=2)
 
 

@@ -43,9 +43,9 @@ class WideResNetConfig:
         width_factor: How much wider the 3x3 convolution of a block is than its 1x1 input.
         num_classes: Classes.
         image_size: Height and width of an image.
-        dtype: Of the computation; statistics and norms stay in float32, or in `param_dtype` when
-            that is wider.
-        param_dtype: Of the parameters.
+        dtype: Dtype of the computation; statistics and norms stay in float32, or in
+            `param_dtype` when that is wider.
+        param_dtype: Dtype of the parameters.
         remat: Keep only the inputs of each block and recompute the rest in the backward pass.
     """
 
@@ -87,9 +87,9 @@ class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions, added to their input.
 
     Attributes:
-        config: Of the model.
+        config: The configuration of the model.
         channels: Channels inside; the result has `EXPANSION` times as many.
-        stride: Of the 3x3 convolution.
+        stride: Stride of the 3x3 convolution.
         train: Norm by the batch, not by running averages.
     """
 

@@ -53,7 +53,7 @@ class MeshBytes:
     """What one device of a mesh holds, and what it has.
 
     Attributes:
-        name: Of the mesh, for people, as `stage 2`.
+        name: Name of the mesh for people, as `stage 2`.
         memory: Bytes of a device that the plan may use.
         stages: The stages that run on it, by number.
         tasks: What it runs in a step, in order: the number of the stage, and `F`, `B` or `W`.
@@ -67,7 +67,7 @@ class MeshBytes:
     splits_backward: bool = False
 
     def peak(self) -> int:
-        """Bytes of a device when it holds most."""
+        """Return the bytes of a device when it holds most."""
         most = held = sum(stage.resident for stage in self.stages.values())
         for number, kind in self.tasks:
             stage = self.stages[number]
@@ -83,7 +83,7 @@ class MeshBytes:
 
 
 def local_bytes(tensor: Tensor, layout: Layout, sizes: Sequence[int]) -> int:
-    """Bytes of one device's part of a tensor.
+    """Return the bytes of one device's part of a tensor.
 
     Args:
         tensor: The tensor.
@@ -99,7 +99,7 @@ def check_fits(meshes: Iterable[MeshBytes], remedy: str) -> None:
     """Check that no device needs more than it has.
 
     Args:
-        meshes: Of the plan.
+        meshes: The meshes of the plan.
         remedy: What to do if one does.
 
     Raises:
@@ -127,9 +127,9 @@ def check_state_fits(state_bytes: int, cluster: Cluster, memory_bytes: int | Non
     """Check that all devices together can hold the state of a step, before anything is planned.
 
     Args:
-        state_bytes: Of the arguments that are not batch data, each counted once.
+        state_bytes: Bytes of the arguments that are not batch data, each counted once.
         cluster: Where the step would run.
-        memory_bytes: Of a device that the step may use; None: what the cluster has.
+        memory_bytes: Bytes of a device that the step may use; None: what the cluster has.
 
     Raises:
         InfeasibleError: they cannot; with the memory, or the devices, that it takes at least.

@@ -11,8 +11,8 @@ class PaddedDim:
 
     Attributes:
         number: Which of the step's classes of dims, in the order in which the trace finds them.
-        size: Of the dims in the user's step.
-        padded_size: Of the dims where they are padded.
+        size: Size of the dims in the user's step.
+        padded_size: Size of the dims where they are padded.
         where: For display: arguments that have such a dim, as `0/params/embedding dim 0`.
     """
 

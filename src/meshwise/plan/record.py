@@ -55,7 +55,7 @@ class PlanRecord:
         space: Among which plans the gap holds.
         status: How the search ended: `optimal`, `time limit`, or `greedy` for methods that do not
             search; empty where there is only the gap.
-        fingerprint: Of what the plan is for; empty in files that did not say it.
+        fingerprint: Digest of the step that the plan is for; empty in files that did not say it.
         replicated: What runs whole on every device.
         parameters: Number in the call, static arguments counted, and name (may be empty) of each
             positional argument; paths of arguments begin with these numbers.

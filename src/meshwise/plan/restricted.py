@@ -39,7 +39,7 @@ class GraphPart:
 
     Attributes:
         graph: Tensors are those of the whole graph, copies that come in behind them.
-        decision: Of the part.
+        decision: The decision about the part.
         operators: For each operator of the part its position in the whole.
         copies: For each tensor behind those of the whole the tensor that it is a copy of.
         inputs: For each input of the part its place in the list of what is there; others are read
@@ -65,7 +65,7 @@ def restricted(
 
     Args:
         graph: The whole.
-        decision: Of the whole.
+        decision: The decision about the whole.
         operators: Positions of those that may run; what makes generated values always may.
         inputs: What is there.
         outputs: Tensors of the whole, and how they leave.

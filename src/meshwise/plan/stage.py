@@ -39,7 +39,7 @@ class WeightGradients:
     """Gradients of weights that run apart from those of activations.
 
     Attributes:
-        seconds: Of one micro-batch, part of the stage's `backward_s`.
+        seconds: Time of one micro-batch, part of the stage's `backward_s`.
         held_bytes: For each micro-batch from the gradients of its activations to those of weights.
         waiting: Micro-batches between the two at the peak.
     """

@@ -18,11 +18,10 @@ from meshwise.plan.fingerprint import joint_fingerprint
 from meshwise.plan.fits import local_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
-from meshwise.planner.followed_layouts import distance
+from meshwise.planner.followed_layouts import followed, nothing_followed
 from meshwise.planner.one_mesh import Forced, plan_on
 from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import IntraOp
-from meshwise.request.pins import nearest
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.inference import INFERENCE
 from meshwise.system.collector import collection_paused
@@ -166,38 +165,23 @@ def _check(request: PlanRequest) -> None:
 
 
 def _homes(step: OpenStep, plan: Plan) -> list[ArgumentHome | None]:
-    """Where each flat argument lives; None for those that follow none."""
-    # By shape and the end of the path, which they must share.
-    there: dict[object, list[ArgumentHome]] = {}
+    """Return where each flat argument lives; None for those that follow none."""
+    # By shape and the end of the path, which they must share.  What several stages have, as a tied
+    # embedding, has its home on the first of them.
+    there: dict[object, list[tuple[str, tuple[int, Layout]]]] = {}
     for number, stage in enumerate(plan.stages):
         for layer in stage.layers:
             for item in layer.arguments:
-                home = ArgumentHome(number, item.layout, item.name)
-                there.setdefault(_end(item.name, item.shape), []).append(home)
+                known = there.setdefault(_end(item.name, item.shape), [])
+                known.append((item.name, (number, item.layout)))
     found: list[ArgumentHome | None] = []
     for n, (mine, aval) in enumerate(zip(step.names, step.in_avals, strict=True)):
-        ranked: dict[int, list[ArgumentHome]] = {}
-        for home in () if n in step.batch_dims else there.get(_end(mine, aval.shape), ()):
-            apart = distance(mine, home.name)
-            if apart is not None:
-                ranked.setdefault(apart, []).append(home)
-        by_name: dict[str, ArgumentHome] = {}
-        for home in ranked[min(ranked)] if ranked else []:
-            # What several stages have, as a tied embedding, has its home on the first of them.
-            by_name.setdefault(home.name, home)
-        if len({home[:2] for home in by_name.values()}) > 1:
-            raise PlanError(
-                f"{mine} of shape {list(aval.shape)} could follow {' or '.join(by_name)}, which "
-                "lie differently; pass it under the path that it has in the other step"
-            )
-        found.append(next(iter(by_name.values()), None))
+        others = [] if n in step.batch_dims else there.get(_end(mine, aval.shape), [])
+        home = followed(mine, aval.shape, others)
+        found.append(home and ArgumentHome(*home[1], home[0]))
     if not any(found):
-        names = [home.name for homes in there.values() for home in homes]
-        raise PlanError(
-            f"no argument of this step follows one of the other: {', '.join(step.names[:4])} here, "
-            f"{', '.join(nearest(step.names[0], names, 4))} there; pass the state of the other "
-            "step, or parts of it"
-        )
+        names = [name for homes in there.values() for name, _ in homes]
+        raise nothing_followed(step.names, names)
     return found
 
 

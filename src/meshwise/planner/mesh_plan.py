@@ -177,7 +177,7 @@ def check_plan_fits(graph: Graph, plan: Plan, remedy: str) -> None:
 
 
 def _operators(graph: Graph) -> list[Operator]:
-    """All operators, those of bodies after the one that holds them."""
+    """Return all operators, those of bodies after the one that holds them."""
     found: list[Operator] = []
     for op in graph.operators:
         found += [op, *(inner for body in op.bodies for inner in _operators(body))]

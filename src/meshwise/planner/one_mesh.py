@@ -107,7 +107,7 @@ def _plan_after(
 
 
 def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | None:
-    """The next number of micro-batches, at least twice as many; None if there is none."""
+    """Return the next number of micro-batches, at least twice as many; None if there is none."""
     step = trace(1, num_devices)
     size = math.gcd(*(step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()))
     return next((b for b in range(2 * count, size + 1) if size % b == 0), None)
@@ -142,7 +142,7 @@ def _plan_for(
 def _best_plan(
     trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
 ) -> tuple[TracedStep, Plan]:
-    """The plan on the logical mesh on which the step is fastest, padded where that is faster."""
+    """Return the plan on the mesh on which the step is fastest, padded where that is faster."""
     step = trace(num_microbatches, cluster.num_devices)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
@@ -169,7 +169,7 @@ def _best_plan(
 
 
 def _is_free(method: Method) -> bool:
-    """Whether all meshes are one search; the paper's objective is no time: each has its own."""
+    """Return whether all meshes are one search; by the paper's objective each has its own."""
     is_timed = isinstance(method, IntraOp) and method.objective == "time"
     return is_timed or isinstance(method, Auto)
 
@@ -180,7 +180,7 @@ def _best_of_each(
     dims: tuple[PaddedDim, ...],
     request: PlanRequest,
 ) -> tuple[TracedStep, Plan]:
-    """The fastest of the plans that a method has on each mesh; the gap is of its mesh."""
+    """Return the fastest of the plans that a method has on each mesh; the gap is of its mesh."""
     plans: list[tuple[float, int, Plan]] = []
     failures: list[InfeasibleError] = []
     for i, candidate in enumerate(candidates):
@@ -199,7 +199,7 @@ def _best_of_each(
 
 
 def _padded(plan: Plan, dims: tuple[PaddedDim, ...], unpadded_s: float | None) -> Plan:
-    """The plan with what it pads."""
+    """Return the plan with what it pads."""
     if not dims:
         return plan
     return dataclasses.replace(plan, padding=Padding(dims=dims, unpadded_step_time_s=unpadded_s))
@@ -220,7 +220,7 @@ def _may_pad(method: Method) -> bool:
 
 
 def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
-    """The logical meshes that a method tries."""
+    """Return the logical meshes that a method tries."""
     match method:
         case IntraOp(mesh_shape=shape) | Heuristic(mesh_shape=shape) if shape is not None:
             return [cluster.mesh(shape)]
@@ -251,7 +251,7 @@ class _Candidate:
     cluster: Cluster | None
 
     def planned(self, request: PlanRequest) -> Plan:
-        """The plan of the method.
+        """Return the plan of the method.
 
         Raises:
             InfeasibleError, SolverError: there is none.
@@ -272,7 +272,7 @@ class _Candidate:
     def finished(
         self, result: IntraResult, request: PlanRequest, where: str = "on this mesh"
     ) -> Plan:
-        """All that the plan says.
+        """Return all that the plan says.
 
         Args:
             result: The decision.

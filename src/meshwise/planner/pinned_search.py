@@ -125,7 +125,7 @@ def _search(
     report: Callable[[str], object],
     costs: VariantCosts,
 ) -> tuple[FoundPipeline, VariantCosts]:
-    """The search; where nothing fits, once more with plans that hold as little as they can.
+    """Search; where nothing fits, search once more among plans that hold as little as they can.
 
     Raises:
         InfeasibleError: nothing fits; it says with how much memory something would, unless a
@@ -150,7 +150,7 @@ def _search(
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:
-    """The same search, with plans that hold as little as they can among the others."""
+    """Return the same search, with plans that hold as little as they can among the others."""
     return replace(options, prices=(*options.prices, DEAREST))
 
 
@@ -168,7 +168,7 @@ def _conflict(
     pins: Sequence[PipelinePin],
     costs: VariantCosts,
 ) -> tuple[PipelinePin, ...]:
-    """A smallest set of pins without a plan; layers are planned anew for fewer pins of layouts."""
+    """Return a smallest set of pins without a plan; fewer pins of layouts are planned anew."""
     cluster, by_model = asked.cluster, replace(asked, times=None)
     planned = {frozenset(layouts_of(pins)): costs}
 

@@ -126,7 +126,7 @@ def plan_pipeline(
 def _timed(
     layers: Layering, request: PipelineRequest, report: Callable[[str], object]
 ) -> Iterator[LayerTimes | None]:
-    """What times layers, if they are to be measured."""
+    """Return what times layers, if they are to be measured."""
     if request.measure is False:
         yield None
         return
@@ -144,7 +144,7 @@ def _timed(
 
 
 def search_options(layers: Layering, step_flop: float, request: PipelineRequest) -> SearchOptions:
-    """What is searched for given layers."""
+    """Return what is searched for given layers."""
     return SearchOptions(
         batch_size=layers.batch_size,
         step_flop=step_flop,
@@ -158,7 +158,7 @@ def search_options(layers: Layering, step_flop: float, request: PipelineRequest)
 
 
 def _asked(request: PipelineRequest) -> Iterator[PipelinePin]:
-    """What is asked for beside the pins, which may contradict it."""
+    """Yield what is asked for beside the pins, which may contradict it."""
     if request.num_stages is not None:
         yield PipelinePin(text=f"num_stages={request.num_stages}", num_stages=request.num_stages)
     if request.num_microbatches is not None:

@@ -44,7 +44,7 @@ class _Group:
         what: As in `Rival`.
         chosen: What they all do in the plan.
         seconds: What they cost in a step.
-        num_bytes: Of the arguments.
+        num_bytes: Bytes of the arguments.
         layouts: For arguments: every other layout that each may have.
         ways: For operators: every other strategy that each may have, with what it means.
     """
@@ -63,12 +63,12 @@ class _Group:
         return len(self.layouts) + len(self.ways)
 
     def others(self) -> Forced:
-        """None of them does what was chosen."""
+        """Return the question in which none of them does what was chosen."""
         strategies = {path: frozenset(ways) for path, ways in self.ways.items()}
         return Forced(layouts=self.layouts, strategies=strategies)
 
     def all_as(self, rival: Way) -> Forced | None:
-        """All of them do one thing; None if one of them cannot."""
+        """Return the question in which all of them do one thing; None if one of them cannot."""
         layouts = {
             i: tuple(w for w in ok if w == rival.results[0]) for i, ok in self.layouts.items()
         }
@@ -81,7 +81,7 @@ class _Group:
         return Forced(layouts=layouts, strategies=strategies)
 
     def found(self, plan: Plan) -> list[Way]:
-        """What each of them does in another plan."""
+        """Return what each of them does in another plan."""
         ways = [Way(operands=(), results=(plan.decision.inputs[i],)) for i in self.layouts]
         return ways + [known[_strategy(plan, path)] for path, known in self.ways.items()]
 
@@ -95,7 +95,7 @@ def priced(
     more_bytes: int | None,
     progress: Progress | None = None,
 ) -> Plan:
-    """A plan with the prices of other choices.
+    """Return a plan with the prices of other choices.
 
     Args:
         step: The step that it is for, as planned.
@@ -226,7 +226,7 @@ def _operators(step: TracedStep, plan: Plan) -> list[_Group]:
 
 
 def _ways(op: Operator, mesh: LogicalMesh) -> dict[Strategy, Way]:
-    """Strategies of an operator; axes of one device split nothing."""
+    """Return the strategies of an operator; axes of one device split nothing."""
     found: dict[Strategy, Way] = {}
     for strategy in enumerate_strategies(op.rule, mesh.sizes):
         if any(size == 1 and c != NONE for size, c in zip(mesh.sizes, strategy, strict=True)):

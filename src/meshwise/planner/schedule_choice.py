@@ -40,9 +40,9 @@ class PlannedPipeline:
     """A pipeline that was found.
 
     Attributes:
-        layers: Of the step.
+        layers: The layers of the step.
         plan: Its stages.
-        timeline: Of a step, simulated.
+        timeline: A simulated step.
         decisions: For each stage the plans of its layers.
     """
 
@@ -142,7 +142,7 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
 
 
 def _within(plan: Plan, asked: PipelineSearch) -> Plan:
-    """The plan with the memory that there is, whether it fits or not."""
+    """Return the plan with the memory that there is, whether it fits or not."""
     has = asked.options.memory_bytes
     stages = tuple(
         replace(stage, memory_bytes=has or device_memory_bytes(stage, asked.cluster))
@@ -218,7 +218,7 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
 def _planned(
     asked: PipelineSearch, source: NamedLayers, found: FoundPipeline, costs: VariantCosts
 ) -> PlannedPipeline:
-    """What was found as a plan that can be read, simulated and run."""
+    """Return what was found as a plan that can be read, simulated and run."""
     layers = asked.layers
     plan, timeline = finished(
         source,
@@ -236,7 +236,7 @@ def _planned(
 
 
 def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
-    """The fastest by simulation of interleaved pipelines.
+    """Return the fastest by simulation of interleaved pipelines.
 
     Raises:
         PlanError: pins or measured layers are asked for too.

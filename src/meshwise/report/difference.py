@@ -42,7 +42,7 @@ class Section:
 
 
 def changed(pairs: Sequence[Pair], unit: str = "") -> list[Difference]:
-    """The pairs that are not equal, in their order."""
+    """Return the pairs that are not equal, in their order."""
     return [
         Difference(what=what, first=first, second=second, unit=unit)
         for what, first, second in pairs
@@ -119,7 +119,7 @@ def _text(value: Value, unit: str) -> str:
 
 
 def _change(item: Difference) -> str:
-    """The relative change of times, bytes and work."""
+    """Return the relative change of times, bytes and work."""
     first, second = item.first, item.second
     if isinstance(first, str) or isinstance(second, str) or not item.unit or item.unit == "share":
         return ""

@@ -7,12 +7,18 @@ import itertools
 import json
 from typing import TypeAlias
 
-from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.counts.contents import pattern
 from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
-from meshwise.plan.text.columns import layout_spec
+from meshwise.plan.text.columns import (
+    layout_spec,
+    range_text,
+    ranges_text,
+    type_text,
+    way_text,
+)
 from meshwise.plan.text.explain import mesh_text
 from meshwise.report.difference import Difference, Section, changed, sections
 from meshwise.units import bytes_text, seconds_text
@@ -191,15 +197,11 @@ def _stage(number: int, a: Stage, b: Stage) -> list[Difference]:
 
 
 def _layers(stage: Stage) -> str:
-    return _range(stage.first_layer, stage.last_layer)
+    return range_text(stage.first_layer, stage.last_layer)
 
 
 def _devices(stage: Stage) -> str:
-    return _range(stage.first_device, stage.first_device + stage.num_devices - 1)
-
-
-def _range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+    return range_text(stage.first_device, stage.first_device + stage.num_devices - 1)
 
 
 def _layouts(first: Plan, second: Plan) -> list[Difference]:
@@ -215,7 +217,7 @@ def _layouts(first: Plan, second: Plan) -> list[Difference]:
                 groups.setdefault(key, []).append((number, name))
     return [
         Difference(
-            what=f"{what} in {_ranges([number for number, _ in found])}"
+            what=f"{what} in {ranges_text(number for number, _ in found)}"
             if has_layers
             else found[0][1]
             if len(found) == 1
@@ -233,26 +235,14 @@ def _by_layer(plan: Plan) -> dict[int, Layouts]:
 
 
 def _specs(layer: Layer, stage: Stage) -> Layouts:
-    """A layout with the sizes of the axes that it uses; other sizes are another layout."""
+    """Return a layout with the sizes of the axes that it uses; other sizes are another layout."""
     found: Layouts = {}
     for position, item in enumerate(layer.arguments):
         axes = [a for axes in item.layout.dims for a in axes]
         sizes = " ".join(f"{stage.mesh.names[a]}={stage.mesh.sizes[a]}" for a in axes)
         spec = f"{layout_spec(item.layout, stage.mesh.names)} {sizes}".rstrip()
-        shape = f"{item.dtype}[{','.join(map(str, item.shape))}]"
-        found[item.name or f"input {position}"] = f"{shape} {spec}"
+        found[item.name or f"input {position}"] = f"{type_text(item.dtype, item.shape)} {spec}"
     return found
-
-
-def _ranges(numbers: list[int]) -> str:
-    """`0-11, 14`."""
-    parts: list[str] = []
-    for _, run in itertools.groupby(
-        enumerate(dict.fromkeys(numbers)), lambda item: item[1] - item[0]
-    ):
-        found = [number for _, number in run]
-        parts.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
-    return ", ".join(parts)
 
 
 def _dense(first: Stage | None, second: Stage | None) -> list[Difference]:
@@ -261,14 +251,13 @@ def _dense(first: Stage | None, second: Stage | None) -> list[Difference]:
 
 
 def _ways(stage: Stage | None) -> dict[str, str]:
-    """How the operators of each source line run."""
+    """Return how the operators of each source line run."""
     found: dict[str, list[str]] = {}
     for item in stage.dense if stage else ():
         assert stage is not None
         names = stage.mesh.names
-        operands = " ".join(layout_spec(layout, names) for layout in item.operands)
-        results = " ".join(layout_spec(layout, names) for layout in item.results)
-        found.setdefault(item.where, []).append(f"{item.count}: {operands} -> {results}")
+        way = way_text(item.operands, item.results, names)
+        found.setdefault(item.where, []).append(f"{item.count}: {way}")
     return {where: "; ".join(ways) for where, ways in found.items()}
 
 
@@ -278,20 +267,13 @@ def _collectives(first: Plan, second: Plan) -> list[Difference]:
 
 
 def _sums(plan: Plan) -> dict[str, str]:
-    sums: dict[str, tuple[int, int, float]] = {}
-    for item in plan.collectives:
-        stage = f", stage {item.stage}" if len(plan.stages) > 1 else ""
-        key = f"{item.kind} over {' '.join(item.axes)} of {item.group_size}{stage}"
-        count, num_bytes, seconds = sums.get(key, (0, 0, 0.0))
-        each_s = collective_s(item, plan.stages[item.stage].mesh)
-        sums[key] = (
-            count + item.count,
-            num_bytes + item.count * item.num_bytes,
-            seconds + item.count * each_s,
-        )
+    sums = collective_sums(plan.collectives, [stage.mesh for stage in plan.stages])
+    several = len(plan.stages) > 1
     return {
-        key: f"{count}, {bytes_text(num_bytes)}, {seconds_text(seconds)}"
-        for key, (count, num_bytes, seconds) in sums.items()
+        f"{kind} over {' '.join(axes)} of {size}" + (f", stage {stage}" if several else ""): (
+            f"{count}, {bytes_text(num_bytes)}, {seconds_text(seconds)}"
+        )
+        for (stage, kind, axes, size), (count, num_bytes, seconds) in sums.items()
     }
 
 

@@ -254,7 +254,7 @@ def _bare(name: str) -> str:
 
 
 def _described(value: object) -> str:
-    """As `3 (int)`."""
+    """Return a value with its type, as `3 (int)`."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return f"{value!r:.60} ({type(value).__name__})"

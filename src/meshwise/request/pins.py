@@ -119,7 +119,7 @@ class _Wish:
         return all(w is None or w == axes for w, axes in zip(wanted, layout.dims, strict=True))
 
     def exact(self, rank: int) -> Layout | None:
-        """The layout, if the pin leaves no choice."""
+        """Return the layout, if the pin leaves no choice."""
         dims = () if self.dims is None else self.dims
         if (self.dims is None and rank) or None in dims:
             return None
@@ -267,7 +267,7 @@ def _choose(
     candidates: Sequence[Layout],
     mesh: LogicalMesh,
 ) -> tuple[Layout, ...]:
-    """The candidates that all pins of a tensor allow."""
+    """Return the candidates that all pins of a tensor allow."""
     left = tuple(candidates)
     for wish in wishes:
         _check_shape(wish, name, shape, mesh)
@@ -307,7 +307,7 @@ def _check_shape(wish: _Wish, name: str, shape: tuple[int, ...], mesh: LogicalMe
 def _strategies(
     graph: Graph, op: Operator, wishes: Sequence[_Wish], mesh: LogicalMesh
 ) -> frozenset[Strategy]:
-    """Strategies of a naming operator whose result lies as its pins say."""
+    """Return the strategies of a naming operator whose result lies as its pins say."""
     tensor = graph.tensors[op.outputs[0]]
     name = ACTIVATION + tensor.name
     if tensor.generated:
@@ -338,7 +338,7 @@ def _strategies(
 def _apart(
     graph: Graph, strategies: Mapping[OperatorPath, object], path: OperatorPath = ()
 ) -> Graph:
-    """The graph with the operators at some paths marked as deciding alone."""
+    """Return the graph with the operators at some paths marked as deciding alone."""
     if not strategies:
         return graph
     operators: list[Operator] = []
@@ -369,9 +369,9 @@ def refuse_unmatched(pattern: str, names: Sequence[str], activations: Sequence[s
     """Say what a pattern may have meant.
 
     Args:
-        pattern: It names nothing.
-        names: Of arguments.
-        activations: Their names.
+        pattern: A pattern that names nothing.
+        names: Paths of the arguments.
+        activations: Names of the activations.
 
     Raises:
         PinError: always.
@@ -391,7 +391,7 @@ def refuse_unmatched(pattern: str, names: Sequence[str], activations: Sequence[s
 
 
 def spec_text(spec: PartitionSpec | None) -> str:
-    """As `P('x', None)`, whatever the version of JAX."""
+    """Return a spec as text, as `P('x', None)`, whatever the version of JAX."""
     if spec is None:
         return "None"
     free = PartitionSpec.UNCONSTRAINED

@@ -162,7 +162,8 @@ def _ranges(text: str, value: object) -> tuple[tuple[int, int], ...]:
 def _schedule(text: str, value: object) -> Schedule:
     if isinstance(value, Schedule):
         return value
-    if not isinstance(value, str) or value not in choices():
+    value = str(value)
+    if value not in choices():
         raise PinError(f"pin {text!r}: there is no such schedule; there are {', '.join(choices())}")
     if choices()[value].chunks > 1:
         raise PinError(
@@ -213,7 +214,7 @@ def layout_value(text: str, value: str) -> Pin:
 
 
 def resolved(pins: Sequence[PipelinePin], num_layers: int) -> tuple[PipelinePin, ...]:
-    """Pins of stages by number as pins of the stage that holds some layer.
+    """Return the pins of stages by number as pins of the stage that holds some layer.
 
     Args:
         pins: What is fixed.
@@ -245,7 +246,7 @@ def resolved(pins: Sequence[PipelinePin], num_layers: int) -> tuple[PipelinePin,
 
 
 def _known_stages(pins: Sequence[PipelinePin], num_layers: int) -> dict[int, int]:
-    """A layer of each stage whose layers are known, by the stage's number."""
+    """Return a layer of each stage whose layers are known, by the stage's number."""
     known = {0: 0, -1: num_layers - 1}
     ranges = sorted({r for p in pins if p.stage is not None for r in p.stage.ranges})
     end = 0

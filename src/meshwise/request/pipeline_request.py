@@ -30,7 +30,7 @@ class PipelineRequest:
         num_stages: Exactly so many; None: any number.
         schedules: To choose from.
         remats: To choose from.
-        memory_bytes: Of a device; None: what the cluster has.
+        memory_bytes: Memory of a device, in bytes; None: what the cluster has.
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
         statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.

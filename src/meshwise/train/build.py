@@ -9,7 +9,7 @@ from meshwise.train.parallel import ParallelTrainStep, StepBuilder, TrainStep
 
 
 def method_of(options: TrainOptions) -> Method:
-    """The method object that a name stands for.
+    """Return the method object that a name stands for.
 
     Raises:
         ValueError: the name is not one of `TrainOptions.method`.

@@ -36,7 +36,7 @@ class Checkpoints:
         )
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the checkpoints."""
         return self
 
     def __exit__(
@@ -45,7 +45,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
+        """Close Orbax's threads."""
         self._manager.close()
 
     @property
@@ -71,7 +71,7 @@ class Checkpoints:
         return self.path(step)
 
     def path(self, step: int) -> Path:
-        """The folder of a checkpoint."""
+        """Return the folder of a checkpoint."""
         return self._folder / str(step)
 
     def restore(self, like: TrainState) -> tuple[TrainState, History]:

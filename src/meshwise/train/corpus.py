@@ -52,7 +52,7 @@ class Corpus:
     def batch_at(
         self, step: int, *, batch: int, seq: int, seed: int
     ) -> dict[str, NDArray[np.int32]]:
-        """The windows that a step trains on.
+        """Return the windows that a step trains on.
 
         Returns:
             `x` and `y`, `[batch, seq]`: bytes, and for each the byte that follows.
@@ -64,7 +64,7 @@ class Corpus:
     def heldout_batches(
         self, *, num_batches: int, batch: int, seq: int
     ) -> Iterator[dict[str, NDArray[np.int32]]]:
-        """The same windows at every look, evenly spread over the held-out text."""
+        """Yield the same windows at every look, evenly spread over the held-out text."""
         starts = np.linspace(0, len(self.heldout) - seq - 1, num_batches * batch).astype(int)
         for first in range(0, len(starts), batch):
             yield _windows(self.heldout, starts[first : first + batch].tolist(), seq)

@@ -16,7 +16,7 @@ from meshwise.train.step import Batch, heldout_loss_of
 
 
 def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[PyTree], float]:
-    """The held-out loss of parameters.
+    """Return the held-out loss of parameters.
 
     Whatever the plan does with the training batch, the held-out text is split over all devices
     and each parameter is gathered where it is used.  Parameters of several meshes, the stages of a

@@ -21,12 +21,12 @@ class History:
     heldout: tuple[tuple[int, float], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """As JSON values."""
+        """Return the history as JSON values."""
         return {"losses": list(self.losses), "heldout": [list(pair) for pair in self.heldout]}
 
     @classmethod
     def from_json(cls, value: dict[str, Json]) -> Self:
-        """Inverse of `to_json`."""
+        """Return the history that `to_json` wrote."""
         return cls(
             losses=tuple(map(float, value["losses"])),
             heldout=tuple((int(step), float(loss)) for step, loss in value["heldout"]),

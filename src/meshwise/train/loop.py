@@ -107,7 +107,7 @@ class _Run:
 
     @property
     def median_step_s(self) -> float:
-        """Of the steps without a clock beside them, or else of the one with it; 0 without any."""
+        """Median time of the steps without a clock, or else of the one with it; 0 without any."""
         return statistics.median(self.step_times_s or [self.measured_s or 0.0])
 
     @property

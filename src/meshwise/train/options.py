@@ -25,7 +25,7 @@ class TrainOptions:
         learning_rate: Peak, reached after `warmup_steps`.
         warmup_steps: Linear warm-up; afterwards the rate falls with the root of the step.
         dropout: Rate of every dropout of the model.
-        seed: Of the parameters, of the order of the text and of dropout.
+        seed: Seed of the parameters, of the order of the text and of dropout.
         eval_every: Steps between two looks at the held-out text.
         eval_batches: Batches of held-out text in one look.
         save_every: Steps between two checkpoints.
@@ -74,11 +74,11 @@ class TrainOptions:
         return 1 if self.stages is None else "auto"
 
     def gpt(self) -> GptConfig:
-        """The model: the named size, on bytes, with as many positions as `seq`."""
+        """Return the model: the named size, on bytes, with as many positions as `seq`."""
         return gpt_config(self.model, vocab_size=BYTES, seq_len=self.seq, dropout=self.dropout)
 
     def identity(self) -> dict[str, object]:
-        """What must not change when a run is resumed, or its losses would be others.
+        """Return what must not change when a run is resumed, or its losses would be others.
 
         Method, cluster, mesh, stages, schedule, micro-batches and memory may change: they do not
         change the meaning.

@@ -28,13 +28,13 @@ class ParallelTrainStep(Protocol):
         ...
 
     def plan(self, state: PyTree, batch: PyTree, /) -> Plan:
-        """The plan for these shapes."""
+        """Return the plan for these shapes."""
         ...
 
     def init(
         self, create_state: Callable[[jax.Array], TrainState], key: jax.Array, batch: Batch, /
     ) -> TrainState:
-        """The first state, born in the layouts of the plan."""
+        """Return the first state, born in the layouts of the plan."""
         ...
 
     def measured(

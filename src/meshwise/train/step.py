@@ -57,7 +57,7 @@ def optimizer(options: TrainOptions) -> optax.GradientTransformation:
 
 
 def state_creator(options: TrainOptions) -> Callable[[jax.Array], TrainState]:
-    """The function that makes the first state from a key."""
+    """Return the function that makes the first state from a key."""
     model, tx = Gpt(options.gpt()), optimizer(options)
 
     def create_state(key: jax.Array) -> TrainState:
@@ -70,7 +70,7 @@ def state_creator(options: TrainOptions) -> Callable[[jax.Array], TrainState]:
 def train_step_of(
     options: TrainOptions,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]:
-    """The training step, `(state, batch) -> (state, loss)`."""
+    """Return the training step, `(state, batch) -> (state, loss)`."""
     model, tx = Gpt(options.gpt()), optimizer(options)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
@@ -93,7 +93,7 @@ def train_step_of(
 
 
 def heldout_loss_of(options: TrainOptions) -> Callable[[PyTree, Batch], jax.Array]:
-    """The loss without dropout, `(params, batch) -> loss`."""
+    """Return the loss without dropout, `(params, batch) -> loss`."""
     model = Gpt(options.gpt())
 
     def heldout_loss(params: PyTree, batch: Batch) -> jax.Array:

@@ -30,7 +30,7 @@ class StageSummary:
     def of(
         cls, num_devices: int, found: StageFidelity, stage: int, timeline: Timeline | None
     ) -> Self:
-        """From what the step says of itself, and what one of them did."""
+        """Return a stage from what the step says of itself, and what one of its runs did."""
         busy: float | None = None
         if timeline is not None:
             busy = sum(e.end_s - e.start_s for e in timeline.events if e.stage == stage)
@@ -83,12 +83,12 @@ class TrainSummary:
     wall_s: float = 0.0
 
     def to_json(self) -> str:
-        """As indented JSON with sorted keys."""
+        """Return the summary as indented JSON with sorted keys."""
         return json.dumps(asdict(self), indent=2, sort_keys=True)
 
 
 def total_bytes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Bytes by kind of collective, all stages together."""
+    """Return the bytes by kind of collective, all stages together."""
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part)

@@ -25,7 +25,7 @@ u_transformer_config = SizeTable(
 
 
 def _residual(channels_in: int, channels: int, time: int) -> int:
-    """Two convolutions, two norms, the time step; a shortcut where the channels change."""
+    """Return the parameters of two convolutions and norms, the time step, and a shortcut."""
     convolutions = 9 * (channels_in + channels) * channels + 2 * channels
     norms = 2 * (channels_in + channels)
     shortcut = (channels_in + 1) * channels if channels_in != channels else 0
@@ -33,7 +33,7 @@ def _residual(channels_in: int, channels: int, time: int) -> int:
 
 
 def _transformer(channels: int, context: int) -> int:
-    """Two attentions, a gated MLP, two dense layers around, four norms."""
+    """Return the parameters of two attentions, a gated MLP, dense layers and norms around."""
     attentions = 2 * (2 * channels * channels + channels) + 2 * (channels + context) * channels
     mlp = 3 * 4 * channels * channels + 9 * channels
     return attentions + mlp + 2 * (channels + 1) * channels + 4 * 2 * channels

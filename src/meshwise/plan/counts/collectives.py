@@ -8,7 +8,9 @@ Source: FACTS section 1 for the bytes; DESIGN invariant I2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
@@ -93,3 +95,29 @@ def collective_s(collective: Collective, mesh: LogicalMesh) -> float:
     """
     axes = tuple(mesh.names.index(name) for name in collective.axes)
     return collective_time_s(collective.kind, axes, collective.num_bytes, mesh)
+
+
+# Stage, kind, axes and size of the group -> how many run in a step, their bytes and seconds.
+Sums: TypeAlias = dict[tuple[int, str, tuple[str, ...], int], tuple[int, int, float]]
+
+
+def collective_sums(items: Sequence[Collective], meshes: Sequence[LogicalMesh]) -> Sums:
+    """Return the collectives of a step, equal ones summed.
+
+    Args:
+        items: The collectives of a plan.
+        meshes: For each stage its mesh.
+
+    Returns:
+        Sums in the order in which the collectives first run.
+    """
+    sums: Sums = {}
+    for item in items:
+        key = (item.stage, item.kind, item.axes, item.group_size)
+        count, num_bytes, seconds = sums.get(key, (0, 0, 0.0))
+        sums[key] = (
+            count + item.count,
+            num_bytes + item.count * item.num_bytes,
+            seconds + item.count * collective_s(item, meshes[item.stage]),
+        )
+    return sums

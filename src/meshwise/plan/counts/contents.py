@@ -22,7 +22,7 @@ class Argument:
 
     Attributes:
         name: Path of the argument, as `0/params/kernel`; may be empty.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         dtype: NumPy-style name.
         itemsize: Bytes of one element.
         layout: How it is split over the mesh.
@@ -67,7 +67,7 @@ class Site:
     """Where one dense operator stands.
 
     Attributes:
-        path: Of the operator.
+        path: Path of the operator.
         graph: The graph that holds it.
         operator: The operator.
         decision: Its decision.
@@ -134,7 +134,7 @@ def dense_sites(graph: Graph, decision: GraphDecision) -> tuple[tuple[Site, ...]
 def dense_operators(
     graph: Graph, decision: GraphDecision, mesh: LogicalMesh, moves: Communication
 ) -> tuple[DenseOperator, ...]:
-    """A record for each group of `dense_sites`.  Trip counts of loops are multiplied in."""
+    """Return a record for each group of `dense_sites`.  Trip counts of loops are multiplied in."""
     return tuple(_record(sites, mesh, moves) for sites in dense_sites(graph, decision))
 
 

@@ -41,8 +41,8 @@ class Replicated:
     """What every device of the mesh computes whole, so that nothing is gained by the mesh.
 
     Attributes:
-        flop_share: Of all FLOP of the program, trip counts included; 0 to 1.
-        bytes_share: Of all bytes that operators read and write; 0 to 1.
+        flop_share: Share of all FLOP of the program, trip counts included; 0 to 1.
+        bytes_share: Share of all bytes that operators read and write; 0 to 1.
         largest: Operators with the most replicated bytes, as (place, bytes), largest first.
     """
 

@@ -31,7 +31,7 @@ class DecidedScope:
     """One graph of a nest.
 
     Attributes:
-        path: Of the enclosing operators.
+        path: Path of the enclosing operators.
         graph: The graph.
         decision: Its decision.
         times: How often it runs in a step.
@@ -52,7 +52,7 @@ class Communication:
     Attributes:
         arguments: By position.
         operators: By path; dense operators only.
-        others: Of light operators.
+        others: Seconds of light operators.
     """
 
     arguments: dict[int, ByKind] = field(default_factory=dict[int, ByKind])
@@ -64,7 +64,7 @@ NO_COMMUNICATION = Communication()
 
 
 def scopes(graph: Graph, decision: GraphDecision) -> Iterator[DecidedScope]:
-    """The graph and all bodies inside, outer ones first."""
+    """Yield the graph and all bodies inside, outer ones first."""
     arguments = {ident: position for position, ident in enumerate(graph.inputs)}
     scope = DecidedScope(path=(), graph=graph, decision=decision, times=1, arguments=arguments)
     yield from _with_inner(scope)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from meshwise.graph.layout import Layout
 
@@ -27,7 +28,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
-    """Lines of a table, at most `WIDTH` wide; the widest text columns give way.
+    """Return the lines of a table, at most `WIDTH` wide; the widest text columns give way.
 
     Args:
         header: Name of each column.
@@ -89,3 +90,34 @@ def layout_spec(layout: Layout, names: Sequence[str]) -> str:
 
 def _tuple(axes: Sequence[int], names: Sequence[str]) -> str:
     return f"({', '.join(names[a] for a in axes)})"
+
+
+def way_text(operands: Sequence[Layout], results: Sequence[Layout], names: Sequence[str]) -> str:
+    """Return how an operator runs, as `P(x, -) P(-, -) -> P(x, -)`; results alone without operands.
+
+    Args:
+        operands: Layouts in which its operands enter.
+        results: Layouts of its results.
+        names: Names of the mesh axes.
+    """
+    sides = [" ".join(layout_spec(w, names) for w in side) for side in (operands, results)]
+    return " -> ".join(sides) if operands else sides[1]
+
+
+def type_text(dtype: str, shape: Sequence[int]) -> str:
+    """Return the type of a tensor, as `float32[64,256]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def range_text(first: int, last: int) -> str:
+    """Return a run of numbers, as `3` or `0-11`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Return numbers as runs, as `0-11, 14`; each comes once."""
+    runs: list[str] = []
+    for _, run in itertools.groupby(enumerate(dict.fromkeys(numbers)), lambda x: x[1] - x[0]):
+        found = [number for _, number in run]
+        runs.append(range_text(found[0], found[-1]))
+    return ", ".join(runs)

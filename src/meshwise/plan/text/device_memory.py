@@ -108,7 +108,7 @@ class MemoryCheck:
         """Return the lines with which a text starts if the plan does not fit; none if it does.
 
         Args:
-            subject: Of which plan it is said, where the text is of several.
+            subject: Name of the plan, where the text is about several.
         """
         if self.fits:
             return []
@@ -117,7 +117,7 @@ class MemoryCheck:
         return [line.replace("\u00a0", " ") for line in lines] + textwrap.wrap(self.remedy, WIDTH)
 
     def data(self) -> dict[str, Json]:
-        """The fields `fits` and `too_large` of JSON forms."""
+        """Return the fields `fits` and `too_large` of JSON forms."""
         return {
             "fits": self.fits,
             "too_large": [

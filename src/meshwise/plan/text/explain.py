@@ -7,7 +7,7 @@ import textwrap
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.counts.contents import Argument, pattern
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
@@ -15,6 +15,8 @@ from meshwise.plan.text.columns import (
     WIDTH,
     layout_spec,
     table,
+    type_text,
+    way_text,
     with_more,
     with_space_below,
 )
@@ -153,7 +155,7 @@ def _arguments(stage: Stage) -> list[str]:
     groups: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
     for position, tensor in enumerate(stage.arguments):
         name, layout = tensor.name or f"input {position}", tensor.layout
-        shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
+        shape = type_text(tensor.dtype, tensor.shape)
         key = (pattern(name), shape, layout_spec(layout, stage.mesh.names))
         groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
     rows = [
@@ -179,9 +181,7 @@ def _dense(stage: Stage) -> list[str]:
         (
             item.where,
             str(item.count),
-            " ".join(layout_spec(layout, names) for layout in item.operands)
-            + " -> "
-            + " ".join(layout_spec(layout, names) for layout in item.results),
+            way_text(item.operands, item.results, names),
             flop_text(item.device_flop),
         )
         for item in stage.dense
@@ -193,17 +193,8 @@ def _dense(stage: Stage) -> list[str]:
 
 
 def _collectives(plan: PlanRecord) -> list[str]:
-    """Sums by kind and axes, dearest first."""
-    sums: dict[tuple[int, str, tuple[str, ...], int], tuple[int, int, float]] = {}
-    for item in plan.collectives:
-        key = (item.stage, item.kind, item.axes, item.group_size)
-        count, num_bytes, time_s = sums.get(key, (0, 0, 0.0))
-        each_s = collective_s(item, plan.stages[item.stage].mesh)
-        sums[key] = (
-            count + item.count,
-            num_bytes + item.count * item.num_bytes,
-            time_s + item.count * each_s,
-        )
+    """Return the sums by kind and axes, dearest first."""
+    sums = collective_sums(plan.collectives, [stage.mesh for stage in plan.stages])
     ordered = sorted(sums.items(), key=lambda entry: (-entry[1][2], entry[0]))
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Of a plan as text: whose are the seconds, what other choices and more memory would cost."""
+"""Costs of a plan as text: where the seconds go, what other choices and more memory would cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.contents import pattern
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
-from meshwise.plan.rivals import Rival, Way
-from meshwise.plan.text.columns import layout_spec, table, with_more
+from meshwise.plan.rivals import Rival
+from meshwise.plan.text.columns import table, way_text, with_more
 from meshwise.schedules.registry import is_forward_only
 from meshwise.units import bytes_text, seconds_text
 
@@ -77,8 +77,10 @@ def rivals(plan: PlanRecord) -> list[str]:
         (
             rival.what,
             str(rival.count),
-            _way_text(rival.chosen, names),
-            "none fits" if rival.rival is None else _way_text(rival.rival, names),
+            way_text(rival.chosen.operands, rival.chosen.results, names),
+            "none fits"
+            if (other := rival.rival) is None
+            else way_text(other.operands, other.results, names),
             _price_text(plan, rival),
         )
         for rival in plan.rivals
@@ -88,13 +90,6 @@ def rivals(plan: PlanRecord) -> list[str]:
     if any(r.status != "optimal" for r in plan.rivals) or plan.status != "optimal":
         lines.append("~: one of the two plans is not proved optimal")
     return lines
-
-
-def _way_text(way: Way, names: Sequence[str]) -> str:
-    results = " ".join(layout_spec(layout, names) for layout in way.results)
-    if not way.operands:
-        return results
-    return " ".join(layout_spec(layout, names) for layout in way.operands) + " -> " + results
 
 
 def _price_text(plan: PlanRecord, rival: Rival) -> str:
@@ -109,7 +104,7 @@ def _signed(seconds: float) -> str:
 
 
 def memory(plan: PlanRecord) -> list[str]:
-    """What more memory would save."""
+    """Return what more memory would save."""
     price = plan.memory_price
     assert price is not None
     saved_s = plan.step_time_s - price.step_time_s

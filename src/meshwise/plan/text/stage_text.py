@@ -70,7 +70,7 @@ def _row(number: int, stage: Stage) -> tuple[str, ...]:
 
 
 def _shared_meshes(plan: PlanRecord) -> list[str]:
-    """Where meshes have several stages, which, and what these need together."""
+    """Return which stages share a mesh, and what they need together; nothing if none do."""
     if plan.num_meshes == len(plan.stages):
         return []
     rows = [
@@ -85,7 +85,7 @@ def _shared_meshes(plan: PlanRecord) -> list[str]:
 
 
 def _weights_apart(plan: PlanRecord) -> list[str]:
-    """Where the backward pass is split, what runs later and what waits for it."""
+    """Return what runs later where the backward pass is split, and what waits for it."""
     rows = [
         (
             str(k),

@@ -37,7 +37,7 @@ class _Hosts:
 
 
 def cluster_map(plan: Plan, check: MemoryCheck) -> str:
-    """The section of the page; devices of stages that do not fit are red."""
+    """Return the section of the page; devices of stages that do not fit are red."""
     cluster = plan.cluster
     assert cluster is not None  # the page has no map without one
     hosts = _hosts(plan, cluster)

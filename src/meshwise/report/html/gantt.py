@@ -23,7 +23,7 @@ _DIGIT = 6.2
 
 
 def gantt(name: str, timeline: Timeline, start: float, end: float) -> str:
-    """The part of a step between two times, in seconds."""
+    """Return the part of a step between two times, in seconds."""
     meshes = len(timeline.memory)
     scale = PLOT / (end - start) if end > start else 0.0
     height = meshes * _ROW + AXIS
@@ -57,14 +57,14 @@ def axis(start: float, end: float, y: float) -> list[str]:
 
 
 def row_label(mesh: int, y: float, height: float) -> list[str]:
-    """The colour and number of a stage, left of its row."""
+    """Return the colour and number of a stage, left of its row."""
     middle = y + height / 2
     return [rect((0, middle - 6, 12, 12), stage_class(mesh), "", 3),
             label(18, middle + 4, f"stage {mesh}")]  # fmt: skip
 
 
 def _task(event: Event, start: float, end: float, scale: float, digits: int) -> list[str]:
-    """A task, with its number where the longest one of the picture has room."""
+    """Return a task, with its number where the longest one of the picture has room."""
     first, last = max(event.start_s, start), min(event.end_s, end)
     x, width = LEFT + (first - start) * scale, max((last - first) * scale, _LEAST)
     number = "" if event.microbatch == ONCE else str(event.microbatch)

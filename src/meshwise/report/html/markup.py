@@ -18,12 +18,12 @@ STAGE_COLOURS = (
 
 
 def escaped(text: object) -> str:
-    """Text that is safe between tags and in attributes, and can be written as UTF-8."""
+    """Return the text that is safe between tags and in attributes, and can be written as UTF-8."""
     return html.escape(str(text).encode("utf-8", "replace").decode("utf-8"), quote=True)
 
 
 def stage_class(number: int) -> str:
-    """The class that gives a stage its colour."""
+    """Return the class that gives a stage its colour."""
     return f"s{number % len(STAGE_COLOURS)}"
 
 
@@ -44,7 +44,7 @@ def memory_banner(check: MemoryCheck) -> str:
 
 
 def num(value: float) -> str:
-    """A coordinate: hundredths of a pixel."""
+    """Return a coordinate: hundredths of a pixel."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
 
@@ -67,20 +67,20 @@ def rect(
 
 
 def label(x: float, y: float, text: object, kind: str = "") -> str:
-    """A text; y is that of its base line."""
+    """Return a text; y is that of its base line."""
     more = f' class="{kind}"' if kind else ""
     return f'<text{more} x="{num(x)}" y="{num(y)}">{escaped(text)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "line") -> str:
-    """A straight line."""
+    """Return a straight line."""
     return f'<path class="{kind}" d="M{num(x1)} {num(y1)}L{num(x2)} {num(y2)}"/>'
 
 
 def picture(
     name: str, title: str, description: str, size: tuple[float, float], parts: Sequence[str]
 ) -> str:
-    """An SVG with a title and a description for readers of screens.
+    """Return an SVG with a title and a description for readers of screens.
 
     Args:
         name: Unique in the page.
@@ -99,7 +99,7 @@ def picture(
 
 
 def legend(items: Sequence[tuple[str, str]]) -> str:
-    """A list of colours (CSS) and what they mean."""
+    """Return a list of colours (CSS) and what they mean."""
     keys = "".join(
         f'<li><span class="key" style="background: {colour}"></span>{escaped(text)}</li>'
         for colour, text in items
@@ -108,7 +108,7 @@ def legend(items: Sequence[tuple[str, str]]) -> str:
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> str:
-    """A table.
+    """Return a table.
 
     Args:
         header: Name of each column, as HTML.

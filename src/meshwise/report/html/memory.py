@@ -19,7 +19,7 @@ _PALE = 0.45
 
 
 def memory_charts(simulation: Simulation, check: MemoryCheck) -> str:
-    """The section of the page; what does not fit is red."""
+    """Return the section of the page; what does not fit is red."""
     timeline = simulation.timeline
     over = {*simulation.too_large, *check.too_large}
     top = max(*timeline.peak_bytes, *simulation.memory_bytes) * 1.04
@@ -101,7 +101,7 @@ def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) 
 def _area(
     points: Sequence[tuple[float, float]], end: float, floor: float, kind: str, opacity: float
 ) -> str:
-    """The area under steps."""
+    """Return the area under steps."""
     path = [f"M{num(points[0][0])} {num(floor)}"]
     last = ""
     for x, y in points:
@@ -113,7 +113,7 @@ def _area(
 
 
 def _extremes(steps: Sequence[MemoryStep], end: float) -> tuple[list[int], list[int]]:
-    """The least and the most bytes in each of `_COLUMNS` equal parts of the step."""
+    """Return the least and the most bytes in each of `_COLUMNS` equal parts of the step."""
     least: list[int] = []
     most: list[int] = []
     now, at = steps[0].num_bytes, 1

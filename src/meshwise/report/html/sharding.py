@@ -18,6 +18,7 @@ from meshwise.plan.counts.contents import pattern
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Layer, Stage
+from meshwise.plan.text.columns import ranges_text
 from meshwise.report.html.markup import (
     WIDTH,
     escaped,
@@ -47,8 +48,8 @@ class ShownTensor:
     Attributes:
         name: Their name, or the part of it that they share.
         heads: What stands before it, where there are several.
-        shape: Of each.
-        layout: Of each.
+        shape: Shape of each.
+        layout: Layout of each.
     """
 
     name: str
@@ -75,7 +76,7 @@ class LayerKind:
 
 
 def sharding_section(plan: Plan) -> str:
-    """The section of the page."""
+    """Return the section of the page."""
     kinds = _kinds(plan)
     if plan.schedule == ONE_PROGRAM:
         (kind,) = kinds
@@ -116,7 +117,7 @@ def _kinds(plan: Plan) -> list[LayerKind]:
 
 
 def _inputs(layers: Sequence[Layer]) -> list[tuple[str, tuple[int, ...], Layout]]:
-    """The inputs of layers that differ at most in the numbers of their names."""
+    """Return the inputs of layers that differ at most in the numbers of their names."""
     if len(layers) == 1:
         return _together(layers[0])
     names = zip(*([x.name for x in layer.arguments] for layer in layers), strict=True)
@@ -186,7 +187,7 @@ def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[Shown
 
 
 def _strip(plan: Plan, kinds: Sequence[LayerKind]) -> str:
-    """Every layer in order, in the colour of its stage, with the letter of its kind."""
+    """Return every layer in order, in the colour of its stage, with the letter of its kind."""
     letter = {layer: kind.letters for kind in kinds for _, layer in kind.places}
     total = plan.stages[-1].last_layer + 1
     each = min(46.0, WIDTH / total)
@@ -214,14 +215,9 @@ def _places(kind: LayerKind) -> str:
     """`stage 0: layers 1-5, 7; stage 1: layer 9`."""
     texts: list[str] = []
     for stage, group in itertools.groupby(kind.places, lambda place: place[0]):
-        runs: list[str] = []
         layers = [layer for _, layer in group]
-        for _, run in itertools.groupby(enumerate(layers), lambda item: item[1] - item[0]):
-            found = [layer for _, layer in run]
-            runs.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
-        texts.append(
-            f"stage {stage}: {'layer' if len(layers) == 1 else 'layers'} {', '.join(runs)}"
-        )
+        what = "layer" if len(layers) == 1 else "layers"
+        texts.append(f"stage {stage}: {what} {ranges_text(layers)}")
     return "; ".join(texts)
 
 
@@ -243,7 +239,7 @@ def _tensors(kind: LayerKind) -> str:
 
 
 def axes_legend(mesh: LogicalMesh) -> str:
-    """The axes of a mesh with their colours."""
+    """Return the axes of a mesh with their colours."""
     keys = [
         (AXIS_COLOURS[k % len(AXIS_COLOURS)], f"axis {axis.name} of {axis.size}")
         for k, axis in enumerate(mesh.axes)
@@ -253,7 +249,7 @@ def axes_legend(mesh: LogicalMesh) -> str:
 
 
 def tensor_table(tensors: Sequence[ShownTensor], mesh: LogicalMesh) -> str:
-    """A row for each tensor; copies that all of them have are named once, above."""
+    """Return a row for each tensor; copies that all of them have are named once, above."""
     every = {t.heads for t in tensors}
     note = ""
     if len(every) == 1 and tensors[0].heads:
@@ -289,7 +285,7 @@ def _share(layout: Layout, mesh: LogicalMesh) -> str:
 
 
 def _glyph(tensor: ShownTensor, mesh: LogicalMesh) -> str:
-    """The tensor as a box cut into tiles, the first of them filled."""
+    """Return the tensor as a box cut into tiles, the first of them filled."""
     parts = [math.prod(mesh.sizes[a] for a in axes) for axes in tensor.layout.dims]
     columns = parts[-1] if parts else 1
     rows = math.prod(parts[:-1])

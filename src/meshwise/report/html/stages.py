@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
+from meshwise.plan.text.columns import range_text
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.simulate.plan import Simulation
@@ -20,7 +21,7 @@ _HEADER = (
 
 
 def stage_table(plan: Plan, simulation: Simulation) -> str:
-    """The section of the page."""
+    """Return the section of the page."""
     predicted = plan_memory(plan).too_large
     rows = [_row(plan, simulation, k, predicted) for k in range(len(plan.stages))]
     return (
@@ -41,8 +42,8 @@ def _row(
     busy_s, step_s = timeline.busy_s[mesh], timeline.step_time_s
     return (
         f'<span class="badge {stage_class(number)}">{number}</span>',
-        _range(stage.first_layer, stage.last_layer),
-        _range(stage.first_device, stage.first_device + stage.num_devices - 1),
+        range_text(stage.first_layer, stage.last_layer),
+        range_text(stage.first_device, stage.first_device + stage.num_devices - 1),
         _hosts(stage, plan),
         " ".join(f"{escaped(axis.name)}={axis.size}" for axis in stage.mesh.axes),
         escaped(stage.remat),
@@ -72,11 +73,7 @@ def _marked(num_bytes: int, is_too_large: bool) -> str:
 def _hosts(stage: Stage, plan: Plan) -> str:
     assert plan.cluster is not None  # the plan was simulated there
     place = placed(stage, plan.cluster)
-    return _range(place.hosts.start, place.hosts.stop - 1)
-
-
-def _range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+    return range_text(place.hosts.start, place.hosts.stop - 1)
 
 
 def tried_table(plan: Plan) -> str:

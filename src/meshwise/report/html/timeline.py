@@ -22,7 +22,7 @@ _ROW, _BAR = 34, 28
 
 
 def timeline_section(simulation: Simulation, measured: Timeline | None = None) -> str:
-    """The section of the page.
+    """Return the section of the page.
 
     Args:
         simulation: A step of the plan.
@@ -33,7 +33,7 @@ def timeline_section(simulation: Simulation, measured: Timeline | None = None) -
 
 
 def _measured(simulated: Timeline, timeline: Timeline) -> str:
-    """The step as it ran, and how far off the simulation was."""
+    """Return the step as it ran, and how far off the simulation was."""
     numbers = range(len(timeline.busy_s))
     rows = "".join(
         f"<tr><td>{mesh}</td><td>{seconds_text(simulated.busy_s[mesh])}</td>"
@@ -63,7 +63,7 @@ def _drawn(name: str, timeline: Timeline, end: float) -> str:
 
 
 def _simulated(simulation: Simulation, measured_s: float) -> str:
-    """The step as the simulator sees it."""
+    """Return the step as the simulator sees it."""
     timeline = simulation.timeline
     kinds = [kind for kind in ("F", "B", "W") if any(e.kind == kind for e in timeline.events)]
     keys = [(f"var(--{kind})", KINDS[kind]) for kind in kinds]
@@ -131,7 +131,7 @@ def _ends(timeline: Timeline) -> tuple[float, float]:
 
 
 def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
-    """A row for each stage; in each column what it does, stacked by share of the time."""
+    """Return a row for each stage; in each column what it does, stacked by share of the time."""
     meshes = len(timeline.memory)
     end = timeline.step_time_s
     parts = axis(0.0, end, meshes * _ROW)
@@ -174,7 +174,7 @@ def _shares(events: Sequence[Event], end: float, columns: int) -> dict[str, list
 
 
 def _band(base: Sequence[float], top: Sequence[float], y: float, kind: str) -> str:
-    """The area between two lines of steps."""
+    """Return the area between two lines of steps."""
     width = PLOT / len(top)
 
     def steps(values: Sequence[float]) -> list[tuple[float, float]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from meshwise.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
-from meshwise.baselines.pipeline.megatron import megatron_lm
-from meshwise.baselines.pipeline.one_stage import HEURISTIC, OneStage, expert_meshes
-from meshwise.baselines.pipeline.restricted_stages import one_device_a_stage
-from meshwise.baselines.pipeline.result import BaselineResult
-from meshwise.baselines.pipeline.stage_search import StageSearch
+from evaluation.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
+from evaluation.baselines.megatron import megatron_lm
+from evaluation.baselines.one_stage import HEURISTIC, OneStage, expert_meshes
+from evaluation.baselines.restricted_stages import one_device_a_stage
+from evaluation.baselines.result import BaselineResult
+from evaluation.baselines.stage_search import StageSearch
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions
@@ -26,8 +26,8 @@ def _alpa_stages(problem: StageProblem) -> StagePlan:
 
 
 # Sources: Alpa section 8.1 (DeepSpeed is the baseline of figure 7b, PP-DP, the space of PipeDream
-# and Dapple, that of figure 7c), section 8.2 (inter-op only); FACTS section 6, the ablation of
-# figure 8 (Heuristic).
+# and Dapple, that of figure 7c), section 8.2 (inter-op only); docs/facts.md section 6, the ablation
+# of figure 8 (Heuristic).
 DECIDERS: Mapping[str, Decider] = MappingProxyType(
     {
         "Megatron-LM": megatron_lm,

@@ -37,7 +37,7 @@ class Body:
 
 
 def block_ranges(chain: OperatorChain) -> Ranges:
-    """First and last operator of each block, of what stands before them and after them.
+    """Return the first and last operator of each block, of what stands before them and after them.
 
     Blocks begin where least crosses.  A chain without a repeated part is one layer.
     """
@@ -61,7 +61,7 @@ def block_ranges(chain: OperatorChain) -> Ranges:
 
 
 def body_of(classes: Sequence[int]) -> Body:
-    """The repeated part of layers; `classes` are those of a `LayerSource`."""
+    """Return the repeated part of layers; `classes` are those of a `LayerSource`."""
     size = len(classes)
     best = Body(first=0, num_layers=1, period=1)
     for period in range(1, size // 2 + 1):

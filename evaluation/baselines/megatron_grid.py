@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshwise.baselines.pipeline.block_layers import Body
-from meshwise.baselines.pipeline.result import Refused
+from evaluation.baselines.block_layers import Body
+from evaluation.baselines.result import Refused
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -55,7 +55,7 @@ def megatron_grid(
     *,
     largest_tensor_parallel: int | None = None,
 ) -> tuple[list[MegatronPoint], list[Refused]]:
-    """All points that use every device, and the parts of the grid that cannot be.
+    """Return all points that use every device, and the parts of the grid that cannot be.
 
     Args:
         cluster: Equal hosts.
@@ -105,7 +105,7 @@ def megatron_grid(
 
 
 def stage_kind(cluster: Cluster, stages: int) -> SubmeshKind | None:
-    """The equal part of the cluster that each stage gets; None if there is none.
+    """Return the equal part of the cluster that each stage gets; None if there is none.
 
     Raises:
         ClusterError: hosts differ.

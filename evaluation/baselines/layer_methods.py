@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshwise.baselines.restrictions import (
-    data_parallel,
+from evaluation.baselines.layer_restrictions import (
     expert_zero2,
     expert_zero3,
-    megatron,
     megatron_sharded,
-    zero2,
-    zero3,
 )
+from meshwise.baselines.restrictions import data_parallel, megatron, zero2, zero3
 from meshwise.baselines.roles import InputInfo, input_info
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
@@ -44,7 +41,7 @@ LAYER_METHODS = (*RESTRICTIONS, INTRA_OP, ALPA_INTRA_OP)
 
 
 def restriction_of(method: str, piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
-    """What a method takes away from the plans of a piece.
+    """Return what a method takes away from the plans of a piece.
 
     Raises:
         PlanError: there is no such method.
@@ -66,7 +63,7 @@ def restricted_layer(
     *,
     conceded: frozenset[str] = frozenset(),
 ) -> LayerNetwork:
-    """The decisions about one layer on one mesh that a method leaves open.
+    """Return the decisions about one layer on one mesh that a method leaves open.
 
     Args:
         method: One of `LAYER_METHODS`.
@@ -91,7 +88,7 @@ def restricted_layer(
 
 
 def _with_rows_crossing(layer: LayerNetwork, restriction: Restriction) -> LayerNetwork:
-    """The same with the states of cuts that the restriction asks for."""
+    """Return the same with the states of cuts that the restriction asks for."""
     costs = list(layer.problem.costs)
     sides = (
         (layer.entering, _position(layer.piece.entering, enters=True)),
@@ -108,7 +105,7 @@ def _with_rows_crossing(layer: LayerNetwork, restriction: Restriction) -> LayerN
 
 
 def _position(crossings: tuple[Crossing, ...], *, enters: bool) -> int:
-    """The input whose layout is the state of a cut; -1 if there is none."""
+    """Return the input whose layout is the state of a cut; -1 if there is none."""
     main = primary(crossings)
     if main is None:
         return -1

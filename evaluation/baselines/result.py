@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwise.baselines.pipeline.simulated import SimulatedPipeline, simulate
+from evaluation.baselines.simulated import SimulatedPipeline, simulate
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.stage import Remat
 
@@ -112,7 +112,7 @@ class BaselineResult:
 def best_of(
     name: str, found: Iterable[Candidate | Refused], cluster: Cluster, memory_bytes: float
 ) -> BaselineResult:
-    """The candidate with the least simulated time among those that fit as simulated.
+    """Return the candidate with the least simulated time among those that fit as simulated.
 
     Args:
         name: Of the baseline.
@@ -162,7 +162,7 @@ def best_of(
 
 
 def least_s(pipeline: SimulatedPipeline) -> float:
-    """What no simulation goes below: the work of the busiest mesh."""
+    """Return what no simulation goes below: the work of the busiest mesh."""
     count = len(pipeline.meshes)
     work = [0.0] * count
     for k, chunk in enumerate(pipeline.chunks):

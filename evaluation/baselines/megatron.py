@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from meshwise.baselines.layer_costs import MethodCosts
-from meshwise.baselines.pipeline.block_layers import body_of
-from meshwise.baselines.pipeline.fixed_stages import FixedStages
-from meshwise.baselines.pipeline.grid_options import counts, crossing_bytes, memory_of, variants
-from meshwise.baselines.pipeline.megatron_grid import (
+from evaluation.baselines.block_layers import body_of
+from evaluation.baselines.fixed_stages import FixedStages
+from evaluation.baselines.grid_options import counts, crossing_bytes, memory_of, variants
+from evaluation.baselines.layer_costs import MethodCosts
+from evaluation.baselines.megatron_grid import (
     MegatronPoint,
     chunk_ranges,
     megatron_grid,
     stage_kind,
 )
-from meshwise.baselines.pipeline.result import BaselineResult, Candidate, Refused, best_of
+from evaluation.baselines.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant_costs import LayerSource

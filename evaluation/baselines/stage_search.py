@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwise.baselines.layer_costs import MethodCosts
-from meshwise.baselines.pipeline.grid_options import counts, crossing_bytes, memory_of, variants
-from meshwise.baselines.pipeline.result import (
+from evaluation.baselines.grid_options import counts, crossing_bytes, memory_of, variants
+from evaluation.baselines.layer_costs import MethodCosts
+from evaluation.baselines.result import (
     BaselineResult,
     Candidate,
     ChosenStage,
     Refused,
     best_of,
 )
-from meshwise.baselines.pipeline.simulated import SimulatedPipeline
+from evaluation.baselines.simulated import SimulatedPipeline
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwise.baselines.layer_costs import MethodCosts, seconds_of
+from evaluation.baselines.fixed_stages import FixedStages, RunPricer
+from evaluation.baselines.grid_options import counts, memory_of, variants, whole
+from evaluation.baselines.layer_costs import MethodCosts, seconds_of
+from evaluation.baselines.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.baselines.methods import plan_baseline
-from meshwise.baselines.pipeline.fixed_stages import FixedStages, RunCosts
-from meshwise.baselines.pipeline.grid_options import counts, memory_of, variants, whole
-from meshwise.baselines.pipeline.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
@@ -88,7 +88,7 @@ def expert_meshes(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     return (*kind.logical_meshes(2), kind.mesh((kind.num_devices,)))
 
 
-def _costs(method: str, source: LayerSource, options: IntraOptions) -> RunCosts:
+def _costs(method: str, source: LayerSource, options: IntraOptions) -> RunPricer:
     if method == HEURISTIC:
         return _Propagation(source=source, options=options)
     return MethodCosts(method, source, options)

@@ -17,12 +17,12 @@ _IN_FLIGHT = 4.0
 
 
 def memory_of(kind: SubmeshKind, options: SearchOptions) -> float:
-    """Bytes of one device."""
+    """Return the bytes of one device."""
     return options.memory_bytes or kind.device.memory_bytes
 
 
 def whole(cluster: Cluster) -> SubmeshKind:
-    """The whole cluster as one mesh.
+    """Return the whole cluster as one mesh.
 
     Raises:
         ClusterError: hosts differ.
@@ -35,7 +35,7 @@ def whole(cluster: Cluster) -> SubmeshKind:
 def variants(
     kind: SubmeshKind, meshes: Sequence[LogicalMesh], cluster: Cluster, options: SearchOptions
 ) -> tuple[Variant, ...]:
-    """Every memory option on every logical mesh."""
+    """Return every memory option on every logical mesh."""
     rate = max(r for _, r in kind.device.flop_per_s)
     step_s = 3 * options.step_flop / (rate * cluster.num_devices)
     memory = memory_of(kind, options)
@@ -64,5 +64,5 @@ def counts(options: SearchOptions) -> list[int]:
 
 
 def crossing_bytes(source: LayerSource, last_layer: int, num_microbatches: int) -> float:
-    """Bytes of one micro-batch that pass after a layer."""
+    """Return the bytes of one micro-batch that pass after a layer."""
     return source.crossing_bytes(last_layer) / num_microbatches

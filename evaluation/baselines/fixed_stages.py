@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from meshwise.baselines.layer_costs import summed
-from meshwise.baselines.pipeline.restricted_stages import with_cuts
-from meshwise.baselines.pipeline.result import Candidate, ChosenStage, Refused
-from meshwise.baselines.pipeline.simulated import SimulatedPipeline
+from evaluation.baselines.layer_costs import summed
+from evaluation.baselines.restricted_stages import with_cuts
+from evaluation.baselines.result import Candidate, ChosenStage, Refused
+from evaluation.baselines.simulated import SimulatedPipeline
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -30,7 +30,7 @@ _COSTS = (
 )  # fmt: skip
 
 
-class RunCosts(Protocol):
+class RunPricer(Protocol):
     """Costs of runs of layers under a method."""
 
     def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> Chunk | None:
@@ -65,7 +65,7 @@ class FixedStages:
         """Number of meshes."""
         return len(self.chunks) // self.schedule.chunks
 
-    def best(self, ways: Sequence[Variant], costs: RunCosts) -> Candidate | Refused:
+    def best(self, ways: Sequence[Variant], costs: RunPricer) -> Candidate | Refused:
         """Choose the best variant for each mesh.
 
         The first variant saves no memory and costs no time for it: where it fits, no other is

@@ -53,7 +53,7 @@ def simulate(pipeline: SimulatedPipeline, cluster: Cluster) -> Timeline:
 
 
 def _hosts_of(meshes: Sequence[SubmeshKind], cluster: Cluster) -> list[range]:
-    """The hosts of each mesh."""
+    """Return the hosts of each mesh."""
     if len(meshes) == 1:
         return [range(meshes[0].num_hosts)]
     size = cluster.devices_per_host

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwise.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
+from evaluation.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
@@ -51,7 +51,7 @@ class MethodCosts:
         self._known: dict[Same, Chunk] = {}
 
     def run(self, variant: Variant, num_microbatches: int, first: int, last: int) -> Chunk | None:
-        """The cost of the layers `first` to `last`; None if they have no plan."""
+        """Return the cost of the layers `first` to `last`; None if they have no plan."""
         layers = self._conditioned(variant, num_microbatches, first, last)
         if layers is None:
             return None
@@ -120,7 +120,7 @@ class MethodCosts:
     def _planned(
         self, layer: int, variant: Variant, num_microbatches: int
     ) -> ConditionedLayer | None:
-        """A layer that has a plan, if need be with an all-gather that the method forbids."""
+        """Return a layer that has a plan, if need be with an all-gather that the method forbids."""
         for conceded in (frozenset[str](), _CONCEDED):
             key = (layer, variant.mesh, variant.remat, num_microbatches, conceded)
             if key not in self._networks:
@@ -152,7 +152,7 @@ class MethodCosts:
             return None
 
     def _cost(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
-        """The cost of a layer's plan; a run has many layers with one plan."""
+        """Return the cost of a layer's plan; a run has many layers with one plan."""
         key = Same(plan)
         if key not in self._known:
             c = self.source.classes[layer]
@@ -177,7 +177,7 @@ class MethodCosts:
 
 
 def network_forbids(method: str) -> bool:
-    """Whether a method forbids what may be conceded to it."""
+    """Return whether a method forbids what may be conceded to it."""
     return method in ("DataParallel", "Megatron", "MegatronSharded")
 
 
