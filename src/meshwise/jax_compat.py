@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Protocol, TypeAlias, cast
 
-import numpy as np
 from jax import Array, core, export, lax
 from jax._src import source_info_util
 from jax._src.core import trace_state_clean
@@ -31,26 +30,8 @@ SourceInfo = source_info_util.SourceInfo
 jaxpr_as_fun = jex_core.jaxpr_as_fun
 
 
-class Aval(Protocol):
-    """The shape and dtype of a value, as JAX traces it.
-
-    Attributes:
-        shape: The size of each dim.
-        dtype: The type of the elements; random keys have a type of JAX's own.
-        weak_type: Whether the value gives way to the dtype of what it meets.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    weak_type: bool
-
-    def str_short(self) -> str:
-        """Return dtype and shape as text."""
-        ...
-
-    def update(self, *, shape: tuple[int, ...]) -> Aval:
-        """Return the same with another shape."""
-        ...
+# The shape and dtype of a value, as JAX traces it.
+Aval: TypeAlias = core.ShapedArray
 
 
 class Var(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
+from jax.typing import ArrayLike
 from jax.extend.core import Primitive
 
 from meshwise.graph.loops import DimMap, LoopRule
@@ -88,7 +89,7 @@ FlopFn = Callable[[Equation], float]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
-def rebind(eqn: Equation, operands: Sequence[jax.Array], **changes: object) -> list[jax.Array]:
+def rebind(eqn: Equation, operands: Sequence[ArrayLike], **changes: object) -> list[jax.Array]:
     """Run the primitive itself on local operands, with some parameters replaced.
 
     Args:

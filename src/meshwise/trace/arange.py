@@ -99,8 +99,9 @@ class _Rewriter:
         node = self.producer.get(ident)
         if node is None or node.bodies:
             return None
-        operands = [self.evaluated(i) for i in node.inputs]
-        if any(value is None for value in operands):
+        found = (self.evaluated(i) for i in node.inputs)
+        operands = [value for value in found if value is not None]
+        if len(operands) < len(node.inputs):
             return None
         with jax.ensure_compile_time_eval():
             results = rebind(node.equation, operands)

@@ -82,8 +82,9 @@ class _Builder:
             return None
         if not node.inputs:  # `platform_index` is known only where the program runs.
             return None
-        operands = [self.known(i) for i in node.inputs]
-        if any(value is None for value in operands):
+        found = (self.known(i) for i in node.inputs)
+        operands = [value for value in found if value is not None]
+        if len(operands) < len(node.inputs):
             return None
         with jax.ensure_compile_time_eval():
             return rebind(node.equation, operands)[node.outputs.index(ident)]
