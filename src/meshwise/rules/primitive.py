@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.typing import ArrayLike
 from jax.extend.core import Primitive
+from jax.typing import ArrayLike
 
 from meshwise.graph.loops import DimMap, LoopRule
 
