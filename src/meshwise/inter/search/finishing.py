@@ -268,11 +268,9 @@ def finished(
         fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
     )
     plan = with_work(bare, chosen.piece)
-
-    def memory(stage: Stage) -> int:
-        return memory_bytes or device_memory_bytes(stage, cluster)
-
-    check_pipeline_fits(plan, chosen.piece, memory, REPORT)
+    check_pipeline_fits(
+        plan, chosen.piece, lambda s: memory_bytes or device_memory_bytes(s, cluster), REPORT
+    )
     return plan, timeline
 
 
