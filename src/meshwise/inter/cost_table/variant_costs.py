@@ -92,10 +92,13 @@ _MAX_AXES = 2
 
 
 def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
-    """The logical meshes of a submesh that are worth a try.
+    """Return the logical meshes of a submesh that are worth a try.
 
     Across hosts the second axis is a host, or half of one.  One axis has nearly the plans of two,
     but tokens go to experts and back in one all-to-all.
+
+    Args:
+        kind: The submesh.
     """
     pairs = [m for m in kind.logical_meshes(_MAX_AXES) if len(m.axes) == _MAX_AXES]
     if kind.num_hosts > 1:
