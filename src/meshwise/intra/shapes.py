@@ -87,11 +87,6 @@ def strategy_layouts(op: Operator, strategy: Strategy, sizes: tuple[int, ...]) -
     return operands, results
 
 
-def split_parts(strategy: Strategy, sizes: tuple[int, ...]) -> int:
-    """Among how many devices the work of an operator is divided."""
-    return math.prod(sizes[a] for a, choice in enumerate(strategy) if choice >= 0)
-
-
 def local_bytes(tensor: Tensor, layout: Layout, sizes: tuple[int, ...]) -> int:
     """Return the bytes of one device's tile.
 
