@@ -20,7 +20,7 @@ from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
 from meshwise.jax_compat import source_scope
-from meshwise.plan.counts.walk import Copies
+from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import FREE, ReshardingStep, path
 from meshwise.rules.table import primitive_rule
@@ -40,7 +40,7 @@ class _Device:
         self.graph = graph
         self.mesh = mesh
         self.order = order
-        self.values = Copies[Any]()
+        self.values = LayoutCopies[Any]()
         self.made: dict[tuple[int, Layout], Any] = {}
         self.producer = {out: node for node in program.nodes for out in node.outputs}
 
