@@ -16,7 +16,7 @@ from meshwise.baselines.roles import OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import PlanError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
-from meshwise.inter.stages.submeshes import uniform_submeshes
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision
@@ -207,7 +207,7 @@ def test_runs_add_up_and_the_table_agrees(gpt):
     assert whole.microbatch_s == pytest.approx(sum(p.microbatch_s for p in parts if p))
     assert whole.temporary_bytes == max(p.temporary_bytes for p in parts if p)
     assert 0 < whole.forward_s < whole.microbatch_s / 2
-    kind = uniform_submeshes(1, 4, 1e9)[-1]
+    kind = StageSubmesh(num_hosts=1, devices_per_host=4, memory_bytes=1e9)
     table = costs.table((kind,), ((way,),), B)
     assert table.microbatch_s[0, 5, 0, 0] == pytest.approx(whole.microbatch_s)
     assert math.isinf(table.microbatch_s[3, 2, 0, 0])

@@ -8,10 +8,10 @@ import random
 from dataclasses import replace
 
 import numpy as np
+from submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 
 from meshwise.inter.stages.objective import objective_s
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
-from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.interleaved import Interleaved

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from submesh_kinds import uniform_submeshes
 
 from meshwise.inter.stages.objective import objective_s, step_time
 from meshwise.inter.stages.stage_construction import build_stages
@@ -16,7 +17,6 @@ from meshwise.inter.stages.stage_problem import (
     as_alpa,
     memory_bytes,
 )
-from meshwise.inter.stages.submeshes import uniform_submeshes
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.interleaved import Interleaved

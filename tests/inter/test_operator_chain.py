@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.candidate_cuts import candidate_cuts
 from meshwise.inter.clustering.operator_chain import OperatorChain, crossing_bytes, received_bytes
-from meshwise.inter.clustering.operator_clustering import choose_num_layers, cluster_operators
+from meshwise.inter.clustering.operator_clustering import CutTable, cluster_table
 
 
 def chain_of(flop, values, is_heavy=None):
@@ -92,6 +92,10 @@ def test_crossing_bytes_are_what_the_rest_receives(given_chain):
     assert crossing.tolist() == [received(values, c, len(flop) - 1) for c in range(len(flop))]
 
 
+def cluster_operators(chain, num_layers, delta):
+    return cluster_table(CutTable.of(chain), num_layers, delta)
+
+
 @settings(max_examples=400)
 @given(chains(), st.integers(1, 5), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
 def test_enumeration_finds_no_better_layers(given_chain, num_layers, delta):
@@ -111,22 +115,6 @@ def test_enumeration_finds_no_better_layers(given_chain, num_layers, delta):
     assert layers.flop == tuple(sum(flop[a : b + 1]) for a, b in layers.ranges)
     assert layers.worst_received_bytes == max(received(values, a, b) for a, b in layers.ranges)
     assert (layers.worst_received_bytes, sum(x * x for x in layers.flop)) == best
-
-
-def most_layers_without_more_traffic(flop, values, delta, largest):
-    """The rule of `choose_num_layers`, by enumeration."""
-    found = {n: best_layers(flop, values, n, delta) for n in range(2, largest + 1)}
-    possible = [n for n in found if n <= len(flop) and found[n] is not None]
-    if not possible:
-        return 1
-    return max(n for n in possible if found[n][0] <= found[possible[0]][0])
-
-
-@given(chains(), st.integers(2, 6), st.sampled_from([0.25, 1.0]))
-def test_the_number_of_layers_is_the_largest_without_more_traffic(given_chain, largest, delta):
-    flop, values = given_chain
-    chosen = choose_num_layers(chain_of(flop, values), delta, largest=largest)
-    assert chosen == most_layers_without_more_traffic(flop, values, delta, largest)
 
 
 def transformer(num_layers, light=3):
@@ -163,9 +151,6 @@ def test_layers_of_a_transformer_are_found():
         found = cluster_operators(chain, num_layers, 0.5)
         assert found.ranges == ranges
         assert found.worst_received_bytes == 1
-    # More than 8 would cut a layer.
-    assert choose_num_layers(chain, 0.5, largest=20) == 8
-    assert len(cluster_operators(chain).ranges) == 8
 
 
 def test_few_candidates_find_the_same_layers_in_a_long_chain():
@@ -193,8 +178,6 @@ def test_why_there_are_no_such_layers():
         cluster_operators(chain_of([1, 1], []), 3, 0.5)
     with pytest.raises(InfeasibleError, match="no choice of cuts is that even"):
         cluster_operators(chain_of([3, 3, 3], []), 2, 0.1)
-    # No even layers at all: one layer.
-    assert choose_num_layers(chain_of([1, 9], []), 0.1) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 
 from meshwise.errors import ClusterError
 from meshwise.inter.stages.placement import place_stages
-from meshwise.inter.stages.submeshes import HostKind, mixed_submeshes, uniform_submeshes
 
 
 def shapes(num_hosts, devices_per_host, **options):

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from submesh_kinds import uniform_submeshes
 
 from meshwise.inter.stages.single_stage import seconds_at_the_limit
 from meshwise.inter.stages.stage_problem import StageCosts
-from meshwise.inter.stages.submeshes import uniform_submeshes
 
 NUM_LAYERS, COUNT = 3, 4
 # Free and full price: seconds of a micro-batch and once a step, bytes that stay and that pass.

@@ -23,10 +23,17 @@ from meshwise.graph.loops import (
 def strategy_for_result(
     rule: LoopRule, index: int, wanted: Layout, sizes: Sequence[int]
 ) -> tuple[Strategy, tuple[Layout, ...]] | None:
-    """A strategy that leaves result `index` in a split layout, with its operand layouts.
+    """Return a strategy that leaves a result in a split layout.
 
-    None if the loops do not allow it without communication; then the value is made whole and
-    sliced.
+    Args:
+        rule: The loops of the operator.
+        index: Position of the result.
+        wanted: The layout of the result.
+        sizes: Sizes of the mesh axes.
+
+    Returns:
+        The strategy and the layouts of its operands; None if the loops do not allow it without
+        communication, so that the value is made whole and sliced.
     """
     strategy = [NONE] * len(sizes)
     for loops, axes in zip(rule.results[index], wanted.dims, strict=True):

@@ -42,7 +42,13 @@ class HaloEdge(NamedTuple):
 
 
 def edges(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> Iterator[HaloEdge]:
-    """The permutes of an operator under a strategy, in the order in which they run."""
+    """Yield the permutes of an operator under a strategy, in the order in which they run.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
     for halo in rule.halos:
         axes = tuple(a for a in axes_of_loop(strategy, halo_loop(rule, halo)) if sizes[a] > 1)
         if axes:
@@ -59,7 +65,15 @@ def extended_shape(
     operand: int,
     shape: Sequence[int],
 ) -> tuple[int, ...]:
-    """Local shape of an operand of whole shape `shape` with all its edges around."""
+    """Return the local shape of an operand with all its edges around.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: A feasible strategy.
+        sizes: Sizes of the mesh axes.
+        operand: Position of the operand.
+        shape: Whole shape of the operand.
+    """
     layouts = operand_layouts(rule, strategy, sizes)
     assert layouts is not None
     local = list(local_shape(shape, layouts[operand], sizes))

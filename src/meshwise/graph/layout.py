@@ -38,7 +38,11 @@ class Layout(NamedTuple):
 
 
 def layout_text(layout: Layout) -> str:
-    """Text of a layout; `parse_layout` reads it back."""
+    """Return the text of a layout; `parse_layout` reads it back.
+
+    Args:
+        layout: The layout.
+    """
     words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in layout.dims]
     if layout.partial:
         words.append(f"{layout.monoid}:P" + "".join(map(str, layout.partial)))
@@ -47,6 +51,12 @@ def layout_text(layout: Layout) -> str:
 
 def parse_layout(text: str) -> Layout:
     """Read the text of `layout_text`.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The layout.
 
     Raises:
         ValueError: the text is not a layout.
@@ -69,20 +79,33 @@ def parse_layout(text: str) -> Layout:
 
 
 def replicated(rank: int) -> Layout:
-    """The layout in which every device holds the whole tensor."""
+    """Return the layout in which every device holds the whole tensor.
+
+    Args:
+        rank: Number of dims of the tensor.
+    """
     return Layout(((),) * rank)
 
 
 def used_axes(layout: Layout) -> tuple[int, ...]:
-    """Axes along which devices hold different data, ascending."""
+    """Return the axes along which devices hold different data, ascending.
+
+    Args:
+        layout: The layout.
+    """
     return tuple(sorted((*itertools.chain.from_iterable(layout.dims), *layout.partial)))
 
 
 def is_valid(layout: Layout, shape: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether a layout fits a shape and a mesh.
+    """Return whether a layout fits a shape and a mesh.
 
     Each axis is there, is used at most once, and divides the dim that it splits; partial axes
     are ascending and have a monoid.
+
+    Args:
+        layout: The layout.
+        shape: Shape of the whole tensor.
+        sizes: Sizes of the mesh axes.
     """
     axes = used_axes(layout)
     if len(set(axes)) != len(axes) or len(layout.dims) != len(shape):
@@ -100,12 +123,23 @@ def is_valid(layout: Layout, shape: Sequence[int], sizes: Sequence[int]) -> bool
 
 
 def num_parts(layout: Layout, sizes: Sequence[int]) -> int:
-    """Into how many tiles the tensor is split; partial axes do not count."""
+    """Return into how many tiles the tensor is split; partial axes do not count.
+
+    Args:
+        layout: The layout.
+        sizes: Sizes of the mesh axes.
+    """
     return math.prod(sizes[a] for axes in layout.dims for a in axes)
 
 
 def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of the tile that one device holds."""
+    """Return the shape of the tile that one device holds.
+
+    Args:
+        shape: Shape of the whole tensor.
+        layout: How it lies.
+        sizes: Sizes of the mesh axes.
+    """
     return tuple(
         [
             size // math.prod([sizes[a] for a in axes]) if axes else size
@@ -115,12 +149,20 @@ def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> t
 
 
 def without_partial(layout: Layout) -> Layout:
-    """The layout after the partial terms were all-reduced."""
+    """Return the layout after the partial terms were all-reduced.
+
+    Args:
+        layout: The layout.
+    """
     return Layout(layout.dims)
 
 
 def shift_in(layout: Layout) -> Layout:
-    """Layout of the stacked tensor whose slices along a new, whole dim 0 have `layout`."""
+    """Return the layout of the stacked tensor whose slices along a new, whole dim 0 lie as given.
+
+    Args:
+        layout: Layout of a slice.
+    """
     return Layout(((), *layout.dims), layout.partial, layout.monoid)
 
 
@@ -136,9 +178,13 @@ def shift_out(layout: Layout) -> Layout:
 
 
 def split_layouts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Layout]:
-    """All layouts without partial axes, several axes on one dim in ascending order only.
+    """Yield all layouts without partial axes, several axes on one dim in ascending order only.
 
     Replicated comes first; the order is deterministic.
+
+    Args:
+        shape: Shape of the whole tensor.
+        sizes: Sizes of the mesh axes.
     """
     rank = len(shape)
     for choice in itertools.product(range(-1, rank), repeat=len(sizes)):

@@ -27,7 +27,11 @@ NONE = -1
 
 
 def passing(group: int) -> int:
-    """Choice of an axis along which linear group `group` of the operands is partial."""
+    """Return the choice of an axis along which a linear group of the operands is partial.
+
+    Args:
+        group: Number of the group in `LoopRule.linear`.
+    """
     return -2 - group
 
 
@@ -96,7 +100,12 @@ class LoopRule:
 
 
 def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
-    """Mesh axes that split `loop`, major to minor (ascending)."""
+    """Return the mesh axes that split a loop, major to minor (ascending).
+
+    Args:
+        strategy: The strategy.
+        loop: Position of the loop.
+    """
     if loop not in strategy:
         return ()
     return tuple([a for a, choice in enumerate(strategy) if choice == loop])
@@ -141,7 +150,16 @@ def _split_dims(
 def operand_layouts(
     rule: LoopRule, strategy: Strategy, sizes: Sequence[int]
 ) -> tuple[Layout, ...] | None:
-    """Layouts in which a strategy wants its operands; None if it is not a block layout."""
+    """Return the layouts in which a strategy wants its operands.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+
+    Returns:
+        A layout for each operand; None if one of them is no block layout.
+    """
     layouts: list[Layout] = []
     for index, dims in enumerate(rule.operands):
         split = _split_dims(rule, strategy, dims, sizes)
@@ -159,7 +177,16 @@ def operand_layouts(
 def result_layouts(
     rule: LoopRule, strategy: Strategy, sizes: Sequence[int]
 ) -> tuple[Layout, ...] | None:
-    """Layouts in which a strategy leaves its results; None if not expressible."""
+    """Return the layouts in which a strategy leaves its results.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+
+    Returns:
+        A layout for each result; None if one of them cannot be expressed.
+    """
     partial: list[int] = []
     monoids: set[str] = set()
     for axis, choice in enumerate(strategy):
@@ -180,17 +207,34 @@ def result_layouts(
 
 
 def loop_parts(strategy: Strategy, loop: int, sizes: Sequence[int]) -> int:
-    """Into how many parts a strategy splits a loop."""
+    """Return into how many parts a strategy splits a loop.
+
+    Args:
+        strategy: The strategy.
+        loop: Position of the loop.
+        sizes: Sizes of the mesh axes.
+    """
     return math.prod([sizes[a] for a in axes_of_loop(strategy, loop)])
 
 
 def halo_loop(rule: LoopRule, halo: Halo) -> int:
-    """The loop that the dim of a halo follows."""
+    """Return the loop that the dim of a halo follows.
+
+    Args:
+        rule: The loops of the operator.
+        halo: One of its halos.
+    """
     return rule.operands[halo.operand][halo.dim][0]
 
 
 def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
-    """Whether a strategy cuts all loops into equal parts, and no edge is longer than a block."""
+    """Return whether loops are cut into equal parts, and no edge is longer than a block.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
     for loop in {choice for choice in strategy if choice >= 0}:
         if rule.loops[loop].size % loop_parts(strategy, loop, sizes):
             return False
@@ -202,7 +246,13 @@ def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
 
 
 def is_feasible(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
-    """Whether a strategy divides its loops evenly and every layout is a block layout."""
+    """Return whether a strategy divides its loops evenly and every layout is a block layout.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
     return (
         divides(rule, strategy, sizes)
         and operand_layouts(rule, strategy, sizes) is not None
@@ -211,7 +261,12 @@ def is_feasible(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> boo
 
 
 def enumerate_strategies(rule: LoopRule, sizes: Sequence[int]) -> Iterator[Strategy]:
-    """All feasible strategies of an operator, the fully replicated one first."""
+    """Yield all feasible strategies of an operator, the fully replicated one first.
+
+    Args:
+        rule: The loops of the operator.
+        sizes: Sizes of the mesh axes.
+    """
     choices = (
         NONE,
         *(i for i, loop in enumerate(rule.loops) if loop.size > 1),
@@ -223,7 +278,12 @@ def enumerate_strategies(rule: LoopRule, sizes: Sequence[int]) -> Iterator[Strat
 
 
 def replicated_rule(operand_ranks: Sequence[int], result_ranks: Sequence[int]) -> LoopRule:
-    """The rule of an operator about which nothing is known: everything whole."""
+    """Return the rule of an operator about which nothing is known: every dim stays whole.
+
+    Args:
+        operand_ranks: Number of dims of each operand.
+        result_ranks: Number of dims of each result.
+    """
     return LoopRule(
         loops=(),
         operands=tuple(((),) * rank for rank in operand_ranks),

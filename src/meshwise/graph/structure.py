@@ -119,7 +119,16 @@ def scan_structure(
     length: int,
     reverse: bool = False,
 ) -> Structure:
-    """A `scan`: operands are constants, carries, xs; results carries, ys."""
+    """Return the structure of a `scan`: operands are constants, carries, xs; results carries, ys.
+
+    Args:
+        num_operands: Number of operands.
+        num_results: Number of results.
+        num_consts: Operands that are constants.
+        num_carry: Operands that are carries.
+        length: Number of trips.
+        reverse: Whether slices are taken from the last to the first.
+    """
     return Structure(
         kind=SCAN,
         parts=(
@@ -136,7 +145,13 @@ def scan_structure(
 
 
 def cond_structure(*, num_operands: int, num_results: int, num_branches: int) -> Structure:
-    """A `cond` or `switch`: operand 0 is the number of the branch that runs."""
+    """Return the structure of a `cond` or `switch`; operand 0 is the number of the branch.
+
+    Args:
+        num_operands: Number of operands.
+        num_results: Number of results.
+        num_branches: Number of branches.
+    """
     branch = BodyPart(
         operands=tuple(range(1, num_operands)), results=tuple(range(num_results)), trips=1
     )
@@ -146,9 +161,15 @@ def cond_structure(*, num_operands: int, num_results: int, num_branches: int) ->
 def while_structure(
     *, num_predicate_consts: int, num_body_consts: int, num_carry: int, trips: int | None
 ) -> Structure:
-    """A `while`: operands are constants of the predicate, constants of the body, carries.
+    """Return the structure of a `while`.
 
     The predicate runs once more than the body.
+
+    Args:
+        num_predicate_consts: Operands that are constants of the predicate; they come first.
+        num_body_consts: Operands that are constants of the body; they come next.
+        num_carry: Operands that are carries.
+        trips: Number of trips; None where it is not known.
     """
     first = num_predicate_consts + num_body_consts
     carries = tuple(range(first, first + num_carry))

@@ -7,7 +7,7 @@ import numpy as np
 from meshwise.assignment import kernel_set as assignment
 from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
-from meshwise.inter.stages.submeshes import uniform_submeshes
+from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.kernels.background import KernelSet
 
 KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))
@@ -23,7 +23,9 @@ def compile_stages() -> None:
     """Compile the choice of stages, by cutting two layers."""
     ones = np.ones((2, 2, 2, 1))
     costs = StageCosts(
-        submeshes=uniform_submeshes(1, 2, 8.0),
+        submeshes=tuple(
+            StageSubmesh(num_hosts=1, devices_per_host=n, memory_bytes=8.0) for n in (1, 2)
+        ),
         microbatch_s=ones,
         once_s=ones,
         resident_bytes=ones,

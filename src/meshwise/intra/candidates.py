@@ -24,7 +24,12 @@ def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Lay
 
 
 def whole_layouts(tensor: Tensor, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
-    """Layouts without partial sums; axes of one device split nothing."""
+    """Return the layouts without partial sums; axes of one device split nothing.
+
+    Args:
+        tensor: The tensor.
+        sizes: Sizes of the mesh axes.
+    """
     return _whole_layouts(tensor.shape, sizes)
 
 

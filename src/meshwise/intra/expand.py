@@ -218,7 +218,12 @@ class _Expander:
 
 
 def expand(network: LayoutNetwork, choice: Sequence[int]) -> GraphDecision:
-    """The decision about every operator that a choice of every node means."""
+    """Return the decision about every operator that a choice of every node means.
+
+    Args:
+        network: The nodes.
+        choice: For each node the number of its choice.
+    """
     expander = _Expander(network, choice)
     graph: Graph = network.graph
     inputs = tuple(

@@ -129,7 +129,11 @@ def _propagated(network: LayoutNetwork) -> Solution:
 
 
 def free_answer(made: Prepared) -> JudgedChoice:
-    """The cheapest choice as a plan with its peak."""
+    """Return the cheapest choice as a plan with its peak.
+
+    Args:
+        made: A graph on a mesh, prepared.
+    """
     decision, high = made.judge.of_choice(made.free.choice)
     return JudgedChoice(solution=made.free, decision=decision, peak=high)
 
@@ -198,6 +202,14 @@ def plan_graph(
 
 
 def relative_gap(cost: float, bound: float) -> float:
-    """(cost - bound) / cost; infinite without a bound, 0 for what costs nothing."""
+    """Return (cost - bound) / cost.
+
+    Args:
+        cost: What a plan costs.
+        bound: No plan costs less.
+
+    Returns:
+        The gap; infinite without a bound, 0 for a plan that costs nothing.
+    """
     gap = (cost - bound) / cost if cost > 0 else 0.0
     return max(gap, 0.0) if math.isfinite(gap) else math.inf

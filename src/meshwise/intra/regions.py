@@ -87,7 +87,11 @@ def _users(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def regions(graph: Graph) -> tuple[Region, ...]:
-    """The whole graph first, then its bodies, outer before inner."""
+    """Return the whole graph first, then its bodies, outer before inner.
+
+    Args:
+        graph: The graph.
+    """
     out: list[Region] = []
     todo: list[tuple[Graph, OperatorPath, int, int, tuple[int, ...] | None]] = [
         (graph, (), 1, -1, None)

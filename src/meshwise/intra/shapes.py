@@ -68,7 +68,16 @@ class BlockShape:
 
 
 def strategy_layouts(op: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> Ways | None:
-    """Layouts of operands and results; None if the strategy is not feasible."""
+    """Return the layouts of operands and results.
+
+    Args:
+        op: The operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+
+    Returns:
+        The layouts; None if the strategy is not feasible.
+    """
     if not divides(op.rule, strategy, sizes):
         return None
     operands = operand_layouts(op.rule, strategy, sizes)
@@ -78,18 +87,23 @@ def strategy_layouts(op: Operator, strategy: Strategy, sizes: tuple[int, ...]) -
     return operands, results
 
 
-def split_parts(strategy: Strategy, sizes: tuple[int, ...]) -> int:
-    """Among how many devices the work of an operator is divided."""
-    return math.prod(sizes[a] for a, choice in enumerate(strategy) if choice >= 0)
-
-
 def local_bytes(tensor: Tensor, layout: Layout, sizes: tuple[int, ...]) -> int:
-    """Bytes of one device's tile."""
+    """Return the bytes of one device's tile.
+
+    Args:
+        tensor: The tensor.
+        layout: How it lies.
+        sizes: Sizes of the mesh axes.
+    """
     return math.prod(local_shape(tensor.shape, layout, sizes)) * tensor.itemsize
 
 
 def is_view(op: Operator) -> bool:
-    """Whether the results need not be written: they are read through the operands."""
+    """Return whether the results need not be written: they are read through the operands.
+
+    Args:
+        op: The operator.
+    """
     return op.kind in ("broadcast_in_dim", "iota", "reshape", "squeeze", "copy", "expand_dims")
 
 

@@ -28,9 +28,9 @@ from meshwise.intra.shapes import (
     Ways,
     cluster_bytes,
     moved_bytes,
-    split_parts,
     strategy_layouts,
 )
+from meshwise.plan.counts.flop import strategy_parts
 from meshwise.resharding.within import cost_matrix
 
 
@@ -94,7 +94,7 @@ class Evaluator:
         """Seconds of one operator on one device."""
         if self.objective == ALPA:
             return 0.0
-        flop = op.flop / split_parts(strategy, self.sizes)
+        flop = op.flop / strategy_parts(op, strategy, self.sizes)
         device = self.mesh.device
         return max(device.dense_s(flop, dtype), byte_count / device.memory_bytes_per_s)
 
@@ -357,5 +357,6 @@ class Evaluator:
             if not member.op.flop:
                 continue
             dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-            flop_s += device.dense_s(member.op.flop / split_parts(strategy, self.sizes), dtype)
+            parts = strategy_parts(member.op, strategy, self.sizes)
+            flop_s += device.dense_s(member.op.flop / parts, dtype)
         return max(flop_s, cluster_bytes(shape, walk, self.sizes) / device.memory_bytes_per_s)

@@ -38,17 +38,29 @@ class Liveness:
 
 
 def is_bitcast(op: Operator) -> bool:
-    """Whether the result shares the buffer of the operand."""
+    """Return whether the result shares the buffer of the operand.
+
+    Args:
+        op: The operator.
+    """
     return op.kind in _BITCASTS
 
 
 def writes_through(op: Operator) -> bool:
-    """Whether an operator makes each element from few others, so that its user can repeat it."""
+    """Return whether an operator makes each element from few others: its user can repeat it.
+
+    Args:
+        op: The operator.
+    """
     return is_light(op) and not any(loop.kind != "parallel" for loop in op.rule.loops)
 
 
 def liveness(graph: Graph) -> Liveness:
-    """Lifetimes of the values of one graph."""
+    """Return the lifetimes of the values of one graph.
+
+    Args:
+        graph: The graph.
+    """
     count, end_of_time = len(graph.tensors), len(graph.operators)
     root = list(range(count))
     start = [-1] * count

@@ -15,7 +15,7 @@ from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import PREDICATE, Structure
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
 from meshwise.memory.target import Target
-from meshwise.plan.counts.walk import Copies
+from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import ReshardingStep, path
 
@@ -83,7 +83,7 @@ class _Writer:
         self.graph, self.mesh, self.target = graph, mesh, target
         self.out = LocalProgram(is_body=is_body)
         # The positions of the values that stand for the tensors.
-        self.copies = Copies[int]()
+        self.copies = LayoutCopies[int]()
         self.generated: dict[tuple[int, Layout], int] = {}
         self.paths: dict[
             tuple[tuple[int, ...], int, Layout, Layout], tuple[ReshardingStep, ...]

@@ -20,6 +20,7 @@ from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
 from meshwise.jax_compat import source_scope
+from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import FREE, ReshardingStep, path
 from meshwise.rules.table import primitive_rule
@@ -39,13 +40,9 @@ class _Device:
         self.graph = graph
         self.mesh = mesh
         self.order = order
-        self.values: dict[int, tuple[Layout, Array]] = {}
-        self.copies: dict[tuple[int, int, Layout, Layout], Array] = {}
+        self.values = LayoutCopies[Array]()
         self.made: dict[tuple[int, Layout], Array] = {}
         self.producer = {out: node for node in program.nodes for out in node.outputs}
-
-    def define(self, ident: int, layout: Layout, value: Array) -> None:
-        self.values[ident] = (layout, value)
 
     def reshard(self, ident: int, value: Array, before: Layout, after: Layout) -> Array:
         if before == after:
@@ -71,17 +68,11 @@ class _Device:
         """The operand as one user wants it."""
         if self.graph.tensors[ident].generated:
             return self.generate(ident, use.layout)
-        home, value = self.values[ident]
-        copied = self._copy(ident, use.group, home, use.via, value)
-        return self._copy(ident, use.group, use.via, use.layout, copied)
 
-    def _copy(self, ident: int, group: int, before: Layout, after: Layout, value: Array) -> Array:
-        if before == after:
-            return value
-        key = (ident, group, before, after)
-        if key not in self.copies:
-            self.copies[key] = self.reshard(ident, value, before, after)
-        return self.copies[key]
+        def change(value: Array, before: Layout, after: Layout) -> Array:
+            return self.reshard(ident, value, before, after)
+
+        return self.values.of(ident, use, change)
 
     def generate(self, ident: int, layout: Layout) -> Array:
         """A generated value in a layout, made from its own generated operands."""
@@ -139,7 +130,7 @@ def run_local(
     order = Order(is_kept=in_order)
     device = _Device(program, graph, mesh, order)
     for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
-        device.define(ident, layout, value)
+        device.values.define(ident, layout, value)
     for node, operator, chosen in zip(
         program.nodes, graph.operators, decision.operators, strict=True
     ):
@@ -171,7 +162,7 @@ def run_local(
                 if waits:
                     order.after_loop(made)
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
-            device.define(ident, layout, value)
+            device.values.define(ident, layout, value)
     return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
 
 

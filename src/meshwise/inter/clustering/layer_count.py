@@ -64,7 +64,15 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
 
 
 def clustered(chain: OperatorChain, count: int) -> Layers | None:
-    """So many layers, as even as they can be; None if there are not so many cuts."""
+    """Return a number of layers that are as even as they can be.
+
+    Args:
+        chain: The operators.
+        count: Number of layers.
+
+    Returns:
+        The layers; None if there are not so many cuts.
+    """
     return _clustered(CutTable.of(chain), count)
 
 

@@ -97,7 +97,14 @@ def received_bytes(chain: OperatorChain, boundaries: IntArray) -> IntArray:
 
 
 def crossing_bytes(chain: OperatorChain) -> IntArray:
-    """Bytes made before each operator and read by it or later; K entries, the first is 0."""
+    """Return the bytes that are made before each operator and read by it or later.
+
+    Args:
+        chain: The operators.
+
+    Returns:
+        K entries, the first is 0.
+    """
     last = chain.producer.copy()
     np.maximum.at(last, chain.read_value, chain.read_by)
     change = np.zeros(chain.num_operators + 1, np.int64)

@@ -44,9 +44,6 @@ DELTA = 0.5
 # Sums of FLOP in another order differ by far less.
 _ROUNDING = 1e-9
 _UNREACHED = np.iinfo(np.int64).max
-# A layer of an automatic number of layers has this many heavy operators on average at least.
-# Source: Alpa's repository, `LAYER_HEAVY_OP_LOWER_BOUND`.
-_HEAVY_PER_LAYER = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,32 +63,17 @@ class Layers:
     all_cuts_tried: bool
 
 
-def cluster_operators(
-    chain: OperatorChain,
-    num_layers: int | None = None,
-    delta: float = DELTA,
-    *,
-    max_cuts: int = MAX_CUTS,
-) -> Layers:
-    """The best layers of a chain.
+def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Layers:
+    """Return the best layers that end at candidate boundaries.
 
     Args:
-        chain: The operators.
-        num_layers: L; if None, `choose_num_layers` with its defaults chooses it.
+        table: The operators, with candidate boundaries.
+        num_layers: L.
         delta: How much more FLOP than the average a layer may have, as a share.
-        max_cuts: How many boundaries to try at most.
 
     Raises:
         InfeasibleError: no such layers; the text says why.
     """
-    table = CutTable.of(chain, max_cuts)
-    if num_layers is None:
-        num_layers = _choose(table, delta, 2, _most_layers(chain), 0.0)
-    return cluster_table(table, num_layers, delta)
-
-
-def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Layers:
-    """The best layers that end at candidate boundaries; else as `cluster_operators`."""
     worst = _least_bottleneck(table, num_layers, delta)
     if worst is None:
         raise InfeasibleError(_why_not(table, num_layers, delta))
@@ -104,35 +86,6 @@ def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Lay
         flop=tuple(float(done[b] - done[a]) for a, b in pairwise(places)),
         all_cuts_tried=len(table.boundaries) == table.chain.num_operators + 1,
     )
-
-
-def choose_num_layers(
-    chain: OperatorChain,
-    delta: float = DELTA,
-    *,
-    smallest: int = 2,
-    largest: int | None = None,
-    tolerance: float = 0.0,
-    max_cuts: int = MAX_CUTS,
-) -> int:
-    """The largest number of layers that costs no more traffic than the smallest number does.
-
-    More layers give the stage construction more places to cut, and are worth having as long as no
-    layer receives more than in the coarsest clustering.
-
-    Args:
-        chain: The operators.
-        delta: As in `cluster_operators`.
-        smallest: The number of layers that the others are compared with; the next feasible one if
-            it is not.
-        largest: No more layers than this; a third of the heavy operators by default.
-        tolerance: How much more traffic is allowed, as a share.
-        max_cuts: How many boundaries to try at most.
-
-    Source: Alpa's repository, `layer_num="auto"`, there by bisection; here every number is tried.
-    """
-    largest = _most_layers(chain) if largest is None else largest
-    return _choose(CutTable.of(chain, max_cuts), delta, smallest, largest, tolerance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,33 +171,6 @@ def _least_variance(table: CutTable, num_layers: int, delta: float, worst: int) 
         begin, end = np.searchsorted(spans.last, (places[-1], places[-1] + 1))
         places.append(int(spans.first[begin + total[begin:end].argmin()]))
     return places[::-1]
-
-
-def _choose(table: CutTable, delta: float, smallest: int, largest: int, tolerance: float) -> int:
-    first, worst = smallest, _least_bottleneck(table, smallest, delta)
-    while worst is None and first < largest:
-        first += 1
-        worst = _least_bottleneck(table, first, delta)
-    if worst is None:
-        # Nothing is even enough: one layer always is.
-        return 1
-    for number in range(largest, first, -1):
-        if _is_possible(table, number, delta, worst * (1 + tolerance)):
-            return number
-    return first
-
-
-def _is_possible(table: CutTable, num_layers: int, delta: float, worst: float) -> bool:
-    allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
-    reached = np.zeros(len(table.boundaries), np.bool_)
-    reached[0] = True
-    for _ in range(num_layers):
-        reached: BoolArray = np.any(allowed[reached], axis=0)
-    return bool(reached[-1])
-
-
-def _most_layers(chain: OperatorChain) -> int:
-    return max(2, int(np.count_nonzero(chain.is_heavy)) // _HEAVY_PER_LAYER)
 
 
 def _why_not(table: CutTable, num_layers: int, delta: float) -> str:

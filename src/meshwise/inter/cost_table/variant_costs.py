@@ -6,7 +6,6 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -16,11 +15,16 @@ import numpy as np
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
+from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
-from meshwise.inter.cost_table.layer_networks import LayerNetworks
 from meshwise.inter.cost_table.variant import BoundsKey, LayerKey, Variant
 from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
-from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
+from meshwise.inter.layer_cost.layer_network import (
+    LayerBounds,
+    LayerNetwork,
+    layer_bounds,
+    layer_network,
+)
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
     BoolArray,
@@ -31,10 +35,13 @@ from meshwise.inter.layer_cost.run_costs import (
     gathers,
 )
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, Entry
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
+from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
+from meshwise.system.identity import Same
 
 
 class LayerSource(Protocol):
@@ -92,10 +99,13 @@ _MAX_AXES = 2
 
 
 def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
-    """The logical meshes of a submesh that are worth a try.
+    """Return the logical meshes of a submesh that are worth a try.
 
     Across hosts the second axis is a host, or half of one.  One axis has nearly the plans of two,
     but tokens go to experts and back in one all-to-all.
+
+    Args:
+        kind: The submesh.
     """
     pairs = [m for m in kind.logical_meshes(_MAX_AXES) if len(m.axes) == _MAX_AXES]
     if kind.num_hosts > 1:
@@ -126,10 +136,7 @@ class VariantCosts:
         source: The layers.
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
-        is_shareable: Whether another process may bound layers by graphs and options alone.
     """
-
-    is_shareable = True
 
     def __init__(
         self, source: LayerSource, options: IntraOptions, times: LayerTimes | None = None
@@ -137,7 +144,8 @@ class VariantCosts:
         self.source = source
         self.options = options
         self.times = times
-        self._made = LayerNetworks()
+        self._evaluators = Evaluators()
+        self._regions: dict[Same, tuple[Region, ...]] = {}
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
@@ -197,13 +205,19 @@ class VariantCosts:
     ) -> LayerNetwork | None:
         key = (c, mesh, remat, num_microbatches)
         if key not in self._networks:
+            piece = self.graph(c, remat, num_microbatches)
             try:
-                piece, options = self.restricted(self.graph(c, remat, num_microbatches), mesh)
+                piece, options = self.restricted(piece, mesh)
+                parts = self._regions_of(piece.graph)
+                self._networks[key] = layer_network(piece, mesh, options, parts, self._evaluators)
             except InfeasibleError:
                 self._networks[key] = None
-            else:
-                self._networks[key] = self._made.network(piece, mesh, options)
         return self._networks[key]
+
+    def _regions_of(self, graph: Graph) -> tuple[Region, ...]:
+        if Same(graph) not in self._regions:
+            self._regions[Same(graph)] = regions(graph)
+        return self._regions[Same(graph)]
 
     def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
         """The graph to plan of a class of layers."""
@@ -296,21 +310,13 @@ class VariantCosts:
         key = BoundsKey(mesh, remat, num_microbatches)
         if key not in self._bounds:
             classes = dict.fromkeys(self.source.classes)
-            self.keep_bounds(key, {c: self.layer_bounds(c, *key) for c in classes})
+            found = {c: self.layer_bounds(c, *key) for c in classes}
+            self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
         return self._bounds[key]
 
     def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
         """Return whether `bounds` has been computed for these arguments."""
         return BoundsKey(mesh, remat, num_microbatches) in self._bounds
-
-    def keep_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
-        """Remember bounds.
-
-        Args:
-            key: What they are for.
-            found: Bounds of each class of layers; None for one that has no plan.
-        """
-        self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
 
     def layer_bounds(
         self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int

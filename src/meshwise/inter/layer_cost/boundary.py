@@ -94,9 +94,14 @@ def _without_partial(
 
 
 def primary(crossings: tuple[Crossing, ...]) -> Crossing | None:
-    """The activation whose layout is the state of a cut: the largest, with a cotangent if any has.
+    """Return the activation whose layout is the state of a cut.
 
-    Both sides of a cut see it: it goes from one layer to the next.
+    Args:
+        crossings: What crosses the cut.
+
+    Returns:
+        The largest one, with a cotangent if any has one; None if no layer next to the cut reads
+        one.
     """
     adjacent = [c for c in crossings if c.is_read and c.is_adjacent]
     return max(adjacent, key=lambda c: (c.cotangent >= 0, c.num_bytes), default=None)

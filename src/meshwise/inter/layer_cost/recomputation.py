@@ -79,7 +79,13 @@ def _read_by(body: Graph, i: int) -> tuple[int, ...]:
 
 
 def again_s(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> float:
-    """Seconds of one micro-batch on one device."""
+    """Return the seconds in which a device repeats work, for one micro-batch.
+
+    Args:
+        piece: The layer.
+        decision: Its plan.
+        mesh: Where it runs.
+    """
     loop, inner = piece.graph.operators[piece.loop], decision.operators[piece.loop]
     body, lies = loop.bodies[0], homes(loop.bodies[0], inner.bodies[0])
     tensors = [t for t in repeated(piece).tensors if not body.tensors[t].generated]

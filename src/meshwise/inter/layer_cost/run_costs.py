@@ -63,7 +63,13 @@ class _Chain(NamedTuple):
 
 
 def cheapest_states(layers: Sequence[ConditionedLayer], first: int, last: int) -> tuple[int, ...]:
-    """States of the cuts of the cheapest chain over known entries and bounds."""
+    """Return the states of the cuts of the cheapest chain over known entries and bounds.
+
+    Args:
+        layers: All layers, in order.
+        first: First layer of the chain.
+        last: Last layer of the chain.
+    """
     chain = _start(layers[first])
     for k in range(first + 1, last + 1):
         chain = _extended(chain, layers[k])
@@ -73,7 +79,17 @@ def cheapest_states(layers: Sequence[ConditionedLayer], first: int, last: int) -
 def gathers(
     layers: Sequence[ConditionedLayer], first: int, last: int, states: Sequence[int]
 ) -> tuple[float, float]:
-    """Seconds to gather one micro-batch's activation that a run gets, and its cotangent."""
+    """Return the seconds to gather the activation and the cotangent that a run gets.
+
+    Args:
+        layers: All layers, in order.
+        first: First layer of the run.
+        last: Last layer of the run.
+        states: Of the cuts of the run.
+
+    Returns:
+        Seconds of one micro-batch for the activation, and for the cotangent.
+    """
     before, after = layers[first].layer, layers[last].layer
     return float(before.arriving_s[states[0]]), float(after.returning_s[states[-1]])
 

@@ -122,6 +122,48 @@ class _Chosen:
             stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
         return stages, table, delays
 
+    def plan(
+        self,
+        cluster: Cluster,
+        stages: tuple[Stage, ...],
+        delays: tuple[int, ...],
+        timeline: Timeline,
+        batch_size: int,
+        step_flop: float,
+    ) -> Plan:
+        """Return the plan, without what its programs do.
+
+        Args:
+            cluster: Where it runs.
+            stages: Its stages.
+            delays: Of their gradients of weights.
+            timeline: Of a simulated step.
+            batch_size: Rows of the whole batch.
+            step_flop: FLOP of the forward pass on the whole batch.
+        """
+        found, costs = self.found, self.costs
+        schedule, count = found.problem.schedule, found.problem.num_microbatches
+        return Plan(
+            # As its file gives it: without what a user's own kind of cluster can do besides.
+            cluster=Cluster(name=cluster.name, groups=cluster.groups),
+            batch_size=batch_size,
+            num_microbatches=count,
+            schedule=schedule.table_name,
+            hides_transfers=schedule.hides_transfers,
+            stages=stages,
+            step_time_s=found.plan.total_s,
+            gap=_gap(found.plan),
+            space=found.plan.space,
+            simulated_s=timeline.step_time_s,
+            bubble_share=timeline.bubble_share,
+            exposed_s=max(timeline.exposed_s),
+            tried=tuple(sorted(found.tried.items())),
+            step_flop=step_flop,
+            decisions=tuple(self.known.decisions),
+            delays=delays,
+            fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
+        )
+
     def piece(self, number: int, layer: Layer) -> PieceGraph:
         """Return the graph that was planned of a layer of a stage."""
         return self._piece(self.found.plan.stages[number], layer.layer)
@@ -237,34 +279,12 @@ def finished(
         table,
         hides_transfers=schedule.hides_transfers,
     )
-    bare = Plan(
-        # As its file gives it: without what a user's own kind of cluster can do besides.
-        cluster=Cluster(name=cluster.name, groups=cluster.groups),
-        batch_size=batch_size,
-        num_microbatches=count,
-        schedule=schedule.table_name,
-        hides_transfers=schedule.hides_transfers,
-        stages=stages,
-        step_time_s=found.plan.total_s,
-        gap=_gap(found.plan),
-        space=found.plan.space,
-        simulated_s=timeline.step_time_s,
-        bubble_share=timeline.bubble_share,
-        exposed_s=max(timeline.exposed_s),
-        tried=tuple(sorted(found.tried.items())),
-        step_flop=step_flop,
-        tied=tuple(tied),
-        cuts=tuple(cuts),
-        decisions=tuple(chosen.known.decisions),
-        delays=delays,
-        fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
-    )
+    bare = chosen.plan(cluster, stages, delays, timeline, batch_size, step_flop)
+    bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))
     plan = with_work(bare, chosen.piece)
-
-    def memory(stage: Stage) -> int:
-        return memory_bytes or device_memory_bytes(stage, cluster)
-
-    check_pipeline_fits(plan, chosen.piece, memory, REPORT)
+    check_pipeline_fits(
+        plan, chosen.piece, lambda s: memory_bytes or device_memory_bytes(s, cluster), REPORT
+    )
     return plan, timeline
 
 

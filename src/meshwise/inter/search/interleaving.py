@@ -112,13 +112,27 @@ def interleaved_pipelines(
     return [_found(f, options, schedule, costs, space, fitting) for f in ranked]
 
 
+class _Shape(NamedTuple):
+    """Which meshes run how many micro-batches.
+
+    Attributes:
+        kind: What each mesh is.
+        num_meshes: n.
+        num_microbatches: B.
+    """
+
+    kind: SubmeshKind
+    num_meshes: int
+    num_microbatches: int
+
+
 class _Waiting(NamedTuple):
     """Pipelines that are bounded, or one that is planned.
 
     Attributes:
         bound_s: No less does a step take.
         number: Tells them apart.
-        shape: Submesh, number of meshes, B.
+        shape: Of the pipelines.
         ways: How layers may be planned: on one mesh, rematerialised in one way.
         is_rough: Whether the bound is of fewer micro-batches, without rematerialisation.
         made: The pipeline, if it is planned.
@@ -126,7 +140,7 @@ class _Waiting(NamedTuple):
 
     bound_s: float
     number: int
-    shape: tuple[SubmeshKind, int, int]
+    shape: _Shape
     ways: tuple[Variant, ...]
     is_rough: bool
     made: _Interleaved | None = None
@@ -149,9 +163,7 @@ def _most_promising(
     numbers = itertools.count()
     waiting: list[_Waiting] = []
 
-    def bounded(
-        shape: tuple[SubmeshKind, int, int], ways: tuple[Variant, ...], rough: bool
-    ) -> None:
+    def bounded(shape: _Shape, ways: tuple[Variant, ...], rough: bool) -> None:
         _, num_meshes, count = shape
         of, remat = (serving[count], "none") if rough else (count, ways[0].remat)
         bounds = costs.bounds(ways[0].mesh, remat, of)
@@ -180,7 +192,7 @@ def _most_promising(
             report(f"B={count}: {num_meshes * schedule.chunks} stages on {num_meshes} meshes")
             for way in best.ways:
                 runs = costs.runs(way, count)
-                made = runs and _interleaved(kind, num_meshes, count, way, runs, schedule, costs)
+                made = runs and _interleaved(best.shape, way, runs, schedule, costs)
                 if made is None:
                     continue
                 found.append(made)
@@ -209,7 +221,7 @@ def _fill_share(schedule: PipelineSchedule) -> float:
 
 def _shapes(
     cluster: Cluster, options: SearchOptions, schedule: PipelineSchedule, num_layers: int
-) -> list[tuple[SubmeshKind, int, int]]:
+) -> list[_Shape]:
     """Meshes that fill the cluster in turns, and numbers of micro-batches that they divide."""
     counts, chunks = microbatch_counts(options), schedule.chunks
     kinds = {
@@ -218,7 +230,7 @@ def _shapes(
         if cluster.num_devices % kind.num_devices == 0
     }
     found = [
-        (kind, n, count)
+        _Shape(kind, n, count)
         for n, kind in sorted(kinds.items())
         if n > 1 and n * chunks <= num_layers and options.num_stages in (None, n * chunks)
         for count in counts
@@ -240,15 +252,14 @@ def _asked(options: SearchOptions) -> str:
 
 
 def _interleaved(
-    kind: SubmeshKind,
-    num_meshes: int,
-    count: int,
+    shape: _Shape,
     way: Variant,
     runs: RunCosts,
     schedule: PipelineSchedule,
     costs: VariantCosts,
 ) -> _Interleaved | None:
     """The best cut into stages; None if some layer has no plan."""
+    kind, num_meshes, count = shape
     num_stages = num_meshes * schedule.chunks
     busy = runs.loop_s / count + runs.gather_s
     cuts = best_cuts(busy, num_stages)

@@ -100,7 +100,13 @@ def least_memory(
 
 
 def too_little_memory(cluster: Cluster, options: SearchOptions, least: LeastMemory) -> str:
-    """The text of an error: what there is, and with how much there would be a pipeline."""
+    """Return the text of an error: what there is, and with how much there would be a pipeline.
+
+    Args:
+        cluster: Where nothing fits.
+        options: What was searched.
+        least: The least memory with which a pipeline fits.
+    """
     return (
         f"{no_pipeline_fits(cluster, options)}. With {bytes_text(least.num_bytes)} a device "
         f"(memory_bytes={least.num_bytes}) there is one: {least.text}"
@@ -108,7 +114,12 @@ def too_little_memory(cluster: Cluster, options: SearchOptions, least: LeastMemo
 
 
 def no_pipeline_fits(cluster: Cluster, options: SearchOptions) -> str:
-    """The beginning of such a text: the memory and the devices that there are."""
+    """Return the beginning of such a text: the memory and the devices that there are.
+
+    Args:
+        cluster: Where nothing fits.
+        options: What was searched.
+    """
     if options.memory_bytes is None:
         devices = {g.host.device.name: g.host.device.memory_bytes for g in cluster.groups}
         there = " and ".join(f"{bytes_text(n)} of a {name}" for name, n in devices.items())

@@ -26,7 +26,10 @@ class Group(NamedTuple):
 
 
 def microbatch_counts(options: SearchOptions) -> Sequence[int]:
-    """Values of B that may be tried.
+    """Return the values of B that may be tried.
+
+    Args:
+        options: What is searched.
 
     Raises:
         PlanError: one that was asked for does not divide the batch.

@@ -41,7 +41,11 @@ class StagePin:
 
 
 def without_ones(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of a logical mesh without axes of one device."""
+    """Return the sizes of a logical mesh without axes of one device.
+
+    Args:
+        sizes: Sizes of the mesh axes.
+    """
     return tuple(size for size in sizes if size > 1)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.inter.stages.bottleneck_search import FoundStages
-from meshwise.inter.stages.kernels.stage_arrays import Devices, Limits, Relaxation
+from meshwise.inter.stages.kernels.stage_arrays import Devices, FillBounds, Limits
 from meshwise.inter.stages.kernels.stage_kernels import (
     cheapest_stages,
     cost_to_end,
@@ -77,7 +77,7 @@ def least_fill(
         value, way = cheapest_stages(
             table,
             devices,
-            Relaxation(bound.cost, bound.to_end),
+            FillBounds(bound.cost, bound.to_end),
             Limits(load, once, bound.toll),
             # The bound and the stages add the tolls in another order.
             limit + tolls + 1e-12 * abs(tolls),

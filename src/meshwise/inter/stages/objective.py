@@ -65,7 +65,12 @@ class StepTime:
 
 
 def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
-    """The parts of T for given stages; memory and devices are not looked at."""
+    """Return the parts of T for given stages; memory and devices are not looked at.
+
+    Args:
+        problem: What the stages are chosen from.
+        stages: All stages, in order.
+    """
     costs = problem.costs
     fill, transfer, once = 0.0, 0.0, 0.0
     loads: list[float] = []

@@ -45,7 +45,7 @@ class _Term:
     v: int
     weights: Array
     tensor: int
-    is_copy: bool
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +89,16 @@ class MemoryRows:
             write = functools.partial(self._copy, edge)
             self.later[r].append(_Later(min(times), end, t, write))
 
-    def _add(
-        self,
-        place: tuple[int, int],
-        start: int,
-        end: int,
-        u: int,
-        v: int,
-        weights: Array,
-        *,
-        is_copy: bool = False,
-    ) -> None:
-        """Note bytes of a tensor; `place` is its region and its number there."""
-        if weights.any():
-            region, tensor = place
-            self.terms[region].append(_Term(start, end, u, v, weights, tensor, is_copy))
+    def _add(self, region: int, term: _Term) -> None:
+        """Note bytes of a tensor of a region."""
+        if term.weights.any():
+            self.terms[region].append(term)
+
+    def _add_copy(self, edge: Edge, start: int, end: int, weights: Array) -> None:
+        """Note bytes of a copy that an edge makes."""
+        region, tensor = edge.place
+        copy = _Term(start, end, edge.source, edge.target, weights, tensor, is_copy=True)
+        self._add(region, copy)
 
     def _positions(self) -> None:
         """For each (region, tensor, group) the times of its uses, and the node of each use."""
@@ -132,7 +127,7 @@ class MemoryRows:
             weights = np.array(
                 [local_bytes(graph.tensors[t], w, self.sizes) for w in layouts], dtype=np.float64
             )
-            self._add((0, t), -1, end, node, -1, weights)
+            self._add(0, _Term(-1, end, node, -1, weights, t))
 
     def _values(self, region: Region) -> None:
         graph, live = region.graph, self.live[region.index]
@@ -161,14 +156,14 @@ class MemoryRows:
             dtype=np.float64,
         )
         if donated is None:
-            self._add((region.index, t), live.start[t], live.end[t], node, -1, weights)
+            self._add(region.index, _Term(live.start[t], live.end[t], node, -1, weights, t))
             return
         # The buffer of donated state is free if the new state is made in its layout.
         wanted = self.network.nodes[donated].layouts
         table = np.array(
             [[0.0 if w == g else x for g in wanted] for w, x in zip(layouts, weights, strict=True)]
         )
-        self._add((region.index, t), live.start[t], live.end[t], node, donated, table)
+        self._add(region.index, _Term(live.start[t], live.end[t], node, donated, table, t))
 
     def _made(self, region: Region, number: int, i: int, place: int) -> tuple[list[Layout], int]:
         """Layouts in which result `place` of operator `i` is made, per choice of its node."""
@@ -214,8 +209,8 @@ class MemoryRows:
                         continue
                     weights = np.zeros(len(table.moves))
                     weights[choice] = local_bytes(tensor, target, self.sizes)
-                    place = (region.index, t)
-                    self._add(place, inside[0], inside[0], node, -1, weights, is_copy=True)
+                    copy = _Term(inside[0], inside[0], node, -1, weights, t, is_copy=True)
+                    self._add(region.index, copy)
 
     def _locals(self, region: Region, members: Sequence[int]) -> list[int]:
         """Tensors of a cluster in the order of its table."""
@@ -254,9 +249,7 @@ class MemoryRows:
                 for u in graph.operators[last].outputs:
                     if live.root[u] != u and t in graph.operators[last].inputs:
                         last = max(last, live.last_use_of[u])
-            self._add(
-                edge.place, times[0][0], last, edge.source, edge.target, weights, is_copy=True
-            )
+            self._add_copy(edge, times[0][0], last, weights)
             return
         if target.kind == BLOCK:
             self._user(edge, left)
@@ -267,13 +260,13 @@ class MemoryRows:
             layouts = self._outside(edge.target, edge.place)
             weights = self._difference(tensor, left, [(w,) for w in layouts])
             for time in dict.fromkeys(i for i, node in times if node == edge.target):
-                self._add(edge.place, time, time, edge.source, edge.target, weights, is_copy=True)
+                self._add_copy(edge, time, time, weights)
             return
         if r == 0 and t in {graph.outputs[j] for _, j in graph.aliases} and target.kind == "input":
             return
         weights = self._difference(tensor, left, [(w,) for w in target.layouts])
         end = len(graph.operators)
-        self._add(edge.place, end, end, edge.source, edge.target, weights, is_copy=True)
+        self._add_copy(edge, end, end, weights)
 
     def _left(self, edge: Edge) -> list[Layout]:
         """Layouts in which users outside of its block find a tensor."""
@@ -329,7 +322,7 @@ class MemoryRows:
                     if have != layout:
                         weights[row, choice] += size
         for (first, last), weights in spans.items():
-            self._add(edge.place, first, last, edge.source, edge.target, weights, is_copy=True)
+            self._add_copy(edge, first, last, weights)
 
     def _difference(
         self, tensor: Tensor, left: Sequence[Layout], wants: Sequence[tuple[Layout, ...]]

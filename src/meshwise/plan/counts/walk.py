@@ -94,7 +94,7 @@ def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
     return found
 
 
-class Copies(Generic[T]):
+class LayoutCopies(Generic[T]):
     """The values of one graph in the layouts of their uses.
 
     A tensor goes from the layout of its definition to `via` and on to the layout of the use.  Each
@@ -145,7 +145,7 @@ class Legs:
             decision: Its decision.
         """
         self._graph = graph
-        self._copies = Copies[None]()
+        self._copies = LayoutCopies[None]()
         for ident, layout in homes(graph, decision).items():
             self._copies.define(ident, layout, None)
 

@@ -90,7 +90,7 @@ class Limits(NamedTuple):
     toll: float
 
 
-class Relaxation(NamedTuple):
+class FillBounds(NamedTuple):
     """Lower bounds of the cost of stages.
 
     Attributes:

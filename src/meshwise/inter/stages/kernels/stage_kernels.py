@@ -12,11 +12,11 @@ import numpy as np
 from meshwise.inter.stages.kernels.stage_arrays import (
     BoolArray,
     Devices,
+    FillBounds,
     FloatArray,
     IntArray,
     Limits,
     Options,
-    Relaxation,
 )
 from meshwise.kernels.compiler import kernel, part
 
@@ -454,7 +454,7 @@ def _take_over(
 def cheapest_stages(
     options: Options,
     devices: Devices,
-    relaxation: Relaxation,
+    bounds: FillBounds,
     limits: Limits,
     cutoff: float,
     num_stages: int,
@@ -468,7 +468,7 @@ def cheapest_stages(
     Args:
         options: The stages.
         devices: The devices.
-        relaxation: Lower bounds, for the same limits.
+        bounds: Lower bounds, for the same limits.
         limits: Of every stage.
         cutoff: Costlier solutions are not wanted; tolls count.
         num_stages: Exactly so many; any number if below 1.
@@ -477,7 +477,7 @@ def cheapest_stages(
         The cost with tolls, infinite if there is none; for each stage its option and first device.
     """
     num_layers, count = len(options.first_group) - 1, devices.total
-    cost, to_end = relaxation
+    cost, to_end = bounds
     # What is impossible is above every cutoff.
     cutoff = min(cutoff, _LARGE)
     within = Limits(limits.load * _ROUNDING, limits.once * _ROUNDING, limits.toll)
