@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """(cost - bound) / cost; infinite without a solution, 0 where both vanish."""
+        """Return (cost - bound) / cost; infinite without a solution, 0 where both vanish."""
         if self.cost is None:
             return math.inf
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
@@ -83,7 +83,7 @@ def checked_answer(
     start: float,
     seed: int,
 ) -> Answer:
-    """What is known, after a check in integers.
+    """Return what is known, after a check in integers.
 
     Args:
         instance: The problem.
@@ -124,7 +124,7 @@ def checked_answer(
 
 
 def _sum_of_minima(instance: Instance) -> int:
-    """The least cost of each node and edge, summed exactly."""
+    """Return the least cost of each node and edge, summed exactly."""
     total = 0
     for values, first in (
         (instance.costs, instance.first_choice),

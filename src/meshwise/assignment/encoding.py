@@ -51,7 +51,7 @@ class Encoded:
     is_exact: bool
 
     def cost(self, units: float) -> float:
-        """What a cost of the instance, or a bound, is in the problem's own unit."""
+        """Return what a cost of the instance, or a bound, is in the problem's own unit."""
         return units * self.unit + self.constant
 
 
@@ -66,7 +66,7 @@ class _Writer:
     edge_costs: list[Ints] = field(default_factory=list[Ints])
 
     def free(self, usages: Ints, low: int, high: int) -> int:
-        """A node whose choices cost nothing."""
+        """Return a node whose choices cost nothing."""
         return self.node(np.zeros(len(usages), np.int64), usages, low, high)
 
     def node(self, costs: Ints, usages: Ints, low: int, high: int) -> int:
@@ -89,7 +89,7 @@ class _Writer:
         self.edge_costs.append(matrix)
 
     def pair(self, u: int, v: int, usages: Sequence[Ints]) -> tuple[int, list[Ints]]:
-        """A node for what two nodes use together, in one or more ways, pairs row-major.
+        """Return a node for what two nodes use together, in one or more ways, pairs row-major.
 
         It follows one of them, with a choice for each amount that the other may make of it: often
         two, where all pairs would be hundreds.
@@ -114,7 +114,7 @@ class _Writer:
 
 
 def _numbers_of_ways(kinds: Ints) -> Ints:
-    """A number for each choice of the second node and each kind that the first makes of it."""
+    """Number the choices of the second node and the kinds that the first makes of them."""
     of = np.arange(kinds.shape[1], dtype=np.int64)
     numbers: Ints = of[None, :] * (int(kinds.max()) + 1) + kinds
     return np.unique(numbers)
@@ -219,7 +219,7 @@ def _write_rows(problem: Problem, writer: _Writer) -> tuple[int | None, bool]:
 def _by_time(
     problem: Problem,
 ) -> tuple[dict[int, dict[int, Array]], dict[tuple[int, int], dict[int, Array]]]:
-    """Weights of nodes and of pairs at each time."""
+    """Return weights of nodes and of pairs at each time."""
     of_node: dict[int, dict[int, Array]] = {}
     of_pair: dict[tuple[int, int], dict[int, Array]] = {}
     for time, row in enumerate(problem.rows):
@@ -238,7 +238,7 @@ def _by_time(
 
 
 def _enough(everything: Sequence[dict[int, Array]], room: Sequence[float]) -> list[float]:
-    """No more room than twice what the weights of any row can use: limits may be infinite."""
+    """Return room of at most twice what the weights of any row can use: limits may be infinite."""
     most = [0.0] * len(room)
     for weights in everything:
         for time, found in weights.items():
@@ -247,7 +247,7 @@ def _enough(everything: Sequence[dict[int, Array]], room: Sequence[float]) -> li
 
 
 def _byte_scale(everything: Sequence[dict[int, Array]], room: Sequence[float]) -> float:
-    """1 for bytes; a power of two where weights are fractions, or too many bytes for 64 bits."""
+    """Return 1 for bytes; a power of two where weights are fractions, or too many for 64 bits."""
     tables = [w - w.min() for at in everything for w in at.values()]
     most = math.fsum(float(w.max(initial=0.0)) for w in tables) + max(room)
     if most >= _MOST_BYTES:
@@ -258,7 +258,7 @@ def _byte_scale(everything: Sequence[dict[int, Array]], room: Sequence[float]) -
 
 
 def _runs(at: dict[int, Array], scale: float) -> Iterable[tuple[int, int, Ints]]:
-    """Usages above the least one, and the runs of times at which they are the same."""
+    """Return usages above the least one, and the runs of times at which they are the same."""
     run: tuple[int, int, Ints] | None = None
     for time in sorted(at):
         usages = np.ceil((at[time] - at[time].min()) * scale).astype(np.int64)

@@ -64,7 +64,7 @@ def _solved(
     *,
     brief: bool = False,
 ) -> Solution:
-    """One run; its status is `_ROUNDED` if units were too coarse to call the best one optimal."""
+    """Solve once; its status is `_ROUNDED` if units were too coarse to call the best optimal."""
     known = objective(problem, incumbent) if incumbent is not None else None
     encoded = encode(problem, reference=known)
     left = max(deadline - time.monotonic(), _LEAST_S)

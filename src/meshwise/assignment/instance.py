@@ -42,7 +42,7 @@ class Instance:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """Return number of nodes."""
         return len(self.first_choice) - 1
 
 

@@ -117,7 +117,7 @@ def _solve_large(shared: Shared, watch: Watch) -> None:
 
 
 def _ignore(_: str) -> None:
-    """What is announced; a library says nothing."""
+    """Take an announcement; a library says nothing."""
 
 
 def _result(shared: Shared) -> Answer:
@@ -288,7 +288,7 @@ def _ascend(
 
 
 def _near(ascent: Ascent, shared: Shared) -> float:
-    """The gap at which a reduction is tried early; -inf for never.
+    """Return the gap at which a reduction is tried early; -inf for never.
 
     Prices of rows would begin anew after one that does not pay.
     """
@@ -326,7 +326,7 @@ def _reduced_further(ascent: Ascent, shared: Shared) -> Reduction | None:
 
 
 def _warm(ascent: Ascent, deeper: Reduction, shared: Shared) -> Ascent:
-    """An ascent on a smaller network that begins with the prices of the larger one."""
+    """Return an ascent on a smaller network that begins with the prices of the larger one."""
     fresh = Ascent.of(deeper.network, shared.stop)
     fresh.best_prices[:] = ascent.best_prices[deeper.rows]
     fresh.restart()

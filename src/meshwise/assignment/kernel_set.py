@@ -75,7 +75,7 @@ def compile_search() -> None:
 
 
 def _made_up() -> Instance:
-    """All nodes are neighbours and the limit binds: the reductions leave some of it."""
+    """Return an instance of which the reductions leave some: all nodes are neighbours."""
     pairs = [[u, v] for u in range(_NODES) for v in range(u)]
     entries = np.arange(len(pairs) * _CHOICES**2)
     return Instance(

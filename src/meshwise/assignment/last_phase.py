@@ -37,7 +37,7 @@ def note_bound(ascent: Ascent, shared: Shared) -> None:
 
 
 def expanded(chain: list[Reduction], choice: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A choice of the last network in terms of the first one."""
+    """Return a choice of the last network in terms of the first one."""
     for reduction in reversed(chain):
         choice = reduction.expand(choice)
     return choice
@@ -52,12 +52,12 @@ def close(chain: list[Reduction], shared: Shared) -> None:
 
 
 def may_prove(ascent: Ascent, shared: Shared) -> bool:
-    """Whether a proof is worth a try."""
+    """Return whether a proof is worth a try."""
     return "exact engines" not in shared.options.without and is_provable(ascent.network)
 
 
 def may_solve_rest(ascent: Ascent, shared: Shared) -> bool:
-    """Whether what is left is small enough for the exact engine."""
+    """Return whether what is left is small enough for the exact engine."""
     is_small = num_columns(ascent.network) <= _EXACT_COLUMNS
     return is_small and "exact engines" not in shared.options.without
 

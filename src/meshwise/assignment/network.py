@@ -101,7 +101,7 @@ def _copied_matrices(
 
 @part
 def _place(row: int, cuts: Ints, count: int) -> int:
-    """How many of the first cuts, which ascend, lie before a row."""
+    """Return how many of the first cuts, which ascend, lie before a row."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -139,7 +139,7 @@ def _pieces(
     buffers: ReductionBuffers,
     capacity: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Usage of each node as pieces that do not overlap, the least bytes taken from `capacity`.
+    """Cut the usage of each node into pieces apart; take its least bytes from `capacity`.
 
     Returns:
         Number of pieces of each node, their first rows, the first rows after them, their sizes, and

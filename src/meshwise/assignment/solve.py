@@ -101,7 +101,7 @@ def _solved(
 def _in_turns(
     problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int, exact: bool
 ) -> Solution:
-    """Reductions and bounds in turn, then the solver of instances; the problem has no rows."""
+    """Reduce and bound in turn, then ask the solver of instances; the problem has no rows."""
     chain = [reduce_problem(problem)]
     first = None if best is None else np.array(best, np.int64)
     bound = -math.inf
@@ -147,7 +147,7 @@ def _in_turns(
 def _within_rows(
     problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int
 ) -> Solution:
-    """A bounded amount of work on a problem with rows, whose nodes no reduction touches."""
+    """Do a bounded amount of work on a problem with rows, whose nodes no reduction touches."""
     ends = {u for row in problem.rows for u, _ in row.nodes}
     ends |= {u for row in problem.rows for pair in row.pairs for u in pair[:2]}
     reduction = reduce_problem(problem, keep=ends)
@@ -183,7 +183,7 @@ def _within_rows(
 
 
 def _with_rows(rows: Sequence[Row], reduction: Reduction) -> Problem:
-    """What is left of a problem, with its rows over the choices that are left."""
+    """Return what is left of a problem, with its rows over the choices that are left."""
     number = {int(u): i for i, u in enumerate(reduction.nodes)}
     left = {u: reduction.choices(i) for u, i in number.items()}
     return dataclasses.replace(
@@ -206,7 +206,7 @@ def _has_weights(row: Row) -> bool:
 
 
 def _without_idle_rows(problem: Problem) -> Problem:
-    """Rows that nothing breaks have no price that could be computed with."""
+    """Leave out rows that nothing breaks: they have no price that could be computed with."""
     rows = tuple(row for row in problem.rows if row.limit < math.inf and _has_weights(row))
     return dataclasses.replace(problem, rows=rows) if len(rows) < len(problem.rows) else problem
 

@@ -61,7 +61,7 @@ def check_solution(problem: Problem, solution: Solution) -> None:
 
 
 def _terms(problem: Problem, choice: Sequence[int]) -> list[float]:
-    """Costs of a choice, all of them finite."""
+    """Return costs of a choice, all of them finite."""
     if len(choice) != len(problem.costs):
         raise SolverError(f"{len(choice)} choices for {len(problem.costs)} nodes")
     terms: list[float] = []
@@ -78,7 +78,7 @@ def _terms(problem: Problem, choice: Sequence[int]) -> list[float]:
 
 
 def _row_units(row: Row, choice: Sequence[int]) -> int:
-    """Left side of a row in whole bytes."""
+    """Return left side of a row in whole bytes."""
     total = sum(round(float(weights[choice[node]])) for node, weights in row.nodes)
     return total + sum(round(float(w[choice[u], choice[v]])) for u, v, w in row.pairs)
 

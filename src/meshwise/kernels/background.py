@@ -44,7 +44,7 @@ class KernelSet:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every kernel is kept, so that none needs to be compiled."""
+        """Return whether every kernel is kept, so that none needs to be compiled."""
         return has_all_kernels(self.package)
 
     def compile(self) -> None:

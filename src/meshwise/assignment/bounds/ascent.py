@@ -53,7 +53,7 @@ _TRY_EVERY = 4
 
 @part
 def _expected_usage(net: Network, held: Messages, width: float, load: Floats) -> float:
-    """A backward sweep that also sums the usage to expect in each row; returns its bound.
+    """Sweep backward and sum the usage to expect in each row; return the bound.
 
     Args:
         net: The network.
@@ -96,14 +96,14 @@ def _at_least(value: float, least: float) -> float:
 
 @part
 def _copy(values: Floats | Ints, to: Floats | Ints) -> None:
-    """As `to[:] = values`, which takes longer to compile."""
+    """Do `to[:] = values`, which takes longer to compile."""
     for k in range(values.size):
         to[k] = values[k]
 
 
 @part
 def _try(net: Network, held: Messages, relaxed: bool, trial: Ints) -> float:
-    """Cost of a choice that the messages suggest; infinite if it does not fit."""
+    """Return the cost of a choice that the messages suggest; infinite if it does not fit."""
     if relaxed:
         follow(net, held, trial)
         room = room_left(net, trial)
@@ -209,7 +209,12 @@ class Ascent:
 
     @classmethod
     def of(cls, network: Network, stop: Flag | None = None) -> Ascent:
-        """Before the first round, all prices zero; rounds end early once `stop` is set."""
+        """Return the state before the first round, all prices zero.
+
+        Args:
+            network: The problem.
+            stop: Flag of one number; rounds end early once another thread sets it.
+        """
         rows, count = len(network.capacity), len(network.size)
         return cls(
             network=network,
@@ -234,7 +239,7 @@ class Ascent:
 
     @property
     def is_done(self) -> bool:
-        """Whether steps have become too small to matter."""
+        """Return whether steps have become too small to matter."""
         return self.step < _LAST_STEP
 
     def restart(self) -> None:

@@ -35,7 +35,7 @@ def _raise_bounds(net: Network, held: Messages, above: Floats) -> None:
 
 
 def rises(network: Network, held: Messages) -> Floats:
-    """By how much each choice raises the bound at least; moves the messages forward."""
+    """Return by how much each choice raises the bound at least; moves the messages forward."""
     above = np.zeros(len(network.cost))
     _raise_bounds(network, held, above)
     return above
@@ -50,7 +50,7 @@ def choices_within(
     *,
     step: float = 1.0,
 ) -> Bools:
-    """Choices that could be part of a cheaper solution than one known.
+    """Return choices that could be part of a cheaper solution than one known.
 
     Args:
         network: The problem.
@@ -67,7 +67,7 @@ def choices_within(
 
 
 def dearest(network: Network) -> float:
-    """No choice of finite cost costs more."""
+    """Return a cost that no choice of finite cost exceeds."""
     total = network.constant
     for values, first in (
         (network.cost, network.first_choice),
@@ -95,7 +95,7 @@ class IntegerMessages(NamedTuple):
 
 @kernel
 def _integer_minima(net: Network, held: IntegerMessages, scale: float) -> tuple[Ints, Ints]:
-    """Least value of each node, and of each edge."""
+    """Return least value of each node, and of each edge."""
     node, at_u, at_v = held.node, held.at_u, held.at_v
     nodes, edges = np.zeros(net.size.size, np.int64), np.zeros(net.u.size, np.int64)
     for i in range(net.size.size):
@@ -137,7 +137,7 @@ def _priced(net: Network, until: Ints, finer: int, apart: int, held: IntegerMess
 
 
 def exact_bound(network: Network, held: Messages, prices: Floats) -> int | None:
-    """The lower bound of rounded messages and prices, computed in integers.
+    """Return the lower bound of rounded messages and prices, computed in integers.
 
     Any messages and any prices of at least 0 prove a bound, so rounding costs a little of it and
     no truth.
@@ -180,14 +180,14 @@ def exact_bound(network: Network, held: Messages, prices: Floats) -> int | None:
 
 
 def _digits_of_prices(prices: Floats, worth: float, apart: int) -> int:
-    """As many as leave room for the products with usage and with the digits of it apart."""
+    """Return the digits that leave room for the products with usage and its digits apart."""
     of_usage = _BITS + apart - math.log2(max(4 * worth, 1.0))
     of_rest = _BITS - apart - math.log2(max(4 * float(prices.sum()), 1.0))
     return min(_FINEST_PRICES, math.floor(min(of_usage, of_rest)))
 
 
 def _largest(network: Network, held: Messages) -> float:
-    """No sum of a node's cost and its messages, nor of a pair's, is larger."""
+    """Return what no sum of a node's cost and its messages, nor of a pair's, exceeds."""
     load = np.zeros(len(network.size))
     apart = 0.0
     for ends, first, values in (

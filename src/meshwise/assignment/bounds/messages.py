@@ -39,7 +39,7 @@ class Messages(NamedTuple):
 
 
 def no_messages(network: Network, stop: Flag | None = None) -> Messages:
-    """All cost at the nodes; kernels that work on it heed the flag."""
+    """Return messages with all cost at the nodes; kernels that work on them heed the flag."""
     return Messages(
         node=network.cost.copy(),
         at_u=np.zeros(int(network.size[network.u].sum())),
@@ -49,7 +49,7 @@ def no_messages(network: Network, stop: Flag | None = None) -> Messages:
 
 
 def copied(held: Messages) -> Messages:
-    """The same messages, to be changed; the flag is shared."""
+    """Return the same messages, to be changed; the flag is shared."""
     return Messages(held.node.copy(), held.at_u.copy(), held.at_v.copy(), held.stop)
 
 
@@ -166,7 +166,7 @@ def add_prices(change: Floats, net: Network, held: Messages) -> None:
 
 @part
 def value_beside(e: int, before: int, s: int, net: Network, held: Messages) -> float:
-    """What an edge holds for choice `s` of its later node if the earlier one takes `before`."""
+    """Return the value of choice `s` of an edge's later node if the earlier one takes `before`."""
     at = net.first_entry[e] + before * net.size[net.v[e]] + s
     return float(
         net.matrices[at] + held.at_u[net.first_u[e] + before] + held.at_v[net.first_v[e] + s]
@@ -175,7 +175,7 @@ def value_beside(e: int, before: int, s: int, net: Network, held: Messages) -> f
 
 @part
 def value_after(i: int, s: int, net: Network, held: Messages, choice: Ints) -> float:
-    """Value of choice `s` of a node given the choices of the earlier ones."""
+    """Return value of choice `s` of a node given the choices of the earlier ones."""
     value = float(held.node[net.first_choice[i] + s])
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
         e: int = net.earlier[k]
@@ -185,7 +185,7 @@ def value_after(i: int, s: int, net: Network, held: Messages, choice: Ints) -> f
 
 @part
 def least_after(net: Network, node: Floats, at_u: Floats, at_v: Floats) -> Floats:
-    """What all nodes from each one on are worth at least, with their edges to earlier nodes."""
+    """Return the least worth of all nodes from each one on, with edges to earlier nodes."""
     least = np.zeros(net.size.size + 1)
     for i in range(net.size.size - 1, -1, -1):
         total = least[i + 1] + least_in(node, net.first_choice[i], net.first_choice[i + 1])
@@ -220,7 +220,7 @@ def follow(net: Network, held: Messages, choice: Ints) -> None:
 
 @kernel
 def follow_within(net: Network, held: Messages, choice: Ints) -> bool:
-    """As `follow`, but no choice may exceed a row; whether it found a way."""
+    """Do the same as `follow` within all rows; return whether there was a way."""
     room = room_of(net.capacity)
     for i in range(net.size.size):
         if held.stop[0]:
@@ -239,7 +239,7 @@ def follow_within(net: Network, held: Messages, choice: Ints) -> bool:
 
 @kernel
 def cost_of(net: Network, choice: Ints) -> float:
-    """Cost of a choice of the network, with the constant."""
+    """Return cost of a choice of the network, with the constant."""
     total = net.constant
     for i in range(net.size.size):
         total += net.cost[net.first_choice[i] + choice[i]]
@@ -252,7 +252,7 @@ def cost_of(net: Network, choice: Ints) -> float:
 
 @kernel
 def room_left(net: Network, choice: Ints) -> Ints:
-    """Bytes that a choice leaves in each row; negative where it does not fit."""
+    """Return bytes that a choice leaves in each row; negative where it does not fit."""
     change = np.zeros(net.capacity.size + 1, np.int64)
     for i in range(net.size.size):
         for k in range(net.first_item[i], net.first_item[i + 1]):

@@ -86,7 +86,7 @@ def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float
 
 
 def relaxed(problem: Problem) -> tuple[tuple[int, ...], float]:
-    """A good choice of a problem without rows, and a lower bound."""
+    """Return a good choice of a problem without rows, and a lower bound."""
     reduction = reduce_problem(problem)
     if reduction.infeasible:
         return (), math.inf
@@ -97,7 +97,7 @@ def relaxed(problem: Problem) -> tuple[tuple[int, ...], float]:
 
 
 def _excess(problem: Problem, choice: Sequence[int]) -> float:
-    """By what factor the worst row is broken; at most 1 if none is."""
+    """Return by what factor the worst row is broken; at most 1 if none is."""
     return max(row_weight(row, choice) / max(row.limit, 1e-30) for row in problem.rows)
 
 
@@ -130,7 +130,7 @@ class _Prices:
                 self.best, self.best_cost = choice, objective(self.problem, choice)
 
     def can_be_met(self) -> bool:
-        """Whether each row alone can be met; looks at the choices of least weight."""
+        """Return whether each row alone can be met; looks at the choices of least weight."""
         for number, row in enumerate(self.problem.rows):
             alone = [1.0 if k == number else 0.0 for k in range(len(self.problem.rows))]
             least, bound = relaxed(priced_problem(self.problem, alone, cost_factor=0.0))

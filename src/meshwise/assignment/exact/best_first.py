@@ -65,7 +65,9 @@ def cheapest_that_fits(
     limit: float,
     effort: BestFirstEffort,
 ) -> Cheapest:
-    """The cheapest choice for which `fits` holds; `known` if none is cheaper or the effort ends.
+    """Return the cheapest choice for which `fits` holds.
+
+    It is `known` if none is cheaper or the effort ends.
 
     Args:
         problem: Without rows; pairs with u < v, each at most once.
@@ -102,7 +104,7 @@ def cheapest_that_fits(
 def _cheapest_first(
     problem: Problem, held: Sequence[Array], limit: float
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Choices of the first nodes with a lower bound of what they lead to, in its order."""
+    """Return choices of the first nodes with a lower bound of what they lead to, in its order."""
     reduction = reduce_problem(problem, keep=range(len(problem.costs)))
     if reduction.infeasible:
         return
@@ -131,7 +133,7 @@ def _cheapest_first(
 
 
 def _moved(reduction: Reduction) -> tuple[float, list[Array], list[list[tuple[int, Array]]]]:
-    """A bound, and what choices of nodes and of pairs (by the later node) lie above it."""
+    """Return a bound, and what choices of nodes and of pairs (by the later node) lie above it."""
     network = reduction.network
     held = no_messages(network)
     for _ in range(_PASSES):
@@ -161,7 +163,7 @@ def cheaper_neighbour(
     *,
     questions: int,
 ) -> tuple[int, ...] | None:
-    """The cheapest choice that differs in one or two nodes, costs less and fits.
+    """Return the cheapest choice that differs in one or two nodes, costs less and fits.
 
     Args:
         problem: Without rows.

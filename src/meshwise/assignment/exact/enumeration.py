@@ -25,7 +25,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 @part
 def _next(i: int, net: Network, values: Floats, most: float) -> int:
-    """The cheapest choice of a node that is left, no dearer than `most`; it is taken out."""
+    """Return the cheapest choice of a node that is left, no dearer than `most`; it is taken out."""
     best = NONE
     for s in range(net.size[i]):
         if values[net.first_choice[i] + s] <= most:
@@ -53,7 +53,7 @@ class Threshold(NamedTuple):
 
 @kernel
 def _search(net: Network, held: Messages, threshold: Threshold, best: Ints) -> tuple[float, bool]:
-    """Cost of the best choice, written to `best` if it is better than what is known; if proved."""
+    """Write the best choice to `best` if it is a new one; return its cost, and if it is proved."""
     known, slack, steps = threshold.known, threshold.slack, threshold.steps
     least = least_after(net, held.node, held.at_u, held.at_v)
     room = room_of(net.capacity)

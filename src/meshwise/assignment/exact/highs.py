@@ -71,12 +71,12 @@ class HighsEffort:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline, at least 0."""
+        """Return seconds until the deadline, at least 0."""
         return max(self.deadline - time.monotonic(), 0.0)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may be done any more."""
+        """Return whether nothing may be done any more."""
         return self.looks <= 0 or time.monotonic() >= self.deadline
 
     def less(self, num_looks: int) -> HighsEffort:

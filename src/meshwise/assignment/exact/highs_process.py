@@ -33,7 +33,7 @@ class Beside:
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
-        """The process, once there is one."""
+        """Return the process, once there is one."""
         return None if self._child is None else self._child.process
 
     def __enter__(self) -> Self:

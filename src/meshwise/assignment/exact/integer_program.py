@@ -59,7 +59,7 @@ class ExactAnswer:
 
 
 def num_columns(network: Network) -> int:
-    """Columns of the program of a network."""
+    """Return columns of the program of a network."""
     return len(network.cost) + len(network.matrices)
 
 
@@ -136,7 +136,7 @@ class _Highs:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether another thread said so."""
+        """Return whether another thread has set the flag."""
         return self.stop is not None and bool(self.stop[0])
 
     def solve(self, program: HighsProgram) -> Outcome | None:
@@ -154,7 +154,7 @@ class _Highs:
 
 
 def _structure(net: Network) -> Any:
-    """One choice a node; edges agree with their nodes."""
+    """Return the rows that give each node one choice and let edges agree with their nodes."""
     count, width = len(net.size), len(net.cost) + len(net.matrices)
     owner = np.repeat(np.arange(count), net.size)
     rows, columns, values = [owner], [np.arange(len(net.cost))], [np.ones(len(net.cost))]
@@ -251,7 +251,7 @@ def _taken(network: Network, values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _above_minima(net: Network) -> tuple[NDArray[np.float64], float]:
-    """Costs less the least one of their node or edge, and the sum of what was taken."""
+    """Return costs less the least one of their node or edge, and the sum of what was taken."""
     parts: list[NDArray[np.float64]] = []
     constant = net.constant
     for values, first in ((net.cost, net.first_choice), (net.matrices, net.first_entry)):
@@ -264,14 +264,14 @@ def _above_minima(net: Network) -> tuple[NDArray[np.float64], float]:
 
 
 def _cost_of(net: Network, choice: NDArray[np.int64]) -> float:
-    """As the kernel of `messages`, which a small problem need not wait for."""
+    """Return the cost of a choice as the kernel does, which a small problem need not wait for."""
     entry = net.first_entry[:-1] + choice[net.u] * net.size[net.v] + choice[net.v]
     own = net.cost[net.first_choice[:-1] + choice]
     return net.constant + float(own.sum()) + float(net.matrices[entry].sum())
 
 
 def _room_left(net: Network, choice: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As the kernel of `messages`."""
+    """Return the bytes that a choice leaves in each row as the kernel does."""
     owner = np.repeat(np.arange(len(net.size)), np.diff(net.first_item))
     used = net.usage[net.first_usage + choice[owner]]
     change = np.zeros(len(net.capacity) + 1, np.int64)
@@ -281,7 +281,7 @@ def _room_left(net: Network, choice: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _spread(broken: list[int]) -> list[int]:
-    """Of rows in the order of their violation some that are not all neighbours."""
+    """Return some rows that are not all neighbours, in the order of their violation."""
     kept: list[int] = []
     for row in broken:
         if all(abs(row - other) > 10 for other in kept):

@@ -18,7 +18,7 @@ _TRIES = 3
 
 
 def is_small(instance: Instance, columns: int = SMALL_COLUMNS) -> bool:
-    """Whether the integer program of a problem has at most so many columns."""
+    """Return whether the integer program of a problem has at most so many columns."""
     return len(instance.costs) + len(instance.edge_costs) <= columns
 
 
@@ -64,7 +64,7 @@ def solve_small(instance: Instance, effort: HighsEffort, stop: Flag | None = Non
 
 
 def _most_usage(network: Network) -> Ints:
-    """Bytes that the choices use at most in each row."""
+    """Return bytes that the choices use at most in each row."""
     change = np.zeros(len(network.capacity) + 1, np.int64)
     if len(network.item_low):
         most = np.maximum.reduceat(network.usage, network.first_choice[:-1])

@@ -43,7 +43,7 @@ def dump_problem(problem: Problem, cost: float | None, folder: Path, what: str) 
 
 
 def _new_file(folder: Path, what: str) -> Path:
-    """An empty file with a number that no file has yet."""
+    """Return an empty file with a number that no file has yet."""
     used = {int(m[0]) for f in folder.iterdir() if (m := re.match("[0-9]+(?=-)", f.name))}
     number = 0
     while True:

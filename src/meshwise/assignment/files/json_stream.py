@@ -32,7 +32,7 @@ class OutOfTimeError(Exception):
 
 @contextmanager
 def opened(path: Path) -> Generator[IO[bytes], None, None]:
-    """A file, plain or gzip, whose contents are read once and in order."""
+    """Return a file, plain or gzip, whose contents are read once and in order."""
     # Buffered, so that it can be looked at ahead even if it is a pipe.
     with path.open("rb") as file:
         if file.peek(2)[:2] != _GZIP_MAGIC:
@@ -62,7 +62,7 @@ class JsonStream:
         self.is_all = False
 
     def next(self) -> str:
-        """The next character that is no space, which stays the next one; empty at the end."""
+        """Return the next character that is no space, and leave it there; empty at the end."""
         while True:
             found = _SPACE.match(self.text, self.at)
             self.at = found.end() if found else self.at
@@ -81,7 +81,7 @@ class JsonStream:
         return found
 
     def value(self) -> object:
-        """Any value, whole."""
+        """Read any value, whole."""
         if not self.next():
             self._fail("Expecting value", self.at)
         while True:
@@ -101,7 +101,7 @@ class JsonStream:
             self._read(max(_PIECE, len(self.text) - self.at))
 
     def members(self, member: Callable[[str], None]) -> None:
-        """An object; `member` is called with each key and takes the value."""
+        """Read an object; `member` is called with each key and takes the value."""
         self.take("{")
         if self.next() == "}":
             self.at += 1
@@ -116,7 +116,7 @@ class JsonStream:
                 return
 
     def rows(self, take: Callable[[list[object]], None]) -> None:
-        """A list; `take` is given its elements, some at a time."""
+        """Read a list; `take` is given its elements, some at a time."""
         self.take("[")
         if self.next() == "]":
             self.at += 1
@@ -144,7 +144,7 @@ class JsonStream:
             self._fail("Extra data", self.at)
 
     def _some_rows(self) -> tuple[str, bool]:
-        """Text of the next elements, if they are lists without lists, and whether all are there."""
+        """Return the text of the next elements that hold no lists, and whether all are there."""
         while True:
             found = _END_OF_ROWS.search(self.text, self.at)
             end = found.start() if found else self.text.rfind("]", self.at)

@@ -66,7 +66,7 @@ def read_instance(
 
 
 def _document(stream: JsonStream, reader: _Reader) -> object:
-    """The document, its lists of lists as tables."""
+    """Read the document, its lists of lists as tables."""
 
     def value(where: str) -> object:
         if where in _TABLES and stream.next() == "[":
@@ -110,7 +110,7 @@ class _Table:
         self.lengths = array("q")
 
     def joined(self) -> tuple[Ints, Ints]:
-        """The numbers, and where each list begins; one entry more."""
+        """Return the numbers, and where each list begins; one entry more."""
         first = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(np.frombuffer(self.lengths, np.int64), out=first[1:])
         return np.frombuffer(self.values, np.int64), first
@@ -172,7 +172,7 @@ class _Reader:
         return members[name]
 
     def table(self, parent: object, where: str, name: str) -> tuple[Ints, Ints]:
-        """A list of lists of whole numbers, joined, and where each begins."""
+        """Return a list of lists of whole numbers, joined, and where each begins."""
         value, field = self.member(parent, where, name), f"{where}.{name}"
         if isinstance(value, list):
             rows, value = cast("list[object]", value), _Table(field)
@@ -206,7 +206,7 @@ class _Reader:
             )
 
     def integers(self, rows: list[Row], field: str, first: int) -> Ints:
-        """The numbers, joined; `first` is the number of the first list."""
+        """Return the numbers, joined; `first` is the number of the first list."""
         each = itertools.chain.from_iterable
         count = sum(map(len, rows))
         # A sum of bools is an int, but type() tells them apart; checking kinds at once is fast.
@@ -266,7 +266,7 @@ class _Reader:
 
 
 def _whole_number(value: object) -> int | None:
-    """The value as a whole number; None if it is none, as a truth value is not."""
+    """Return the value as a whole number; None if it is none, as a truth value is not."""
     if type(value) is int or (type(value) is float and value.is_integer()):
         return int(value)
     return None

@@ -37,7 +37,7 @@ class Bounds(NamedTuple):
 
 @part
 def least_with(net: Network, bounds: Bounds) -> Floats:
-    """What all nodes from each one on are worth at least, with each line of the bounds."""
+    """Return the least worth of all nodes from each one on, with each line of the bounds."""
     lines = bounds.base.size
     least = np.zeros((lines, net.size.size + 1))
     for k in range(lines):
@@ -47,7 +47,7 @@ def least_with(net: Network, bounds: Bounds) -> Floats:
 
 @part
 def frontiers(net: Network) -> tuple[Ints, Ints, int]:
-    """Place of each node in the frontier, the last node that needs it, and the largest frontier."""
+    """Return each node's place in the frontier, the last one that needs it, and the most places."""
     count = net.size.size
     last = np.zeros(count, np.int64)
     for i in range(count):

@@ -173,7 +173,7 @@ def _used(i: int, s: int, parent: int, net: Network, old: Labels, used: Ints) ->
 
 @part
 def _compared(cost: float, used: Ints, other: int, new: Labels) -> int:
-    """1 if the other label is no worse, 2 if it is worse or the same, 0 if neither."""
+    """Return 1 if the other label is no worse, 2 if it is worse or the same, 0 if neither."""
     no_worse, no_better = new.cost[other] <= cost, new.cost[other] >= cost
     for row in range(used.size):
         no_worse &= new.used[other, row] <= used[row]
@@ -183,7 +183,7 @@ def _compared(cost: float, used: Ints, other: int, new: Labels) -> int:
 
 @part
 def _place_for(draft: Draft, cost: float, count: int, labels: Generations) -> int:
-    """Where to write a label: -1 if another beats it, `count` for a new place.
+    """Return where to write a label: -1 if another beats it, `count` for a new place.
 
     Labels that it beats are left out, and it takes the place of the first of them.
     """
@@ -232,7 +232,7 @@ def _write(at: int, draft: Draft, cost: float, parent: int, s: int, new: Labels)
 def _extend(
     i: int, parent: int, num_new: int, task: LabelTask, draft: Draft, labels: Generations
 ) -> int:
-    """Labels there are after those of one parent are written; -1 if there is no room for them."""
+    """Write the labels of one parent; return how many there are then, -1 if there is no room."""
     net, old, new = task.net, labels.old, labels.new
     for s in range(net.size[i]):
         if not _values(i, s, parent, task, old, draft.value):
@@ -256,7 +256,7 @@ def _extend(
 
 @part
 def _next(i: int, num_old: int, task: LabelTask, draft: Draft, labels: Generations) -> int:
-    """Labels of one node more; -1 if there is no room or work left for all that are asked for."""
+    """Write the labels of one node more; return their number, -1 if room or work is over."""
     old, front, place = labels.old, draft.front, task.place
     num_new = 0 * ONE
     for parent in range(num_old):
@@ -318,7 +318,7 @@ def _thin(beam: int, count: int, bounds: Bounds, after: Floats, new: Labels) -> 
 
 @part
 def _bound(at: int, bounds: Bounds, after: Floats, new: Labels) -> float:
-    """What a label costs at least once all nodes are chosen."""
+    """Return what a label costs at least once all nodes are chosen."""
     bound = -INF
     for k in range(bounds.base.size):
         value = new.value[at, k] + after[k]

@@ -11,7 +11,7 @@ Integers = NDArray[np.int64]
 
 
 def narrow_order(network: Network) -> Integers:
-    """Nodes in such an order, by always taking the one that leaves the smallest frontier.
+    """Return nodes in such an order, by always taking the one that leaves the smallest frontier.
 
     A frontier's size is the number of choices that its nodes have together.
     """
@@ -48,13 +48,13 @@ def narrow_order(network: Network) -> Integers:
 def _growth(
     i: int, beside: list[set[int]], open_neighbours: list[int], weight: list[float], front: set[int]
 ) -> float:
-    """What a node adds to the size of the frontier, less what its neighbours leave it with."""
+    """Return what a node adds to the frontier, less what its neighbours leave it with."""
     more = weight[i] if open_neighbours[i] else 0.0
     return more - sum(weight[j] for j in beside[i] if j in front and open_neighbours[j] == 1)
 
 
 def in_order(network: Network, order: Integers) -> Network:
-    """The same network with its nodes in another order."""
+    """Return the same network with its nodes in another order."""
     count = len(network.size)
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)

@@ -46,11 +46,11 @@ class PriceLineEffort:
 
     @property
     def is_over(self) -> bool:
-        """Whether the proof has to end."""
+        """Return whether the proof has to end."""
         return bool(self.stop[0]) or self.left[0] <= 0
 
     def sweep_both_ways(self, network: Network, held: Messages) -> float:
-        """Forward and backward; returns the bound, without what does not lie in the messages."""
+        """Sweep forward and backward; return the bound, without what is not in the messages."""
         self.left[0] -= 2 * len(network.matrices) + len(network.cost)
         sweep(True, network, held)
         return sweep(False, network, held)
@@ -74,7 +74,7 @@ class Line:
 def lines_at(
     network: Network, prices: Floats, target: float, effort: PriceLineEffort
 ) -> list[Line]:
-    """Lines around these prices, those first; none where the messages prove nothing.
+    """Return lines around these prices, those first; none where the messages prove nothing.
 
     That is so where choices are left that some neighbour forbids altogether: a reduction that was
     cut short leaves them.
@@ -103,7 +103,7 @@ def lines_at(
 
 
 def scaled_prices(network: Network, prices: Floats, effort: PriceLineEffort) -> Floats:
-    """The prices times the number with the best bound: it is concave along a ray."""
+    """Return the prices times the number with the best bound: it is concave along a ray."""
     if not prices.any():
         return prices
     held = no_messages(network, effort.stop)
@@ -133,7 +133,7 @@ def scaled_prices(network: Network, prices: Floats, effort: PriceLineEffort) -> 
 def centred_lines(
     network: Network, prices: Floats, target: float, effort: PriceLineEffort
 ) -> list[Line]:
-    """Lines around good prices: those of the best line, until it is in the middle."""
+    """Return lines around good prices: those of the best line, until it is in the middle."""
     lines = lines_at(network, prices, target, effort)
     for _ in range(_CENTRED):
         best = max(lines, key=lambda line: line.bound, default=None)
@@ -144,7 +144,7 @@ def centred_lines(
 
 
 def kept_by(network: Network, lines: list[Line], target: float) -> NDArray[np.bool_]:
-    """Choices that no line proves too dear."""
+    """Return choices that no line proves too dear."""
     keep = np.ones(len(network.cost), np.bool_)
     for line in lines:
         keep &= choices_within(network, line.held, line.prices, line.bound, target)
@@ -154,12 +154,12 @@ def kept_by(network: Network, lines: list[Line], target: float) -> NDArray[np.bo
 
 
 def slack_of(network: Network, prices: Floats, cost: float) -> float:
-    """What rounding adds up to at most, as in `bound.choices_within`."""
+    """Return what rounding adds up to at most, as in `bound.choices_within`."""
     return 1e-9 * (abs(cost) + float(prices @ network.capacity))
 
 
 def bounds_of(network: Network, lines: list[Line], target: float, stop: NDArray[np.int8]) -> Bounds:
-    """What the lines prove of choices that cost less than the target, the best line first."""
+    """Return what the lines prove of choices cheaper than the target, the best line first."""
     lines = sorted(lines, key=lambda line: -line.bound)
     besides = [network.constant - float(line.prices @ network.capacity) for line in lines]
     return Bounds(

@@ -86,7 +86,7 @@ class Proof:
 
 
 def is_provable(network: Network) -> bool:
-    """Whether it is worth a try."""
+    """Return whether it is worth a try."""
     return (
         len(network.size) <= _MOST_NODES
         and len(network.capacity) <= _MOST_ROWS
@@ -153,7 +153,7 @@ def prove(
 
 
 def _back(order: Ints, placed: Ints) -> Ints:
-    """A choice of a network in another order, in its own."""
+    """Return a choice of a network in another order, in its own."""
     choice = np.empty(len(order), np.int64)
     choice[order] = placed
     return choice
@@ -221,7 +221,10 @@ def _good(
     choice: Ints | None,
     effort: PriceLineEffort,
 ) -> Ints | None:
-    """A choice that costs less than what is known, and hardly more than the best; None for none."""
+    """Return a choice that costs less than what is known, and hardly more than the best.
+
+    None for none.
+    """
     best: Ints | None = None
 
     def note(found: Ints | None) -> bool:
@@ -241,7 +244,7 @@ def _good(
 def _within_cores(
     network: Network, lines: list[Line], known: float, effort: PriceLineEffort
 ) -> Ints | None:
-    """The best choice of those that the bounds make hardly dearer, if it is better than known.
+    """Return the best choice of those that bounds make hardly dearer, if it is a new best.
 
     Few choices are left where each may close a part of the gap only, so few labels go far.
     """
@@ -264,7 +267,7 @@ def _within_cores(
 
 
 def _of_core(core: Network, prices: Floats, known: float, effort: PriceLineEffort) -> Ints | None:
-    """A choice of a core that is better than what is known, or None."""
+    """Return a choice of a core that is better than what is known, or None."""
     if not len(core.size):
         return np.zeros(0, np.int64) if core.constant < known else None
     order = narrow_order(core)
@@ -275,7 +278,7 @@ def _of_core(core: Network, prices: Floats, known: float, effort: PriceLineEffor
 
 
 def _improved(network: Network, prices: Floats, choice: Ints, effort: PriceLineEffort) -> Ints:
-    """The best of some searches around a choice that fits."""
+    """Return the best of some searches around a choice that fits."""
     if not len(network.size):
         return choice
     work = scratch_for(network, effort.stop)
@@ -292,7 +295,7 @@ def _improved(network: Network, prices: Floats, choice: Ints, effort: PriceLineE
 
 
 def _without(network: Network, keep: Bools, stop: Flag) -> Reduction | None:
-    """What is left with these choices only; None for no solution."""
+    """Return what is left with these choices only; None for no solution."""
     if not np.logical_or.reduceat(keep, network.first_choice[:-1]).all():
         return None
     reduction = reduce_network(network, keep, stop)

@@ -45,7 +45,7 @@ def _copied(source: Messages, to: Messages) -> None:
 def _are_out(
     i: int, tried: Bools, net: Network, held: Messages, trial: Messages, goal: TrialGoal
 ) -> bool:
-    """Whether no solution with one of the choices tried is worth the goal's most or less."""
+    """Return whether no solution with one of the choices tried is worth the goal's most or less."""
     _copied(held, trial)
     for s in range(net.size[i]):
         if not tried[s]:

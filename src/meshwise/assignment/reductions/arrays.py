@@ -141,7 +141,7 @@ class ReductionState(NamedTuple):
 
 @part
 def least_in(values: Ints | Floats, low: int, high: int) -> Any:
-    """The least of the values from `low` to `high - 1`, of which there is at least one."""
+    """Return the least of the values from `low` to `high - 1`, of which there is at least one."""
     least = values[low]
     for k in range(low + 1, high):
         if values[k] < least:
@@ -160,13 +160,13 @@ def push(i: int, work: ReductionWork) -> None:
 
 @part
 def neighbour(half: int, edges: Edges) -> int:
-    """The node at the other end of a half-edge."""
+    """Return the node at the other end of a half-edge."""
     return edges.v[half >> 1] if half & 1 == 0 else edges.u[half >> 1]
 
 
 @part
 def degree(i: int, nodes: Nodes, edges: Edges) -> int:
-    """Edges of a node; half-edges of dead ones are unlinked."""
+    """Return edges of a node; half-edges of dead ones are unlinked."""
     count = 0
     before = NONE
     half: int = nodes.first_half[i]
@@ -200,7 +200,7 @@ def link_all(nodes: Nodes, edges: Edges) -> None:
 
 @part
 def grown(array: npt.NDArray[_Element], need: int) -> npt.NDArray[_Element]:
-    """The array, or a longer copy if it has less than `need` entries."""
+    """Return the array, or a longer copy if it has less than `need` entries."""
     if need <= array.size:
         return array
     longer = np.empty(need if need > array.size * 2 else array.size * 2, array.dtype)
@@ -213,7 +213,7 @@ def grown(array: npt.NDArray[_Element], need: int) -> npt.NDArray[_Element]:
 def with_room(
     need: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
 ) -> ReductionBuffers:
-    """Buffers with space for `need` more matrix entries; live matrices may move together."""
+    """Return buffers with space for `need` more matrix entries; live matrices may move together."""
     used = work.counters[MATRICES_USED]
     if used + need <= buffers.matrices.size:
         return buffers
@@ -239,6 +239,6 @@ def with_room(
 
 @part
 def with_log(need: int, buffers: ReductionBuffers, work: ReductionWork) -> ReductionBuffers:
-    """Buffers with space for `need` more entries of the log."""
+    """Return buffers with space for `need` more entries of the log."""
     log = grown(buffers.log, work.counters[LOG_USED] + need)
     return ReductionBuffers(buffers.matrices, buffers.usages, log)

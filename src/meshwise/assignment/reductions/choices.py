@@ -21,7 +21,7 @@ from meshwise.kernels.compiler import ONE, part
 
 @part
 def _has_partner(at: int, step: int, other: int, nodes: Nodes, matrix: Floats) -> bool:
-    """Whether a row (or column) of an edge allows any choice of the other node."""
+    """Return whether a row (or column) of an edge allows any choice of the other node."""
     for t in range(nodes.size[other]):
         if matrix[at + t * step] < INF and nodes.cost[nodes.start[other] + t] < INF:
             return True
@@ -132,7 +132,7 @@ def _uses_no_more(
 def _costs_no_more(
     a: int, b: int, i: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
 ) -> bool:
-    """Whether choice `a` costs no more than `b` whatever the neighbours choose."""
+    """Return whether choice `a` costs no more than `b` whatever the neighbours choose."""
     size, start, matrix = nodes.size[i], nodes.start[i], buffers.matrices
     dearer = float(nodes.cost[start + a] - nodes.cost[start + b])
     half: int = nodes.first_half[i]
@@ -181,7 +181,7 @@ def drop_dominated(
 def settle_items(
     i: int, nodes: Nodes, items: Items, buffers: ReductionBuffers, work: ReductionWork
 ) -> None:
-    """What every choice uses becomes base load; items that are left empty go."""
+    """Turn what every choice uses into base load; items that are left empty go."""
     before = -1
     item: int = nodes.first_item[i]
     while item >= 0:

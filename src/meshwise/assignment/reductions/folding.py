@@ -41,7 +41,7 @@ _MOST_PAIRS = 1 << 16
 def _entry(
     half: int, s: int, t: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
 ) -> float:
-    """Cost of (choice s of the half-edge's node, choice t of the other node)."""
+    """Return cost of (choice s of the half-edge's node, choice t of the other node)."""
     e = half >> 1
     width = int(nodes.size[edges.v[e]])
     if half & 1 == 0:
@@ -83,7 +83,10 @@ def merge_parallel(
 
 @part
 def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers) -> bool:
-    """An edge whose cost is a sum of its ends' own costs goes into them; whether it did."""
+    """Put an edge whose cost is a sum of its ends' own costs into them.
+
+    Return whether it is one.
+    """
     u, v, start = edges.u[e], edges.v[e], edges.start[e]
     matrix = buffers.matrices
     width = int(nodes.size[v])
@@ -109,7 +112,7 @@ def fold_separable(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
 
 @part
 def follows(e: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers) -> int:
-    """Bit 0: the node v of an edge follows u; bit 1: u follows v."""
+    """Return bits: bit 0 if the node v of an edge follows u, bit 1 if u follows v."""
     start, width = edges.start[e], nodes.size[edges.v[e]]
     result = 3
     for s in range(nodes.size[edges.u[e]]):
@@ -301,7 +304,7 @@ def _fold_one(
 
 @part
 def _own(half: int, edges: Edges) -> int:
-    """The node that a half-edge hangs on."""
+    """Return the node that a half-edge hangs on."""
     return edges.u[half >> 1] if half & 1 == 0 else edges.v[half >> 1]
 
 
@@ -309,7 +312,7 @@ def _own(half: int, edges: Edges) -> int:
 def _best_between(
     one: int, two: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
 ) -> tuple[Floats, Ints]:
-    """Least cost of a node and its choice for each pair of its two neighbours' choices."""
+    """Return least cost of a node and its choice for each pair of its two neighbours' choices."""
     i, u, w = _own(one, edges), neighbour(one, edges), neighbour(two, edges)
     values = np.empty((nodes.size[u], nodes.size[w]), np.float64)
     choices = np.empty((nodes.size[u], nodes.size[w]), np.int64)
@@ -358,7 +361,7 @@ def _log_two(
 def _fold_two(
     one: int, two: int, nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
 ) -> ReductionBuffers:
-    """The best choice of a node for each pair of its neighbours' becomes an edge of theirs."""
+    """Make the best choices of a node for its neighbours' choices an edge between those."""
     u, w = neighbour(one, edges), neighbour(two, edges)
     values, choices = _best_between(one, two, nodes, edges, buffers)
     buffers = _log_two(_own(one, edges), (u, w), choices, nodes, buffers, work)
@@ -395,7 +398,7 @@ def _fold_two(
 
 @part
 def may_eliminate(i: int, nodes: Nodes, edges: Edges) -> bool:
-    """Whether a node without usage has few edges, and few pairs of choices to note."""
+    """Return whether a node without usage has few edges, and few pairs of choices to note."""
     count = degree(i, nodes, edges)
     if count < 2:
         return True

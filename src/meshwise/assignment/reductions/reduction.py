@@ -107,7 +107,7 @@ def _drop_impossible(
 
 @part
 def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
-    """Comparisons that a test of dominance takes."""
+    """Return comparisons that a test of dominance takes."""
     count = 0
     half: int = nodes.first_half[i]
     while half >= 0:

@@ -19,7 +19,7 @@ from meshwise.kernels.compiler import kernel, part
 def _loads(
     nodes: Nodes, items: Items, buffers: ReductionBuffers, num_times: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Most usage, beginning items and ending items at each time, the first as differences."""
+    """Return the most usage (as differences), and the items that begin and end at each time."""
     most = np.zeros(num_times + 1, np.int64)
     begin = np.zeros(num_times + 1, np.int64)
     end = np.zeros(num_times + 1, np.int64)
@@ -44,7 +44,7 @@ def _loads(
 def binding_times(
     nodes: Nodes, items: Items, buffers: ReductionBuffers, work: ReductionWork, limit: int
 ) -> Bools:
-    """Times whose row could be violated and is not implied by that of the time beside it."""
+    """Return times whose row could be violated and is not implied by that of the time beside it."""
     num_times = work.base.size - 1
     most, begin, end = _loads(nodes, items, buffers, num_times)
     binding = np.zeros(num_times, np.bool_)

@@ -42,7 +42,7 @@ class ComponentScratch(NamedTuple):
 
 
 def scratch_for(network: Network, stop: Flag | None = None) -> ComponentScratch:
-    """Fresh scratch, all prices zero; kernels heed the flag between parts."""
+    """Return fresh scratch, all prices zero; kernels heed the flag between parts."""
     return ComponentScratch(
         inside=np.zeros(len(network.size), np.bool_),
         part=np.zeros(len(network.size), np.int64),
@@ -54,13 +54,13 @@ def scratch_for(network: Network, stop: Flag | None = None) -> ComponentScratch:
 
 @part
 def below(count: int, rng: np.random.Generator) -> int:
-    """A random number from 0 to `count - 1`."""
+    """Return a random number from 0 to `count - 1`."""
     return int(rng.random() * count)
 
 
 @part
 def _sort(values: Ints, count: int) -> None:
-    """Shell's sort of the first values: of some hundreds at most."""
+    """Sort the first values by Shell's method: some hundreds at most."""
     step = 1
     while 3 * step < count:
         step = 3 * step + 1
@@ -76,7 +76,7 @@ def _sort(values: Ints, count: int) -> None:
 
 @part
 def _entries_inside(i: int, net: Network, work: ComponentScratch) -> int:
-    """Entries of the matrices between a node and the part."""
+    """Return entries of the matrices between a node and the part."""
     count = 0
     for k in range(net.first_later[i], net.first_later[i + 1]):
         e: int = net.later[k]
@@ -135,7 +135,10 @@ def pick_part(
 def rival(
     size: int, net: Network, work: ComponentScratch, room: Ints, rng: np.random.Generator
 ) -> int:
-    """A random node outside that uses the fullest row of some node of the part; -1 for none."""
+    """Return a random node outside that uses the fullest row of some node of the part.
+
+    -1 for none.
+    """
     i = work.part[below(size, rng)]
     items = int(net.first_item[i + 1] - net.first_item[i])
     if items == 0:
@@ -210,7 +213,7 @@ def _collect_inside(forward: bool, i: int, net: Network, work: ComponentScratch)
 
 @part
 def sweep_part(forward: bool, part: Ints, net: Network, work: ComponentScratch) -> None:
-    """As `messages.sweep`, along the edges inside a part."""
+    """Do the same as `messages.sweep` along the edges inside a part."""
     held = work.held
     for position in range(part.size):
         i = part[position] if forward else part[part.size - 1 - position]
@@ -238,7 +241,7 @@ def sweep_part(forward: bool, part: Ints, net: Network, work: ComponentScratch) 
 
 @part
 def value_within(i: int, s: int, net: Network, choice: Ints, work: ComponentScratch) -> float:
-    """Value of choice `s` of a node given the choices of the earlier ones of its part."""
+    """Return value of choice `s` of a node given the choices of the earlier ones of its part."""
     value = work.held.node[net.first_choice[i] + s]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
         e: int = net.earlier[k]
@@ -249,7 +252,7 @@ def value_within(i: int, s: int, net: Network, choice: Ints, work: ComponentScra
 
 @part
 def cost_of_part(part: Ints, net: Network, choice: Ints, work: ComponentScratch) -> float:
-    """Cost of the part's choices and of all its edges."""
+    """Return cost of the part's choices and of all its edges."""
     total = 0.0
     for i in part:
         total += net.cost[net.first_choice[i] + choice[i]]

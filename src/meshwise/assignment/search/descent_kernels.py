@@ -36,7 +36,7 @@ class NodeRows(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem) -> NodeRows:
-        """The rows of a problem."""
+        """Return the rows of a problem."""
         entries: list[list[tuple[int, int, bool, int]]] = [[] for _ in problem.costs]
         weights: list[Floats] = [np.zeros(0)]
         at = 0
@@ -93,7 +93,7 @@ class DescentScratch(NamedTuple):
 
     @classmethod
     def of(cls, net: Network) -> DescentScratch:
-        """For a problem."""
+        """Return memory for a problem."""
         most = int(net.size.max(initial=0))
         one, two = (2, most), (most, most)
         return cls(np.zeros(one), np.zeros(one), np.zeros(two), np.zeros(two), np.zeros(two))
@@ -101,7 +101,7 @@ class DescentScratch(NamedTuple):
 
 @part
 def _cost_at(i: int, without: int, net: Network, choice: Ints, total: Floats) -> None:
-    """Cost of each choice of node `i` with its neighbours as they are, but for one (-1: none)."""
+    """Write the cost of each choice of node `i` beside its neighbours, but for one (-1: none)."""
     start, size = net.first_choice[i], net.size[i]
     total[:size] = net.cost[start : start + size]
     for k in range(net.first_earlier[i], net.first_earlier[i + 1]):
@@ -167,7 +167,7 @@ def _weigh(p: int, size: int, task: RowTask, choice: Ints, weight: Floats) -> No
 def _weigh_row(
     span: tuple[int, int], i: int, without: int, task: RowTask, choice: Ints, weight: Floats
 ) -> None:
-    """Weight of each choice of a node in one row.
+    """Write the weight of each choice of a node in one row.
 
     Args:
         span: The node's first entry of the row, and the one behind the last.
@@ -186,13 +186,13 @@ def _weigh_row(
 
 @part
 def _row_of(p: int, i: int, rows: NodeRows) -> int:
-    """Row of entry `p` of node `i`; behind all rows if there is none."""
+    """Return row of entry `p` of node `i`; behind all rows if there is none."""
     return rows.row[p] if p < rows.entry_at[i + 1] else len(rows.limit)
 
 
 @part
 def _behind(p: int, k: int, i: int, rows: NodeRows) -> int:
-    """The first entry of node `i` from `p` on that is not of row `k`."""
+    """Return the first entry of node `i` from `p` on that is not of row `k`."""
     while _row_of(p, i, rows) == k:
         p += 1
     return p
@@ -238,7 +238,7 @@ def _weigh_both(
     choice: Ints,
     scratch: DescentScratch,
 ) -> None:
-    """Weight of each pair of choices of the nodes of pair `e` in one row.
+    """Write the weight of each pair of choices of the nodes of pair `e` in one row.
 
     Args:
         u_span: The first node's first entry of the row, and the one behind the last.
@@ -269,7 +269,7 @@ def _weigh_both(
 
 @part
 def _price_both(e: int, net: Network, choice: Ints, scratch: DescentScratch) -> None:
-    """Cost of each pair of choices of the nodes of pair `e`, in `pair_cost`."""
+    """Write the cost of each pair of choices of the nodes of pair `e` into `pair_cost`."""
     i: int = net.u[e]
     j: int = net.v[e]
     size: int = net.size[i]
@@ -285,7 +285,7 @@ def _price_both(e: int, net: Network, choice: Ints, scratch: DescentScratch) -> 
 
 @part
 def _cheapest(cost: Floats) -> tuple[int, int]:
-    """Where the first of the least costs is."""
+    """Return where the first of the least costs is."""
     s, t = 0, 0
     for x in range(cost.shape[0]):
         for y in range(cost.shape[1]):

@@ -22,7 +22,7 @@ _LOOK_EVERY = 64
 def first_solution(
     instance: Instance, *, must_stop: Callable[[], bool], seed: int = 0
 ) -> tuple[int, ...] | None:
-    """Any solution; None if none was found.
+    """Return any solution; None if none was found.
 
     Args:
         instance: The problem.
@@ -39,7 +39,7 @@ def first_solution(
 
 
 def _least(values: Ints, instance: Instance) -> Ints:
-    """The first least one of each node; what is forbidden comes last."""
+    """Return the first least one of each node; what is forbidden comes last."""
     first, sizes = instance.first_choice[:-1], np.diff(instance.first_choice)
     keys = np.where(instance.costs >= INFINITE_COST, np.iinfo(np.int64).max, values)
     is_least = keys == np.repeat(np.minimum.reduceat(keys, first), sizes)
@@ -138,11 +138,11 @@ class _Greedy:
         self.choice[i], self.is_chosen[i] = best, True
 
     def priced(self, costs: Ints) -> NDArray[np.float64]:
-        """Costs, with a finite one for what is forbidden."""
+        """Return costs, with a finite one for what is forbidden."""
         return np.where(costs >= INFINITE_COST, self.penalty, costs.astype(np.float64))
 
     def wrong(self) -> Ints:
-        """Nodes at a forbidden pair or choice, or live where the limit is broken."""
+        """Return nodes at a forbidden pair or choice, or live where the limit is broken."""
         task, choice = self.instance, self.choice
         wrong = task.costs[task.first_choice[:-1] + choice] >= INFINITE_COST
         u, v = task.edges.T

@@ -24,7 +24,7 @@ _UNDECIDED, _IMPOSSIBLE, _FOUND = range(3)
 
 @part
 def _narrowest(count: Ints, is_chosen: Bools) -> int:
-    """The node that has the fewest choices left."""
+    """Return the node that has the fewest choices left."""
     best = NONE
     for i in range(count.size):
         if not is_chosen[i] and (best < 0 or count[i] < count[best]):
@@ -126,7 +126,7 @@ def _search(budget: int, net: Network, choice: Ints, stop: Flag) -> int:
 def find_consistent(
     network: Network, stop: Flag, budget: int = _BUDGET
 ) -> tuple[Ints | None, bool]:
-    """Choices that no edge forbids, or None; and whether it is proved that there are none.
+    """Return choices that no edge forbids, or None; and whether it is proved that there are none.
 
     Args:
         network: What is left of a problem.

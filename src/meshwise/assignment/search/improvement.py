@@ -87,7 +87,7 @@ class Primal:
             self.cost = cost_of(net, self.choice)
 
     def _heat(self) -> float:
-        """None in the first cycle; later ones begin hot and cool down."""
+        """Return 0 in the first cycle; later ones begin hot and cool down."""
         if self.tries < _TRIES_A_CYCLE or "heat" in self.shared.options.without:
             return 0.0
         left = 1.0 - (self.tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE

@@ -50,7 +50,7 @@ class MixtureLabels:
 def with_part(
     labels: MixtureLabels, weight: float, cost: float, most: int = MOST_LABELS, room: float = np.inf
 ) -> MixtureLabels:
-    """Labels with and without one more part.
+    """Return labels with and without one more part.
 
     Args:
         labels: Labels of the parts before.
@@ -77,7 +77,7 @@ def with_part(
 
 
 def best_subset(parts: Sequence[tuple[float, float]], room: float) -> list[int] | None:
-    """The cheapest subset of parts that weighs at most `room`; None if all weigh more.
+    """Return the cheapest subset of parts that weighs at most `room`; None if all weigh more.
 
     Args:
         parts: (weight, cost) of each, both also below 0.
@@ -131,7 +131,7 @@ class Recombiner:
     def best(
         self, choices: Sequence[tuple[int, ...]], limit: float | None = None
     ) -> tuple[int, ...] | None:
-        """The best mixture met; None if none fits.
+        """Return the best mixture met; None if none fits.
 
         Args:
             choices: All possible, at least one; they may break the row.
@@ -159,7 +159,7 @@ class Recombiner:
         return current
 
     def _lightest(self, choices: Sequence[tuple[int, ...]], row: Row) -> tuple[int, ...]:
-        """The mixture that weighs least, part by part."""
+        """Return the mixture that weighs least, part by part."""
         current = min(choices, key=lambda c: row_weight(row, c))
         for other in choices:
             for part in self.parts(current, other):
@@ -169,7 +169,7 @@ class Recombiner:
         return current
 
     def _mixed(self, current: tuple[int, ...], other: tuple[int, ...], row: Row) -> tuple[int, ...]:
-        """The best mixture of two, of which the first fits."""
+        """Return the best mixture of two, of which the first fits."""
         room = row.limit - row_weight(row, current)
         certain: list[int] = []
         parts: list[list[int]] = []
@@ -190,7 +190,7 @@ class Recombiner:
         return mixed if fits and cost < before - _BETTER * abs(before) else current
 
     def parts(self, one: tuple[int, ...], other: tuple[int, ...]) -> Iterator[list[int]]:
-        """Where two choices differ: nodes that hang together, ascending by their first one."""
+        """Yield the nodes that hang together where two choices differ, by their first one."""
         differ = {n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b}
         for first in sorted(differ):
             if first not in differ:
@@ -207,7 +207,7 @@ class Recombiner:
     def _change(
         self, one: tuple[int, ...], other: tuple[int, ...], part: Sequence[int]
     ) -> tuple[float, float]:
-        """What weight and cost change if a part is taken of the other choice."""
+        """Return what weight and cost change if a part is taken of the other choice."""
         taken = dict.fromkeys(part)
         weight = cost = 0.0
         for u in part:
@@ -232,7 +232,7 @@ def _of_pairs(
     other: tuple[int, ...],
     taken: dict[int, None],
 ) -> float:
-    """What the pairs of a node change; those inside a part count at their first end."""
+    """Return what the pairs of a node change; those inside a part count at their first end."""
     total = 0.0
     for v, matrix in pairs:
         if v not in taken:

@@ -34,7 +34,7 @@ _LEAST_TRIES = 20
 
 
 def tries_for(network: Network, most: int) -> int:
-    """How many tries a search around a choice has."""
+    """Return how many tries a search around a choice has."""
     if len(network.capacity):
         return most
     return min(most, max(_LEAST_TRIES, len(network.size) // _NODES_A_TRY))

@@ -80,7 +80,10 @@ def _list_all(net: Network, choice: Ints, rules: Rules) -> None:
 
 @part
 def _random_broken(net: Network, choice: Ints, rules: Rules, rng: np.random.Generator) -> int:
-    """A random edge at a forbidden pair, -1 if there is none; those mended leave the list."""
+    """Return a random edge at a forbidden pair, -1 if there is none.
+
+    Those mended leave the list.
+    """
     while rules.num_broken[0]:
         place = below(rules.num_broken[0], rng)
         e = rules.broken[place]
@@ -94,7 +97,7 @@ def _random_broken(net: Network, choice: Ints, rules: Rules, rng: np.random.Gene
 
 @part
 def _random_row(room: Room, rng: np.random.Generator) -> int:
-    """A random row with too many bytes, -1 if there is none."""
+    """Return a random row with too many bytes, -1 if there is none."""
     count, found = 0 * ONE, NONE
     for row in range(room.row.size):
         if room.row[row] < 0:
@@ -106,7 +109,10 @@ def _random_row(room: Room, rng: np.random.Generator) -> int:
 
 @part
 def _random_user(row: int, net: Network, choice: Ints, rng: np.random.Generator) -> int:
-    """A random node that uses more of a row than it must, large ones rather; -1 if none does."""
+    """Return a random node that uses more of a row than it must, large ones rather.
+
+    -1 if none does.
+    """
     most, found = 0.0, NONE
     for i in range(net.size.size):
         for k in range(net.first_item[i], net.first_item[i + 1]):
@@ -165,7 +171,7 @@ def _dearer(e: int, added: float, net: Network, rules: Rules) -> None:
 def _pick_rule(
     net: Network, choice: Ints, room: Room, rules: Rules, rng: np.random.Generator
 ) -> tuple[int, int, int]:
-    """A broken rule: a node that takes part, and either an edge or a row; -1 for none."""
+    """Return a broken rule: a node that takes part, and either an edge or a row; -1 for none."""
     edge, row = _random_broken(net, choice, rules, rng), _random_row(room, rng)
     if edge >= 0 and (row < 0 or rng.random() < 0.5):
         return (net.u[edge] if rng.random() < 0.5 else net.v[edge]), edge, NONE
@@ -284,7 +290,7 @@ class Repair:
 
 
 def _typical_spread(network: Network) -> float:
-    """About what one node's choice decides."""
+    """Return about how much the choice of one node decides."""
     total = 1.0
     for values, first in (
         (network.cost, network.first_choice),

@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 
 @kernel
 def room_of(rows: Ints) -> Room:
-    """Room with its blocks, from bytes left in each row."""
+    """Return room with its blocks, from bytes left in each row."""
     room = Room(rows.copy(), np.empty((rows.size + _BLOCK - 1) // _BLOCK, np.int64))
     for block in range(room.block.size):
         room.block[block] = _least_of_block(block, room)
@@ -88,7 +88,7 @@ def take(i: int, s: int, sign: int, net: Network, room: Room) -> None:
 
 @part
 def is_allowed(i: int, s: int, net: Network, room: Room) -> bool:
-    """Whether every row has the bytes that choice `s` of a node uses."""
+    """Return whether every row has the bytes that choice `s` of a node uses."""
     for k in range(net.first_item[i], net.first_item[i + 1]):
         used = int(net.usage[net.first_usage[k] + s])
         if used > 0 and not _fits(net.item_low[k], net.item_high[k], used, room):

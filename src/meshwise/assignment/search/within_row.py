@@ -107,15 +107,15 @@ class Within:
 
     @property
     def choices(self) -> tuple[tuple[int, ...], ...]:
-        """All that were found."""
+        """Return all choices that were found."""
         return tuple(self._points)
 
     def bound(self, limit: float) -> float:
-        """No choice that weighs at most `limit` costs less."""
+        """Return a cost below which no choice weighs at most `limit`."""
         return max((b - p * limit for p, b in self._bounds.items()), default=math.inf)
 
     def cheapest(self, limit: float) -> Solution:
-        """The cheapest choice that weighs at most `limit`, or one that is close to it.
+        """Return the cheapest choice that weighs at most `limit`, or one that is close to it.
 
         Returns:
             Its status is "optimal" where no row is needed, "bounded", or "infeasible" where
@@ -158,7 +158,7 @@ class Within:
         return self._points[best].cost - bound <= close * abs(bound)
 
     def _priced(self, price: float, cost_factor: float = 1.0) -> _Point | None:
-        """The choice of least cost + price * weight; None if there is none."""
+        """Return the choice of least cost + price * weight; None if there is none."""
         found = self._at_price(price) if cost_factor else self._solved_at(price, cost_factor)
         if found is None:
             return None
@@ -211,7 +211,7 @@ class Within:
         return bool(new)
 
     def _mixed(self, limit: float, best: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The best mixture of all that was found."""
+        """Return the best mixture of all that was found."""
         found = self._mixer.best([*([] if best is None else [best]), *self._points], limit)
         if found is not None:
             self._learn([found])
@@ -224,7 +224,7 @@ class Within:
         price: float,
         most: int = _MOST_MIXED,
     ) -> tuple[int, ...] | None:
-        """The best choice in which each node takes what some good choice gave it."""
+        """Return the best choice in which each node takes what some good choice gave it."""
         good = sorted(self._points.values(), key=lambda p: (p.cost + price * p.weight, p.weight))
         choices = [*([] if best is None else [best]), *(p.choice for p in good[:most])]
         costs: list[Array] = []
@@ -244,7 +244,7 @@ class Within:
 def edge_over(
     points: Sequence[tuple[float, float]], limit: float
 ) -> tuple[tuple[float, float], tuple[float, float]] | None:
-    """The edge of the lower convex hull of (weight, cost) that a limit of weight lies on.
+    """Return the edge of the lower convex hull of (weight, cost) that a limit of weight lies on.
 
     Args:
         points: Weight and cost.
@@ -270,7 +270,7 @@ def edge_over(
 
 
 def _is_above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Whether b lies on the line from a to c, or above it."""
+    """Return whether b lies on the line from a to c, or above it."""
     return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
 
 
