@@ -119,7 +119,7 @@ class Binding:
     def function(
         self, fun: Callable[..., PyTree], statics: tuple[tuple[int, type, Hashable], ...]
     ) -> Callable[..., PyTree]:
-        """The step as a function of what `split` leaves, with the step's name and parameters."""
+        """Return the step as a function of what `split` leaves, with its name and parameters."""
         positions = self.positions
         if not statics and positions == tuple(range(len(positions))):
             return fun
@@ -385,7 +385,7 @@ def _index_or_zero(value: Any) -> int:
 
 
 def check_folder(folder: object) -> Path:
-    """The path of a folder, which is made if need be: what is kept there comes after planning.
+    """Return the path of a folder, made if need be: what is kept there comes after planning.
 
     Raises:
         TraceError: it is no path, a file, or cannot be written to.

@@ -17,7 +17,7 @@ from meshwise.jax_compat import PyTree
 def split_init_args(
     fun: Callable[..., PyTree], args: tuple[PyTree, ...]
 ) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:
-    """Arguments of `fun`, and the rest; a `fun` that takes all of them shares the last ones."""
+    """Return arguments of `fun`, and the rest; one that takes all of them shares the last ones."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):

@@ -56,7 +56,7 @@ def input_info(
 
 
 def _reaching(graph: Graph, wanted: set[int]) -> set[int]:
-    """Tensors from which a dense product, or one of `wanted`, follows through light operators."""
+    """Return tensors from which a dense product, or one of `wanted`, follows by light operators."""
     reaches = set(wanted)
     for op in reversed(graph.operators):
         if op.structure is not None:

@@ -20,7 +20,7 @@ def process_start() -> float:
 
 
 def _age() -> float | None:
-    """Seconds since this process began, from Linux's list of processes; None elsewhere."""
+    """Return the seconds since this process began, from Linux's list of processes, or None."""
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             # The name in brackets may hold anything; 20 fields after it comes the start in ticks.

@@ -257,7 +257,7 @@ class _Flag:
 
 @contextmanager
 def _stop_flag(view: TrainView) -> Iterator[_Flag]:
-    """A flag that the first Ctrl-C (or SIGTERM) sets; the second one ends the process at once.
+    """Yield a flag that the first Ctrl-C (or SIGTERM) sets; the second ends the process at once.
 
     So does the first while the plan is still being made.
     """

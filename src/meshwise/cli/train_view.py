@@ -212,7 +212,7 @@ class TrainView:
 
 
 def layout_table(state: TrainState) -> Table:
-    """How parameters and their optimizer state lie on the devices; equal layers share a row."""
+    """Return how parameters and optimizer state lie on the devices; equal layers share a row."""
     moments: dict[str, list[str]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
         # Optax keeps a tree like that of the parameters below each moment.

@@ -163,7 +163,7 @@ def _rival(step: TracedStep, plan: Plan, request: PlanRequest, memory: int, grou
 
 
 def _groups(step: TracedStep, plan: Plan, request: PlanRequest) -> list[_Group]:
-    """Arguments and dense operators that could do something else, in turn, the dearest first."""
+    """Return arguments and dense operators that could do something else, the dearest first."""
     arguments = sorted(_arguments(step, plan, request), key=lambda g: (-g.seconds, -g.num_bytes))
     operators = sorted(_operators(step, plan), key=lambda g: -g.seconds)
     mixed: list[_Group] = []

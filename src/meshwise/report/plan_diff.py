@@ -205,7 +205,7 @@ def _devices(stage: Stage) -> str:
 
 
 def _layouts(first: Plan, second: Plan) -> list[Difference]:
-    """Arguments of layers; those that differ only in numbers, of layers too, share a row."""
+    """Return arguments of layers; those that differ only in numbers share a row."""
     one, two = _by_layer(first), _by_layer(second)
     has_layers = max(len(one), len(two)) > 1
     groups: dict[tuple[str, str | None, str | None], list[tuple[int, str]]] = {}

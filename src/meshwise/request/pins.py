@@ -195,7 +195,7 @@ def named_operators(
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a path fits a pattern: `*` within a component, `**` for any number of components."""
+    """Return whether a path fits a pattern: `*` in a component, `**` for any number of them."""
     return _match(pattern.split("/"), name.split("/"))
 
 

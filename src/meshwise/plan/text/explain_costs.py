@@ -17,7 +17,7 @@ Row = tuple[str, float, float, dict[str, float]]
 
 
 def costs(plan: PlanRecord) -> list[str]:
-    """Seconds of dense operators and of arguments, dearest first; all else in the last row."""
+    """Return the seconds of dense operators and arguments, dearest first, and of all else."""
     rows = [
         (item.where, item.compute_s, item.memory_s, dict(item.communication))
         for stage in plan.stages

@@ -36,7 +36,7 @@ def stage_rules() -> str:
 
 
 def memory_banner(check: MemoryCheck) -> str:
-    """Whether the plan fits into memory: plain where it does, a red banner where it does not."""
+    """Return whether the plan fits into memory; a red banner where it does not."""
     sentence = escaped(check.sentence[0].upper() + check.sentence[1:])
     if check.fits:
         return f'<p class="fits">{sentence}.</p>'

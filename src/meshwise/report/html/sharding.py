@@ -128,7 +128,7 @@ def _inputs(layers: Sequence[Layer]) -> list[tuple[str, tuple[int, ...], Layout]
 
 
 def _together(layer: Layer) -> list[tuple[str, tuple[int, ...], Layout]]:
-    """Arguments of one layer; those that differ only in a number of their name are one."""
+    """Return arguments of a layer; those that differ only in a number of their name are one."""
     groups: dict[tuple[str, tuple[int, ...], Layout], list[str]] = {}
     for k, x in enumerate(layer.arguments):
         name = x.name or f"input {k}"
@@ -156,7 +156,7 @@ def _letters(number: int) -> str:
 
 
 def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[ShownTensor, ...]:
-    """Tensors with what is kept beside them: equal ends of names, equal shapes and layouts.
+    """Return tensors with what is kept beside them: equal ends of names, shapes and layouts.
 
     So a parameter and its moments share a row.  What stands before the end is kept.
     """
