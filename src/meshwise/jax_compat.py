@@ -220,13 +220,13 @@ def while_parts(params: Mapping[str, Any]) -> tuple[Jaxpr, Jaxpr, int, int]:
 
 
 def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
-    """The user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
+    """Return the user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
     Without the folder: equal steps in other places have equal plans, and a plan tells nothing of
     the machine that made it.
 
     Args:
-        source: Of the equation.
+        source: The source of an equation.
         outside: A file that is not the user's, though it is none of JAX.
     """
     if source is None:
@@ -335,7 +335,7 @@ def is_staged(value: object) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether anything is being traced, even if no value at hand shows it."""
+    """Return whether anything is being traced, even if no value at hand shows it."""
     return not trace_state_clean()
 
 

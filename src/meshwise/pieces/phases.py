@@ -27,10 +27,11 @@ class Phases:
     """The operators of a piece by phase; positions, ascending.
 
     Attributes:
-        before: Of the graph.
-        forward: Of the loop's body.
-        backward: Of the loop's body; those that run again included.
-        after: Of the graph; those that run again included.
+        before: Operators of the graph that run once a step, first.
+        forward: Operators of the loop's body that the forward pass runs.
+        backward: Operators of the loop's body that the backward pass runs, those that run again
+            included.
+        after: Operators of the graph that the update runs, those that run again included.
     """
 
     before: tuple[int, ...]
@@ -81,7 +82,7 @@ def backward_operators(piece: PieceGraph) -> tuple[int, ...]:
 def divided_body(
     graph: Graph, loop: int, entering: Collection[int], leaving: Collection[int]
 ) -> tuple[tuple[int, ...], Kept]:
-    """The forward pass of a loop's body, and what the backward pass has of it.
+    """Return the forward pass of a loop's body, and what the backward pass has of it.
 
     Args:
         graph: The graph of a piece.

@@ -23,7 +23,7 @@ class Crossing:
         cotangent: Position of its cotangent among the results (where it enters) or inputs (where
             it leaves); -1 if no gradient flows through it.
         is_read: Whether a later piece reads it; else it is a value of the loss.
-        num_bytes: Of one micro-batch.
+        num_bytes: The bytes of the activation in one micro-batch.
         is_adjacent: Whether it goes from one layer to the next; others skip layers.
     """
 

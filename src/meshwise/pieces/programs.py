@@ -56,7 +56,7 @@ class PiecePrograms:
         """Programs that make groups of results, one after the other, once a step.
 
         Args:
-            groups: Of `final`; what an earlier one computes a later one has.
+            groups: Groups of `final`; what an earlier one computes a later one has.
         """
         return _after(self.roles, self.border, groups)
 

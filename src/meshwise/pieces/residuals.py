@@ -52,7 +52,7 @@ def ancestors(graph: Graph, tensors: Iterable[int]) -> frozenset[int]:
 def kept_between(
     graph: Graph, first: AbstractSet[int], wanted: Iterable[int], free: AbstractSet[int]
 ) -> Kept:
-    """The cheapest border by bytes.
+    """Return the cheapest border by bytes.
 
     Args:
         graph: The whole.
@@ -107,7 +107,7 @@ class _Border:
         self.needed: list[int] = []
 
     def _ends(self, t: int) -> tuple[int, int]:
-        """Where a tensor is read, and where it is made."""
+        """Return where a tensor is read, and where it is made."""
         n = self.number.setdefault(t, len(self.number))
         return 2 * n, 2 * n + 1
 
@@ -128,7 +128,7 @@ class _Border:
         self.capacities[self._ends(t)[1], self._ends(u)[0]] = INFINITE
 
     def cut(self) -> set[int]:
-        """The tensors to keep; of equal cuts the one with the least to compute again."""
+        """Return the tensors to keep; of equal cuts the one with the least to compute again."""
         size = 2 * len(self.number)
         behind = source_side(size, self.capacities, self.needed, self.given)
         return {t for t, n in self.number.items() if 2 * n in behind and 2 * n + 1 not in behind}

@@ -47,7 +47,7 @@ class Value(NamedTuple):
 
     Attributes:
         role: What it is.
-        number: Of the graph's input (`input`, `rows`) or result (`output`), of the loop's operand
+        number: The position of the graph's input (`input`, `rows`) or result (`output`), of the loop's operand
             (`whole`, `sum`), of the crossing (`entering`, `cotangent`, `leaving`, `inward`), of the
             tensor (`kept`, `delayed`, `border`).
         layout: How it lies.
@@ -107,7 +107,7 @@ class PieceRoles:
         return found
 
     def _body_values(self) -> Iterator[Value]:
-        """What the inputs of the body are."""
+        """Yield what the inputs of the body are."""
         for k, layout in zip(self.structure.parts[0].operands, self.inner.inputs, strict=True):
             t = self.loop.inputs[k]
             if k in self.structure.stacked_operands:
@@ -122,7 +122,7 @@ class PieceRoles:
                 yield self.whole(k)
 
     def whole(self, k: int) -> Value:
-        """An operand that the loop reads in every micro-batch: an argument, or made before."""
+        """Return an operand that the loop reads in every micro-batch: an argument or made before."""
         t, layout = self.loop.inputs[k], self.chosen.uses[k].layout
         graph = self.piece.graph
         if t in graph.inputs:
@@ -139,7 +139,7 @@ class PieceRoles:
         return [k for k, j in self.structure.carries if j not in passing]
 
     def body_slots(self) -> tuple[tuple[Slot, ...], tuple[Value, ...]]:
-        """All inputs of the body."""
+        """Return all inputs of the body."""
         slots = [
             Slot(tensor=t, layout=layout)
             for t, layout in zip(self.body.inputs, self.inner.inputs, strict=True)
@@ -154,7 +154,7 @@ class PieceRoles:
         return [(t, use, j) for j, t, use in outputs if j in chosen]
 
     def kept(self) -> tuple[Slot, ...]:
-        """What the backward pass has of the forward pass; activations that entered included."""
+        """Return what the backward pass reads of the forward pass, what entered included."""
         phases = self.phases
         free = {t for t, v in self.value_of_input.items() if v.role != "entering"}
         first = self.body_results(self.leaving)
@@ -169,7 +169,7 @@ class PieceRoles:
         )
 
     def border(self) -> tuple[Slot, ...]:
-        """What the update has of what ran before the loop."""
+        """Return what the update has of what ran before the loop."""
         graph, phases = self.piece.graph, self.phases
         results = [self.piece.graph.outputs[j] for j in self.final_results()]
         uses = [self.decision.outputs[j] for j in self.final_results()]

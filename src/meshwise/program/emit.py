@@ -76,7 +76,7 @@ def emit(
     update: UpdateSpec,
     schedule: Schedule,
 ) -> PipelineProgram:
-    """The program of a pipeline.
+    """Return the program of a pipeline.
 
     Args:
         layers: In order.
@@ -188,7 +188,7 @@ class _Emitter:
                 return name, layer, ONCE
 
     def buffer(self, mesh: int, name: Name, layer: int, microbatch: int) -> int:
-        """The buffer of a value that is needed now."""
+        """Return the buffer of a value that is needed now."""
         key, state = self.key(name, layer, microbatch), self.meshes[mesh]
         if key in state.coming:
             transfer, source = state.coming.pop(key)
@@ -255,7 +255,7 @@ class _Emitter:
         return made
 
     def is_ready(self, task: Task) -> bool:
-        """Whether all that comes from other stages is on its way."""
+        """Return whether all that comes from other stages is on its way."""
         state = self.meshes[self.mesh_of_stage[task.stage]]
         if task.kind == WEIGHT:
             return Task(BACKWARD, task.stage, task.microbatch) in self.done
@@ -370,7 +370,7 @@ class _Emitter:
         return mesh, next(iter(made.values()))
 
     def finished(self) -> PipelineProgram:
-        """The program, with what is no longer needed freed."""
+        """Return the program, with what is no longer needed freed."""
         meshes = [
             MeshProgram(
                 loads=tuple(state.loads),

@@ -104,7 +104,7 @@ class Load:
     Attributes:
         buffer: Which.
         kind: `argument`, `rows` of an argument, or `index` of a micro-batch.
-        number: Of the argument.
+        number: The number of the argument.
         microbatch: Which one, for `rows` and `index`; else -1.
         layout: How it lies.
     """

@@ -19,7 +19,14 @@ def touched(instruction: Instruction) -> tuple[int, ...]:
 
 
 def with_frees(program: PipelineProgram) -> PipelineProgram:
-    """A program that frees nothing, with each buffer that is no result freed after its last use."""
+    """Free each buffer that is no result after its last use.
+
+    Args:
+        program: A program that frees nothing.
+
+    Returns:
+        The program that frees them.
+    """
     last: list[dict[int, int]] = []
     for mesh in program.meshes:
         uses = {b: at for at, i in enumerate(mesh.instructions) for b in touched(i)}

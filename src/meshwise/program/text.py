@@ -77,7 +77,7 @@ def parse_instruction(text: str) -> Instruction:
 
 
 def parse_program(text: str) -> PipelineProgram:
-    """The program that prints as `text`.
+    """Return the program that prints as `text`.
 
     Raises:
         ProgramError: naming the line that is not understood.

@@ -36,7 +36,7 @@ def check_alive(leaves: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def state_lost(num_lost: int, error: BaseException) -> StateLostError:
-    """The error that says that a step failed too late.
+    """Return the error that says that a step failed too late.
 
     Args:
         num_lost: Arrays that are gone.
@@ -86,7 +86,7 @@ def lost_before(state: Sequence[Any]) -> None:
 
 
 def without_repeats(leaves: Sequence[Any], donated: Sequence[int]) -> Sequence[Any]:
-    """The leaves with a copy in place of each donated array that occurs more than once.
+    """Return the leaves with a copy in place of each donated array that occurs more than once.
 
     As at the first step of a state whose average of the parameters starts as the parameters.
     """
@@ -100,7 +100,7 @@ def without_repeats(leaves: Sequence[Any], donated: Sequence[int]) -> Sequence[A
 def without_shared_memory(
     leaves: Sequence[Any], donated: Sequence[int], fresh: Collection[int] = ()
 ) -> Sequence[Any]:
-    """The leaves with a copy in place of each donated array that shares memory with another.
+    """Return the leaves with a copy in place of each donated array that shares memory with another.
 
     `jax.device_put` of one array twice gives two arrays that share memory on its first device.
     Looking takes tens of microseconds an array.
@@ -155,7 +155,7 @@ class Handover:
         }
 
     def is_whole(self, leaves: Sequence[Any]) -> bool:
-        """Whether all donated arguments are fresh, alive, and passed once.
+        """Return whether all donated arguments are fresh, alive, and passed once.
 
         Args:
             leaves: Arguments; those that are not donated may be anything.
@@ -171,7 +171,7 @@ class Handover:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at some positions, as fast as Python can."""
+    """Return what takes the items at some positions, as fast as Python can."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda items: tuple(items[position] for position in positions)

@@ -31,7 +31,7 @@ def exchange(
     operands: Sequence[Array],
     communicate: Communicate = direct,
 ) -> list[Array]:
-    """The operands with the edges of their neighbours around them.
+    """Return the operands with the edges of their neighbours around them.
 
     Args:
         rule: The loops of the operator.
@@ -61,7 +61,7 @@ def _taken(
     names: Sequence[str],
     communicate: Communicate,
 ) -> Array:
-    """What one side of the block receives; at the end of the dim the neutral element."""
+    """Return what one side of the block receives; at the end of the dim the neutral element."""
     dim, count = edge.halo.dim, edge.group_size
     start = block.shape[dim] - edge.width if edge.from_before else 0
     sent = lax.slice_in_dim(block, start, start + edge.width, axis=dim)

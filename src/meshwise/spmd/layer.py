@@ -239,7 +239,7 @@ class LayerLowering:
         return run_part(whole, program.part, self.mesh, args, in_order=self.in_order)
 
     def forward(self, read_later: Collection[Activation]) -> DeviceProgram:
-        """A micro-batch: activations that enter to those that leave, and what is kept.
+        """Return a micro-batch: activations that enter to those that leave, and what is kept.
 
         Args:
             read_later: Activations that later layers read.
@@ -282,13 +282,13 @@ class LayerLowering:
     # -- values -------------------------------------------------------------------------------
 
     def moved(self, value: Array, before: Layout, after: Layout) -> Array:
-        """A tile in another layout."""
+        """Return a tile in another layout."""
         parts = [math.prod(self.mesh.sizes[a] for a in axes) for axes in before.dims]
         shape = tuple(n * k for n, k in zip(value.shape, parts, strict=True))
         return moved_tile(value, shape, before, after, self.mesh)
 
     def total(self, terms: Sequence[tuple[Array, Layout]], wanted: Layout, tensor: Tensor) -> Array:
-        """The sum of cotangents in one layout; of none, zeros."""
+        """Return the sum of cotangents in one layout; of none, zeros."""
         if not terms:
             return jnp.zeros(local_shape(tensor.shape, wanted, self.mesh.sizes), tensor.dtype)
         found = [self.moved(value, before, wanted) for value, before in terms]

@@ -65,7 +65,7 @@ class _Device:
         return result
 
     def use(self, ident: int, use: Use) -> Array:
-        """The operand as one user wants it."""
+        """Return the operand as one user wants it."""
         if self.graph.tensors[ident].generated:
             return self.generate(ident, use.layout)
 
@@ -75,7 +75,7 @@ class _Device:
         return self.values.of(ident, use, change)
 
     def generate(self, ident: int, layout: Layout) -> Array:
-        """A generated value in a layout, made from its own generated operands."""
+        """Return a generated value in a layout, made from its own generated operands."""
         key = (ident, layout)
         if key not in self.made:
             self.made[key] = self._generate(ident, layout)
@@ -114,7 +114,7 @@ def run_local(
     *,
     in_order: bool = False,
 ) -> list[Array]:
-    """The program of one device, on local tiles of the arguments.
+    """Return the program of one device, on local tiles of the arguments.
 
     Args:
         program: The equations.

@@ -42,7 +42,7 @@ class Order:
         self._before: dict[Same, int] = {}
 
     def of(self, values: Sequence[Array]) -> int:
-        """The events that are over once all of these values are there."""
+        """Return the events that are over once all of these values are there."""
         sets = (self._before.get(Same(value), 0) for value in values)
         return functools.reduce(or_, sets, 0)
 
@@ -66,7 +66,7 @@ class Order:
         """Operands of a loop that waits for all events so far.
 
         Args:
-            operands: Of the loop.
+            operands: The operands of the loop.
             read: Positions of those that it reads in any case.
             is_inlined: XLA takes the loop away: all of its operands wait, else one or two.
         """
@@ -104,7 +104,7 @@ class Order:
             self._before[Same(value)] = events
 
     def _after(self, value: Array, events: int) -> Array:
-        """The value, once these events are over."""
+        """Return the value, once these events are over."""
         if not events or not _is_number(value):
             return value
         waited = [i for i in range(len(self._shown)) if events >> i & 1]
@@ -121,13 +121,13 @@ class Order:
 
 
 def _is_number(value: Array) -> bool:
-    """Whether a value has an element that can be compared."""
+    """Return whether a value has an element that can be compared."""
     kinds = (jnp.number, jnp.bool_)
     return value.size > 0 and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
 
 
 def _burden(value: Array) -> tuple[int, int]:
-    """The less the better to wait or to be waited for: by kind, then by size.
+    """Return the less the better to wait or to be waited for: by kind, then by size.
 
     A single integer may be the counter of a loop: what starts late has no known number of trips,
     and of its end XLA knows the value.
@@ -151,7 +151,7 @@ def _holds(value: Array) -> Array:
 
 
 def communicates(operator: Operator, chosen: OperatorDecision, mesh: LogicalMesh) -> bool:
-    """Whether the bodies of an operator send anything."""
+    """Return whether the bodies of an operator send anything."""
     bodies = zip(operator.bodies, chosen.bodies, strict=True)
     return any(collectives(graph, decision, mesh) for graph, decision in bodies)
 
@@ -170,7 +170,7 @@ def decides(node: Node, chosen: OperatorDecision) -> list[int]:
 
 
 def is_inlined(node: Node) -> bool:
-    """Whether XLA takes a loop away: one trip."""
+    """Return whether XLA takes a loop away: one trip."""
     structure = node.structure
     assert structure is not None
     return structure.kind == "scan" and structure.length == 1
@@ -196,7 +196,7 @@ def passed_on(node: Node, chosen: OperatorDecision) -> dict[int, int]:
 
 
 def _source(node: Node, chosen: OperatorDecision, part: int, output: int) -> int | None:
-    """The operand that an output of a body is, without a move; None if it is made there."""
+    """Return the operand that an output of a body is, without a move; None if it is made there."""
     body, decision = node.bodies[part], chosen.bodies[part]
     made, use = body.outputs[output], decision.outputs[output]
     if made not in body.inputs:

@@ -19,7 +19,7 @@ from meshwise.trace.program import Program
 
 
 def part_program(program: Program, part: GraphPart) -> Program:
-    """The equations of a part of a program's graph."""
+    """Return the equations of a part of a program's graph."""
     return Program(
         (*program.avals, *(program.avals[t] for t in part.copies)),
         part.graph.inputs,
@@ -44,7 +44,7 @@ def run_part(
 
     Args:
         program: The whole program.
-        part: Of its graph.
+        part: A part of its graph.
         mesh: The mesh; its axis names are bound by the caller's `shard_map`.
         args: Local tiles, in the order of the part's inputs.
         in_order: Keep collectives and loops apart by data (`spmd.order`).
@@ -56,11 +56,11 @@ def run_part(
 def moved(
     value: Array, shape: tuple[int, ...], before: Layout, after: Layout, mesh: LogicalMesh
 ) -> Array:
-    """A local tile in another layout.
+    """Return a local tile in another layout.
 
     Args:
         value: The tile.
-        shape: Of the whole tensor.
+        shape: The shape of the whole tensor.
         before: How it lies.
         after: How it shall lie.
         mesh: The mesh.

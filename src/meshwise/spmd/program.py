@@ -63,7 +63,7 @@ def sharded_function(
     *,
     in_order: bool = False,
 ) -> Callable[..., tuple[Array, ...]]:
-    """The step on global arrays: flat arguments to flat results, explicit inside.
+    """Return the step on global arrays: flat arguments to flat results, explicit inside.
 
     Args:
         program: The flat program.

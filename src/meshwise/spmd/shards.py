@@ -49,7 +49,7 @@ class SpaceShards(Shards):
         return jnp.arange(self.local_size(loop), dtype=jnp.int32) + self.block_start(loop)
 
     def is_first(self, loop: int) -> Array | bool:
-        """Whether this device holds the first block of a loop."""
+        """Return whether this device holds the first block of a loop."""
         if self.parts(loop) == 1:
             return True
         return self._rank(loop) == 0

@@ -74,7 +74,7 @@ class _Rewriter:
         return pieces if all(self.avals[i].shape[last] == 1 for i in pieces) else None
 
     def counts_along(self, ident: int, rank: int) -> int | None:
-        """The dim along which a column equals 0, 1, 2, ...; None if there is none."""
+        """Return the dim along which a column equals 0, 1, 2, ...; None if there is none."""
         value = self.evaluated(ident)
         if value is None:
             return None
@@ -88,7 +88,7 @@ class _Rewriter:
         return None
 
     def evaluated(self, ident: int) -> np.ndarray | None:
-        """The value of what depends on no argument, else None."""
+        """Return the value of what depends on no argument, else None."""
         if ident in self.program.constants:
             return np.asarray(self.program.constants[ident])
         if ident not in self.known:
@@ -108,7 +108,7 @@ class _Rewriter:
         return np.asarray(results[node.outputs.index(ident)])
 
     def concatenated(self, kept: list[int], dim: int, like: Node, added: list[Node]) -> int:
-        """A new value: the columns that remain."""
+        """Return a new value: the columns that remain."""
         avals = tuple(self.avals[i] for i in kept)
         shape = (*avals[0].shape[:dim], len(kept))
         aval = core.ShapedArray(shape, avals[0].dtype)
@@ -121,14 +121,14 @@ class _Rewriter:
 
 
 def with_batch_dims(program: Program) -> Program:
-    """The program with every lookup by position as a lookup with a batch dim."""
+    """Return the program with every lookup by position as a lookup with a batch dim."""
     if not any(node.bodies or node.name in _INDEXED for node in program.nodes):
         return program
     return without_dead_code(_Rewriter(program).run())
 
 
 def without_dead_code(program: Program) -> Program:
-    """The program without equations that no result needs."""
+    """Return the program without equations that no result needs."""
     needed = set(program.outputs)
     kept: list[Node] = []
     for node in reversed(program.nodes):

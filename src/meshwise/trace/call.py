@@ -15,7 +15,7 @@ from meshwise.errors import CallError, TraceError
 
 
 def named(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that JAX traces anew, but whose own name and parameters stand in JAX's errors."""
+    """Wrap a step so that JAX traces it anew and names it and its parameters in errors."""
     below, name = base(fun)
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def named(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
-    """The function below partials, and its name."""
+    """Return the function below partials, and its name."""
     while isinstance(fun, partial):
         fun = fun.func
     fun = getattr(fun, "__wrapped__", fun)

@@ -35,7 +35,7 @@ class _Elements:
         self.known: dict[int, Any] = {}
 
     def of(self, ident: int) -> Any:
-        """The element that all others equal, a NumPy scalar; None if not known."""
+        """Return the element that all others equal, a NumPy scalar; None if not known."""
         if ident not in self.known:
             self.known[ident] = self._found(ident)
         return self.known[ident]
@@ -66,7 +66,7 @@ class _Elements:
 
 
 def without_idle_choices(program: Program) -> Program:
-    """The program, bodies as they are, without any `select_n` between equal values."""
+    """Return the program, bodies as they are, without any `select_n` between equal values."""
     elements = _Elements(program)
     same: dict[int, int] = {}
     nodes: list[Node] = []

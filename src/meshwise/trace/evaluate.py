@@ -19,11 +19,11 @@ RunBody = Callable[[int, list[Array]], list[Array]]
 
 
 def run_structured(node: Node, operands: Sequence[Array], body: RunBody) -> list[Array]:
-    """A `scan`, `cond` or `while` with other bodies.
+    """Return a `scan`, `cond` or `while` with other bodies.
 
     Args:
         node: The equation; its bodies are not looked at.
-        operands: Of the equation.
+        operands: The operands of the equation.
         body: Runs one body; shapes may differ from those of the equation, types may not.
 
     Returns:
@@ -46,7 +46,7 @@ def _taken(structure: Structure, part: int, operands: Sequence[Array]) -> list[A
 
 
 def _with(operands: Sequence[Array], places: Sequence[int], values: Sequence[Array]) -> list[Array]:
-    """The operands, others in some places."""
+    """Return the operands, others in some places."""
     now = list(operands)
     for k, value in zip(places, values, strict=True):
         now[k] = value
@@ -103,7 +103,7 @@ def _while(
 
 
 def _typed(value: Array, dtype: Array) -> Array:
-    """An array of a strong type: branches and iterations must agree on types."""
+    """Return an array of a strong type: branches and iterations must agree on types."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return value
     return lax.convert_element_type(value, dtype)
@@ -121,7 +121,7 @@ def run_node(node: Node, operands: Sequence[Array]) -> list[Array]:
 
 
 def run_program(program: Program, args: Sequence[Array]) -> list[Array]:
-    """A program on whole values."""
+    """Return a program on whole values."""
     values: dict[int, Array] = dict(program.constants)
     values.update(zip(program.inputs, args, strict=True))
     for node in program.nodes:

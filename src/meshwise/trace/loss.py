@@ -64,7 +64,7 @@ _NOT_PLAIN = ("while", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def _is_plain(jaxpr: Any) -> bool:
-    """Whether all has a gradient, and cotangents of the types of the values."""
+    """Return whether all has a gradient, and cotangents of the types of the values."""
     return all(
         eqn.primitive.name not in _NOT_PLAIN
         and (
@@ -182,7 +182,7 @@ def _marked(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any] | None:
-    """The results of a loss, in a tuple, bound as one primitive; None if it must be JAX's own."""
+    """Bind a loss as one primitive; return a tuple of its results, None if it must be JAX's own."""
     if not jax.sharding.get_abstract_mesh().empty:
         return None  # types say more than shape and dtype, as inside `jax.shard_map`
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -244,7 +244,7 @@ def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[
 
 
 def call_line(loss: Any) -> str:
-    """The user's source line in which the loss of an equation is differentiated."""
+    """Return the user's source line in which the loss of an equation is differentiated."""
     return source_line(loss.source_info, outside=__file__)
 
 
@@ -301,7 +301,7 @@ def _resolved(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
 
 
 def _is_fit(value: Any) -> bool:
-    """Whether a value is an array, concrete or staged into the jaxpr of the step.
+    """Return whether a value is an array, concrete or staged into the jaxpr of the step.
 
     Under `jax.vmap` or `jax.grad` inside the step the primitive would be taken apart at once.
     """

@@ -23,7 +23,7 @@ class Node:
         inputs: Ids of the operands.
         outputs: Ids of the results.
         source: JAX source info, for error messages.
-        bodies: Of a `scan`, `cond` or `while`.
+        bodies: The bodies of a `scan`, `cond` or `while`.
         structure: How operands and results are bound to the bodies; None without.
     """
 

@@ -17,7 +17,7 @@ from meshwise.trace.program import Node, Program
 
 
 def with_constants_inside(program: Program) -> Program:
-    """The program in which no loop or branch takes a generated value as a constant."""
+    """Return the program in which no loop or branch takes a generated value as a constant."""
     program = without_idle_choices(program)
     if not any(node.bodies for node in program.nodes):
         return program
@@ -74,7 +74,7 @@ def _structured(node: Node, program: Program, generated: set[int], makers: dict[
 def _made_inside(
     body: Program, sunk: dict[int, int], program: Program, makers: dict[int, Node]
 ) -> Program:
-    """The body with the makers of `sunk` (inner id -> outer id) copied before its equations."""
+    """Return the body with the makers of `sunk` (inner id -> outer id) before its equations."""
     avals = list(body.avals)
     constants = dict(body.constants)
     copied: dict[int, int] = {outer: inner for inner, outer in sunk.items()}

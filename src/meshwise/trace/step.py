@@ -57,7 +57,7 @@ class StepSignature:
         return self.parameters[argnum][0] if argnum < len(self.parameters) else argnum
 
     def label(self, argnum: int) -> str:
-        """What a message calls an argument."""
+        """Return what a message calls an argument."""
         return self.labels[argnum] if argnum < len(self.labels) else f"argument {argnum}"
 
 

@@ -80,10 +80,10 @@ def _while(
 
 
 def only_branch(params: Mapping[str, Any], number: Any) -> ClosedJaxpr | None:
-    """The branch of a `cond` that always runs: the only one, or that of a known number; else None.
+    """Return the branch of a `cond` that always runs: the only or the known one; else None.
 
     Args:
-        params: Of the equation.
+        params: The parameters of the equation.
         number: Which branch runs, if that is known at trace time, else None.
     """
     branches = params["branches"]
@@ -93,7 +93,7 @@ def only_branch(params: Mapping[str, Any], number: Any) -> ClosedJaxpr | None:
 
 
 def solver_of(params: Mapping[str, Any], inputs: Sequence[int]) -> tuple[ClosedJaxpr, list[int]]:
-    """The solver of a `custom_linear_solve` with its operands: its constants, the right side."""
+    """Return the solver of a `custom_linear_solve`, and its operands: constants, right side."""
     counts = params["const_lengths"]
     first = counts.matvec + counts.vecmat
     return params["jaxprs"].solve, [*inputs[first : first + counts.solve], *inputs[sum(counts) :]]

@@ -117,7 +117,7 @@ def to_graph(
     aliases: tuple[tuple[int, int], ...] = (),
     rules: RuleCache | None = None,
 ) -> Graph:
-    """The graph of a program.
+    """Return the graph of a program.
 
     Args:
         program: A flat program.

@@ -64,7 +64,7 @@ def _producer(program: Program, ident: int) -> Node | None:
 
 
 def _integer(value: Any) -> int | None:
-    """A scalar integer that is known at trace time."""
+    """Return a scalar integer that is known at trace time."""
     if value is None:
         return None
     array = np.asarray(value)
@@ -81,7 +81,7 @@ def _holds(value: int, dtype: Any) -> bool:
 def _step(
     body: Program, structure: Structure, counter: int, result: int, constants: Sequence[Any]
 ) -> int | None:
-    """What one iteration adds to the counter; None if it does anything else to it."""
+    """Return what one iteration adds to the counter; None if it does anything else to it."""
     enters = dict(zip(body.inputs, structure.parts[1].operands, strict=True))
     after = body.outputs[structure.parts[1].results.index(result)]
     node = _producer(body, after)

@@ -35,7 +35,7 @@ def _is_weak(leaf: Any) -> bool:
 
 
 def with_weak_types(results: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    """The results, those at the positions weakly typed.
+    """Return the results, those at the positions weakly typed.
 
     Args:
         results: Arrays.

@@ -59,7 +59,7 @@ class StageChoice:
         mesh: Its logical mesh.
         devices: Its devices, row-major.
         remat: What its backward pass computes again.
-        decisions: Of its layers.
+        decisions: The decisions about its layers.
     """
 
     first_layer: int
@@ -94,7 +94,7 @@ class CompiledLayer:
     parts: LayerParts[CompiledProgram]
 
     def spec(self, first: int) -> LayerSpec:
-        """The layer as instructions see it; its executables are numbered from `first`."""
+        """Return the layer as instructions see it; its executables are numbered from `first`."""
         numbers = itertools.count(first)
         return LayerSpec(stage=self.stage, parts=self.parts.map(lambda _, p: p.spec(next(numbers))))
 
@@ -110,7 +110,7 @@ def compiled_layers(
     """Lower and compile all layers.
 
     Args:
-        layers: Of the step.
+        layers: The layers of the step.
         choices: The stages, in order; together they hold every layer once.
         num_microbatches: B.
         splits_backward: Whether gradients of weights are programs of their own.

@@ -11,7 +11,7 @@ from meshwise.program.instructions import Instruction, PipelineProgram, Run
 
 
 def commit_point(program: PipelineProgram) -> int:
-    """How many instructions, in the order of dispatch, come before one that overwrites an argument.
+    """Count the instructions, in order of dispatch, before one that overwrites an argument.
 
     Args:
         program: What all meshes do.

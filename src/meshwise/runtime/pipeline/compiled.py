@@ -33,9 +33,9 @@ class CompiledProgram:
         places: For each output its place among the results.
         donated: Positions of inputs that it overwrites.
         run: The executable, on global arrays.
-        in_shardings: Of the inputs.
+        in_shardings: The shardings of the inputs.
         in_avals: Global shapes and dtypes of the inputs, as they come in.
-        out_avals: Of the outputs, as they leave.
+        out_avals: Global shapes and dtypes of the outputs, as they leave.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CompiledProgram:
         return self.run.as_text() or ""
 
     def spec(self, number: int) -> ProgramSpec:
-        """The program as instructions see it."""
+        """Return the program as instructions see it."""
         return ProgramSpec(
             number=number,
             label=self.name,
@@ -72,7 +72,7 @@ class CompilationCache:
         self._known: dict[tuple[str, tuple[Any, ...]], Compiled] = {}
 
     def compiled(self, lowered: Lowered, mesh: Mesh, name: str) -> Compiled:
-        """The executable of a lowered program.
+        """Return the executable of a lowered program.
 
         Raises:
             ProgramError: on XLA:CPU collectives would race.
@@ -92,9 +92,9 @@ class LoweredProgram:
         places: For each output its place among the results.
         jitted: On global arrays.
         lowered: The same, lowered.
-        in_shardings: Of the inputs.
+        in_shardings: The shardings of the inputs.
         in_avals: Global shapes and dtypes of the inputs, as they come in.
-        out_avals: Of the outputs, as they leave.
+        out_avals: Global shapes and dtypes of the outputs, as they leave.
     """
 
     function: DeviceProgram

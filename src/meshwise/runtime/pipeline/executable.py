@@ -46,7 +46,7 @@ class PipelineExecutable:
     Attributes:
         out_tree: Tree of the results.
         in_avals: Flat arguments.
-        names: Of the flat arguments.
+        names: The names of the flat arguments.
         plan: What was decided.
         pipeline: What runs.
         ends: Takes stacks of layers apart and puts them together.
@@ -182,7 +182,7 @@ def compile_pipeline(
     """Lower and compile a planned pipeline on the devices of this process.
 
     Args:
-        layers: Of the step.
+        layers: The layers of the step.
         plan: Its stages.
         decisions: For each stage those of its layers.
 
@@ -239,7 +239,7 @@ def has_room_for_stacks(
     plan: Plan,
     sizes: Sequence[Mapping[int, int]],
 ) -> bool:
-    """Whether stacks of the state fit beside their layers until the state is taken over.
+    """Return whether stacks of the state fit beside their layers until the state is taken over.
 
     Args:
         pipeline: What runs.
@@ -263,7 +263,7 @@ def _delete(arrays: Sequence[Array]) -> None:
 
 
 def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
-    """Where arguments live: state where its new value is made, others where they are read first."""
+    """Find where arguments live: state where it is updated, others where they are read first."""
     split = pipeline.layers.split
     found: list[NamedSharding | None] = [None] * len(split.in_avals)
     for mesh, program in zip(pipeline.meshes, pipeline.program.meshes, strict=True):

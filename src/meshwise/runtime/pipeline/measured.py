@@ -157,7 +157,7 @@ class _Measured:
         self.note_memory(mesh)
 
     def event(self, mesh: int, run: Run, begin: float) -> Event:
-        """What a program did, joined to what the mesh did right before if that is one task."""
+        """Return what a program did, joined to the event right before if that is one task."""
         kind = _KINDS.get(run.label.partition(" ")[0], SYNC)
         stage = self.stages[run.program]
         mine = self.events[mesh]
@@ -166,7 +166,7 @@ class _Measured:
         return Event(mesh, kind, stage, run.microbatch, begin, self.now())
 
     def is_next(self, mesh: int, begin: float) -> bool:
-        """Whether the mesh has not waited since its last program."""
+        """Return whether the mesh has not waited since its last program."""
         return begin - self.events[mesh][-1].end_s < _JOINED_S
 
     def arrived(self, transfer: int, begin: float) -> None:
@@ -190,7 +190,7 @@ class _Measured:
             self.memory[mesh].append(MemoryStep(self.now(), total))
 
     def timeline(self, end: float) -> Timeline:
-        """What was seen."""
+        """Return what was seen."""
         busy = tuple(sum(e.end_s - e.start_s for e in events) for events in self.events)
         transfers = [
             TransferEvent(*m[1:6], m.num_bytes, *self.sent_s[m.transfer])

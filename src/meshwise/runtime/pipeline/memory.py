@@ -94,7 +94,7 @@ def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> i
 
 
 def _extra(program: CompiledProgram, counted: dict[Name, int]) -> int:
-    """What a program needs on top of what is there anyway."""
+    """Return what a program needs on top of what is there anyway."""
     found = program.run.memory_analysis()
     assert found is not None
     total = (

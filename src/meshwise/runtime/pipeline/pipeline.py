@@ -43,7 +43,7 @@ class Pipeline:
     """A pipeline that is ready to run.
 
     Attributes:
-        layers: Of the step.
+        layers: The layers of the step.
         compiled: The layers with their executables.
         meshes: By number; a mesh runs one stage or several.
         executables: By number.
@@ -83,7 +83,7 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     """Compile a pipeline.
 
     Args:
-        layers: Of the step.
+        layers: The layers of the step.
         choices: Its stages.
         schedule: Who runs what in which order.
 
@@ -197,7 +197,7 @@ class PipelineStep:
             self.passed[i] = flat[i] if isinstance(flat[i], jax.Array) else jnp.array(flat[i])
 
     def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array:
-        """What is in a buffer when the step begins."""
+        """Return what is in a buffer when the step begins."""
         match load.kind:
             case "index":
                 return self.pipeline.indices[mesh][load.microbatch]
@@ -218,7 +218,7 @@ class PipelineStep:
         return value[tuple(place)]
 
     def run(self, at_commit: Callable[[], None]) -> list[Array]:
-        """All instructions, in an order in which none waits for a later one.
+        """Return all instructions, in an order in which none waits for a later one.
 
         What fails says which instruction it was, and those around it.
 
@@ -242,7 +242,7 @@ class PipelineStep:
         return self.results()
 
     def results(self) -> list[Array]:
-        """What the step returns, when all instructions are done."""
+        """Return what the step returns, when all instructions are done."""
         program = self.pipeline.program
         results: dict[int, Array] = {j: self.passed[i] for j, i in program.passed}
         for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
@@ -279,7 +279,7 @@ def put(
     *,
     is_donated: bool = False,
 ) -> Array:
-    """A value on a mesh, in a layout.
+    """Return a value on a mesh, in a layout.
 
     Args:
         copier: Moves it.

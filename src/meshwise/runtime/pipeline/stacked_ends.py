@@ -55,7 +55,7 @@ class StackedEnds:
 
     @staticmethod
     def _found(dim: int, members: Sequence[Array]) -> StackHome | None:
-        """Where a stack would live whose layers are where they are."""
+        """Return where a stack would live whose layers are where they are."""
         shardings = [x.sharding for x in members if isinstance(x.sharding, NamedSharding)]
         every = len(shardings) == len(members)
         return home_of(dim, members[0].shape, shardings) if every else None

@@ -31,7 +31,7 @@ class StackHome:
     Attributes:
         dim: The dim of the layers.
         count: Number of layers.
-        sharding: Of the stack.
+        sharding: The sharding of the stack.
         runs: For each stage its number of layers and the sharding of its part of the stack; none
             where the stack is spread over all devices.
         members: Sharding of each layer while a step runs.
@@ -45,11 +45,11 @@ class StackHome:
 
 
 def home_of(dim: int, shape: Sequence[int], members: Sequence[NamedSharding]) -> StackHome:
-    """Where a stack lives.
+    """Return where a stack lives.
 
     Args:
         dim: The dim of the layers.
-        shape: Of one layer.
+        shape: The shape of one layer.
         members: Where each layer is while a step runs.
     """
     groups = [list(g) for _, g in itertools.groupby(members, key=lambda s: s.mesh)]
@@ -104,12 +104,12 @@ class Stacking:
         self._copier = TileCopier()
 
     def side_by_side(self, dim: int, members: Sequence[Any]) -> Any:
-        """A stack where the first of the layers is."""
+        """Return a stack where the first of the layers is."""
         near = [self._copier.put(member, members[0].sharding) for member in members]
         return jnp.stack(near, axis=dim)
 
     def apart(self, home: StackHome, value: Any) -> list[Any]:
-        """The layers of a stack, wherever it is.
+        """Return the layers of a stack, wherever it is.
 
         Args:
             home: Where the stack lives between steps.
@@ -130,7 +130,7 @@ class Stacking:
         return found
 
     def together(self, home: StackHome, members: Sequence[Any]) -> Any:
-        """The stack of layers."""
+        """Return the stack of layers."""
         if not home.runs:
             alone = _dropped(home.sharding, home.dim)
             given = [self._copier.put(member, alone) for member in members]

@@ -66,7 +66,7 @@ class TileCopier:
     def put(
         self, value: Array | np.generic, sharding: NamedSharding, *, own_memory: bool = False
     ) -> Array:
-        """An array in a sharding.
+        """Return an array in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.
 
@@ -106,7 +106,7 @@ class TileCopier:
         return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
 
     def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
-        """What is done for an array.
+        """Return what is done for an array.
 
         Raises:
             TransportError: part of the array is in another process.
@@ -118,7 +118,7 @@ class TileCopier:
         return found
 
     def cutter(self, parts: tuple[Box, ...]) -> Program:
-        """The program that takes parts, given by their places in its operand."""
+        """Return the program that takes parts, given by their places in its operand."""
 
         def cut(tile: Array) -> list[Array]:
             return [lax.slice(tile, *zip(*part, strict=True)) for part in parts]
@@ -126,7 +126,7 @@ class TileCopier:
         return self._programs.setdefault(("cut", parts), jax.jit(cut))
 
     def joiner(self, counts: tuple[int, ...]) -> Program:
-        """The program that makes one tile of a grid of pieces, so many along each dim."""
+        """Return the program that makes one tile of a grid of pieces, so many along each dim."""
 
         def join(*pieces: Array) -> Array:
             rest = list(pieces)
@@ -139,7 +139,7 @@ class TileCopier:
 
 
 def _found(copier: TileCopier, value: jax.Array, sharding: NamedSharding) -> Copies:
-    """What is done for an array: steps in the order in which they need one another."""
+    """Return what is done for an array: steps in the order in which they need one another."""
     if not (value.is_fully_addressable and sharding.is_fully_addressable):
         raise TransportError(
             f"an array of shape {list(value.shape)} goes from {value.sharding} to {sharding}: both "
@@ -224,11 +224,11 @@ def _columns(
 
 
 def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """An index as JAX gives it."""
+    """Return an index as JAX gives it."""
     found = (part.indices(size) for part, size in zip(index, shape, strict=True))
     return tuple((start, stop) for start, stop, _ in found)
 
 
 def _within(box: Box, whole: Box) -> Box:
-    """A box by its place in a larger one."""
+    """Return a box by its place in a larger one."""
     return tuple((a - first, b - first) for (a, b), (first, _) in zip(box, whole, strict=True))

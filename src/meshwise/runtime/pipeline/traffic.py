@@ -22,8 +22,8 @@ class Message(NamedTuple):
         destination_mesh: Who receives; the same where only the layout changes.
         source_stage: Whose result it is.
         destination_stage: Whose program reads it first.
-        microbatch: Of which micro-batch; -1 for what is sent once a step.
-        num_bytes: Of the whole tensor.
+        microbatch: The number of the micro-batch; -1 for what is sent once a step.
+        num_bytes: The bytes of the whole tensor.
     """
 
     transfer: int

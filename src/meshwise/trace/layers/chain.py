@@ -29,7 +29,7 @@ class Chain:
     Attributes:
         links: Equations that can be cut apart.
         support: All other equations.
-        flop: Of each link, on whole tensors.
+        flop: The FLOP of each link, on whole tensors.
         is_heavy: Whether a link holds a dense product or a convolution.
         reads: For each link the links whose results it reads, with the bytes of these results.
         maker: For each variable made in the chain its link.

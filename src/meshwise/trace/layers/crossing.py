@@ -30,7 +30,7 @@ _JOINED_BYTES = 1 << 16
 
 
 def is_joined(state: TimeState, num_bytes: int) -> bool:
-    """Whether a value in `state` that is no rows can cross a cut: all rows have a part in it."""
+    """Return whether a value that is no rows can cross a cut: all rows have a part in it."""
     return state.kind in (PARTIAL, LOCAL, AFTER) and num_bytes <= _JOINED_BYTES
 
 
@@ -42,10 +42,10 @@ def analyzed(
     *,
     local_statistics: bool,
 ) -> BlockTime:
-    """The micro-batches of a piece.
+    """Return the micro-batches of a piece.
 
     Args:
-        program: Of the piece.
+        program: The program of the piece.
         batch_dims: Batch dim of each input that holds rows, by position.
         crossed: What comes from other pieces and goes to them.
         batch: How the batch is cut.

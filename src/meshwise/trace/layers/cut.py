@@ -69,11 +69,11 @@ class Cutter:
         self.known: dict[tuple[int, int], Piece] = {}
 
     def is_read_after(self, variable: Var, last: int) -> bool:
-        """Whether a link after `last` reads a variable of the chain."""
+        """Return whether a link after `last` reads a variable of the chain."""
         return self.last_link.get(variable, -1) > last
 
     def has_cotangent(self, variable: Var) -> bool:
-        """Whether a gradient flows through a variable of the chain; others go forward only."""
+        """Return whether a gradient flows through a variable of the chain; others go forward."""
         return variable in self.on_path
 
     def arguments_of_roots(self, piece: Piece) -> set[int]:
@@ -83,7 +83,7 @@ class Cutter:
         return {self.position[v] for v in read if v in self.position}
 
     def piece(self, first: int, last: int) -> Piece:
-        """The links `first` to `last`, both included."""
+        """Return the links `first` to `last`, both included."""
         if (first, last) not in self.known:
             self.known[first, last] = self._cut(first, last)
         return self.known[first, last]
@@ -146,7 +146,7 @@ class Cutter:
         roots: Sequence[Array],
         entering: Sequence[Array],
     ) -> list[Array]:
-        """The activations that leave a piece."""
+        """Return the activations that leave a piece."""
         known = environment(self.split.forward, arguments)
         known.update((self.split.roots[r], x) for r, x in zip(piece.roots, roots, strict=True))
         known.update(zip(piece.entering, entering, strict=True))

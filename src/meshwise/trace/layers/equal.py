@@ -71,7 +71,7 @@ class _Writer:
                 known.update(eqn.outvars)
 
     def parameter(self, value: object, eqn: Eqn, known: set[Var]) -> object:
-        """A body as its equations, anything else as text."""
+        """Return a body as its equations, anything else as text."""
         if isinstance(value, ClosedJaxpr):
             return self.parameter(value.jaxpr, eqn, known)
         if isinstance(value, tuple | list) and any(
@@ -96,18 +96,18 @@ class _Writer:
         return inside
 
     def done(self) -> tuple[object, ...]:
-        """All rows; a stream that is an ordinary constant too is one value of the graph."""
+        """Return all rows; a stream that is an ordinary constant too is one value of the graph."""
         shared = sorted(n for said, n in self.streams.items() if said in self.literals)
         return *self.rows, ("shared", *shared)
 
 
 def signature(cutter: Cutter, piece: Piece, update: Update, share: Share) -> tuple[object, ...]:
-    """What equal layers share; two layers of one signature have equal graphs to plan.
+    """Return what equal layers share; two layers of one signature have equal graphs to plan.
 
     Args:
-        cutter: Of the step.
+        cutter: Cuts the step.
         piece: The layer.
-        update: Of the step.
+        update: The update of the step.
         share: What the layer does of it.
     """
     split = cutter.split

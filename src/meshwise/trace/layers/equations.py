@@ -52,7 +52,7 @@ def run(equations: Iterable[Eqn], known: dict[Var, Array]) -> None:
     """Run equations in order.
 
     Args:
-        equations: Of one jaxpr.
+        equations: Equations of one jaxpr.
         known: Values by variable; the results are added.
     """
     for eqn in equations:
@@ -130,7 +130,7 @@ def variables(atoms: Iterable[Var]) -> list[Var]:
 
 
 def dependent(equations: Iterable[Eqn], roots: Iterable[Var]) -> set[Var]:
-    """The roots and all variables that follow from them."""
+    """Return the roots and all variables that follow from them."""
     found = set(roots)
     for eqn in equations:
         if any(v in found for v in variables(eqn.invars)):
@@ -139,7 +139,7 @@ def dependent(equations: Iterable[Eqn], roots: Iterable[Var]) -> set[Var]:
 
 
 def needed(equations: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
-    """The equations, in order, that make the wanted variables."""
+    """Return the equations, in order, that make the wanted variables."""
     want = set(wanted)
     kept: list[Eqn] = []
     for eqn in reversed(equations):

@@ -25,7 +25,7 @@ def on_gradient_path(
     """Variables with a cotangent that the gradients of the roots need.
 
     Args:
-        equations: Of the forward pass, in order.
+        equations: The equations of the forward pass, in order.
         roots: What the loss is differentiated for.
         losses: What is differentiated.
     """

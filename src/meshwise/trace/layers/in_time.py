@@ -40,10 +40,10 @@ from meshwise.trace.time.state import (
 def in_microbatches(
     cutter: Cutter, joint: Joint, batch: Batch, *, local_statistics: bool
 ) -> BlockTime:
-    """How a differentiated piece runs micro-batch by micro-batch.
+    """Return how a differentiated piece runs micro-batch by micro-batch.
 
     Args:
-        cutter: Of the step.
+        cutter: Cuts the step.
         joint: The piece.
         batch: How the batch is cut.
         local_statistics: Let what does not separate become a statistic of each micro-batch.
@@ -112,7 +112,7 @@ def run_in_time(
         joint: The piece.
         block: Its micro-batches.
         batch: How the batch is cut.
-        inputs: Of its program; rows of one micro-batch.
+        inputs: The inputs of its program; rows of one micro-batch.
         full: By position the rows of all micro-batches, where they are needed.
         collected: Variables that leave micro-batch by micro-batch, of which all rows or the mean
             are wanted too.

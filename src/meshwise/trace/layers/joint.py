@@ -236,7 +236,7 @@ def rematerialised(fun: _Function, remat: Remat) -> _Function:
 
 
 def without_barriers(program: Program) -> Program:
-    """A program whose recomputed values are not held apart from the first ones.
+    """Return a program whose recomputed values are not held apart from the first ones.
 
     Forward and backward pass of a stage run as programs of their own: nothing can merge what the
     one computes with what the other computes again, so barriers would only cost copies.
@@ -254,7 +254,7 @@ def without_barriers(program: Program) -> Program:
 
 
 def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
-    """A program that makes what does not depend on the batch once.
+    """Return a program that makes what does not depend on the batch once.
 
     Rematerialisation casts each weight a second time; a stage makes such values before its first
     micro-batch, for both passes.

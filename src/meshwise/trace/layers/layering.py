@@ -79,12 +79,12 @@ class Layering:
         )
 
     def _adjacency(self, k: int) -> tuple[bool, ...]:
-        """Which of the activations that cross the cuts of a layer go no further than one layer."""
+        """Return which activations that cross the cuts of a layer go no further than one layer."""
         piece, adjacent = self.piece(k, k), self.adjacent(k, k)
         return tuple(v in adjacent for v in (*piece.entering, *piece.leaving))
 
     def piece(self, first: int, last: int) -> Piece:
-        """The layers `first` to `last`, both included."""
+        """Return the layers `first` to `last`, both included."""
         return self.cutter.piece(self.ranges[first][0], self.ranges[last][1])
 
     def adjacent(self, first: int, last: int) -> frozenset[Var]:
@@ -140,7 +140,7 @@ class Layering:
         )
 
     def joint(self, first: int, last: int, remat: Remat = "none") -> Joint:
-        """The same, differentiated."""
+        """Return the same, differentiated."""
         key = (first, last, remat)
         if key not in self._joints:
             piece = self.piece(first, last)
@@ -174,13 +174,13 @@ class Layering:
     def graph(
         self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
     ) -> PieceGraph:
-        """The graph to plan of the layers `first` to `last`."""
+        """Return the graph to plan of the layers `first` to `last`."""
         return self.program(first, last, num_microbatches, remat).graph
 
     def program(
         self, first: int, last: int, num_microbatches: int, remat: Remat = "none"
     ) -> PieceProgram:
-        """The same with the program that it was made from."""
+        """Return the same with the program that it was made from."""
         key = (first, last, num_microbatches, remat)
         if key not in self._programs:
             if len(self._programs) == _KEPT_PROGRAMS:

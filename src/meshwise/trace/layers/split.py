@@ -45,7 +45,7 @@ class SplitStep:
             depend on both parameters and batch it makes itself of the arguments.
         batch_dims: Batch dim of each argument that is batch data, by position.
         aliases: Pairs (argument, result) of the state.
-        names: Of the arguments.
+        names: The names of the arguments.
     """
 
     forward: ClosedJaxpr
@@ -58,7 +58,7 @@ class SplitStep:
 
     @property
     def in_avals(self) -> tuple[Aval, ...]:
-        """Of the arguments."""
+        """The shapes and dtypes of the arguments."""
         return tuple(self.forward.in_avals)
 
     @property

@@ -128,7 +128,7 @@ class Update:
             )
 
     def share(self, first: int, last: int) -> Share:
-        """What the layers `first` to `last` do, both included."""
+        """Return what the layers `first` to `last` do, both included."""
         layers = range(first, last + 1)
         jaxpr = self.split.update.jaxpr
         results = sorted(j for k in layers for j in self.results.get(k, ()))
@@ -169,7 +169,7 @@ class Update:
         values: Sequence[Array],
         sent: Mapping[Var, Array],
     ) -> dict[Var, Array]:
-        """What a phase joins, by variable.
+        """Return what a phase joins, by variable.
 
         Args:
             phase: Number of the phase.

@@ -33,7 +33,7 @@ _MAX_NAMES = 4
 
 
 def padded_size(size: int, num_devices: int) -> int:
-    """The next multiple of the number of devices."""
+    """Return the next multiple of the number of devices."""
     return -(-size // num_devices) * num_devices
 
 
@@ -43,11 +43,11 @@ def _is_candidate(size: int, num_devices: int) -> bool:
 
 
 def padded_dims(step: TracedStep, num_devices: int) -> tuple[PaddedDim, ...]:
-    """The classes of dims of a step that are worth a try.
+    """Return the classes of dims of a step that are worth a try.
 
     Args:
         step: The step, with its loop over micro-batches.
-        num_devices: Of the mesh.
+        num_devices: The number of devices of the mesh.
     """
     root, rules = nest(step.program), RuleCache()
     if not _has_candidate(root, rules, num_devices):
@@ -70,7 +70,7 @@ def padded_dims(step: TracedStep, num_devices: int) -> tuple[PaddedDim, ...]:
 
 
 def _has_candidate(root: Scope, rules: RuleCache, num_devices: int) -> bool:
-    """Whether any dense operator has a loop of a size that may be padded."""
+    """Return whether any dense operator has a loop of a size that may be padded."""
     return any(
         _is_candidate(loop.size, num_devices)
         for scope in scopes_of(root)
@@ -106,7 +106,7 @@ def _where(step: TracedStep, dim_class: DimClass) -> tuple[str, ...]:
 
 
 def with_padding(step: TracedStep, dims: Sequence[PaddedDim]) -> TracedStep:
-    """The step with classes of dims padded inside; arguments and results keep their shapes.
+    """Return the step with classes of dims padded inside; arguments and results keep their shapes.
 
     Args:
         step: The step, with its loop over micro-batches.

@@ -46,7 +46,7 @@ class DimClass:
 
     Attributes:
         number: Position among all classes of the program.
-        size: Of each dim.
+        size: The size of each dim.
         dims: For each value that has some, its dims in the class, ascending.
     """
 
@@ -79,7 +79,7 @@ class _Sets:
 
 
 def dim_classes(root: Scope, rules: RuleCache) -> list[DimClass]:
-    """All classes of dims of size above 1, in the order of their first value."""
+    """Return all classes of dims of size above 1, in the order of their first value."""
     sets = _Sets()
     for scope in scopes_of(root):
         for position, node in enumerate(scope.program.nodes):

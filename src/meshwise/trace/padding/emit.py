@@ -52,11 +52,11 @@ class PaddingEmitter:
     rules: RuleCache
 
     def form_of(self, scope: Scope, ident: int, among: Form) -> Form:
-        """The classes of a form that a value has dims of."""
+        """Return the classes of a form that a value has dims of."""
         return frozenset(c for c in among if self.regions[c].dim_class.of(scope, ident))
 
     def form_at(self, scope: Scope, position: int, port: int = -1) -> Form:
-        """The classes with which an equation, or a port of a scan, is padded."""
+        """Return the classes with which an equation, or a port of a scan, is padded."""
         return frozenset(
             c for c, region in enumerate(self.regions) if region.holds(scope, position, port)
         )
@@ -117,7 +117,7 @@ class _Block:
         self.values.setdefault(ident, {})[form] = value
 
     def get(self, ident: int, form: Form) -> PaddedValue:
-        """A value padded with exactly the classes of `form` of which it has dims."""
+        """Return a value padded with exactly the classes of `form` of which it has dims."""
         form = self.padding.form_of(self.scope, ident, form)
         known = self.values.get(ident, {})
         if form in known:
@@ -180,7 +180,7 @@ class _Block:
             self.define(ident, own, PaddedValue(array, zero))
 
     def _loops(self, node: Node, rule: LoopRule, form: Form) -> dict[int, int]:
-        """The loops of an equation that are padded, each with its class."""
+        """Return the loops of an equation that are padded, each with its class."""
         return {
             loop: c
             for c in sorted(form)
@@ -191,7 +191,7 @@ class _Block:
     def _neutral(
         self, node: Node, rule: LoopRule, loops: Mapping[int, int], k: int, operand: PaddedValue
     ) -> Array:
-        """An operand whose elements beyond the end do not count where they are reduced."""
+        """Return an operand whose elements beyond the end do not count where they are reduced."""
         ident = node.inputs[k]
         todo = _reduced(node, rule, loops, k)
         form = self.padding.form_of(self.scope, ident, frozenset(loops.values()))
@@ -252,7 +252,7 @@ def _typed(array: Array, scope: Scope, ident: int) -> Array:
 
 
 def run_padded(scope: Scope, padding: PaddingEmitter, args: Sequence[Array]) -> list[Array]:
-    """The step with padded dims inside, on flat arguments.
+    """Return the step with padded dims inside, on flat arguments.
 
     Args:
         scope: The step.

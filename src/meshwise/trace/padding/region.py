@@ -31,12 +31,12 @@ class PaddedRegion:
     places: frozenset[Place]
 
     def holds(self, scope: Scope, position: int, port: int = -1) -> bool:
-        """Whether an equation, or a port of a scan, is padded."""
+        """Return whether an equation, or a port of a scan, is padded."""
         return (scope.number, position, port) in self.places
 
 
 def padded_region(root: Scope, dim_class: DimClass, rules: RuleCache) -> PaddedRegion:
-    """The region of a class with the cheapest border."""
+    """Return the region of a class with the cheapest border."""
     network = _Network(dim_class, rules)
     network.add(root)
     for ident in root.program.inputs:
@@ -47,7 +47,7 @@ def padded_region(root: Scope, dim_class: DimClass, rules: RuleCache) -> PaddedR
 
 
 def _border_costs(root: Scope) -> Mapping[Value, int]:
-    """What it costs that a value is padded or sliced: its bytes in a step, in sixteenths.
+    """Return what it costs that a value is padded or sliced: its bytes in a step, in sixteenths.
 
     Of values with equal bytes, an argument is the cheapest and the result of a transpose the next:
     XLA merges a transpose with the product beside it, but not with one behind a pad or a slice.

@@ -31,12 +31,12 @@ class Scope:
     generated: frozenset[int]
 
     def is_generated(self, node: Node) -> bool:
-        """Whether an equation can be made again at any size that is wanted."""
+        """Return whether an equation can be made again at any size that is wanted."""
         return all(ident in self.generated for ident in node.outputs)
 
 
 def nest(program: Program) -> Scope:
-    """The scope of a whole step, with those of its scans inside."""
+    """Return the scope of a whole step, with those of its scans inside."""
     return _nest(program, 1, [0])
 
 
@@ -60,7 +60,7 @@ def _nest(program: Program, times: int, counter: list[int]) -> Scope:
 
 
 def scopes_of(scope: Scope) -> Iterator[Scope]:
-    """The scope and all inside it, in order of their numbers."""
+    """Yield the scope and all inside it, in order of their numbers."""
     yield scope
     for body in scope.bodies.values():
         yield from scopes_of(body)
@@ -86,7 +86,7 @@ class Port:
 
 
 def ports_of(node: Node) -> list[Port]:
-    """The constants, carries, xs and ys of a scan, in this order."""
+    """Return the constants, carries, xs and ys of a scan, in this order."""
     (body,), structure = node.bodies, node.structure
     assert structure is not None
     (part,) = structure.parts

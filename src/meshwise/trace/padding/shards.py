@@ -41,7 +41,7 @@ class PaddedShards(Shards):
         return True
 
     def local_size(self, loop: int) -> int:
-        """The new size."""
+        """Return the new size."""
         return self._padded.get(loop, self.rule.loops[loop].size)
 
     def local_shape(self, shape: Sequence[int], dims: DimMap) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class PaddedValue:
 
 
 def padded_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
-    """A value with dims extended by zeros; `sizes` by dim."""
+    """Return a value with dims extended by zeros; `sizes` by dim."""
     shape = jnp.shape(value.array)
     config = [(0, sizes.get(dim, size) - size, 0) for dim, size in enumerate(shape)]
     array = jnp.asarray(value.array)
@@ -59,14 +59,14 @@ def padded_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
 
 
 def sliced_to(value: PaddedValue, sizes: Mapping[int, int]) -> PaddedValue:
-    """A value with dims cut back; `sizes` by dim."""
+    """Return a value with dims cut back; `sizes` by dim."""
     limits = [sizes.get(dim, size) for dim, size in enumerate(jnp.shape(value.array))]
     array = lax.slice(value.array, [0] * len(limits), limits)
     return PaddedValue(array, value.zero - frozenset(sizes))
 
 
 def masked(value: PaddedValue, dim: int, size: int, kind: str) -> PaddedValue:
-    """The value with the neutral element of a reduction beyond `size` along a dim."""
+    """Return the value with the neutral element of a reduction beyond `size` along a dim."""
     array = value.array
     neutral = identity_of(kind, array.dtype)
     is_zero = not neutral

@@ -28,7 +28,7 @@ class NotSeparableError(Exception):
 
 
 def fits(state: TimeState, want: TimeState) -> bool:
-    """Whether a value in `state` can enter as `want` without communication in time."""
+    """Return whether a value in `state` can enter as `want` without communication in time."""
     if state == want:
         return True
     if state.kind == WHOLE:
@@ -39,12 +39,12 @@ def fits(state: TimeState, want: TimeState) -> bool:
 
 
 def shifted(state: TimeState, by: int) -> TimeState:
-    """The state of a stacked value (by 1), or of its slices (by -1)."""
+    """Return the state of a stacked value (by 1), or of its slices (by -1)."""
     return split(state.dim + by, state.sections) if state.kind == SPLIT else state
 
 
 def joined(states: Sequence[TimeState], node: Node) -> TimeState:
-    """The state of a result that several branches make.
+    """Return the state of a result that several branches make.
 
     Raises:
         NotSeparableError: there is none.

@@ -121,7 +121,7 @@ def _refusal(node: Node, reason: str) -> TraceError:
 
 
 def is_heavy(node: Node) -> bool:
-    """Whether an equation holds a dense product or convolution."""
+    """Return whether an equation holds a dense product or convolution."""
     if node.bodies:
         return any(is_heavy(inner) for body in node.bodies for inner in body.nodes)
     return primitive_rule(node.equation).heavy
@@ -380,7 +380,7 @@ class _Analysis:
         self._localize(self._frontier(self._ancestors(late), late))
 
     def _frontier(self, positions: Iterable[int], idents: Sequence[int]) -> set[int]:
-        """The terms that `idents` are made of, by equations at `positions` after the loop."""
+        """Return the terms that `idents` are made of, by equations at `positions` after the loop."""
         read = (
             i
             for p in positions
@@ -390,7 +390,7 @@ class _Analysis:
         return {i for i in (*read, *idents) if self.states[i].kind == PARTIAL}
 
     def _bends(self, position: int) -> bool:
-        """Whether an equation after the loop is not linear in what depends on the batch."""
+        """Return whether an equation after the loop is not linear in what depends on the batch."""
         node = self.program.nodes[position]
         if self.nodes[position].region != AFTER_LOOP:
             return False

@@ -36,11 +36,11 @@ def analyze_bodies(
     states: Sequence[TimeState],
     analyze_body: Callable[[int, Sequence[TimeState]], BlockTime],
 ) -> NodeTime | None:
-    """How an equation with bodies runs inside the loop over micro-batches.
+    """Return how an equation with bodies runs inside the loop over micro-batches.
 
     Args:
         node: The equation.
-        states: Of its operands.
+        states: The states of its operands.
         analyze_body: Analyses one body, given the states of its inputs.
 
     Returns:

@@ -209,7 +209,7 @@ class _Block:
                 self.micro[(ident, state)] = value
 
     def _localized(self, value: Array, ident: int, monoid: str) -> Array:
-        """A partial term as the statistic of its micro-batch: a sum scales up to the batch."""
+        """Return a partial term as a statistic of its micro-batch: a sum scales up to the batch."""
         if self.block.states[ident].kind == LOCAL and monoid == SUM:
             return value * self.batch.num_microbatches
         return value
@@ -262,7 +262,7 @@ def run_block(
 def microbatched(
     program: Program, block: BlockTime, batch: Batch, args: Sequence[Array]
 ) -> list[Array]:
-    """The step with its loop over micro-batches, on flat full-batch arguments.
+    """Return the step with its loop over micro-batches, on flat full-batch arguments.
 
     Args:
         program: The flat step.
@@ -321,7 +321,7 @@ def inside_loop(
         batch: How the batch is cut.
         index: Number of the micro-batch.
         whole: What is known before the loop.
-        rows: Of the micro-batch, for the arguments that are batch data.
+        rows: Rows of the micro-batch, for the arguments that are batch data.
 
     Returns:
         What gives the value of an id in a state: that of the analysis, or rows of what is whole.
@@ -339,7 +339,7 @@ def after_loop(program: Program, block: BlockTime, whole: dict[int, Array]) -> l
 
 
 def made_inside(program: Program, block: BlockTime) -> tuple[list[int], list[int], list[int]]:
-    """What the loop makes for later: terms that are summed, rows, and what is always equal."""
+    """Return what the loop makes for later: terms that are summed, rows, what is always equal."""
     found = _needed_after(program, block)
     kinds = {i: block.states[i].kind for i in found}
     return (
@@ -350,7 +350,7 @@ def made_inside(program: Program, block: BlockTime) -> tuple[list[int], list[int
 
 
 def empty_sums(program: Program, block: BlockTime, ids: Sequence[int]) -> list[Array]:
-    """What terms are added to first."""
+    """Return what terms are added to first."""
     avals = [program.avals[i] for i in ids]
     return [
         jnp.full(aval.shape, identity_of(_monoid(block.states[i]), aval.dtype))

@@ -44,5 +44,5 @@ class TimeShards(Shards):
         return (rows // run) * (size // self._batch.groups) + self._index * run + rows % run
 
     def is_first(self, loop: int) -> Array | bool:
-        """Whether this is the first micro-batch."""
+        """Return whether this is the first micro-batch."""
         return self._index == 0 if self.parts(loop) > 1 else True

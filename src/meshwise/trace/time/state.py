@@ -27,7 +27,7 @@ class TimeState:
     Attributes:
         kind: One of the five above.
         dim: The split dim.
-        monoid: Of a partial value.
+        monoid: The reduction of a partial value.
         sections: How many equal parts of the split dim each hold rows of every micro-batch: what
             is major to the batch in that dim.  `vmap` of a grouped convolution over its kernel
             makes output channels of (group, row, channel).
@@ -50,7 +50,7 @@ def split(dim: int, sections: int = 1) -> TimeState:
 
 
 def partial(monoid: str) -> TimeState:
-    """A term of a reduction over micro-batches."""
+    """Return a term of a reduction over micro-batches."""
     return TimeState(PARTIAL, monoid=monoid)
 
 

@@ -17,7 +17,7 @@ from meshwise.trace.layers.equations import variables
 def cheapest_places(
     equations: Sequence[Eqn], places: Sequence[int | None], fixed: Collection[int]
 ) -> list[int | None]:
-    """The stages of equations, with the least bytes over each boundary in turn.
+    """Return the stages of equations, with the least bytes over each boundary in turn.
 
     Args:
         equations: In their order.

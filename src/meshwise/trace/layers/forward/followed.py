@@ -17,7 +17,7 @@ class ArgumentHome(NamedTuple):
     """Where an argument lives.
 
     Attributes:
-        stage: Of the pipeline.
+        stage: The number of the stage of the pipeline.
         layout: On the stage's mesh.
         name: Path of the argument that is followed.
     """

@@ -59,7 +59,7 @@ _JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def lanes(eqn: Eqn) -> Iterator[Lane]:
-    """All lanes of an equation; none of one that is not known here."""
+    """Yield all lanes of an equation; none of one that is not known here."""
     name = eqn.primitive.name
     if name in elementwise.TABLE and name != "bitcast_convert_type":
         yield from _elementwise(eqn)
@@ -131,7 +131,7 @@ _REARRANGED: Mapping[str, Callable[[Eqn], Iterator[Lane]]] = {
 
 
 def by_member(eqn: Eqn, lane: Lane, operands: Sequence[Stackable], count: int) -> Stackable:
-    """An equation, slice by slice.
+    """Return an equation, slice by slice.
 
     Args:
         eqn: The equation.
@@ -160,7 +160,7 @@ def by_member(eqn: Eqn, lane: Lane, operands: Sequence[Stackable], count: int) -
 
 
 def _alone(eqn: Eqn, lane: Lane, operands: list[Array]) -> Array:
-    """An equation on one slice."""
+    """Return an equation on one slice."""
     name, dim = eqn.primitive.name, lane.operands[0]
     if name in _JOINS:
         assert dim is not None
@@ -214,18 +214,18 @@ def _dot_alone(eqn: Eqn, lane: Lane, operands: Sequence[Array]) -> Array:
 
 
 def taken_apart(value: Array, dim: int, count: int) -> Family:
-    """A whole value as a family."""
+    """Return a whole value as a family."""
     members = (lax.index_in_dim(value, k, dim, keepdims=False) for k in range(count))
     return Family(dim=dim, members=tuple(members))
 
 
 def whole(value: Stackable) -> Array:
-    """A value as one array."""
+    """Return a value as one array."""
     return jnp.stack(value.members, axis=value.dim) if isinstance(value, Family) else value
 
 
 def part_of(eqn: Eqn, value: Family) -> Stackable | None:
-    """What a `slice` or `squeeze` along the dim of a family takes of it; None if it is not one."""
+    """Return what a `slice` or `squeeze` along its dim takes of a family; None if it is neither."""
     params = eqn.params
     if eqn.primitive.name == "squeeze" and value.dim in params["dimensions"]:
         others = tuple(d - (d > value.dim) for d in params["dimensions"] if d != value.dim)

@@ -37,7 +37,7 @@ class Stacks:
 
 
 def has_scans(jaxpr: FlatJaxpr) -> bool:
-    """Whether there is a `scan` anywhere in a jaxpr; what is there often is looked at once."""
+    """Return whether there is a `scan` anywhere in a jaxpr; each body is looked at once."""
     seen: set[FlatJaxpr] = set()
     todo = [jaxpr]
     while todo:
@@ -95,7 +95,7 @@ def find_stacks(flat: ClosedJaxpr, batch: Iterable[int]) -> Stacks:
 
 
 def _sliced(eqn: Eqn) -> list[Var]:
-    """What a `scan` takes slice by slice; nothing of other equations."""
+    """Return what a `scan` takes slice by slice; nothing of other equations."""
     if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
         return []
     return variables(eqn.invars[sum(scan_counts(eqn.params)) :])
@@ -161,7 +161,7 @@ class _Same:
         return path[-1]
 
     def with_any(self, seeds: Sequence[Place]) -> dict[Var, int]:
-        """All variables of which a dim goes with one of the seeds; their first such dim."""
+        """Return all variables of which a dim goes with one of the seeds; their first such dim."""
         wanted = {self._first(seed) for seed in seeds}
         found: dict[Var, int] = {}
         for variable, dim in list(self._next):

@@ -138,7 +138,7 @@ def unstacked(opened: OpenStep) -> Unstacked:
 
 
 def _alone(opened: OpenStep) -> Unstacked:
-    """A step that has no stacks."""
+    """Return a step that has no stacks."""
     ends = (opened.in_avals, opened.out_leaves)
     arguments, results = (tuple(Leaf(places=(n,)) for n in range(len(x))) for x in ends)
     return Unstacked(original=opened, step=opened, arguments=arguments, results=results, notes=())
@@ -182,12 +182,12 @@ def _shape_of(value: Stackable) -> tuple[int | None, int]:
 
 
 def _as(value: Stackable, dim: int | None, shape: Sequence[int]) -> Stackable:
-    """A value as a family along a dim, or whole."""
+    """Return a value as a family along a dim, or whole."""
     return whole(value) if dim is None else _family(value, dim, shape[dim])
 
 
 def _family(value: Stackable, dim: int, count: int) -> Family:
-    """A value as a family along a dim."""
+    """Return a value as a family along a dim."""
     if isinstance(value, Family) and value.dim == dim:
         return value
     return taken_apart(whole(value), dim, count)
@@ -200,7 +200,7 @@ class _Run:
         self.stacks = stacks
 
     def closed(self, closed: ClosedJaxpr, operands: Sequence[Stackable]) -> list[Stackable]:
-        """A flat jaxpr."""
+        """Return a flat jaxpr."""
         known = environment(closed, operands)
         for eqn in closed.jaxpr.eqns:
             made = self.equation(eqn, [read(known, atom) for atom in eqn.invars])
@@ -270,7 +270,7 @@ class _Run:
 
 
 def _count(eqn: Eqn, lane: Lane) -> int:
-    """How many slices there are along a lane."""
+    """Return how many slices there are along a lane."""
     for v, dim in zip(eqn.invars, lane.operands, strict=True):
         if dim is not None:
             return v.aval.shape[dim]
