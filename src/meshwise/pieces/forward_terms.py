@@ -51,7 +51,9 @@ def _results_for(graph: Graph, loop: Operator, tensors: Iterable[int]) -> set[in
 
 
 def _term(body: Graph, result: int, maker: dict[int, int], carried: int) -> int:
-    """Return what a micro-batch adds to a sum, as the forward pass leaves it; others are as they are.
+    """Return what a micro-batch adds to a sum, as the forward pass leaves it.
+
+    Other values are returned as they are.
 
     Sums are added up, and terms scaled, at the end of the body.
     """

@@ -47,9 +47,9 @@ class Value(NamedTuple):
 
     Attributes:
         role: What it is.
-        number: The position of the graph's input (`input`, `rows`) or result (`output`), of the loop's operand
-            (`whole`, `sum`), of the crossing (`entering`, `cotangent`, `leaving`, `inward`), of the
-            tensor (`kept`, `delayed`, `border`).
+        number: The position of the graph's input (`input`, `rows`) or result (`output`), of the
+            loop's operand (`whole`, `sum`), of the crossing (`entering`, `cotangent`, `leaving`,
+            `inward`), of the tensor (`kept`, `delayed`, `border`).
         layout: How it lies.
     """
 
@@ -122,7 +122,7 @@ class PieceRoles:
                 yield self.whole(k)
 
     def whole(self, k: int) -> Value:
-        """Return an operand that the loop reads in every micro-batch: an argument or made before."""
+        """Return an operand read in every micro-batch: made before, or an argument."""
         t, layout = self.loop.inputs[k], self.chosen.uses[k].layout
         graph = self.piece.graph
         if t in graph.inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -82,8 +82,9 @@ class ForwardExecutable:
                     f"argument {name} is {found.dtype}{list(found.shape)}, the step was compiled "
                     f"for {aval.dtype}{list(aval.shape)}"
                 )
-        flat, _ = self.ends.arguments(leaves)
-        there: dict[tuple[str, int], ArrayLike] = {
+        # What NumPy holds is copied to its device as arrays of other devices are.
+        flat, _ = self.ends.arguments(cast(Sequence[jax.Array], leaves))
+        there: dict[tuple[str, int], jax.Array] = {
             ("argument", n): value for n, value in enumerate(flat)
         }
         for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):

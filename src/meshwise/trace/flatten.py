@@ -74,7 +74,7 @@ class _Builder:
         return ident
 
     def known(self, ident: int) -> ArrayLike | None:
-        """Return the value of an integer or boolean that follows from constants alone, else None."""
+        """Return an integer or boolean that follows from constants alone; None for others."""
         aval, node = self.avals[ident], self.makers.get(ident)
         if ident in self.constants or node is None or node.bodies:
             return self.constants.get(ident)

@@ -271,7 +271,7 @@ def finished(
         PlanError: the plan does not fit, which is an error of the planner.
     """
     chosen = _Chosen(source=source, found=found, costs=costs)
-    schedule, count = found.problem.schedule, found.problem.num_microbatches
+    schedule = found.problem.schedule
     stages, table, delays = chosen.stages(cluster)
     timeline = simulate_stages(
         stages,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array
 from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
@@ -73,11 +74,11 @@ class PipelineExecutable:
     handover: Handover
     keeps_stacks: bool
 
-    def place(self, leaves: Sequence[Array]) -> Sequence[Array]:
-        """Arguments move to their stages when a step begins."""
+    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+        """Return the arguments: they move to their stages when a step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[Array]) -> list[Array]:
+    def run(self, leaves: Sequence[ArrayLike]) -> list[Array]:
         """Run a step.
 
         Raises:
@@ -88,7 +89,7 @@ class PipelineExecutable:
         """
         return self._run(leaves, self.pipeline.run)
 
-    def measured_run(self, leaves: Sequence[Array]) -> tuple[list[Array], Timeline]:
+    def measured_run(self, leaves: Sequence[ArrayLike]) -> tuple[list[Array], Timeline]:
         """Run a step with a clock beside it, which makes it slower; raises as `run` does.
 
         Returns:
@@ -105,9 +106,11 @@ class PipelineExecutable:
 
     def _run(
         self,
-        leaves: Sequence[Array],
+        given_leaves: Sequence[ArrayLike],
         run: Callable[[Sequence[Array], Callable[[], None]], list[Array]],
     ) -> list[Array]:
+        # What NumPy holds is copied to its device as arrays of other devices are.
+        leaves = cast(Sequence[Array], given_leaves)
         check_alive(leaves, self.names)
         self._check_shapes(leaves)
         fresh = self.handover.fresh(leaves)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax import Array
@@ -60,8 +61,8 @@ class StackedEnds:
         every = len(shardings) == len(members)
         return home_of(dim, members[0].shape, shardings) if every else None
 
-    def state_bytes(self, devices: frozenset[Array]) -> int:
-        """Bytes of the stacks of the state on one of these devices, between steps."""
+    def state_bytes(self, devices: frozenset[Any]) -> int:
+        """Return the bytes of the stacks of the state on one of some devices, between steps."""
         found = 0
         for i in self._of_argument.values():
             home, aval = self._homes[i], self._ends.original.in_avals[i]

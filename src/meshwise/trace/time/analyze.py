@@ -380,7 +380,7 @@ class _Analysis:
         self._localize(self._frontier(self._ancestors(late), late))
 
     def _frontier(self, positions: Iterable[int], idents: Sequence[int]) -> set[int]:
-        """Return the terms that `idents` are made of, by equations at `positions` after the loop."""
+        """Return the terms of `idents`, made by equations at `positions` after the loop."""
         read = (
             i
             for p in positions

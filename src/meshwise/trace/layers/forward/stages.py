@@ -26,7 +26,8 @@ class Source(NamedTuple):
 
     Attributes:
         kind: Which of the two.
-        number: The position of the flat argument, or the number of the value in the order of the stages.
+        number: The position of the flat argument, or the number of the value in the order of the
+            stages.
     """
 
     kind: Literal["argument", "value"]
