@@ -1,4 +1,4 @@
-"""What a plan says against what XLA compiled: collectives, dense FLOP, memory (DESIGN I2).
+"""What a plan says against what XLA compiled: collectives, dense FLOP, memory (invariant I2).
 
 Nothing runs; each program is compiled once for 8 virtual CPU devices.
 `python -m benchmarks.fidelity [listed|held-out|SEED ...]` prints the table.

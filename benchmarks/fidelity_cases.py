@@ -1,4 +1,4 @@
-"""Training steps on which predicted and compiled programs are compared (DESIGN invariant I2).
+"""Training steps on which predicted and compiled programs are compared (invariant I2).
 
 From parameter-bound (small batch, wide layers) to activation-bound (large batch, long sequences):
 multi-layer perceptrons and GPTs, unrolled and as a scan, under every method.  `LISTED` was looked

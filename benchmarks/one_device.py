@@ -16,7 +16,7 @@ from meshwise.cluster.cpu import cpu_cluster
 from meshwise.models.sizes.gpt_sizes import gpt_config
 
 BATCH = 4
-NUM_LEAVES = 450  # FACTS section 9: leaves of the state of a GPT with Adam.
+NUM_LEAVES = 450  # About as many as the state of a GPT with Adam has.
 
 
 def one_device(quick: bool) -> dict[str, Any]:

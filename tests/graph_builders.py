@@ -166,7 +166,7 @@ class Builder:
 def perceptron(
     layers: int, batch: int, width: int, *, momentum=False, bias=False, loss=True
 ) -> Graph:
-    """Forward, backward and SGD of dense layers with relu, mean square loss (FACTS section 7).
+    """Forward, backward and SGD of dense layers with relu and mean square loss.
 
     Inputs: weights, biases, momenta, x, y; results: the same state, then the loss
     if wanted.

@@ -1,7 +1,7 @@
 """The cases of AlpaComm's evaluation between two meshes, and random ones like them.
 
-Source: AlpaComm section 5.1, repository of the paper (FACTS section 3): p3.8xlarge, 4 V100 a host,
-NVLink inside, 10 Gb/s between hosts.
+Source: AlpaComm section 5.1, repository of the paper (docs/facts.md section 3): p3.8xlarge, 4 V100
+a host, NVLink inside, 10 Gb/s between hosts.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SIMULATED = (
     "(p3.8xlarge), each network card full duplex and free of latency. What was published was "
     "measured by the authors of AlpaComm."
 )
-# Source: FACTS section 3.
+# Source: docs/facts.md section 3.
 PUBLISHED = {
     "1": "no loss",
     "2": "no loss",

@@ -1,7 +1,7 @@
 """End-to-end settings: models in two stages, planned once and kept in files.
 
 The paper's own table of models is not at hand: GPT-1.3B and 2.6B, and U-Transformers of Alpa's
-suite stand for it (FACTS section 3).
+suite stand for it (docs/facts.md section 3).
 """
 
 from __future__ import annotations

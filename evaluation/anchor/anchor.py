@@ -33,7 +33,7 @@ MEGATRON_FLOP_PER_S = 39 * TERA
 # step.  That counts recomputation but for the last product of each block, as JAX traces it.
 MEGATRON_FLOP = 62.4 * TERA * 1.288
 MEGATRON_STEP_S = MEGATRON_FLOP / MEGATRON_FLOP_PER_S
-# Source: Alpa repository, suite `gpt.perf_test_manual`, FACTS section 6.
+# Source: Alpa repository, suite `gpt.perf_test_manual`, docs/facts.md section 6.
 PUBLISHED_STEP_S = 2.464
 PUBLISHED_PEAK_BYTES = 8.7e9
 HOST = "1x p3.16xlarge"

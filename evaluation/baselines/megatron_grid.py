@@ -3,7 +3,7 @@
 Layers are divided evenly; what stands before the repeated layers belongs to the first stage, what
 stands after them to the last.  Devices are numbered along tp first, then dp, then pp.
 
-Source: Megatron-LM (Narayanan et al. 2021); FACTS section 6.
+Source: Megatron-LM (Narayanan et al. 2021); docs/facts.md section 6.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def least_variance(costs: Sequence[float], num_runs: int) -> Ranges:
     Raises:
         ValueError: there are fewer items than runs.
 
-    Source: GPipe (K partitions), FACTS section 4.
+    Source: GPipe (K partitions), docs/facts.md section 4.
     """
     size = len(costs)
     if not 1 <= num_runs <= size:

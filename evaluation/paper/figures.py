@@ -1,7 +1,7 @@
 """The figures and tables of the paper: which settings, which methods, what was published.
 
-Source: Alpa section 8 (FACTS section 6).  Curves were published as pictures only, so what stands
-here of them is what the text says.
+Source: Alpa section 8 (docs/facts.md section 6).  Curves were published as pictures only, so what
+stands here of them is what the text says.
 """
 
 from __future__ import annotations

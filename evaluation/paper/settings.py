@@ -1,7 +1,7 @@
 """What the paper evaluated: models, GPUs, batches.
 
-Source: Alpa section 8 (FACTS section 6); the sizes of the ablation from the Alpa repository,
-`benchmark/alpa/exp_intra_ablation.py`.
+Source: Alpa section 8 (docs/facts.md section 6); the sizes of the ablation from the Alpa
+repository, `benchmark/alpa/exp_intra_ablation.py`.
 """
 
 from __future__ import annotations

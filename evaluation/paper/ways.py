@@ -3,7 +3,7 @@
 The plan stays: what it says of the layouts at both ends of a cut decides how much each way sends
 and gathers.  Gathering keeps the destination from computing.
 
-Source: Alpa section 8.5 (figure 11); FACTS section 6.
+Source: Alpa section 8.5 (figure 11); docs/facts.md section 6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A tensor from one mesh to another: who sends which box when, by a strategy and an algorithm.
 
-Source: AlpaComm section 3 (FACTS section 3); dividing boxes is ours.
+Source: AlpaComm section 3 (docs/facts.md section 3); dividing boxes is ours.
 """
 
 from __future__ import annotations

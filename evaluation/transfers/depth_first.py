@@ -4,8 +4,8 @@ A branch adds a job from a sender, in the order of starts.  It is cut where some
 left to do than would be better than what is known: a receiving port all of its jobs, the sending
 ports of a set of hosts together all jobs that only they can send.
 
-Source: AlpaComm section 3.2 (FACTS section 3), which bounds its search by seconds.  Here it is
-nodes, so that equal inputs give equal plans.
+Source: AlpaComm section 3.2 (docs/facts.md section 3), which bounds its search by seconds.  Here it
+is nodes, so that equal inputs give equal plans.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ ends when the busiest port does: matchings of senders and machines, one after an
 has every port that is busy to the end.
 
 Source: Gonzalez and Sahni 1976, "Open shop scheduling to minimize finish time", for the schedule;
-FACTS section 3 for the ports.
+docs/facts.md section 3 for the ports.
 """
 
 from __future__ import annotations

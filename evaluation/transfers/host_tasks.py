@@ -3,7 +3,7 @@
 Every host has one full-duplex card; links between hosts do not disturb each other, and what passes
 inside a host is neglected.  The hosts of the two meshes are others.
 
-Source: AlpaComm sections 2 and 3 (FACTS section 3).
+Source: AlpaComm sections 2 and 3 (docs/facts.md section 3).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ time, so jobs that share a port do not overlap.  The last one shall end as early
 order and a choice of senders give starts: each job as soon as its ports have done all earlier ones.
 Every best schedule is of that form, with its jobs in the order of their starts.
 
-Source: AlpaComm section 3.2 and equations 1 to 3 (FACTS section 3).
+Source: AlpaComm section 3.2 and equations 1 to 3 (docs/facts.md section 3).
 """
 
 from __future__ import annotations

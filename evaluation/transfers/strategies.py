@@ -8,7 +8,7 @@ With t the seconds of the box over one network card, A receiving hosts and B dev
   hosts: `t + t (A - 1) / A`, nearly `2 t`;
 - broadcast: host sends to host in a chain, in K chunks: `t + (A - 1) t / K`.
 
-Source: AlpaComm section 3.1 (FACTS section 3).
+Source: AlpaComm section 3.1 (docs/facts.md section 3).
 """
 
 from __future__ import annotations

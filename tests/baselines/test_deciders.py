@@ -1,6 +1,6 @@
 """Baselines on one host of 8: the paper's ordering among themselves, at the size of a few layers.
 
-Source: FACTS section 6 (figures 7 and 8).
+Source: docs/facts.md section 6 (figures 7 and 8).
 """
 
 from __future__ import annotations

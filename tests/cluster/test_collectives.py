@@ -1,4 +1,4 @@
-"""Ring times of FACTS section 1, in closed form."""
+"""Ring times of docs/facts.md section 1, in closed form."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ It asks for the same layouts as the plan and leaves the collectives to XLA.  It 
 the explicit lowering in tests and its rival in benchmarks; a partial layout has no constraint,
 so XLA chooses when to reduce.
 
-Source: DESIGN decision 7.
+Source: docs/decisions/0005.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_what_arrives_is_gathered_before_it_is_used():
 
 
 def test_equal_stages_take_what_the_schedules_say():
-    # B t + (n - 1) of t, t / v, t - 2 w: FACTS section 5.
+    # B t + (n - 1) of t, t / v, t - 2 w: docs/facts.md section 5.
     problem = three_stages()
     times = np.where(np.isfinite(problem.costs.microbatch_s), 6.0, np.inf)
     costs = replace(problem.costs, microbatch_s=times, once_s=np.zeros_like(times))

@@ -1,4 +1,4 @@
-"""Micro-batches in flight and fill, against FACTS section 5."""
+"""Micro-batches in flight and fill, against docs/facts.md section 5."""
 
 from __future__ import annotations
 

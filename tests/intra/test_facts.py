@@ -1,4 +1,4 @@
-"""FACTS section 7: the closed-form answers under the paper's objective, on all its meshes."""
+"""Closed-form answers of docs/facts.md section 7, under the paper's objective, on all meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of a program is what XLA compiles: collectives, FLOP, memory (DESIGN I2)."""
+"""What a plan says of a program is what XLA compiles: collectives, FLOP, memory (invariant I2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of a padded step is what XLA compiles: collectives, FLOP, memory (DESIGN I2)."""
+"""What a plan says of a padded step is what XLA compiles: collectives, FLOP, memory (I2)."""
 
 from __future__ import annotations
 

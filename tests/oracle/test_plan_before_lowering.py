@@ -1,4 +1,4 @@
-"""A plan, its collectives and its memory are computed before any lowering (DESIGN I2)."""
+"""A plan, its collectives and its memory are computed before any lowering (invariant I2)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How close results and predictions must come: the tolerances of invariants I1 and I2, all of them.
 
-Source: DESIGN section 4.
+Source: docs/invariants.md.
 """
 
 # After how many steps results are compared.

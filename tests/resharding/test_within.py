@@ -1,4 +1,4 @@
-"""Paths and their prices against FACTS table 2, brute force and properties."""
+"""Paths and their prices against Alpa table 2 (docs/facts.md), brute force and properties."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_paths_are_equal_in_every_call():
 
 
 def ring_s(kind, axes, num_bytes, mesh, forbid):
-    """FACTS section 1, written a second time: several axes one after the other, or one ring."""
+    """docs/facts.md section 1 written a second time: axis after axis, or one ring."""
 
     def one(n, latency_s, bandwidth, size):
         if n == 1:

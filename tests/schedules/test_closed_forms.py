@@ -1,4 +1,4 @@
-"""Clocks, bubbles and what is in flight, against the closed forms of FACTS section 5."""
+"""Clocks, bubbles and what is in flight, against the closed forms of docs/facts.md section 5."""
 
 from __future__ import annotations
 

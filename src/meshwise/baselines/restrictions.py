@@ -176,7 +176,7 @@ def _tensor_parallel(
 def heuristic(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:
     """Largest dim of every input split, the rest by propagation.
 
-    Source: FACTS section 6, the ablation of figure 8.
+    Source: docs/facts.md section 6, the ablation of figure 8.
     """
     del info  # It treats all inputs alike.
     axes = split_axes(mesh)

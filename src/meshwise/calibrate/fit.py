@@ -50,8 +50,9 @@ def memory_rate(points: Sequence[MemoryPoint]) -> float:
 def link_of(points: Sequence[CollectivePoint]) -> Link:
     """Return latency and bandwidth with the least squares of log(predicted / measured).
 
-    The time of a collective is `a latency_s + b B / bytes_per_s` with a and b of its ring (FACTS
-    section 1).  Twice as long counts as much as half as long, for small tensors as for large ones.
+    The time of a collective is `a latency_s + b B / bytes_per_s` with a and b of its ring
+    (docs/facts.md section 1).  Twice as long counts as much as half as long, for small tensors as
+    for large ones.
 
     Args:
         points: Measured collectives, at least one.

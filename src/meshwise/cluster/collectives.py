@@ -4,7 +4,7 @@ Every time is the least of a few terms that are linear in the bytes, so that pla
 thousands of collectives at once; `collective_time_s` and the vectorised prices of `resharding/`
 use the same terms.
 
-Source: FACTS section 1 (ring times; B is the tensor as its group sees it whole).
+Source: docs/facts.md section 1 (ring times; B is the tensor as its group sees it whole).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def collective_time_s(kind: str, axes: tuple[int, ...], num_bytes: int, mesh: Lo
     Args:
         kind: One of `COLLECTIVES`.
         axes: Positions in `mesh.axes`.
-        num_bytes: B of FACTS section 1.
+        num_bytes: B of docs/facts.md section 1.
         mesh: The logical mesh.
 
     Raises:

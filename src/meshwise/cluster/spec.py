@@ -227,7 +227,7 @@ class Cluster:
         Args:
             every: All blocks: any number of hosts, any number of devices of each, anywhere.
 
-        Source: Alpa section 5.2, FACTS section 2.
+        Source: Alpa section 5.2, docs/facts.md section 2.
         """
         return tuple(self._places(every))
 

@@ -1,7 +1,7 @@
 """Values without an argument among their ancestors, made in whatever layout is wanted.
 
-Source: research rule 6: without it XLA folds or hoists collectives on constants, and intention
-and compiled program differ.
+Source: docs/decisions/0002, rule 6: without it XLA folds or hoists collectives on constants, and
+intention and compiled program differ.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ every device holds a term and the value is the reduction of the terms with a mon
 min, and, or).  Mesh axes are small integers, the position in `MeshShape`; the same class serves
 the micro-batch axis in time, which is a mesh of one axis.
 
-Source: DESIGN decision 6; Alpa table 2 for the split and replicated part.
+Source: docs/decisions/0004; Alpa table 2 for the split and replicated part.
 """
 
 from __future__ import annotations

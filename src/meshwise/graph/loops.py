@@ -4,7 +4,7 @@ A rule names the loops of an operator and which loop each dim of each operand an
 A *strategy* maps each mesh axis to at most one loop (or lets a partial sum pass through a linear
 operator).  Layouts of operands and results, local sizes and communication all follow from that.
 
-Source: DESIGN decision 5; Alpa table 3 is what this enumeration yields for a batched product.
+Source: docs/decisions/0003; Alpa table 3 is what this enumeration yields for a batched product.
 """
 
 from __future__ import annotations

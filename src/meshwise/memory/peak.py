@@ -5,7 +5,7 @@ takes the place of the donated one), and so are results that overwrite no argume
 the values with a buffer, live from their making to their last use, in the order of the compiler.
 A body runs while what is live around it stays; of the bodies of one operator the largest counts.
 
-Source: DESIGN decision 9; docs/xla_cpu.md section 3.
+Source: docs/decisions/0021; docs/xla_cpu.md section 3.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ stage runs them as programs of their own, in the order of a schedule:
     backward   all else of the body, with what is cheaper to compute again than to keep
     after      once a step: the update
 
-Source: DESIGN decision 4.
+Source: docs/decisions/0013.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A graph that is run as two programs, the forward pass and the backward pass, han
 Which ones is a minimum cut over bytes: of what the second part reads, element-wise values are
 computed again there if what they are made of takes no more room.
 
-Source: DESIGN decision 4; Jain et al., "Checkmate" and the min-cut partitioner of AOTAutograd have
-the same idea.
+Source: docs/decisions/0013; Jain et al., "Checkmate" and the min-cut partitioner of AOTAutograd
+have the same idea.
 """
 
 from __future__ import annotations

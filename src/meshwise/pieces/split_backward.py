@@ -7,7 +7,7 @@ What W has of B is a minimum cut over bytes, as between forward and backward pas
 (`pieces.residuals`): element-wise values of B are computed again where what they are made of takes
 no more room.
 
-Source: DESIGN decision 4; Qi et al., "Zero bubble pipeline parallelism", ICLR 2024.
+Source: docs/decisions/0015; Qi et al., "Zero bubble pipeline parallelism", ICLR 2024.
 """
 
 from __future__ import annotations

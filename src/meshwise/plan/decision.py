@@ -1,6 +1,6 @@
 """What planning on one mesh decides for a graph: the input of every lowering.
 
-Source: DESIGN decisions 5 to 7.
+Source: docs/decisions/0003 to 0005.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Bytes are counted anew in whole numbers, task after task of the schedule, and co
 each device has.  Nothing of this file is used while a plan is searched for.  What a layer or a step
 holds under its decision is counted by the same model of memory as in the search.
 
-Source: DESIGN decision 9 (a plan that does not fit is never returned); Alpa eq. 5.
+Source: docs/decisions/0018 (a plan that does not fit is never returned); Alpa eq. 5.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The text of each instruction is one line; `program.text` reads it back.
 
-Source: Alpa section 6; DESIGN decision 12.
+Source: Alpa section 6; docs/decisions/0022.
 """
 
 from __future__ import annotations

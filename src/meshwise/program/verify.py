@@ -1,6 +1,6 @@
 """A program is checked before any device is touched.
 
-Source: DESIGN decision 12.
+Source: docs/decisions/0022.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from meshwise.simulate.stage_run import one_a_mesh
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # A step computes its forward pass once and about twice as much backward; what is computed again
-# does not count.  Source: FACTS section 6.
+# does not count.  Source: docs/facts.md section 6.
 _STEP_PER_FORWARD = 3
 
 

@@ -5,7 +5,7 @@ A move is one collective, or a free local step: `slice` keeps a part of a replic
 ranks hold zero).  Only axes at the minor end of a dim can be gathered or exchanged, because only
 then are the tiles of a group neighbours.
 
-Source: Alpa table 2, extended by partial sums (DESIGN decision 6) and by the order of axes.
+Source: Alpa table 2, extended by partial sums (docs/decisions/0004) and by the order of axes.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the tile that it does not hold already, puts them together, and the others copy 
 So what passes between the meshes is each tile once, and copies are made inside the destination.
 Senders and homes are chosen so that none has much more to do than another.
 
-Source: FACTS section 3; Alpa section 6 has each copy sent, or parts of it gathered.
+Source: docs/facts.md section 3; Alpa section 6 has each copy sent, or parts of it gathered.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A dim that its parts do not divide has tiles of the rounded-up size; the last ones are shorter, or
 empty.
 
-Source: AlpaComm section 2 (FACTS section 3).
+Source: AlpaComm section 2 (docs/facts.md section 3).
 """
 
 from __future__ import annotations

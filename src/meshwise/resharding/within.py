@@ -4,7 +4,7 @@ The layouts of a tensor are the nodes of a graph, the moves of `resharding.moves
 graph depends only on the mesh sizes and on which products of them divide which dim, so it is
 built once for many tensors; the bytes of a tensor only set the weights.
 
-Source: FACTS section 1; Alpa table 2 is the special case of one move.
+Source: docs/facts.md section 1; Alpa table 2 is the special case of one move.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReshardingStep:
         dim: Dim that is gathered, scattered, sliced, reordered or left; -1 if none is.
         to_dim: For all-to-all the dim that the axis splits afterwards; else -1.
         layout: Layout after the step.
-        num_bytes: B of FACTS section 1; 0 for slice and mask.
+        num_bytes: B of docs/facts.md section 1; 0 for slice and mask.
         group_size: Devices in one group.
         monoid: The monoid of a reduction or mask; else empty.
     """

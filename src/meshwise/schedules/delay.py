@@ -3,7 +3,7 @@
 A *delay* counts half steps.  0: `W` follows its own `B`.  1: it stands directly before the next
 `B` of its mesh, so that forwards in between go first.  2: directly after that `B`; and so on.
 
-Source: FACTS section 3 (AlpaComm).
+Source: docs/facts.md section 3 (AlpaComm).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With t the time of a micro-batch on a stage, n equal stages and B micro-batches, a step takes
 B t + (n - 1) f, where f = `fill_s` is the part of t that shows while the pipeline fills and drains.
 
-Source: FACTS section 5.
+Source: docs/facts.md section 5.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A schedule that splits the backward has two tasks for it, so that the gradient of the activations
 leaves before the gradients of the weights are computed.
 
-Source: Alpa section 5 (static linear schedules); FACTS sections 3 and 5.
+Source: Alpa section 5 (static linear schedules); docs/facts.md sections 3 and 5.
 """
 
 from __future__ import annotations

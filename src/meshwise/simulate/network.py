@@ -5,8 +5,8 @@ between hosts goes through the sender's first and the receiver's second port, a 
 through the third only.  Rates change only when a flow begins or ends, and only those of flows that
 share a port with it, directly or through others.
 
-Source: FACTS section 3 (one full-duplex card a host; links between hosts do not disturb each
-other).  Max-min fairness: Bertsekas and Gallager, "Data networks", section 6.5.
+Source: docs/facts.md section 3 (one full-duplex card a host; links between hosts do not disturb
+each other).  Max-min fairness: Bertsekas and Gallager, "Data networks", section 6.5.
 """
 
 from __future__ import annotations

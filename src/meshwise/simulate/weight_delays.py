@@ -32,7 +32,7 @@ def asked_delays(
         cluster: The cluster on which they run.
         count: Micro-batches of a step.
 
-    Source: FACTS section 3 (AlpaComm), with uneven stages and the cluster's own links.
+    Source: docs/facts.md section 3 (AlpaComm), with uneven stages and the cluster's own links.
     """
     if not schedule.delays_weights:
         return ()

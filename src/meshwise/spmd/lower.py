@@ -4,7 +4,7 @@ The function built here runs inside `shard_map`.  It walks the equations in orde
 reaches the layout that the decision wants along the path that the planner priced, once for each
 user group, and each equation runs in its local form.
 
-Source: DESIGN decision 7.
+Source: docs/decisions/0005.
 """
 
 from __future__ import annotations

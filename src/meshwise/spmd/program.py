@@ -86,7 +86,7 @@ def sharded_function(
 def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
     """Return the options that keep XLA from undoing the plan; they are set here only.
 
-    Source: FACTS section 9; docs/xla_cpu.md.
+    Source: docs/xla_cpu.md section 1.
 
     Args:
         platform: The platform of the devices, as "cpu".

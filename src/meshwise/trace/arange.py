@@ -4,7 +4,7 @@ JAX traces it as a gather whose index has a column that counts rows.  The column
 evaluating it (it depends on no argument); the equation is then rewritten so that the rows are a
 parallel loop, in space and in time.  The same for the scatter-add of its gradient.
 
-Source: research rule 9.
+Source: docs/decisions/0002, rule 9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The primitive holds the loss jaxpr, so that a pipeline can cut the forward pass and differentiate
 each piece.  On one mesh it is expanded where it stands.
 
-Source: DESIGN decision 3.
+Source: docs/decisions/0020.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values without an argument among their ancestors are made inside the loops that use them.
 
 JAX hoists masks, zeros and position tables out of a scan.  In each layout that is wanted they are
-cheaper made again than kept or gathered (DESIGN decision 6: constants are generated, never
+cheaper made again than kept or gathered (docs/decisions/0004: constants are generated, never
 resharded), and XLA folds collectives of them.  So the equations that make them are copied into
 the body of the loop, and the loop's operand goes.  On the way choices between equal values go too,
 since they hide that a value is generated.

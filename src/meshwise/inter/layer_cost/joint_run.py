@@ -6,7 +6,7 @@ top at its two ends.  The memory of the run is one row:
 
     sum over layers of  resident + in_flight * microbatch  <=  limit.
 
-Source: Alpa eq. 1 on the layers of a stage; DESIGN decision 10.
+Source: Alpa eq. 1 on the layers of a stage; docs/decisions/0011.
 """
 
 from __future__ import annotations

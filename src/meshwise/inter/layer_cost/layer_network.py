@@ -1,6 +1,6 @@
 """All decisions about one layer on one mesh, what they cost, and what no plan is below.
 
-Source: DESIGN decision 10; the bound is that of `assignment.bounds.messages`.
+Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 """
 
 from __future__ import annotations

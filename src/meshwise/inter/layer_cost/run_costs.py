@@ -8,7 +8,7 @@ activation that comes from another stage, and a cotangent (`inter.layer_cost.arr
 M are bounds until a cheapest chain uses them; then they are solved, and the chains are found anew.
 In the end every cheapest chain has exact entries only, so it is the cheapest of all.
 
-Source: DESIGN decision 10, (min,+) products.
+Source: docs/decisions/0011, (min,+) products.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ matrix over (state that enters, state that leaves), but few entries matter: a bo
 comes from one run of message passing, and entries are solved exactly when a cheapest chain of
 layers needs them.
 
-Source: DESIGN decision 10; the bound is that of `assignment.bounds.messages`.
+Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ stages are as equal as can be.  What fits is ranked by the closed form of the sc
 that promise most are simulated, and the fastest is taken.  It is the best of these, no more.  What
 is bounded above them is not planned.
 
-Source: FACTS section 5 (Megatron-LM's interleaved schedule, and its times).
+Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule, and its times).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ limit of the row.
 
 Only where it may pay: the plans at the other prices bound what a stage can gain.
 
-Source: DESIGN decision 10 (the stages finally chosen are always solved again directly).
+Source: docs/decisions/0011 (the stages finally chosen are always solved again directly).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ costs composed (`compose`), and for each schedule the best stages chosen (`stage
 Most of that is only bounded.  Of all B and schedules the one whose best stages promise most is
 looked at more closely, until those stages are planned (`lazy_table`): then no other can be better.
 
-Source: Alpa section 5; DESIGN decision 10.
+Source: Alpa section 5; docs/decisions/0012.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Memory, for every stage, with s = n - i + 1 stages from it to the end (`memory_b
 
     resident + in_flight(s) * microbatch_bytes + temporary <= memory of a device of its submesh.
 
-Source: Alpa eqs. 2 and 5; DESIGN decision 10.
+Source: Alpa eqs. 2 and 5; docs/decisions/0010.
 """
 
 from __future__ import annotations

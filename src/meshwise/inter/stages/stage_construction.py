@@ -14,7 +14,7 @@ is in flight does.)
 
 Two modes: "alpa" is the paper's problem (`as_alpa`), "time" the whole objective.
 
-Source: Alpa eqs. 2 to 5; DESIGN decision 10.
+Source: Alpa eqs. 2 to 5; docs/decisions/0010.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sizes of GPT by name, and their parameter and FLOP counts in closed form.
 
-Source: Alpa section 8.1 (FACTS section 6) for 350M to 39B, the Alpa repository for the others;
-all of these with sequence 1024 and vocabulary 51200; Brown et al. 2020, table 2.1, for 175B
-(sequence 2048), with the vocabulary of the others.  `15B` has the repository's 40 heads,
+Source: Alpa section 8.1 (docs/facts.md section 6) for 350M to 39B, the Alpa repository for the
+others; all of these with sequence 1024 and vocabulary 51200; Brown et al. 2020, table 2.1, for
+175B (sequence 2048), with the vocabulary of the others.  `15B` has the repository's 40 heads,
 `15B-paper` the paper's 32.  The sizes below 1M parameters are ours, on bytes.
 """
 

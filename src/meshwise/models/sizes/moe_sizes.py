@@ -1,6 +1,7 @@
 """Sizes of the GShard transformer by name, and their parameter and FLOP counts in closed form.
 
-Source: Alpa section 8.1 (FACTS section 6): sequence 1024, vocabulary 32000, groups of 2048 tokens.
+Source: Alpa section 8.1 (docs/facts.md section 6): sequence 1024, vocabulary 32000, groups of 2048
+tokens.
 Inside, MLPs and experts are eight times as wide as the stream, as in Alpa's benchmark: that is
 what makes a size as large as its name says.  `27B` and `70B` have the repository's 16 heads,
 `27B-paper` and `70B-paper` the paper's 32.  `tiny` and `small` are ours.

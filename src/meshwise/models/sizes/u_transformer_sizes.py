@@ -1,7 +1,7 @@
 """Sizes of the U-Transformer by name, and their parameter count in closed form.
 
-Source: U-Net suite of Alpa's benchmark (FACTS section 3): latents of 32x32, four levels, float32.
-`tiny` is ours.
+Source: U-Net suite of Alpa's benchmark (docs/facts.md section 3): latents of 32x32, four levels,
+float32.  `tiny` is ours.
 """
 
 from __future__ import annotations

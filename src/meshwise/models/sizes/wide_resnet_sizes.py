@@ -1,6 +1,7 @@
 """Sizes of Wide-ResNet by name, and their parameter and FLOP counts in closed form.
 
-Source: Alpa section 8.1 (FACTS section 6): 224x224x3, 1024 classes, float32.  `tiny` is ours.
+Source: Alpa section 8.1 (docs/facts.md section 6): 224x224x3, 1024 classes, float32.  `tiny` is
+ours.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A reduction loop leaves a partial result, and what becomes of it is a change of layout like any
 other.  Only overlapping blocks make an operator send by itself: the edges of its halos.
 
-Source: FACTS section 1 for the bytes; DESIGN invariant I2.
+Source: docs/facts.md section 1 for the bytes; docs/invariants.md, I2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Collective:
         kind: `all-reduce`, `reduce-scatter`, `all-gather`, `all-to-all` or `permute`.
         axes: Names of the mesh axes of its groups.
         group_size: Devices in one group.
-        num_bytes: B of FACTS section 1: the tensor as its group sees it whole.
+        num_bytes: B of docs/facts.md section 1: the tensor as its group sees it whole.
         count: How often it runs in a step.
         stage: Stage of the pipeline.
         where: Operator and source line that needs it, or whose result leaves as an output.

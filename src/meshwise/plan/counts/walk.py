@@ -54,7 +54,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         edge: Which.
-        num_bytes: B of FACTS section 1: what all devices of a group send together.
+        num_bytes: B of docs/facts.md section 1: what all devices of a group send together.
         times: How often in a step.
         where: Operator and source line.
     """

@@ -3,7 +3,7 @@
 A piece takes arguments of the step, parameters, and the activations that enter; it returns the
 activations that leave.  Composing consecutive pieces is cutting a longer one.
 
-Source: DESIGN decision 4.
+Source: docs/decisions/0020.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A piece of the forward pass with its backward pass, as one program.
 
-Source: DESIGN decision 4: cut, then differentiate.
+Source: docs/decisions/0020: cut, then differentiate.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     forward   arguments -> value and auxiliary results of the loss, what it was differentiated for
     update    arguments, value and auxiliary results, gradients -> results of the step
 
-Source: DESIGN decision 3.
+Source: docs/decisions/0020.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The micro-batch axis in time: which equations run before, inside and after the loop.
 
-Source: DESIGN decision 2; the rule numbers in the comments are those of research/prototype.
+Source: docs/decisions/0002; the comments cite its rules by number.
 """

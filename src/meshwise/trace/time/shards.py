@@ -35,7 +35,7 @@ class TimeShards(Shards):
         return 0
 
     def global_index(self, loop: int) -> Array:
-        """Global row numbers of the local iterations (research rule 7)."""
+        """Global row numbers of the local iterations (docs/decisions/0002, rule 7)."""
         rows = jnp.arange(self.local_size(loop), dtype=jnp.int32)
         if self.parts(loop) == 1:
             return rows
