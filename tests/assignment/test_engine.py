@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from intra.full_formulation import solve_ilp
 from meshwise.assignment.engine import solve_encoded
 from meshwise.assignment.problem import PairCost, Problem, Row, is_feasible, objective, row_weight
+from oracle.full_formulation import solve_ilp
 
 
 def random_problem(seed: int, tight: float) -> Problem:

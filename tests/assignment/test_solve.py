@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from assignment.random_problems import random_problem
-from intra.full_formulation import solve_ilp
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.bounds.row_prices import price_rows
@@ -19,6 +18,7 @@ from meshwise.assignment.reductions.reduction import reduce_problem
 from meshwise.assignment.solve import solve
 from meshwise.assignment.validity import check_solution
 from meshwise.errors import SolverError
+from oracle.full_formulation import solve_ilp
 
 
 def best_cost(problem):

@@ -10,7 +10,7 @@ import numpy as np
 
 import meshwise as mw
 from bad_input.case import STATE, Case, X, plan, step
-from golden_plans import golden_plan
+from doubles.golden_plans import golden_plan
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import Cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from evaluation.baselines.block_layers import Body, block_ranges, body_of
-from layered import gpt_layers, moe_layers, perceptron_layers
 
+from doubles.layered import gpt_layers, moe_layers, perceptron_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 
 

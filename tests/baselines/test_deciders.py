@@ -11,9 +11,9 @@ import pytest
 from evaluation.baselines.deciders import DECIDERS
 from evaluation.baselines.megatron import megatron_lm
 from evaluation.paper.ablations import equal_layer
-from layered import gpt_layers, moe_layers, options, perceptron_layers
 
 import meshwise as mw
+from doubles.layered import gpt_layers, moe_layers, options, perceptron_layers
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.search.search import search
 

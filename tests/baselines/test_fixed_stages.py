@@ -8,9 +8,9 @@ import pytest
 from evaluation.baselines.fixed_stages import FixedStages
 from evaluation.baselines.result import Candidate, Refused, best_of, least_s
 from evaluation.baselines.simulated import SimulatedPipeline, simulate
-from layered import run_cost
 
 import meshwise as mw
+from doubles.layered import run_cost
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.schedules.interleaved import Interleaved

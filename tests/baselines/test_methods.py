@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
-from graph_builders import DEVICE, mesh, perceptron
+from doubles.graph_builders import DEVICE, mesh, perceptron
 from meshwise.baselines.methods import BASELINES, plan_baseline
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
 from meshwise.baselines.search import MeshPlace, plan_intra_op

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
+from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
-from golden_plans import golden_plan
 from meshwise.cli import main
 from meshwise.units import GIB
 

@@ -9,10 +9,10 @@ import pytest
 from evaluation.baselines.restricted_stages import one_device_a_stage, with_cuts
 from evaluation.paper.ablations import equal_layer, equal_operator
 from evaluation.paper.cut_rules import equal_count
-from stage_problems import brute_force, check_stages, random_problem
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter.stages.stage_construction import build_stages
+from oracle.stage_problems import brute_force, check_stages, random_problem
 
 SEEDS = range(200, 230)
 

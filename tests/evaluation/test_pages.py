@@ -17,7 +17,8 @@ from evaluation.paper.run import result_key
 from evaluation.paper.settings import SETTINGS
 from evaluation.paper.store import Store
 from evaluation.paper.tables import by_name, defects, margins, rate_table
-from toy import result
+
+from doubles.toy import result
 
 FIG7A = FIGURES["fig7a"]
 RESULTS = by_name(

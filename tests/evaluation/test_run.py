@@ -20,7 +20,8 @@ from evaluation.paper.settings import (
 from evaluation.paper.store import Store
 from evaluation.paper.tables import by_name, defects
 from evaluation.paper.work import paper_flop
-from toy import TOY
+
+from doubles.toy import TOY
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.tiles import all_layouts
 from meshwise.graph.layout import (
     MONOIDS,
     Layout,
@@ -23,7 +24,6 @@ from meshwise.graph.layout import (
     used_axes,
     without_partial,
 )
-from tiles import all_layouts
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 SHAPE = st.lists(st.integers(1, 12), min_size=0, max_size=3).map(tuple)

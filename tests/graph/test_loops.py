@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.tiles import assert_is, spread
 from meshwise.graph.layout import parse_layout
 from meshwise.graph.loops import (
     NONE,
@@ -27,7 +28,6 @@ from meshwise.graph.loops import (
     replicated_rule,
     result_layouts,
 )
-from tiles import assert_is, spread
 
 MESHES = ((2, 4), (2, 2, 2), (8,), (3, 2))
 

@@ -9,14 +9,14 @@ from benchmarks.model_configs import CONFIGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_builders import Builder, perceptron, random_graph
+from doubles.graph_builders import Builder, perceptron, random_graph
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import MONOIDS
 from meshwise.graph.loops import PARALLEL, Halo, Loop, LoopRule
 from meshwise.graph.structure import BodyPart, Structure
 from meshwise.graph.text import graph_difference, graph_text, parse_graph
 from meshwise.models.steps import model_step
-from one_device import traced
+from oracle.one_device import traced
 
 NUMBER = st.integers(0, 10**6)
 NUMBERS = st.lists(NUMBER, max_size=3).map(tuple)

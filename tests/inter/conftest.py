@@ -1,11 +1,6 @@
-"""Helpers of these tests lie next to them."""
-
-import sys
-from pathlib import Path
+"""Fixtures of the tests of the planner across meshes."""
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 
 @pytest.fixture(autouse=True, scope="session")

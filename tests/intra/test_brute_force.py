@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from brute_force import brute_force
 
-from graph_builders import mesh, random_graph
+from doubles.graph_builders import mesh, random_graph
 from meshwise.intra.expand import expand
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
@@ -15,6 +14,7 @@ from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
 from meshwise.memory.peak import peak
 from meshwise.plan.verify import verify_decision
+from oracle.brute_force import brute_force
 
 MESH = mesh(2, bandwidths=(1e6,))
 NUM_GRAPHS = 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_builders import mesh, random_graph
+from doubles.graph_builders import mesh, random_graph
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from graph_builders import mesh, perceptron
+from doubles.graph_builders import mesh, perceptron
 from meshwise.intra.options import ALPA, IntraOptions, Restriction
 from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s

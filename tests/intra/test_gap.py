@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from brute_force import brute_force
 
-from graph_builders import mesh, random_graph
+from doubles.graph_builders import mesh, random_graph
 from meshwise.errors import InfeasibleError
 from meshwise.intra.limit import fit
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph, relative_gap
 from meshwise.intra.price import step_time_s
+from oracle.brute_force import brute_force
 
 MESH = mesh(2, bandwidths=(1e6,))
 

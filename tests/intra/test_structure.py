@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from memory_profile import profile_peak
 
-from graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.graph_builders import Builder, mesh, perceptron, random_graph
 from meshwise.assignment.problem import row_weight
 from meshwise.graph.layout import Layout
 from meshwise.intra.expand import expand
@@ -18,6 +17,7 @@ from meshwise.intra.plan_graph import plan_graph
 from meshwise.intra.price import step_time_s
 from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision
+from oracle.memory_profile import profile_peak
 
 ONE_AXIS = mesh(4, bandwidths=(1e9,))
 SPLIT_COLUMNS = Layout(((), (0,)))

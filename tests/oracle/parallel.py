@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 import meshwise as mw
+from doubles.random_decision import random_decision
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.plan.verify import verify_decision
 from meshwise.request.methods import Method
@@ -16,7 +17,6 @@ from meshwise.runtime.compile import compile_decided
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.problem import Problem, Trajectory, run
-from random_decision import random_decision
 
 CLUSTER = cpu_cluster(8)
 

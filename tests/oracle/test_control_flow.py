@@ -15,6 +15,7 @@ from evaluation.hlo_flop import hlo_dense_flop
 from jax import lax
 
 import meshwise as mw
+from doubles.random_decision import random_decision
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import replicated
 from meshwise.plan.counts.collectives import collectives
@@ -33,7 +34,6 @@ from oracle.control_flow_problems import (
 )
 from oracle.parallel import run_method, run_random
 from oracle.problem import Problem, reference
-from random_decision import random_decision
 
 oracle = pytest.mark.usefixtures("x64", "quick_steps")
 each_problem = pytest.mark.parametrize("make", CONTROL_FLOW, ids=lambda f: f.__name__)

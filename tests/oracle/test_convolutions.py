@@ -14,6 +14,7 @@ from benchmarks.fidelity import compiled_collective_bytes, planned_collective_by
 from jax import lax
 
 import meshwise as mw
+from doubles.random_decision import random_decision
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import PlanError
 from meshwise.graph.loops import is_feasible
@@ -26,7 +27,6 @@ from oracle.compare import assert_same_x64
 from oracle.parallel import CLUSTER, decided_step, parallel_step, run_method, traced
 from oracle.problem import Problem, reference, run
 from oracle.tolerances import NUM_STEPS
-from random_decision import random_decision
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 

@@ -19,6 +19,7 @@ from benchmarks.fidelity import (
 from benchmarks.fidelity_cases import HELD_OUT_SEEDS, LISTED, drawn
 
 import meshwise as mw
+from doubles.random_decision import random_decision
 from meshwise.cluster.spec import Cluster
 from meshwise.plan.counts.collectives import collectives
 from meshwise.runtime.compile import compile_decided
@@ -26,7 +27,6 @@ from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
-from random_decision import random_decision
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
 

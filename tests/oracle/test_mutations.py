@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 import meshwise as mw
 import meshwise.rules.table as rule_table
 import meshwise.spmd.lower as lower
+from doubles.random_decision import random_decision
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.plan.counts.walk import reshards
 from meshwise.plan.decision import GraphDecision
@@ -36,7 +37,6 @@ from oracle.compare import assert_same_fp32, assert_same_x64, whole_from_shards
 from oracle.parallel import CLUSTER, decided_step, parallel_step, run_method, traced
 from oracle.problem import Problem, Trajectory, reference, run
 from oracle.tolerances import NUM_STEPS
-from random_decision import random_decision
 
 ROWS, WIDTH = 16, 8
 quick = pytest.mark.usefixtures("x64", "quick_compile")

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import meshwise as mw
+from doubles.random_decision import random_decision
 from meshwise.models.losses import masked_mean_cross_entropy
 from meshwise.plan.verify import verify_decision
 from meshwise.trace.padding.choose import padded_dims, with_padding
@@ -19,7 +20,6 @@ from oracle.gpt_problems import Case, gpt_problem
 from oracle.parallel import CLUSTER, decided_step, traced
 from oracle.problem import Problem, Trajectory, reference, run
 from oracle.tolerances import ADAM_EPS
-from random_decision import random_decision
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 

@@ -12,6 +12,7 @@ from benchmarks.fidelity import compare, compiled_collective_bytes, planned_coll
 from benchmarks.fidelity_cases import Case, GptCase
 
 import meshwise as mw
+from doubles.random_decision import random_decision
 from meshwise.cluster.spec import Cluster
 from meshwise.models.gpt import GptConfig
 from meshwise.models.losses import mean_cross_entropy
@@ -23,7 +24,6 @@ from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
-from random_decision import random_decision
 
 CLUSTER = Cluster.virtual("1x p3.16xlarge")
 

@@ -8,13 +8,13 @@ import random
 
 import pytest
 
-from graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.random_decision import random_decision
 from meshwise.graph.layout import Layout, parse_layout
 from meshwise.plan.counts.contents import Argument, DenseOperator, arguments, dense_operators
 from meshwise.plan.counts.flop import device_flop
 from meshwise.plan.counts.shares import Communication, communication
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from random_decision import random_decision
 
 MESH = mesh(2, 2)
 

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from graph_builders import Builder, perceptron, random_graph
+from doubles.graph_builders import Builder, perceptron, random_graph
+from doubles.random_decision import random_decision
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import parse_layout
 from meshwise.plan.counts.collectives import collective_s
@@ -19,7 +20,6 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import WIDTH, shortened, table
 from meshwise.plan.text.explain import explain, layout_spec
 from meshwise.units import bytes_text, flop_text, seconds_text
-from random_decision import random_decision
 
 MESH = cpu_cluster(4).mesh((2, 2))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.random_decision import random_decision
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.host import HostGroup
 from meshwise.cluster.spec import Cluster
@@ -22,7 +23,6 @@ from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
-from random_decision import random_decision
 
 MESH = cpu_cluster(4).mesh((2, 2))
 GOLDEN = Path(__file__).parents[1] / "golden" / "plans"

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.graph_builders import Builder, mesh, perceptron, random_graph
+from doubles.random_decision import random_decision
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.verify import verify_decision
-from random_decision import random_decision
 
 MESH = mesh(2, 2)
 

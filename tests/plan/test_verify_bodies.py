@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from graph_builders import Builder, mesh
+from doubles.graph_builders import Builder, mesh
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
 from meshwise.graph.loops import LoopRule

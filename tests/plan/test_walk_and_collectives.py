@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from graph_builders import Builder, mesh, perceptron
+from doubles.graph_builders import Builder, mesh, perceptron
+from doubles.random_decision import random_decision
 from meshwise.graph.layout import parse_layout
 from meshwise.graph.loops import NONE, Loop, LoopRule
 from meshwise.plan.counts.collectives import collective_s, collectives
@@ -14,7 +15,6 @@ from meshwise.plan.counts.flop import device_flop, replicated_work, strategy_par
 from meshwise.plan.counts.walk import reshards, visits
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.verify import verify_decision
-from random_decision import random_decision
 
 MESH = mesh(2, 4, latency_s=1e-6)
 

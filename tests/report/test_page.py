@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
-from golden_plans import golden_plan
 from meshwise.cli import main
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan

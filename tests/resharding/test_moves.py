@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.tiles import all_layouts, assert_is, group_of, spread, tile
 from meshwise.graph.layout import Layout, is_valid, parse_layout, replicated
 from meshwise.resharding.moves import moves
-from tiles import all_layouts, assert_is, group_of, spread, tile
 
 MESHES = ((2, 4), (2, 2, 2), (3, 2), (8,))
 

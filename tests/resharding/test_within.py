@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.tiles import all_layouts
 from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout, is_valid, parse_layout, split_layouts
 from meshwise.resharding.moves import FREE, moves
 from meshwise.resharding.within import cost_matrix, path
-from tiles import all_layouts
 
 DEVICE = DeviceSpec(
     name="d", memory_bytes=1, memory_bytes_per_s=1.0, flop_per_s=(("float32", 1.0),), source="test"

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from doubles.tiles import all_layouts, assert_is, coordinates, spread, tile
 from meshwise.errors import PlanError
 from meshwise.graph.layout import Layout
 from meshwise.resharding.within import path
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.program import concrete_mesh
 from oracle.parallel import CLUSTER
-from tiles import all_layouts, assert_is, coordinates, spread, tile
 
 SHAPE = (8, 16)
 NUM_PAIRS = 40

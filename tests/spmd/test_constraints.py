@@ -10,12 +10,12 @@ import jax
 import pytest
 
 from doubles.constrained_program import run_constrained
+from doubles.random_decision import random_decision
 from meshwise.spmd.program import shardings
 from oracle.compare import assert_same_x64
 from oracle.parallel import CLUSTER, decided_step, traced
 from oracle.problem import Trajectory, host_copy, run
 from property.random_programs import random_problem
-from random_decision import random_decision
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 

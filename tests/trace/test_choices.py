@@ -14,8 +14,8 @@ from jax import lax
 from meshwise.trace.choices import without_idle_choices
 from meshwise.trace.flatten import flatten
 from meshwise.trace.program import Program
-from one_device import descent, run_traced, traced
 from oracle.every_strategy import evaluate
+from oracle.one_device import descent, run_traced, traced
 
 P = np.array([True, False, True])
 X = np.array([1.0, -2.0, 3.0], np.float32)

@@ -12,7 +12,7 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import TraceError
-from one_device import descent, heavy_outside_the_loop, run_traced, traced
+from oracle.one_device import descent, heavy_outside_the_loop, run_traced, traced
 from oracle.tolerances import X64
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")

@@ -15,7 +15,7 @@ from meshwise.errors import TraceError
 from meshwise.trace.step import StepSignature
 from meshwise.trace.time.emit import join_rows, take_rows
 from meshwise.trace.time.state import Batch, split
-from one_device import descent, heavy_outside_the_loop, run_traced, traced
+from oracle.one_device import descent, heavy_outside_the_loop, run_traced, traced
 from oracle.tolerances import X64
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")

@@ -28,7 +28,7 @@ from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.trace.layers.layering import Layering
-from one_device import run_traced, traced
+from oracle.one_device import run_traced, traced
 from oracle.tolerances import FP16_LOSS, X64
 
 pytestmark = pytest.mark.usefixtures("quick_steps")

@@ -16,7 +16,7 @@ from doubles.planned_stages import StageShape, planned_stages
 from meshwise.runtime.pipeline.pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
 from meshwise.trace.layers.layering import Layering
-from one_device import run_traced, traced
+from oracle.one_device import run_traced, traced
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 

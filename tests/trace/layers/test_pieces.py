@@ -48,7 +48,7 @@ from meshwise.trace.time.emit import (
     take_rows,
 )
 from meshwise.trace.time.state import SPLIT, Batch, split
-from one_device import run_traced, traced
+from oracle.one_device import run_traced, traced
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "x64")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from inter.test_mixed_clusters import OPTIONS, Blocks, Formulas
+from inter.search.test_mixed_clusters import OPTIONS, Blocks, Formulas
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.mixed_clusters import on_real_devices
-from stage_problems import brute_force, random_problem
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
@@ -28,8 +27,9 @@ from meshwise.inter.stages.directions import build_either_way, mirrored
 from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.intra.options import IntraOptions
+from oracle.stage_problems import brute_force, random_problem
 
-FILES = sorted((Path(__file__).parents[2] / "examples" / "clusters").glob("*.toml"))
+FILES = sorted((Path(__file__).parents[3] / "examples" / "clusters").glob("*.toml"))
 NUM_LAYERS, BATCH, NUM_MICROBATCHES = 34, 256, 32
 
 

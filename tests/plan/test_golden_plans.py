@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import meshwise as mw
-from golden_plans import GOLDEN, PLANS, golden_plan
+from doubles.golden_plans import GOLDEN, PLANS, golden_plan
 
 
 @pytest.mark.usefixtures("compiled_kernels")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.house import circles, modules
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REVERSED = """
 [tool.importlinter]
 root_package = "meshwise"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_problems import brute_force, check_stages, random_problem
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter.stages.objective import objective_s
 from meshwise.inter.stages.stage_construction import build_stages, build_stages_below
 from meshwise.inter.stages.stage_options import most_to_end, stage_options
 from meshwise.inter.stages.stage_problem import as_alpa
+from oracle.stage_problems import brute_force, check_stages, random_problem
 
 NUM_PROBLEMS = 300
 CHUNK = 50

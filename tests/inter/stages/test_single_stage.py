@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from submesh_kinds import uniform_submeshes
 
+from doubles.submesh_kinds import uniform_submeshes
 from meshwise.inter.stages.single_stage import seconds_at_the_limit
 from meshwise.inter.stages.stage_problem import StageCosts
 

@@ -8,8 +8,8 @@ import random
 from dataclasses import replace
 
 import numpy as np
-from submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 
+from doubles.submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 from meshwise.inter.stages.objective import objective_s
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
 from meshwise.schedules.eager_one_f_one_b import EAGER

@@ -14,7 +14,7 @@ import pytest
 
 from meshwise.models.losses import mean_cross_entropy
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 @pytest.mark.usefixtures("quick_compile")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from submesh_kinds import uniform_submeshes
 
+from doubles.submesh_kinds import uniform_submeshes
 from meshwise.inter.stages.objective import objective_s, step_time
 from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import (

@@ -15,7 +15,7 @@ from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import SearchOptions
-from test_pipeline_pins import layering
+from request.test_pipeline_pins import layering
 
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 

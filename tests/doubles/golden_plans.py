@@ -23,7 +23,7 @@ from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.trace.step import StepSignature
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 P3 = mw.Cluster.virtual("1x p3.8xlarge")
 

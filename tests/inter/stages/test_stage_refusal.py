@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 
+from doubles.submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 from meshwise.errors import InfeasibleError
 from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 
+from doubles.submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 from meshwise.errors import ClusterError
 from meshwise.inter.stages.placement import place_stages
 

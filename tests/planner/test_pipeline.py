@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
-from golden_plans import P3, SIGNATURE, golden_plan, gpt_pipeline
+from doubles.golden_plans import P3, SIGNATURE, golden_plan, gpt_pipeline
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_problems import random_problem
 
 from meshwise.inter.stages.least_fill import least_fill
 from meshwise.inter.stages.stage_options import stage_options
 from meshwise.inter.stages.stage_problem import as_alpa
+from oracle.stage_problems import random_problem
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from graph_builders import Builder
+from doubles.graph_builders import Builder
 from meshwise.graph.graph import Graph
 from meshwise.pieces.residuals import ancestors, kept_between
 

@@ -1,6 +1,0 @@
-"""Helpers of the planner's tests lie next to them."""
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
