@@ -172,7 +172,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     out, trace, page = (tmp_path / name for name in ("plan.json", "trace.json", "plan.html"))
     run = CliRunner().invoke(
         plan_command,
-        ["--step", "test_pipeline_planning:make_own_step", "--cluster", "1x p3.8xlarge",
+        ["--step", "planner.test_pipeline:make_own_step", "--cluster", "1x p3.8xlarge",
          "--microbatches", "2", "--stages", "2", "--layers", "4", "--out", str(out),
          "--trace", str(trace), "--html", str(page), "--json"],
     )  # fmt: skip
@@ -181,7 +181,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     assert read.to_json() in run.output
     assert len(read.stages) == 2
     assert read.num_microbatches == 2
-    assert read.model == "test_pipeline_planning:make_own_step"
+    assert read.model == "planner.test_pipeline:make_own_step"
     # Equal layers are planned once, and each keeps its own names.
     layers = [layer for stage in read.stages for layer in stage.layers]
     assert [layer.equal_to for layer in layers] == [0, 1, 1, 3]

@@ -317,7 +317,7 @@ def test_layouts_in_words() -> None:
 def test_the_command_honours_pins(tmp_path: Any) -> None:
     run = CliRunner().invoke(
         plan_command,
-        ["--step", "test_pipeline_pins:make_three", "--cluster", "1x p3.8xlarge",
+        ["--step", "request.test_pipeline_pins:make_three", "--cluster", "1x p3.8xlarge",
          "--layers", "3", "--microbatches", "2", "--pin", "stages=0-0,1-2", "--pin", "mesh.0=2",
          "--pin", "0/0=P(x, -)", "--any-devices"],
     )  # fmt: skip
