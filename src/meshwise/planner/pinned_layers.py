@@ -88,6 +88,8 @@ class PinnedCosts(VariantCosts):
         refused: Why pins do not fit meshes.
     """
 
+    is_shareable = False
+
     def __init__(
         self,
         source: PinnedSource,

@@ -49,6 +49,8 @@ class Blocks:
 class Formulas(VariantCosts):
     """Seconds and bytes of layers in closed form, monotone in every number of a device."""
 
+    is_shareable = False
+
     def trace(self, remat, num_microbatches):
         pass
 

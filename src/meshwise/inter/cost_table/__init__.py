@@ -1,4 +1,4 @@
-"""Costs of all runs of layers under every way to plan them.
+"""Costs of all runs of layers under every way to plan them, partly by a second process.
 
 Others use `variant` (a way to plan a run) and `variant_costs.VariantCosts`.
 """

@@ -6,6 +6,7 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -15,16 +16,11 @@ import numpy as np
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
-from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
+from meshwise.inter.cost_table.layer_networks import LayerNetworks
 from meshwise.inter.cost_table.variant import BoundsKey, LayerKey, Variant
 from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
-from meshwise.inter.layer_cost.layer_network import (
-    LayerBounds,
-    LayerNetwork,
-    layer_bounds,
-    layer_network,
-)
+from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
     BoolArray,
@@ -35,13 +31,10 @@ from meshwise.inter.layer_cost.run_costs import (
     gathers,
 )
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, Entry
-from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
-from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
-from meshwise.system.identity import Same
 
 
 class LayerSource(Protocol):
@@ -136,7 +129,10 @@ class VariantCosts:
         source: The layers.
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
+        is_shareable: Whether another process may bound layers by graphs and options alone.
     """
+
+    is_shareable = True
 
     def __init__(
         self, source: LayerSource, options: IntraOptions, times: LayerTimes | None = None
@@ -144,8 +140,7 @@ class VariantCosts:
         self.source = source
         self.options = options
         self.times = times
-        self._evaluators = Evaluators()
-        self._regions: dict[Same, tuple[Region, ...]] = {}
+        self._made = LayerNetworks()
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
@@ -205,19 +200,13 @@ class VariantCosts:
     ) -> LayerNetwork | None:
         key = (c, mesh, remat, num_microbatches)
         if key not in self._networks:
-            piece = self.graph(c, remat, num_microbatches)
             try:
-                piece, options = self.restricted(piece, mesh)
-                parts = self._regions_of(piece.graph)
-                self._networks[key] = layer_network(piece, mesh, options, parts, self._evaluators)
+                piece, options = self.restricted(self.graph(c, remat, num_microbatches), mesh)
             except InfeasibleError:
                 self._networks[key] = None
+            else:
+                self._networks[key] = self._made.network(piece, mesh, options)
         return self._networks[key]
-
-    def _regions_of(self, graph: Graph) -> tuple[Region, ...]:
-        if Same(graph) not in self._regions:
-            self._regions[Same(graph)] = regions(graph)
-        return self._regions[Same(graph)]
 
     def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
         """The graph to plan of a class of layers."""
@@ -310,13 +299,21 @@ class VariantCosts:
         key = BoundsKey(mesh, remat, num_microbatches)
         if key not in self._bounds:
             classes = dict.fromkeys(self.source.classes)
-            found = {c: self.layer_bounds(c, *key) for c in classes}
-            self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
+            self.keep_bounds(key, {c: self.layer_bounds(c, *key) for c in classes})
         return self._bounds[key]
 
     def has_bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> bool:
         """Return whether `bounds` has been computed for these arguments."""
         return BoundsKey(mesh, remat, num_microbatches) in self._bounds
+
+    def keep_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
+        """Remember bounds.
+
+        Args:
+            key: What they are for.
+            found: Bounds of each class of layers; None for one that has no plan.
+        """
+        self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
 
     def layer_bounds(
         self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.cost_table.bounds_process import BoundsProcess
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts
@@ -46,6 +47,7 @@ class LazyTable:
         *,
         bounds_of: int,
         is_cautious: bool = False,
+        beside: BoundsProcess | None = None,
         report: Callable[[str], object],
     ) -> None:
         """Bound everything.
@@ -60,8 +62,10 @@ class LazyTable:
             is_cautious: Whether temporary values have no bound.  One for n devices is an n-th of
                 what one device holds at its peak, which another order of the operators or a copy
                 that one device makes puts too high by some per cent.
+            beside: Computes bounds too.
             report: Is told what is being planned.
         """
+        self._beside = beside
         self._costs, self._submeshes = costs, tuple(submeshes)
         self._variants, self._count = variants, num_microbatches
         self._bounds_of = bounds_of
@@ -91,6 +95,8 @@ class LazyTable:
         self.num_changes = 0
 
     def _bound_all(self, places: Sequence[tuple[int, int, BoundsKey]]) -> None:
+        if self._beside is not None:
+            self._beside.bound([key for _, _, key in places], self._report)
         for m, v, key in places:
             self._bound(m, v, key)
 

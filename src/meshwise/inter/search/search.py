@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from meshwise.cluster.spec import Cluster
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
+from meshwise.inter.cost_table.bounds_process import BoundsProcess
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.search.lazy_table import LazyTable
@@ -100,7 +101,15 @@ def search(
         TraceError: the step does not separate into micro-batches that were asked for, or into any.
     """
     costs = costs or VariantCosts(source, options.intra)
-    found = _Search(cluster=cluster, options=options, report=report, costs=costs, rule=rule).run()
+    with BoundsProcess(costs) as beside:
+        found = _Search(
+            cluster=cluster,
+            options=options,
+            report=report,
+            costs=costs,
+            beside=beside,
+            rule=rule,
+        ).run()
     return found, costs
 
 
@@ -155,6 +164,7 @@ class _Search:
     options: SearchOptions
     report: Callable[[str], object]
     costs: VariantCosts
+    beside: BoundsProcess
     rule: Rule | None
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
@@ -279,6 +289,7 @@ class _Search:
                 count,
                 bounds_of=bounded,
                 is_cautious=not self.options.bounds_temporary,
+                beside=self.beside,
                 report=lambda text: self.report(f"B={count}: {text}"),
             )
         except TraceError as error:

@@ -1,0 +1,42 @@
+"""The networks of layers, with what those of one graph or of one mesh share."""
+
+from __future__ import annotations
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import InfeasibleError
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
+from meshwise.intra.evaluators import Evaluators
+from meshwise.intra.options import IntraOptions
+from meshwise.intra.regions import Region, regions
+from meshwise.pieces.piece import PieceGraph
+from meshwise.system.identity import Same
+
+
+class LayerNetworks:
+    """Builds networks; remembers the regions of graphs and the tables of meshes."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._evaluators = Evaluators()
+        self._regions: dict[Same, tuple[Region, ...]] = {}
+
+    def network(
+        self, piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions
+    ) -> LayerNetwork | None:
+        """Return the decisions about a layer on a mesh.
+
+        Args:
+            piece: The layer.
+            mesh: Where it runs.
+            options: How it is planned.
+
+        Returns:
+            The network; None if the layer has no plan on the mesh.
+        """
+        graph = Same(piece.graph)
+        if graph not in self._regions:
+            self._regions[graph] = regions(piece.graph)
+        try:
+            return layer_network(piece, mesh, options, self._regions[graph], self._evaluators)
+        except InfeasibleError:
+            return None

@@ -1,0 +1,148 @@
+"""What another process bounds is what this one would bound, and nothing is left of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwise as mw
+from inter.test_compose import layers_of_model
+from meshwise.errors import TraceError
+from meshwise.inter.cost_table import bounds_process
+from meshwise.inter.cost_table.bounds_process import BoundsProcess
+from meshwise.inter.cost_table.variant import BoundsKey
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.intra.options import IntraOptions
+
+MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
+ASKS = [BoundsKey(MESH, remat, count) for count in (2, 4) for remat in ("none", "full")]
+
+
+@pytest.fixture(scope="module")
+def layers() -> Any:
+    found = layers_of_model("gpt-tiny", 8, 2, num_layers=2)
+    # One layer for each process.
+    assert len(set(found.classes)) == 2
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds_process, "_WORTH", 2)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in a.__slots__)
+
+
+def _noted(costs: VariantCosts, monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """The layers that a method of this process is called for."""
+    found: list[int] = []
+    method = getattr(costs, name)
+
+    def note(first: Any, *rest: Any) -> Any:
+        found.append(first)
+        return method(first, *rest)
+
+    monkeypatch.setattr(costs, name, note)
+    return found
+
+
+def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    here = _noted(costs, monkeypatch, "layer_bounds")
+    with BoundsProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        process = beside.process
+    assert len(here) == len(ASKS)
+    assert len(set(here)) == 1
+    for ask in ASKS:
+        assert costs.has_bounds(*ask)
+        assert _same(costs.bounds(*ask), alone.bounds(*ask))
+    assert len(here) == len(ASKS)
+    assert process is not None
+    assert process.returncode is not None
+
+
+def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds_process, "_WORTH", len(ASKS) + 1)
+    costs = VariantCosts(layers, IntraOptions())
+    with BoundsProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        assert beside.process is None
+    assert not any(costs.has_bounds(*key) for key in ASKS)
+
+
+def test_what_is_known_is_not_asked_again(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    with BoundsProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        here = _noted(costs, monkeypatch, "layer_bounds")
+        other = BoundsKey(MESH, "none", 1)
+        beside.bound([*ASKS, other], lambda _: None)
+    assert len(here) == 1
+    assert _same(costs.bounds(*other), alone.bounds(*other))
+
+
+def test_a_process_that_ends_is_done_without(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+
+    def kill(_: str) -> None:
+        if beside.process is not None:
+            beside.process.kill()
+            beside.process.wait()
+
+    with BoundsProcess(costs) as beside:
+        beside.bound(ASKS, kill)
+        assert beside.process is None
+        beside.bound([BoundsKey(MESH, "none", 1), BoundsKey(MESH, "full", 1)], lambda _: None)
+        assert beside.process is None
+    for key in ASKS:
+        assert _same(costs.bounds(*key), alone.bounds(*key))
+
+
+def test_a_step_that_does_not_separate_leaves_other_answers(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    graph = costs.graph
+
+    def refuse(c: int, remat: Any, num_microbatches: int) -> Any:
+        if num_microbatches == 8:
+            raise TraceError("it does not separate")
+        return graph(c, remat, num_microbatches)
+
+    costs.graph = refuse  # type: ignore[method-assign]
+    with BoundsProcess(costs) as beside:
+        # Asked before the one that is refused: its answer is not taken for a later one.
+        with pytest.raises(TraceError):
+            beside.bound([ASKS[0], BoundsKey(MESH, "none", 8)], lambda _: None)
+        beside.bound(ASKS, lambda _: None)
+        assert beside.process is not None
+        for key in ASKS:
+            assert _same(costs.bounds(*key), alone.bounds(*key))
+
+
+class Unsendable(dict[int, int]):
+    """As rules of a user may be."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it cannot be pickled")
+
+
+def test_what_cannot_be_sent_is_computed_here(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    graph = costs.graph
+
+    def unsendable(*key: Any) -> Any:
+        piece = graph(*key)
+        return replace(piece, batch_dims=Unsendable(piece.batch_dims))
+
+    costs.graph = unsendable  # type: ignore[method-assign]
+    with BoundsProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        assert beside.process is None
+        assert not any(costs.has_bounds(*ask) for ask in ASKS)
+    for ask in ASKS:
+        assert _same(costs.bounds(*ask), alone.bounds(*ask))
