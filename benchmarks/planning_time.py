@@ -7,6 +7,7 @@ CPU time, of the processes that help included, depends on it less.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -104,15 +105,17 @@ def _timed(arguments: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _plan_llama() -> None:
-    """Llama-8B on an 8 x 8 mesh of 64 H100, 64 sequences of 2048 tokens."""
+def _plan_llama(out: Path) -> None:
+    """Write the plan of Llama-8B on an 8 x 8 mesh of 64 H100, 64 sequences of 2048 tokens."""
     config = model_config("llama-8b", dtype="bfloat16", seq_len=2048)
     step, state, batch = model_step(config, 64).abstract
     parallel = mw.parallelize(
         step, method=mw.IntraOp(mesh_shape=(8, 8)), cluster=mw.Cluster.virtual("8x dgx-h100")
     )
-    Path(sys.argv[-1]).write_text(parallel.plan(state, batch).to_json(), encoding="utf-8")
+    out.write_text(parallel.plan(state, batch).to_json(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    _plan_llama()
+    parser = argparse.ArgumentParser(description=_plan_llama.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="file for the plan")
+    _plan_llama(parser.parse_args().out)

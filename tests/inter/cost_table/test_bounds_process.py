@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from inter.test_compose import layers_of_model
+from inter.layer_cost.test_run_costs import layers_of_model
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table import bounds_process
 from meshwise.inter.cost_table.bounds_process import BoundsProcess
