@@ -12,7 +12,11 @@ BITS_PER_BYTE = 8
 
 
 def gbit_per_s(value: float) -> float:
-    """Bytes a second of `value` Gbit/s, as network cards are sold."""
+    """Return the bytes a second of a network card.
+
+    Args:
+        value: Its rate as it is sold, in Gbit/s.
+    """
     return value * GIGA / BITS_PER_BYTE
 
 
@@ -26,17 +30,29 @@ def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """`12.6 MiB`: bytes for people."""
+    """Return a number of bytes as text, such as `12.6 MiB`.
+
+    Args:
+        num_bytes: The number, negative for a difference.
+    """
     return _scaled(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def flop_text(flop: float) -> str:
-    """`3.2 TFLOP`: work for people."""
+    """Return an amount of work as text, such as `3.2 TFLOP`.
+
+    Args:
+        flop: The amount in FLOP.
+    """
     return _scaled(flop, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
 
 def seconds_text(seconds: float) -> str:
-    """`1.23 ms`: a duration for people."""
+    """Return a duration as text, such as `1.23 ms`.
+
+    Args:
+        seconds: The duration, negative for a difference.
+    """
     if seconds == 0:
         return "0 s"
     for limit, factor, name in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):

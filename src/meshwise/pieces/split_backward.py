@@ -78,18 +78,9 @@ def split_backward(programs: PiecePrograms) -> SplitBackward:
     def leaving(numbers: Collection[int]) -> list[tuple[int, Use]]:
         return [(graph.outputs[n], decision.outputs[n]) for n in numbers]
 
-    handed = [
-        slot
-        for slot in handed_over(
-            graph,
-            decision,
-            mesh,
-            Portion(first, leaving(early)),
-            Portion(second, leaving(late)),
-            free,
-        )
-        if slot.use is not None or slot.tensor not in given
-    ]
+    portions = Portion(first, leaving(early)), Portion(second, leaving(late))
+    slots_between = handed_over(graph, decision, mesh, *portions, free)
+    handed = [s for s in slots_between if s.use is not None or s.tensor not in given]
     delayed = [Value("delayed", slot.tensor, slot.layout) for slot in handed]
     slots = [
         Slot(tensor=t, layout=layout)
@@ -105,24 +96,25 @@ def split_backward(programs: PiecePrograms) -> SplitBackward:
         inner = restricted(graph, decision, operators, there, outputs, aliases)
         return within(whole.part, inner)
 
-    def program(found: GraphPart, there: list[Value], made: list[Value]) -> PhaseProgram:
-        return PhaseProgram(
-            part=found, inputs=tuple(there[n] for n in found.inputs), outputs=tuple(made)
-        )
-
     inputs = list(whole.inputs)
     return SplitBackward(
-        gradient=program(
+        gradient=_program(
             part(first, slots, early, handed),
             inputs,
             [*(whole.outputs[n] for n in early), *delayed],
         ),
-        weights=program(
+        weights=_program(
             part(second, [*slots, *handed], late, []),
             [*inputs, *delayed],
             [whole.outputs[n] for n in late],
         ),
         delayed=tuple(delayed),
+    )
+
+
+def _program(found: GraphPart, there: list[Value], made: list[Value]) -> PhaseProgram:
+    return PhaseProgram(
+        part=found, inputs=tuple(there[n] for n in found.inputs), outputs=tuple(made)
     )
 
 

@@ -14,9 +14,14 @@ from meshwise.plan.decision import GraphDecision
 
 
 def strategy_parts(operator: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> int:
-    """Among how many devices the loops of an operator are divided.
+    """Return the number of devices among which the loops of an operator are divided.
 
     Axes that no loop is mapped to, or along which partial sums pass, divide nothing.
+
+    Args:
+        operator: The operator.
+        strategy: The loop of each mesh axis.
+        sizes: The sizes of the mesh axes.
     """
     return math.prod(
         sizes[axis]

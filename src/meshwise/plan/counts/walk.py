@@ -66,7 +66,11 @@ class Exchange(NamedTuple):
 
 
 def place(operator: Operator) -> str:
-    """Kind and source line of an operator, for messages and records."""
+    """Return kind and source line of an operator, for messages and records.
+
+    Args:
+        operator: The operator.
+    """
     return f"{operator.kind} at {operator.where}" if operator.where else operator.kind
 
 
@@ -87,7 +91,12 @@ def visits(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Vi
 
 
 def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
-    """Layout of the definition of each tensor."""
+    """Return the layout in which each tensor is defined, by tensor.
+
+    Args:
+        graph: The graph.
+        decision: Its decision.
+    """
     found = dict(zip(graph.inputs, decision.inputs, strict=True))
     for operator, chosen in zip(graph.operators, decision.operators, strict=True):
         found.update(zip(operator.outputs, chosen.results, strict=True))

@@ -115,11 +115,6 @@ def unstacked(opened: OpenStep) -> Unstacked:
 
     closed = jax.make_jaxpr(run)(*in_avals)
     results = _leaves_of(out_dims)
-    names = [
-        name if leaf.dim is None else f"{name}[{n}]"
-        for name, leaf in zip(opened.names, arguments, strict=True)
-        for n in range(len(leaf.places))
-    ]
     step = replace(
         opened,
         closed=closed,
@@ -130,10 +125,19 @@ def unstacked(opened: OpenStep) -> Unstacked:
             for i, j in opened.aliases
             for pair in zip(arguments[i].places, results[j].places, strict=True)
         ),
-        names=tuple(names),
+        names=_names(opened.names, arguments),
     )
     return Unstacked(
         original=opened, step=step, arguments=arguments, results=results, notes=stacks.notes
+    )
+
+
+def _names(names: Sequence[str], arguments: Sequence[Leaf]) -> tuple[str, ...]:
+    """Return the names of the arguments of the step on single layers."""
+    return tuple(
+        name if leaf.dim is None else f"{name}[{n}]"
+        for name, leaf in zip(names, arguments, strict=True)
+        for n in range(len(leaf.places))
     )
 
 
