@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from doubles.layer_stacking import stack_layers
-from meshwise.models.llama import Attention, Llama, LlamaConfig, rotate
+from meshwise.models.llama import Llama, LlamaAttention, LlamaConfig, rotate
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.sizes.llama_sizes import (
     forward_flop,
@@ -106,7 +106,7 @@ def test_rotation_turns_each_pair_at_its_rate() -> None:
 def test_grouped_queries_are_all_heads_with_repeated_keys() -> None:
     config = replace(TINY, num_heads=4, num_kv_heads=2)
     x = jnp.asarray(RNG.normal(size=(2, 8, config.hidden)), jnp.float32)
-    abstract = jax.eval_shape(Attention(config).init, jax.random.key(0), x)
+    abstract = jax.eval_shape(LlamaAttention(config).init, jax.random.key(0), x)
     params = random_params(abstract["params"])
     every = dict(params)
     for name in ("key", "value"):
@@ -114,8 +114,8 @@ def test_grouped_queries_are_all_heads_with_repeated_keys() -> None:
         every[name] = {"kernel": jnp.repeat(kernel, 2, axis=1)}
     every["query"] = {"kernel": params["query"]["kernel"].reshape(config.hidden, 4, 1, 8)}
     every["out"] = {"kernel": params["out"]["kernel"].reshape(4, 1, 8, config.hidden)}
-    full = jax.jit(Attention(replace(config, num_kv_heads=4)).apply)({"params": every}, x)
-    grouped = jax.jit(Attention(config).apply)({"params": params}, x)
+    full = jax.jit(LlamaAttention(replace(config, num_kv_heads=4)).apply)({"params": every}, x)
+    grouped = jax.jit(LlamaAttention(config).apply)({"params": params}, x)
     np.testing.assert_allclose(grouped, full, rtol=1e-4, atol=1e-6)
 
 

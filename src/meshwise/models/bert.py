@@ -49,7 +49,7 @@ def _dense(config: BertConfig, name: str, width: int) -> nn.Dense:
     return nn.Dense(width, kernel_init=_INIT, name=name, **module_dtypes(config))
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Self-attention in both directions, `[batch, seq, hidden] -> [batch, seq, hidden]`."""
 
     config: BertConfig
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         )(mixed)
 
 
-class Block(nn.Module):
+class BertBlock(nn.Module):
     """One layer: attention and MLP, each added to the stream and then normed."""
 
     config: BertConfig
@@ -86,7 +86,7 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, None]:
         """The new stream, and None: the shape that `nn.scan` wants of its body."""
         c = self.config
-        mixed = Attention(c, name="attention")(x, is_token, deterministic)
+        mixed = BertAttention(c, name="attention")(x, is_token, deterministic)
         x = _norm(c, "norm_1", x + _drop(c, mixed, deterministic))
         inner = nn.gelu(_dense(c, "up", 4 * c.hidden)(x), approximate=False)
         out = _dense(c, "down", c.hidden)(inner)
@@ -129,7 +129,7 @@ class Bert(nn.Module):
         x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
         x = x + embedding("segment_embedding", NUM_SEGMENTS)(segments)
         x = _drop(c, _norm(c, "embedding_norm", x), deterministic)
-        x = run_blocks(Block, c, x, is_token, deterministic, static_args=(1,))
+        x = run_blocks(BertBlock, c, x, is_token, deterministic, static_args=(1,))
         x = nn.gelu(_dense(c, "head", c.hidden)(x), approximate=False)
         bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,), c.param_dtype)
         return embed.attend(_norm(c, "head_norm", x)) + bias.astype(c.dtype)

@@ -31,7 +31,7 @@ def _normal(stddev: float) -> nn.initializers.Initializer:
     return nn.initializers.normal(stddev=stddev)
 
 
-class Attention(nn.Module):
+class GptAttention(nn.Module):
     """Causal self-attention, `[batch, seq, hidden] -> [batch, seq, hidden]`."""
 
     config: GptConfig
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         )
 
 
-class Mlp(nn.Module):
+class GptMlp(nn.Module):
     """Two dense layers with GELU between, four times as wide inside."""
 
     config: GptConfig
@@ -80,7 +80,7 @@ class Mlp(nn.Module):
         return nn.Dense(c.hidden, kernel_init=init, name="down", **dtypes)(x)
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """One layer: attention and MLP, each behind a layer norm, each added to the stream."""
 
     config: GptConfig
@@ -99,8 +99,8 @@ class Block(nn.Module):
                 return value
             return nn.Dropout(c.dropout)(value, deterministic=deterministic)
 
-        x = x + drop(Attention(c, name="attention")(norm("norm_1", x), deterministic))
-        x = x + drop(Mlp(c, name="mlp")(norm("norm_2", x)))
+        x = x + drop(GptAttention(c, name="attention")(norm("norm_1", x), deterministic))
+        x = x + drop(GptMlp(c, name="mlp")(norm("norm_2", x)))
         return x, None
 
 
@@ -135,6 +135,6 @@ class Gpt(nn.Module):
         x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
         if c.dropout > 0.0:
             x = nn.Dropout(c.dropout)(x, deterministic=deterministic)
-        x = run_blocks(Block, c, x, deterministic, static_args=(0,))
+        x = run_blocks(GptBlock, c, x, deterministic, static_args=(0,))
         x = nn.LayerNorm(dtype=wide_dtype(c), param_dtype=c.param_dtype, name="final_norm")(x)
         return embed.attend(x.astype(c.dtype))

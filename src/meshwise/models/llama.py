@@ -85,7 +85,7 @@ def _out_stddev(config: LlamaConfig) -> float:
     return INIT_STDDEV / math.sqrt(2 * config.num_layers)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal grouped-query self-attention, `[batch, seq, hidden] -> [batch, seq, hidden]`."""
 
     config: LlamaConfig
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         )(mixed)  # fmt: skip
 
 
-class Mlp(nn.Module):
+class LlamaMlp(nn.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
     config: LlamaConfig
@@ -144,7 +144,7 @@ def _norm(config: LlamaConfig, name: str, value: jax.Array) -> jax.Array:
     return layer(value).astype(config.dtype)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """One layer: attention and MLP, each behind a norm, each added to the stream."""
 
     config: LlamaConfig
@@ -153,8 +153,8 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, None]:
         """The new stream, and None: the shape that `nn.scan` wants of its body."""
         c = self.config
-        x = x + Attention(c, name="attention")(_norm(c, "norm_1", x))
-        return x + Mlp(c, name="mlp")(_norm(c, "norm_2", x)), None
+        x = x + LlamaAttention(c, name="attention")(_norm(c, "norm_1", x))
+        return x + LlamaMlp(c, name="mlp")(_norm(c, "norm_2", x)), None
 
 
 class Llama(nn.Module):
@@ -178,7 +178,7 @@ class Llama(nn.Module):
             c.vocab_size, c.hidden, embedding_init=_normal(INIT_STDDEV), name="token_embedding",
             **module_dtypes(c),
         )(tokens)  # fmt: skip
-        x = _norm(c, "final_norm", run_blocks(Block, c, x))
+        x = _norm(c, "final_norm", run_blocks(LlamaBlock, c, x))
         return nn.Dense(
             c.vocab_size, use_bias=False, kernel_init=_normal(INIT_STDDEV), name="output",
             **module_dtypes(c),

@@ -23,7 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from meshwise.models.gpt import INIT_STDDEV, Attention, GptConfig
+from meshwise.models.gpt import INIT_STDDEV, GptAttention, GptConfig
 from meshwise.models.precision import module_dtypes, wide_dtype
 from meshwise.models.transformer import SequenceConfig, check_length
 
@@ -170,7 +170,7 @@ class Experts(nn.Module):
         return mixed.reshape(x.shape), load_balance(gates, first, c.balance)
 
 
-class Mlp(nn.Module):
+class MoeMlp(nn.Module):
     """Two dense layers with ReLU between, `[batch, seq, hidden] -> [batch, seq, hidden]`."""
 
     config: MoeConfig
@@ -184,7 +184,7 @@ class Mlp(nn.Module):
         return nn.Dense(c.hidden, kernel_init=init, name="down", **module_dtypes(c))(x)
 
 
-class Block(nn.Module):
+class MoeBlock(nn.Module):
     """One layer: attention, then experts or an MLP, each behind a layer norm."""
 
     config: MoeConfig
@@ -199,11 +199,11 @@ class Block(nn.Module):
             layer = nn.LayerNorm(dtype=wide_dtype(c), param_dtype=c.param_dtype, name=name)
             return layer(value).astype(c.dtype)
 
-        x = x + Attention(c.attention, name="attention")(norm("norm_1", x), True)
+        x = x + GptAttention(c.attention, name="attention")(norm("norm_1", x), True)
         if self.has_experts:
             mixed, balance = Experts(c, name="experts")(norm("norm_2", x))
             return x + mixed, balance
-        return x + Mlp(c, name="mlp")(norm("norm_2", x)), jnp.zeros((), wide_dtype(c))
+        return x + MoeMlp(c, name="mlp")(norm("norm_2", x)), jnp.zeros((), wide_dtype(c))
 
 
 class Moe(nn.Module):
@@ -229,7 +229,7 @@ class Moe(nn.Module):
         )
         positions = self.param("position_embedding", init, (c.seq_len, c.hidden), c.param_dtype)
         x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
-        block: Any = nn.remat(Block) if c.remat else Block
+        block: Any = nn.remat(MoeBlock) if c.remat else MoeBlock
         losses = []
         for layer in range(c.num_layers):
             x, balance = block(c, layer % 2 == 0, name=f"block_{layer}")(x)

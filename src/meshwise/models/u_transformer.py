@@ -138,7 +138,7 @@ class ResidualBlock(nn.Module):
         return x + y
 
 
-class Attention(nn.Module):
+class CrossAttention(nn.Module):
     """Attention of `[batch, tokens, channels]` to a context `[batch, others, any]`."""
 
     config: UTransformerConfig
@@ -177,8 +177,8 @@ class Transformer(nn.Module):
         x = dense("in", channels)(_group_norm(c, "norm", image, c.attention_groups))
         x = x.reshape(x.shape[0], -1, channels)
         normed = _layer_norm(c, "norm_1", x)
-        x = x + Attention(c, name="to_image")(normed, normed)
-        x = x + Attention(c, name="to_context")(_layer_norm(c, "norm_2", x), context)
+        x = x + CrossAttention(c, name="to_image")(normed, normed)
+        x = x + CrossAttention(c, name="to_context")(_layer_norm(c, "norm_2", x), context)
         normed = _layer_norm(c, "norm_3", x)
         inner = dense("up", 4 * channels)(normed) * nn.gelu(dense("gate", 4 * channels)(normed))
         x = x + dense("down", channels)(inner)
