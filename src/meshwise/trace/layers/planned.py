@@ -182,7 +182,8 @@ class _Operands(NamedTuple, Generic[_Value]):
         return [x for group in self for x in group]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# JAX takes the `repr` of what it traces; that of all fields would take a second for a large model.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class _WholePiece:
     """A piece as a function of flat operands: all micro-batches, then its share of the update.
 
