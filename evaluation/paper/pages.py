@@ -25,9 +25,9 @@ from meshwise.system.atomic_file import write_atomically
 from meshwise.units import TERA
 
 _SIMULATED = (
-    "Everything of ours on this page is **simulated**: plans and their costs come from a "
-    "description of the cluster, and none of these pipelines has run. What the paper published was "
-    "measured by its authors."
+    "Step times of ours on this page are **simulated**: plans and their costs come from a "
+    "description of the cluster, and none of these pipelines has run. Seconds of planning are "
+    "measured. What the paper published was measured by its authors."
 )
 
 
