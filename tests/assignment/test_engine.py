@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from doubles.few import few_or_all
 from meshwise.assignment.engine import solve_encoded
 from meshwise.assignment.problem import PairCost, Problem, Row, is_feasible, objective, row_weight
 from oracle.full_formulation import solve_ilp
@@ -47,10 +48,11 @@ def random_problem(seed: int, tight: float) -> Problem:
     return Problem(costs=costs, pairs=tuple(pairs), rows=tuple(rows))
 
 
+@pytest.mark.parametrize("count", few_or_all(30, 100))
 @pytest.mark.parametrize("tight", [0.1, 0.5, 0.8])
-def test_the_solver_agrees_with_the_full_formulation(tight: float) -> None:
+def test_the_solver_agrees_with_the_full_formulation(tight: float, count: int) -> None:
     infeasible = 0
-    for seed in range(100):
+    for seed in range(count):
         problem = random_problem(seed, tight)
         want = solve_ilp(problem, incumbent=None, time_limit_s=600, seed=0)
         found = solve_encoded(problem, incumbent=None, time_limit_s=600, seed=seed)

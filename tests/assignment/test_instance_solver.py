@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from assignment.problems import deaf_instance, optimum, random_document, random_instance
+from doubles.few import few_or_all
 from meshwise.assignment import run_state
 from meshwise.assignment.answer import Progress
 from meshwise.assignment.bounds.messages import cost_of, room_left
@@ -34,9 +35,10 @@ BOTH = pytest.mark.parametrize("small", [SolverOptions(), WHOLE], ids=["small", 
 
 
 @BOTH
+@pytest.mark.parametrize("count", few_or_all(30, 100))
 @pytest.mark.parametrize("tight", [None, 0.05, 0.4])
-def test_small_problems_are_solved_and_proved(tight, small):
-    for seed in range(100):
+def test_small_problems_are_solved_and_proved(tight, count, small):
+    for seed in range(count):
         instance = random_instance(seed, num_nodes=7, tight=tight)
         want = optimum(instance)
         answer = solve_instance(instance, time_limit_s=600, options=small, seed=seed)
@@ -142,9 +144,10 @@ def test_progress_is_reported_in_the_calling_thread():
 
 
 @BOTH
-def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from(small):
+@pytest.mark.parametrize("count", few_or_all(15, 60))
+def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from(count, small):
     """Forbidden pairs and a tight limit: the exact engine begins with no cost to compare with."""
-    for seed in range(60):
+    for seed in range(count):
         instance = random_instance(seed, num_nodes=9, tight=0.15)
         answer = solve_instance(instance, time_limit_s=600, options=small, seed=seed)
         assert answer.cost == optimum(instance), seed
@@ -152,8 +155,9 @@ def test_what_is_called_optimal_is_optimal_without_a_solution_to_start_from(smal
 
 @BOTH
 @pytest.mark.parametrize("added", [10**9, 10**12, 10**14])
-def test_a_constant_on_every_choice_only_adds_to_the_cost(added, small):
-    for seed in range(20):
+@pytest.mark.parametrize("count", few_or_all(8, 20))
+def test_a_constant_on_every_choice_only_adds_to_the_cost(added, count, small):
+    for seed in range(count):
         document = random_document(seed, num_nodes=8, tight=0.3)
         want = optimum(parse_instance(document, "x"))
         nodes = document["problem"]["nodes"]

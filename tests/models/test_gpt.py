@@ -21,6 +21,8 @@ from meshwise.models.sizes.gpt_sizes import (
 )
 from models.counting import count, dense_flop
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 TINY = gpt_config("tiny")
 
 

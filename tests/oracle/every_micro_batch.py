@@ -17,7 +17,7 @@ import numpy as np
 from meshwise.graph.loops import PARALLEL, DimMap
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import Batch
-from oracle.every_strategy import COMBINE, Run, assert_equal, is_key, raw
+from oracle.every_strategy import COMBINE, Run, assert_equal, compiler_options, is_key, raw
 
 _PARTS, _MICROBATCHES = 2, 2
 
@@ -72,7 +72,8 @@ def check_in_time(run: Run, *, rtol: float = 0.0) -> int:
         return out
 
     inputs = [[tiles(choice, index) for index in range(_MICROBATCHES)] for choice in choices]
-    outputs = jax.jit(everything)(inputs)
+    quick = compiler_options(run.equation.name)
+    outputs = jax.jit(everything, compiler_options=quick)(inputs)
     for choice, terms in zip(choices, outputs, strict=True):
         kind = run.rule.loops[choice].kind
         for k, dims in enumerate(run.rule.results):

@@ -248,7 +248,8 @@ def local_function(run: Run, strategy: Strategy, sizes: Sequence[int]) -> Callab
     return local
 
 
-def _compiler_options(primitive: str) -> dict[str, Any]:
+def compiler_options(primitive: str) -> dict[str, Any]:
+    """What compiles programs of a primitive soonest."""
     return _QUICK_COMPILE if "scatter" in primitive else _QUICKER_COMPILE
 
 
@@ -319,7 +320,7 @@ def check_run(
     keys = sorted(inputs, key=lambda k: (k[0], str(k[1]), str(k[2])))
     everything_flat = jax.jit(
         lambda arrays: everything(dict(zip(keys, arrays, strict=True))),
-        compiler_options=_compiler_options(run.equation.name),
+        compiler_options=compiler_options(run.equation.name),
     )
     outputs = everything_flat([inputs[k] for k in keys])
     for (strategy, _, results), out in zip(plans, outputs, strict=True):

@@ -60,6 +60,18 @@ DEAR: list[Row] = [
 COVERING: list[Row] = [*pairwise(QUICK), *DEAR]
 
 
+def first_of_each(rows: list[Row]) -> list[Row]:
+    """Rows with a problem, a method or a number of micro-batches that no row before them has."""
+    seen: set[object] = set()
+    found: list[Row] = []
+    for row in rows:
+        values = {row[:5], row[5], row[6]}
+        if not values <= seen:
+            found.append(row)
+            seen |= values
+    return found
+
+
 def row_name(row: Row) -> str:
     """The values of a row that say something."""
     form, optimizer, dropout, loss, remat, method, b = row

@@ -16,6 +16,7 @@ from oracle.every_strategy import (
     Run,
     assemble,
     assert_equal,
+    compiler_options,
     coordinates,
     local_function,
     raw,
@@ -45,7 +46,8 @@ def check_on_devices(
         return [jax.numpy.expand_dims(value, lead) for value in out]
 
     mapped = jax.jit(
-        jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False),
+        compiler_options=compiler_options(run.equation.name),
     )
     tiles = [
         jax.device_put(tiles_of(value, layout, sizes, rng), NamedSharding(mesh, spec))

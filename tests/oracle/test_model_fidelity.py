@@ -15,6 +15,8 @@ from meshwise.request.methods import Method
 from oracle.parallel import CLUSTER
 from oracle.tolerances import FLOP_ERROR, MEMORY_ABOVE, MEMORY_BELOW
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 METHODS: dict[str, Method] = {
     "DataParallel": mw.DataParallel(),
     "Zero3": mw.Zero3(),

@@ -25,6 +25,8 @@ from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 CLUSTER = Cluster.virtual("1x p3.16xlarge")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import optax
 import pytest
 
 import meshwise as mw
+from doubles.few import few_rows
 from doubles.foreign import scale
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError
@@ -19,6 +22,8 @@ from oracle.compare import assert_same_x64
 from oracle.gpt_problems import Case, gpt_problem
 from oracle.parallel import CLUSTER, parallel_step, run_method
 from oracle.problem import Problem, reference
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 WIDTH = 8
 
@@ -102,8 +107,10 @@ def _small_gpt(scan_layers: bool):
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)])
-@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "b"),
+    few_rows(product([(8,), (2, 4), (2, 2, 2)], [1, 2]), [((8,), 1), ((2, 4), 2)]),
+)
 def test_nothing_of_a_gpt_runs_quietly_whole(scan_layers, shape, b):
     """At most 1 % of the FLOP and 5 % of the bytes; the plan says how much."""
     step, state, batch = _small_gpt(scan_layers)

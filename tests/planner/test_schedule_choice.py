@@ -38,7 +38,7 @@ def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any)
 
 
 def gpt_tiny() -> tuple[Any, Any]:
-    step, state, batch = model_step(model_config("gpt-tiny", num_layers=4), 32).abstract
+    step, state, batch = model_step(model_config("gpt-tiny", num_layers=2), 32).abstract
     return step, (state, batch)
 
 

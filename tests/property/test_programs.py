@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 
 # A run of 20 programs; 25 of them in the slow suite.
 _CHUNK, _CHUNKS = 20, 25
-_QUICK = 3
+_QUICK = 1
 
 
 def _check(drawn: Drawn) -> None:

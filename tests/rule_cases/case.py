@@ -20,8 +20,8 @@ class Case:
         operands: Its arguments; small-integer values, so that sums are exact in any order.
         rtol: Relative tolerance, for functions whose last bit depends on how XLA vectorises.
         x64: Trace and run with 64-bit types.
-        costly: Slow to compile, and its rule and local form are those of cheaper primitives:
-            `slow` tests run it on all meshes, the others on one.
+        costly: Slow to compile or one of many, and its rule and local form are those of other
+            cases: `slow` tests run it on all meshes and in micro-batches, the others on one mesh.
     """
 
     primitive: str

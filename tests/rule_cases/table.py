@@ -42,3 +42,24 @@ ON_DEVICES = (
     *random.ON_DEVICES,
     *whole.ON_DEVICES,
 )
+
+# One of each kind of local form.
+FORMS = (
+    "broadcast_in_dim: new and stretched dims",
+    "concatenate: two",
+    "conv_general_dilated: plain",
+    "conv_general_dilated: spatial, shift",
+    "dot_general: batched",
+    "gather: keys",
+    "gather: lookup, fill",
+    "gather: two columns",
+    "iota: first dim",
+    "random_bits: batched keys",
+    "random_bits: uint32",
+    "reduce_max: two dims",
+    "reduce_window_max: overlap of negatives",
+    "reduce_window_sum: corners",
+    "reshape: regroup",
+    "scatter-add: rows, drop",
+    "tile: in front of a dim",
+)

@@ -16,6 +16,8 @@ from meshwise.errors import MeshwiseError, StateLostError
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture
 def options(tmp_path: Path) -> TrainOptions:

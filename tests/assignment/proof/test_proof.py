@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assignment.problems import optimum, random_instance
+from doubles.few import few_or_all
 from meshwise.assignment.bounds.exact_bound import dearest
 from meshwise.assignment.bounds.messages import cost_of, room_left
 from meshwise.assignment.instance import evaluate
@@ -28,11 +29,12 @@ def proved(network: Network, cost: float, *, work: int = 10**9, price: float = 1
     return prove(network, prices, cost, stop=np.zeros(1, np.int8), work=work)
 
 
+@pytest.mark.parametrize("count", few_or_all(30, 100))
 @pytest.mark.parametrize("tight", [0.1, pytest.param(0.3, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("price", [0.0, 1.0])
-def test_the_best_choice_is_found_and_proved(tight: float, price: float) -> None:
+def test_the_best_choice_is_found_and_proved(tight: float, price: float, count: int) -> None:
     num_rows, num_found = 0, 0
-    for seed in range(100):
+    for seed in range(count):
         instance = random_instance(seed, num_nodes=8, tight=tight)
         reduction = reduce_instance(instance)
         if reduction.infeasible or not len(reduction.network.size):
@@ -53,10 +55,11 @@ def test_the_best_choice_is_found_and_proved(tight: float, price: float) -> None
     assert num_rows > 1
 
 
-def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself() -> None:
+@pytest.mark.parametrize("count", few_or_all(15, 40))
+def test_a_search_around_a_choice_is_no_worse_still_fits_and_repeats_itself(count: int) -> None:
     num_better = 0
     effort = PriceLineEffort(stop=np.zeros(1, np.int8), left=np.array([10**9], np.int64))
-    for seed in range(40):
+    for seed in range(count):
         network = reduce_instance(random_instance(seed, num_nodes=30, tight=0.4)).network
         if not len(network.size):
             continue
@@ -123,9 +126,10 @@ def test_rows_that_cannot_be_met_are_proved() -> None:
     assert seen
 
 
-def test_nothing_is_better_than_the_best() -> None:
+@pytest.mark.parametrize("count", few_or_all(20, 60))
+def test_nothing_is_better_than_the_best(count: int) -> None:
     seen = 0
-    for seed in range(60):
+    for seed in range(count):
         reduction = reduce_instance(random_instance(seed, num_nodes=12, tight=0.3))
         if reduction.infeasible or not len(reduction.network.size):
             continue
@@ -199,9 +203,10 @@ def test_few_labels_find_choices_that_fit_and_prove_nothing_false(beam: int) -> 
     assert num_best == num_found if beam == 10**5 else 0 < num_best < num_found
 
 
-def test_choices_that_a_neighbour_forbids_prove_nothing_false() -> None:
+@pytest.mark.parametrize("count", few_or_all(20, 60))
+def test_choices_that_a_neighbour_forbids_prove_nothing_false(count: int) -> None:
     """As a reduction that is cut short leaves them."""
-    for seed in range(60):
+    for seed in range(count):
         instance = random_instance(seed, num_nodes=7, tight=0.3)
         proof = proved(network_of(instance), math.inf)
         want = optimum(instance)

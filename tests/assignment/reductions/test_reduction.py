@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from assignment.problems import optimum, random_document, random_instance
+from doubles.few import few_or_all
 from meshwise.assignment.bounds.ascent import Ascent
 from meshwise.assignment.bounds.exact_bound import choices_within, exact_bound
 from meshwise.assignment.bounds.messages import add_prices, cost_of, no_messages, room_left, sweep
@@ -49,9 +50,10 @@ def check(instance: Instance, reduction: Reduction) -> None:
     assert instance.limit is None or full.peak <= instance.limit
 
 
+@pytest.mark.parametrize("count", few_or_all(40, 120))
 @pytest.mark.parametrize("tight", LIMITS)
-def test_reductions_keep_the_optimum(tight):
-    for seed in range(120):
+def test_reductions_keep_the_optimum(tight, count):
+    for seed in range(count):
         instance = random_instance(seed, tight=tight)
         check(instance, reduce_instance(instance))
 
@@ -80,9 +82,10 @@ def test_what_every_choice_exceeds_is_infeasible():
         assert reduction.infeasible or reduction.network.capacity.min(initial=0) >= 0, seed
 
 
+@pytest.mark.parametrize("count", few_or_all(30, 80))
 @pytest.mark.parametrize("tight", LIMITS)
-def test_a_reduction_that_is_cut_short_is_valid(tight):
-    for seed in range(80):
+def test_a_reduction_that_is_cut_short_is_valid(tight, count):
+    for seed in range(count):
         instance = random_instance(seed, tight=tight)
         check(instance, reduce_instance(instance, np.array([CUT], np.int8)))
 
@@ -101,10 +104,11 @@ def test_something_is_reduced():
     assert np.mean(left) < 3
 
 
+@pytest.mark.parametrize("count", few_or_all(20, 60))
 @pytest.mark.parametrize("tight", LIMITS)
-def test_bounds_never_exceed_the_optimum(tight):
+def test_bounds_never_exceed_the_optimum(tight, count):
     """Of the ascent, and the same in exact arithmetic; and no better choice is taken out."""
-    for seed in range(60):
+    for seed in range(count):
         instance = random_instance(seed, num_nodes=7, tight=tight)
         reduction = reduce_instance(instance)
         want = optimum(instance)

@@ -109,8 +109,8 @@ def check_within(
 
 
 def test_with_a_limit_runs_cost_what_the_direct_program_says() -> None:
-    # Plans at one price for all layers are 24 % and 40 % above here.
-    check_within(networks("gpt-tiny", 16, 2, (2,)), (0.999, 0.75))
+    # Plans at one price for all layers are 24 % above here; the slow ones take more limits.
+    check_within(networks("gpt-tiny", 16, 2, (2,)), (0.999,))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from doubles.few import few, few_or_all
 from meshwise.errors import InfeasibleError
 from meshwise.inter.stages.objective import objective_s
 from meshwise.inter.stages.stage_construction import build_stages, build_stages_below
@@ -36,7 +37,7 @@ def agree(problem, mode, num_stages=None):
 
 
 @pytest.mark.parametrize("mode", ["alpa", "time"])
-@pytest.mark.parametrize("first", range(0, NUM_PROBLEMS, CHUNK))
+@pytest.mark.parametrize("first", few(range(0, NUM_PROBLEMS, CHUNK), [0]))
 def test_enumeration_finds_nothing_cheaper(first, mode):
     # Every second problem is on a mixed cluster.
     feasible = [
@@ -45,14 +46,14 @@ def test_enumeration_finds_nothing_cheaper(first, mode):
     assert CHUNK // 3 <= sum(feasible) < CHUNK
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", few(range(40), range(16)))
 def test_a_given_number_of_stages_is_kept(seed):
     problem = random_problem(seed, mixed=seed % 2 == 1, max_layers=4)
     for count in range(1, problem.costs.num_layers + 1):
         agree(problem, "time", num_stages=count)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", few(range(60), range(20)))
 def test_the_papers_order_of_limits_finds_the_same(seed):
     problem = random_problem(seed, mixed=seed % 2 == 1)
     cost, _ = brute_force(as_alpa(problem))
@@ -91,8 +92,9 @@ def test_epsilon_costs_at_most_its_bound(order, share):
     assert lost > 0 or share < 0.1
 
 
-def test_epsilon_bounds_the_whole_objective_too():
-    for seed in range(60):
+@pytest.mark.parametrize("count", few_or_all(20, 60))
+def test_epsilon_bounds_the_whole_objective_too(count):
+    for seed in range(count):
         problem = random_problem(seed, mixed=seed % 2 == 1)
         cost, _ = brute_force(problem)
         if cost < np.inf:

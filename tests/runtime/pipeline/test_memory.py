@@ -10,6 +10,8 @@ from doubles.stage_memory import StageMemory, stage_memories
 from meshwise.plan.stage import Remat
 from oracle.tolerances import BERT_MEMORY_ABOVE, BERT_MEMORY_BELOW, MEMORY_ABOVE, MEMORY_BELOW
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 Shapes = tuple[tuple[int, int], ...]
 TWO: Shapes = ((2, 2), (1, 2))
 THREE: Shapes = ((1, 1), (2, 1), (1, 2))
