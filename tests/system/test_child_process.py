@@ -50,6 +50,8 @@ def test_modules_of_the_working_directory_are_not_in_the_way(
 ) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path)
+    # As in an interactive session.
+    monkeypatch.syspath_prepend("")
     with ChildProcess(_LOUD) as child:
         child.send(1)
         assert child.receive() == 1

@@ -34,7 +34,8 @@ class ChildProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        path = os.pathsep.join(map(os.path.abspath, sys.path))
+        # What is relative comes last, so that a `queue.py` of the working directory is not imported.
+        path = os.pathsep.join(map(os.path.abspath, sorted(sys.path, key=_is_relative)))
         self.process = subprocess.Popen(
             # -P: what lies in the working directory is imported only where it is here.
             [sys.executable, "-P", "-c", script],
@@ -117,6 +118,10 @@ def requests() -> Iterator[tuple[Any, Callable[[object], None]]]:
     threading.Thread(target=read, daemon=True).start()
     while True:
         yield pickle.loads(waiting.get()), partial(_send, answers)
+
+
+def _is_relative(folder: str) -> bool:
+    return not os.path.isabs(folder)
 
 
 def _send(pipe: IO[bytes], value: object) -> None:
