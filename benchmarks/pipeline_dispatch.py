@@ -18,7 +18,7 @@ from benchmarks.pairs import run_pairs
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import Free, Instruction, Load, Receive, Run, Send
-from meshwise.runtime.pipeline.pipeline import Pipeline
+from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.spmd.part import border_spec
 
 WIDTH = 8

@@ -31,7 +31,9 @@ def is_there(name: str) -> bool:
     return any((ROOT / start / found).exists() for start in FROM for found in candidates)
 
 
-@pytest.mark.parametrize("path", list(documents()), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path", list(documents()), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 def test_what_a_document_names_exists(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     named = {name.rstrip("/") for name in re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9.]+)+/?)`", text)}

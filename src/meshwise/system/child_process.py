@@ -34,7 +34,7 @@ class ChildProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        # What is relative comes last, so that a `queue.py` of the working directory is not imported.
+        # Relative folders come last: a `queue.py` of the working directory is not imported.
         path = os.pathsep.join(map(os.path.abspath, sorted(sys.path, key=_is_relative)))
         self.process = subprocess.Popen(
             # -P: what lies in the working directory is imported only where it is here.

@@ -21,7 +21,7 @@ from doubles.layered_steps import (
 from doubles.planned_stages import StageShape, planned_stages
 from meshwise.errors import PlanError
 from meshwise.runtime.pipeline.build import StageChoice
-from meshwise.runtime.pipeline.pipeline import make_pipeline
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule

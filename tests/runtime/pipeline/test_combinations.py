@@ -25,7 +25,7 @@ from doubles.pipeline_cases import (
 from doubles.planned_stages import planned_stages
 from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.pipeline.build import StageChoice
-from meshwise.runtime.pipeline.pipeline import make_pipeline
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced

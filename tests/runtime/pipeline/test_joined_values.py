@@ -13,7 +13,7 @@ import pytest
 import meshwise as mw
 from doubles.layered_steps import Step, assert_equal, layering, norms_step
 from doubles.planned_stages import StageShape, planned_stages
-from meshwise.runtime.pipeline.pipeline import make_pipeline
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
 from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced

@@ -20,7 +20,8 @@ from meshwise.planner.pipeline import layers_of
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.runtime.pipeline.buffers import buffer_bytes
-from meshwise.runtime.pipeline.pipeline import Pipeline, PipelineStep, make_pipeline
+from meshwise.runtime.pipeline.interpreter import Pipeline, PipelineStep
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule, Task

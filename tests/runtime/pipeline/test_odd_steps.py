@@ -16,7 +16,8 @@ import pytest
 import meshwise as mw
 from doubles.layered_steps import Step, assert_equal, layering
 from doubles.planned_stages import planned_stages
-from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
+from meshwise.runtime.pipeline.interpreter import Pipeline
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")

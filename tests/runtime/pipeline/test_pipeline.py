@@ -21,7 +21,7 @@ from doubles.layered_steps import (
     unet_step,
 )
 from doubles.planned_stages import StageShape, planned_stages
-from meshwise.runtime.pipeline.pipeline import make_pipeline
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
 from oracle.one_device import run_traced, traced
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import Load, Receive, Run, Send
-from meshwise.runtime.pipeline.pipeline import Pipeline
+from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.spmd.part import border_spec
 
 

@@ -29,8 +29,9 @@ from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.fidelity import stage_fidelities, stage_peaks
+from meshwise.runtime.pipeline.interpreter import Pipeline
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.measured import measured_step
-from meshwise.runtime.pipeline.pipeline import Pipeline, make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.pipeline.traffic import bytes_between
 from meshwise.simulate.timeline import Timeline

@@ -8,8 +8,8 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import mesh_peaks
 from meshwise.program.instructions import Run
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
+from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.pipeline.memory import measured_footprint
-from meshwise.runtime.pipeline.pipeline import Pipeline
 
 
 def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...]:

@@ -17,7 +17,7 @@ from jax import Array
 
 from meshwise.program.instructions import Instruction, Receive, Run, Send
 from meshwise.runtime.pipeline.buffers import local_bytes
-from meshwise.runtime.pipeline.pipeline import Pipeline, PipelineStep
+from meshwise.runtime.pipeline.interpreter import Pipeline, PipelineStep
 from meshwise.runtime.pipeline.traffic import messages, stage_of_program
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.measure import covered

@@ -10,7 +10,7 @@ import jax
 
 from meshwise.jax_compat import Aval
 from meshwise.program.instructions import Receive, Run, Send
-from meshwise.runtime.pipeline.pipeline import Pipeline
+from meshwise.runtime.pipeline.interpreter import Pipeline
 
 
 class Message(NamedTuple):

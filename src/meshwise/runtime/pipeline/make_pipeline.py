@@ -1,0 +1,112 @@
+"""Compiles the layers of a plan and writes the instructions: a pipeline that is ready to run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwise.errors import PlanError
+from meshwise.graph.layout import replicated
+from meshwise.program.emit import emit
+from meshwise.program.names import Gradient
+from meshwise.program.verify import verify_in_flight, verify_program
+from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
+from meshwise.runtime.pipeline.compiled import CompiledProgram
+from meshwise.runtime.pipeline.interpreter import Pipeline, commit_point, put
+from meshwise.runtime.pipeline.joining import Joining, TiedGradient
+from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.schedules.schedule import Schedule
+from meshwise.schedules.verify import verify_schedule
+from meshwise.trace.layers.layering import Layering
+
+
+def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Schedule) -> Pipeline:
+    """Compile a pipeline.
+
+    Args:
+        layers: The layers of the step.
+        choices: Its stages.
+        schedule: Who runs what in which order.
+
+    Raises:
+        TraceError: a value crosses a cut in a way that cannot be run yet.
+        ProgramError: XLA:CPU would let collectives race, or the table is no schedule.
+        PlanError: the schedule is for another number of stages, or stages of one mesh see it in
+            different ways.
+    """
+    verify_schedule(schedule)
+    _check_meshes(choices, schedule)
+    compiled = compiled_layers(
+        layers,
+        choices,
+        schedule.num_microbatches,
+        splits_backward=schedule.splits_backward,
+        mesh_of_stage=schedule.mesh_of_stage,
+    )
+    executables: list[CompiledProgram] = []
+    specs = []
+    for layer in compiled:
+        specs.append(layer.spec(len(executables)))
+        executables += layer.parts.programs
+    found = {schedule.mesh_of_stage[layer.stage]: layer.mesh for layer in compiled}
+    meshes = [found[m] for m in range(schedule.num_meshes)]
+    joining = Joining(layers, meshes[0], _tied(compiled), len(executables))
+    program = emit(specs, joining.spec, schedule)
+    verify_program(program)
+    verify_in_flight(program, schedule)
+    copier = TileCopier()
+    return Pipeline(
+        layers=layers,
+        compiled=tuple(compiled),
+        meshes=tuple(meshes),
+        executables=(*executables, *joining.programs),
+        program=program,
+        schedule=schedule,
+        indices=tuple(
+            tuple(
+                put(copier, np.int32(b), mesh, replicated(0))
+                for b in range(schedule.num_microbatches)
+            )
+            for mesh in meshes
+        ),
+        copier=copier,
+        commit=commit_point(program),
+    )
+
+
+def _check_meshes(choices: Sequence[StageChoice], schedule: Schedule) -> None:
+    """Check that stages and schedule fit together."""
+    if len(choices) != schedule.num_stages:
+        raise PlanError(
+            f"the schedule {schedule.name} has {schedule.num_stages} stages, the plan has "
+            f"{len(choices)}"
+        )
+    first: dict[int, int] = {}
+    for s, (mesh, choice) in enumerate(zip(schedule.mesh_of_stage, choices, strict=True)):
+        other = first.setdefault(mesh, s)
+        if (choices[other].mesh, choices[other].devices) != (choice.mesh, choice.devices):
+            raise PlanError(
+                f"the schedule {schedule.name} runs stages {other} and {s} on mesh {mesh}, but the "
+                "plan gives them different devices or different views of them"
+            )
+
+
+def _tied(compiled: Sequence[CompiledLayer]) -> dict[int, TiedGradient]:
+    """Return the gradients of parameters of which more than one layer sends one."""
+    count = Counter(
+        name.value
+        for layer in compiled
+        for name in layer.parts.once[0].outputs
+        if isinstance(name.value, Gradient)
+    )
+    return {
+        name.value.parameter: TiedGradient(
+            mesh=layer.mesh, layout=name.layout, num_senders=count[name.value]
+        )
+        for layer in compiled
+        for program in layer.parts.once
+        for name in program.inputs
+        if isinstance(name.value, Gradient) and count[name.value] > 1
+    }
