@@ -61,16 +61,12 @@ class Solution:
         bound: No feasible choice costs less.
         status: `optimal`, `infeasible`, `bounded` where a counted amount of work ended the search,
             or `time limit` where the clock did.
-        num_left: Nodes that were left after the reductions.
-        nearest: If none is feasible, a choice that comes as near to the rows as is known.
     """
 
     choice: tuple[int, ...]
     cost: float
     bound: float
     status: str
-    num_left: int
-    nearest: tuple[int, ...] = ()
 
 
 def objective(problem: Problem, choice: Sequence[int]) -> float:

@@ -91,10 +91,7 @@ class IntraResult:
         gap: (objective - bound) / objective; 0 if both vanish, infinite without a bound.
         space: For which plans the bound holds.
         status: `optimal`, or `time limit`.
-        wall_s: Seconds that planning took.
         peak_bytes: Predicted peak of one device.
-        num_nodes: Nodes of the problem before reductions.
-        num_left: Nodes that the exact engine had to decide.
         conceded: Kinds of collectives that the method forbids, but without which there is no plan.
     """
 
@@ -104,8 +101,5 @@ class IntraResult:
     gap: float
     space: str
     status: str
-    wall_s: float
     peak_bytes: int
-    num_nodes: int
-    num_left: int
     conceded: tuple[str, ...] = ()

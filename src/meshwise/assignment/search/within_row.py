@@ -119,7 +119,7 @@ class Within:
 
         Returns:
             Its status is "optimal" where no row is needed, "bounded", or "infeasible" where
-            nothing was found that fits; then `nearest` is the lightest choice met.
+            nothing was found that fits.
         """
         if not self.is_possible:
             return _nothing()
@@ -136,8 +136,7 @@ class Within:
             self._priced(1.0, cost_factor=0.0)
             return self.cheapest(limit)
         if best is None:
-            lightest = min(self._points.values(), key=lambda p: (p.weight, p.cost))
-            return replace(_nothing(), nearest=lightest.choice)
+            return _nothing()
         cost, bound = self._points[best].cost, self.bound(limit)
         is_free = bound == self._bounds[0.0] and cost <= bound
         return Solution(
@@ -145,7 +144,6 @@ class Within:
             cost=cost,
             bound=min(bound, cost),
             status="optimal" if is_free else "bounded",
-            num_left=len(self.problem.costs),
         )
 
     def _is_close(
@@ -275,4 +273,4 @@ def _is_above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 
 def _nothing() -> Solution:
-    return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
+    return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")

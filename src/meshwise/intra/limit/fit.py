@@ -317,7 +317,7 @@ def _by_enumeration(
     if best is None or best == known:
         return found, cheapest.bound
     cost = objective(judge.problem, best)
-    solution = Solution(choice=best, cost=cost, bound=0.0, status="", num_left=0)
+    solution = Solution(choice=best, cost=cost, bound=0.0, status="")
     return JudgedChoice(
         solution=solution, decision=judged[best][0], peak=judged[best][1]
     ), cheapest.bound
