@@ -134,8 +134,8 @@ def test_rows_say_what_the_profile_says(seed):
     for _ in range(20):
         choice = tuple(rng.randrange(len(n.cost_s)) for n in network.nodes)
         high = profile_peak(graph, expand(network, choice), on)
-        weight = row_weight(rows.row(high.time, 0.0), choice)
-        # Two users of one copy in one final layout are the only difference.
-        assert weight == pytest.approx(high.num_bytes, rel=0.35)
+        weight = row_weight(rows.row_of(high.buffers), choice)
+        # Further copies of a tensor, made while the one that is live may be, count too.
+        assert high.num_bytes <= weight <= 1.35 * high.num_bytes
         same += weight == high.num_bytes
-    assert same >= 10
+    assert same >= 4

@@ -18,7 +18,12 @@ from meshwise.assignment.bounds.row_prices import price_row
 from meshwise.assignment.engine import solve_encoded
 from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import Problem, Row, Solution, is_feasible, objective
-from meshwise.assignment.reductions.reduction import Reduction, reduce_network, reduce_problem
+from meshwise.assignment.reductions.reduction import (
+    Reduction,
+    expanded,
+    reduce_network,
+    reduce_problem,
+)
 from meshwise.assignment.validity import check_problem
 
 # Reductions and bounds take turns while each turn removes a good part of the choices.
@@ -174,12 +179,6 @@ def _infeasible() -> Solution:
     return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")
 
 
-def _expanded(chain: Sequence[Reduction], choice: NDArray[np.int64]) -> tuple[int, ...]:
-    for reduction in reversed(chain):
-        choice = reduction.expand(choice)
-    return tuple(choice.tolist())
-
-
 def _answer(
     problem: Problem,
     chain: Sequence[Reduction],
@@ -190,7 +189,7 @@ def _answer(
     bound: float = -math.inf,
 ) -> Solution:
     """Extend a choice of the last reduction to the whole problem."""
-    full = _expanded(chain, choice)
+    full: tuple[int, ...] = tuple(expanded(chain, choice).tolist())
     cost = objective(problem, full)
     if best is not None and objective(problem, best) < cost:
         full, cost = best, objective(problem, best)

@@ -79,7 +79,7 @@ class Judge:
         """What is live at a peak, as a row without a limit."""
         if not self._writer:
             self._writer.append(MemoryRows(self.network))
-        return tied_row(self._writer[0].row_of(high.buffers, np.inf), self.ties)
+        return tied_row(self._writer[0].row_of(high.buffers), self.ties)
 
     def solve_free(self, problem: Problem) -> tuple[int, ...]:
         """The choice of a problem without rows that is no question of its own; empty if none."""
