@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meshwise.assignment.engine import solve_encoded
-from meshwise.assignment.files.reader import parse_instance
+from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance import INFINITE_COST, Instance, evaluate
 from meshwise.assignment.problem import Problem, Solution
 from meshwise.assignment.solve import solve
 
 Document = dict[str, Any]
+
+
+def parse_instance(document: object, source: str) -> Instance:
+    """The problem of a JSON document, by way of a file of this name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / source
+        path.write_text(json.dumps(document))
+        return read_instance(path)
 
 
 def random_document(

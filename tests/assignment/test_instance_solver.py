@@ -10,7 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from assignment.problems import deaf_instance, optimum, random_document, random_instance
+from assignment.problems import (
+    deaf_instance,
+    optimum,
+    parse_instance,
+    random_document,
+    random_instance,
+)
 from doubles.few import few_or_all
 from meshwise.assignment import instance_solver, run_state
 from meshwise.assignment.answer import Progress
@@ -18,7 +24,6 @@ from meshwise.assignment.bounds.messages import cost_of, room_left
 from meshwise.assignment.exact.highs import HighsEffort
 from meshwise.assignment.exact.integer_program import solve_exactly
 from meshwise.assignment.exact.small_problem import solve_small
-from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import INFINITE_COST, evaluate
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.network import network_of

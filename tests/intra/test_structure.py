@@ -110,12 +110,14 @@ def test_pins_are_kept_and_results_are_whole_values():
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
-def test_equal_layers_planned_equally_are_nearly_as_good(sizes):
+def test_equal_layers_planned_equally_are_nearly_as_good(sizes, monkeypatch):
     # Rows outweigh weights, so equal layers want equal plans and tying loses only at the ends.
     graph = perceptron(8, 8192, 128, momentum=True)
     on = mesh(*sizes, bandwidths=(10e9, 30e9)[: len(sizes)])
-    free = plan_graph(graph, on, IntraOptions(tie=False))
-    tied = plan_graph(graph, on, IntraOptions(tie=True))
+    monkeypatch.setattr("meshwise.intra.plan_graph._TIE_NODES", 10**9)
+    free = plan_graph(graph, on, IntraOptions())
+    monkeypatch.setattr("meshwise.intra.plan_graph._TIE_NODES", 0)
+    tied = plan_graph(graph, on, IntraOptions())
     verify_decision(graph, tied.decision, on)
     assert free.space == "every layer planned freely"
     assert tied.space == "equal layers planned equally"

@@ -64,7 +64,6 @@ class IntraOptions:
         strategies: Strategies that operators which decide alone may have; they win likewise.
         restriction: The method's own restrictions.
         dump_ilp: Folder that gets every problem, as a file for `meshwise solve`.
-        tie: Plan equal layers equally: always, never, or None: only when the problem is large.
     """
 
     objective: str = TIME
@@ -76,7 +75,6 @@ class IntraOptions:
         default_factory=dict[OperatorPath, frozenset[Strategy]]
     )
     restriction: Restriction = Restriction()
-    tie: bool | None = None
     dump_ilp: Path | None = None
 
 

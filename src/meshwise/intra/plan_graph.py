@@ -81,7 +81,7 @@ def prepared(
     """
     start = time.monotonic()
     network = build_network(graph, mesh, options, parts, evaluators)
-    large = len(network.nodes) > _TIE_NODES if options.tie is None else options.tie
+    large = len(network.nodes) > _TIE_NODES
     is_greedy = options.restriction.greedy
     ties = find_ties(network) if large and not is_greedy else untied(network)
     problem = tied_problem(network, ties)

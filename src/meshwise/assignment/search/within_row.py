@@ -29,6 +29,10 @@ _BESIDE = (0.5, 0.8, 1.25, 2.0)
 _NEAR = 1.1
 # Choices whose parts one program mixes while that is enough.
 _MOST_MIXED = 8
+# A choice that costs so much more than the bound, as a part of it, will do.
+_CLOSE = 3e-3
+# Above this part of the bound one program mixes all choices, however long it takes.
+_FAR = 1e-2
 # A price whose choice is below the line by less than this part of it has found no point.
 _BELOW = 1e-6
 
@@ -41,14 +45,10 @@ class RowEffort:
     """How much may be done.
 
     Attributes:
-        close: A choice that costs so much more than the bound, as a part of it, will do.
-        far: Above this part of the bound one program mixes all choices, however long it takes.
         time_limit_s: Wall time of each program, in seconds; infinite for none.
         seed: Seed of the solver.
     """
 
-    close: float = 3e-3
-    far: float = 1e-2
     time_limit_s: float = math.inf
     seed: int = 0
 
@@ -129,7 +129,7 @@ class Within:
             best = self._restricted(limit, best, price)
         if not self._is_close(best, limit) and self._look_beside(price):
             best = self._restricted(limit, self._mixed(limit, best), price)
-        if not self._is_close(best, limit, self.effort.far):
+        if not self._is_close(best, limit, _FAR):
             best = self._restricted(limit, best, price, len(self._points))
         if best is None and not self._is_lightest_known:
             self._is_lightest_known = True
@@ -146,13 +146,10 @@ class Within:
             status="optimal" if is_free else "bounded",
         )
 
-    def _is_close(
-        self, best: tuple[int, ...] | None, limit: float, close: float | None = None
-    ) -> bool:
+    def _is_close(self, best: tuple[int, ...] | None, limit: float, close: float = _CLOSE) -> bool:
         if best is None:
             return False
         bound = self.bound(limit)
-        close = self.effort.close if close is None else close
         return self._points[best].cost - bound <= close * abs(bound)
 
     def _priced(self, price: float, cost_factor: float = 1.0) -> _Point | None:
