@@ -18,8 +18,8 @@ import numpy as np
 from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.problem import (
     Array,
-    PairCost,
     Problem,
+    Sums,
     is_feasible,
     objective,
     row_weight,
@@ -59,27 +59,23 @@ def priced_problem(problem: Problem, prices: Sequence[float], cost_factor: float
         prices: Price of a unit of weight of each row.
         cost_factor: Factor of the costs; 0 leaves only what is forbidden of them.
     """
-    costs: list[Array] = [
-        c * cost_factor if cost_factor else np.where(np.isfinite(c), 0.0, c) for c in problem.costs
-    ]
-    pairs: dict[tuple[int, int], Array] = {
-        (p.u, p.v): p.cost * cost_factor
-        if cost_factor
-        else np.where(np.isfinite(p.cost), 0.0, p.cost)
-        for p in problem.pairs
-    }
+
+    def scaled(costs: Array) -> Array:
+        return costs * cost_factor if cost_factor else np.where(np.isfinite(costs), 0.0, costs)
+
+    sums = Sums()
+    for u, costs in enumerate(problem.costs):
+        sums.add(u, scaled(costs))
+    for pair in problem.pairs:
+        sums.add_pair(pair.u, pair.v, scaled(pair.cost))
     for price, row in zip(prices, problem.rows, strict=True):
         if not price:
             continue
         for u, weights in row.nodes:
-            costs[u] = costs[u] + price * weights
+            sums.add(u, price * weights)
         for u, v, weights in row.pairs:
-            more = price * weights
-            pairs[u, v] = pairs[u, v] + more if (u, v) in pairs else more
-    return Problem(
-        costs=tuple(costs),
-        pairs=tuple(PairCost(u=u, v=v, cost=m) for (u, v), m in sorted(pairs.items())),
-    )
+            sums.add_pair(u, v, price * weights)
+    return sums.problem()
 
 
 def relaxed(problem: Problem) -> tuple[tuple[int, ...], float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.problem import Array, Row
+from meshwise.assignment.problem import Array, Row, Sums
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
 from meshwise.intra.blocks.partition import BODIES, CLUSTER
@@ -339,7 +339,7 @@ class MemoryRows:
             t = self.live[region.index].root[b.tensor]
             of_region = live.setdefault(region.index, {})
             of_region.setdefault((t, b.role == "copy"), []).append(b.start)
-        terms: list[_Term] = []
+        sums = Sums()
         for r, here in sorted(live.items()):
             self._write(r, {t for t, _ in here})
             for term in self.terms[r]:
@@ -349,9 +349,12 @@ class MemoryRows:
                     starts is not None
                     and (not term.is_copy or any(term.start <= s <= term.end for s in starts))
                 ):
-                    terms.append(term)
+                    if term.v < 0:
+                        sums.add(term.u, term.weights)
+                    else:
+                        sums.add_pair(term.u, term.v, term.weights)
         name = f"bytes of {sorted((r, *key) for r, here in live.items() for key in here)}"
-        return _row(terms, name)
+        return sums.row(math.inf, name)
 
     def _write(self, region: int, tensors: Collection[int]) -> None:
         """Write the terms of a region's tensors that are not yet written."""
@@ -360,25 +363,3 @@ class MemoryRows:
         for item in waiting:
             if item.tensor in tensors:
                 item.write()
-
-
-def _row(terms: Sequence[_Term], name: str) -> Row:
-    """The sum of terms."""
-    nodes: dict[int, Array] = {}
-    pairs: dict[tuple[int, int], Array] = {}
-    for term in terms:
-        u, v, weights = term.u, term.v, term.weights
-        if u == v:
-            v, weights = -1, np.diagonal(weights).copy()
-        if v < 0:
-            nodes[u] = nodes[u] + weights if u in nodes else weights
-            continue
-        if u > v:
-            u, v, weights = v, u, weights.T
-        pairs[u, v] = pairs[u, v] + weights if (u, v) in pairs else weights
-    return Row(
-        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
-        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda i: i[0])),
-        limit=math.inf,
-        name=name,
-    )
