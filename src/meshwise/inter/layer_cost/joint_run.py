@@ -15,10 +15,11 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from meshwise.assignment.problem import Array, Problem, Sums
+from meshwise.assignment.problem import Problem, Sums
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.run_costs import cheapest_states, gathers
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
+from meshwise.kernels.arrays import Floats
 
 # Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if
 # it is above what is proved by no more than this part.
@@ -71,7 +72,7 @@ class JointRun:
         for (u, v), num_bytes in layer.held.kept_copies.items():
             self._add(self._bytes, (k, u, v), self.in_flight * num_bytes)
 
-    def _add(self, to: Sums, at: tuple[int, int, int], values: Array) -> None:
+    def _add(self, to: Sums, at: tuple[int, int, int], values: Floats) -> None:
         k, u, v = at
         # They are one node where a state goes through a layer.
         to.add_pair(self._number[k, u], self._number[k, v], values)

@@ -11,13 +11,13 @@ import numpy as np
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter.stages.stage_problem import (
-    FloatArray,
     Place,
     StageProblem,
     StageSpan,
     in_flight,
     memory_bytes,
 )
+from meshwise.kernels.arrays import Floats
 from meshwise.units import bytes_text
 
 Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[StageSpan]]
@@ -119,7 +119,7 @@ def _state_text(problem: StageProblem) -> str | None:
     )
 
 
-def least_sum(whole: FloatArray) -> float:
+def least_sum(whole: Floats) -> float:
     """The least sum over runs that hold every layer once.
 
     Args:
