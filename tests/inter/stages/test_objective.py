@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages
 
 from doubles.submesh_kinds import uniform_submeshes
 from meshwise.inter.stages.objective import objective_s, step_time
-from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import (
     StageCosts,
     StageProblem,

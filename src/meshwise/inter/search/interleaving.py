@@ -378,7 +378,6 @@ def _found(
             stages=stages,
             time=chosen.time,
             bound_s=chosen.time.total_s,
-            num_limits_tried=0,
             error_s=0.0,
             space=space,
         ),
