@@ -65,7 +65,6 @@ def random_problem(seed, mixed=False, max_layers=6):
         resident_bytes=share * tight * rng.uniform(0.2, 0.6, shape),
         microbatch_bytes=share * tight * rng.uniform(0.0, 0.4, shape),
         temporary_bytes=rng.uniform(0.0, 10.0, shape),
-        weight_s=microbatch * rng.uniform(0.0, 0.5, shape),
         gather_s=share * rng.uniform(0.0, 0.5, shape) * rng.integers(0, 2, shape),
     )
     transfer = rng.uniform(0.0, 0.6, (num_layers - 1, len(submeshes), len(submeshes)))
@@ -127,9 +126,8 @@ def _stages_that_end(problem, last, behind):
         at = (first, last, kind, variant)
         if math.isinf(costs.microbatch_s[at]):
             continue
-        weight = None if costs.weight_s is None else costs.weight_s[at]
         gather = 0.0 if costs.gather_s is None else costs.gather_s[at]
-        shown = schedule.fill_s(costs.microbatch_s[at] + gather, weight)
+        shown = schedule.fill_s(costs.microbatch_s[at] + gather)
         for start in _starts(problem, costs.submeshes[kind], behind):
             yield (
                 StageSpan(

@@ -31,9 +31,9 @@ TRANSFERS = (5.0, 8.0)
 
 def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
     times = np.full((3, 3, 1, 1), np.inf)
-    once, resident, held, temporary, weight = (np.zeros((3, 3, 1, 1)) for _ in range(5))
+    once, resident, held, temporary = (np.zeros((3, 3, 1, 1)) for _ in range(4))
     for i in range(3):
-        times[i, i], once[i, i], weight[i, i] = TIMES[i], ONCE[i], 0.5
+        times[i, i], once[i, i] = TIMES[i], ONCE[i]
         resident[i, i], held[i, i], temporary[i, i] = 10.0, 4.0, 1.0
     return StageProblem(
         costs=StageCosts(
@@ -43,7 +43,6 @@ def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
             resident_bytes=resident,
             microbatch_bytes=held,
             temporary_bytes=temporary,
-            weight_s=weight,
         ),
         num_devices=3,
         num_microbatches=num_microbatches,
@@ -75,8 +74,7 @@ def test_eq_2():
         (GPIPE, 10.0, 3 * 11.5, 1),
         # Slots 2.5, 6.5, 4 (the transfers).
         (EAGER, 10.0, 3 * 6.5, 1),
-        # Fill 1 + 4 + 2 of times without twice the weights' 0.5; each slot's rest of 1 is added.
-        (ZERO_BUBBLE, 7.0, 3 * 11.5 + 1.0, 1),
+        (ZERO_BUBBLE, 10.0, 3 * 11.5, 1),
         # Half of each time fills; the other half is added.
         (Interleaved(chunks=2), 5.0, 3 * 11.5 + 2.5, 1),
     ],
@@ -102,11 +100,11 @@ def test_what_arrives_is_gathered_before_it_is_used():
 
 
 def test_equal_stages_take_what_the_schedules_say():
-    # B t + (n - 1) of t, t / v, t - 2 w: docs/facts.md section 5.
+    # B t + (n - 1) of t, t / v: docs/facts.md section 5.
     problem = three_stages()
     times = np.where(np.isfinite(problem.costs.microbatch_s), 6.0, np.inf)
     costs = replace(problem.costs, microbatch_s=times, once_s=np.zeros_like(times))
-    for schedule, shown in ((ONE_F_ONE_B, 6.0), (Interleaved(chunks=3), 2.0), (ZERO_BUBBLE, 5.0)):
+    for schedule, shown in ((ONE_F_ONE_B, 6.0), (Interleaved(chunks=3), 2.0)):
         equal = replace(problem, costs=costs, transfer_s=None, schedule=schedule)
         assert objective_s(equal, STAGES) == pytest.approx(4 * 6.0 + 2 * shown)
 

@@ -113,7 +113,7 @@ def test_pruning_removes_only_dominated_choices(mixed):
         rows = np.argwhere(np.isfinite(problem.costs.microbatch_s).any(axis=3))
         most = np.zeros(kept.shape, int)
         most[tuple(rows.T)] = most_to_end(problem, rows)
-        fill = problem.schedule.fill_s(problem.costs.busy_s, problem.costs.weight_s)
+        fill = problem.schedule.fill_s(problem.costs.busy_s)
         columns = [problem.costs.busy_s, fill, problem.costs.once_s, -most]
         size = np.array([m.num_devices for m in problem.costs.submeshes])
         possible = np.isfinite(problem.costs.microbatch_s) & (most >= 1)

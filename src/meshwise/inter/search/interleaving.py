@@ -216,7 +216,7 @@ def _bound_s(bounds: RunBounds, num_meshes: int, count: int, schedule: PipelineS
 
 def _fill_share(schedule: PipelineSchedule) -> float:
     """Return the share of a micro-batch's time that shows while the pipeline fills and drains."""
-    return float(schedule.fill_s(np.ones(()), None))
+    return float(schedule.fill_s(np.ones(())))
 
 
 def _shapes(

@@ -80,8 +80,7 @@ def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
         at = stage.place
         gather_s = 0.0 if costs.gather_s is None else float(costs.gather_s[at])
         whole = float(costs.microbatch_s[at]) + gather_s
-        weight = None if costs.weight_s is None else np.array(costs.weight_s[at])
-        shown = float(problem.schedule.fill_s(np.array(whole), weight))
+        shown = float(problem.schedule.fill_s(np.array(whole)))
         passed = _transfer_s(problem, stages, i)
         fill += shown
         transfer += passed
