@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from doubles.submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
-from meshwise.inter.stages.objective import objective_s
+from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
@@ -102,7 +102,7 @@ def brute_force(problem, num_stages=None):
         is_wanted = num_stages in (None, len(stages))
         is_wanted &= behind == 0 or not problem.use_all_devices
         if is_wanted and _is_allowed(problem, stages):
-            total = objective_s(problem, stages)
+            total = step_time(problem, stages).total_s
             best = (total, tuple(stages)) if total < best[0] else best
 
     visit(problem.costs.num_layers - 1, problem.num_devices, [], 0.0)

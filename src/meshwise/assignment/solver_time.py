@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -24,7 +24,7 @@ class SolverTime:
         self.left_s = limit_s
 
     @contextmanager
-    def used(self) -> Iterator[float]:
+    def used(self) -> Generator[float]:
         """Yield the seconds that are left for a solve inside the `with` block; it counts."""
         start = time.monotonic()
         try:

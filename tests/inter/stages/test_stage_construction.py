@@ -12,7 +12,7 @@ from doubles.few import few, few_or_all
 from meshwise.errors import InfeasibleError
 from meshwise.inter.stages import stage_construction
 from meshwise.inter.stages.least_fill import least_fill
-from meshwise.inter.stages.objective import objective_s
+from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_construction import build_stages_below
 from meshwise.inter.stages.stage_options import most_to_end, stage_options
 from meshwise.inter.stages.stage_problem import as_alpa
@@ -33,7 +33,7 @@ def agree(problem, mode, num_stages=None):
         return False
     check_stages(stated, found.stages)
     assert found.total_s == pytest.approx(cost, rel=1e-9)
-    assert found.total_s == objective_s(stated, found.stages)
+    assert found.total_s == step_time(stated, found.stages).total_s
     assert found.bound_s <= found.total_s
     assert found.bound_s == pytest.approx(cost, rel=1e-9)
     return True

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import PairCost, Problem, objective
@@ -26,7 +25,6 @@ from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.intra.network import BLOCK, LayoutNetwork
 from meshwise.plan.decision import GraphDecision
 
-Array = NDArray[np.float64]
 # A state that enters and one that leaves.
 Place: TypeAlias = tuple[int, int]
 

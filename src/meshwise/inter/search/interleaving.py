@@ -271,14 +271,12 @@ def _interleaved(
     for k, at in enumerate(cuts):
         load[k % num_meshes] += float(busy[at]) + sent[k]
         once[k % num_meshes] += float(runs.once_s[at])
-    slowest = max(range(num_meshes), key=load.__getitem__)
     share = _fill_share(schedule)
     time = StepTime(
         fill_s=sum(load) * share,
         transfer_s=0.0,
-        steady_s=(count - share) * load[slowest],
+        steady_s=(count - share) * max(load),
         once_s=max(once),
-        bottleneck=slowest,
     )
     table = schedule.table(num_stages, count, num_meshes)
     peaks: list[float] = []
