@@ -24,7 +24,12 @@ def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Lay
 
 @functools.lru_cache(maxsize=4096)
 def whole_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
-    """All layouts of a tensor without partial sums; axes of one device split nothing."""
+    """Return all layouts of a tensor without partial sums; axes of one device split nothing.
+
+    Args:
+        shape: Shape of the tensor.
+        sizes: Sizes of the mesh axes.
+    """
     return tuple(
         w for w in split_layouts(shape, sizes) if all(sizes[a] > 1 for axes in w.dims for a in axes)
     )
