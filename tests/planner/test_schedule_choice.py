@@ -9,9 +9,8 @@ import pytest
 
 import meshwise as mw
 from doubles.layered_steps import assert_equal, host, unet_step
+from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.models.named import model_config
-from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
@@ -25,7 +24,13 @@ from meshwise.trace.step import StepSignature
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 
-def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any) -> Plan:
+def narrow() -> tuple[Any, Any]:
+    """Four layers, narrow in the middle."""
+    step, state, batch = perceptron((128, 32, 64, 16, 128))
+    return step, (state, batch)
+
+
+def planned(report: Any = lambda _: None, make: Any = narrow, **changes: Any) -> Plan:
     step, args = make()
     asked = {
         "cluster": mw.Cluster.virtual("1x p3.8xlarge"),
@@ -35,11 +40,6 @@ def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any)
     }
     request = PipelineRequest(**{**asked, **changes})
     return plan_pipeline(step, args, {}, SIGNATURE, request, report).plan
-
-
-def gpt_tiny() -> tuple[Any, Any]:
-    step, state, batch = model_step(model_config("gpt-tiny", num_layers=2), 32).abstract
-    return step, (state, batch)
 
 
 def test_what_one_search_cannot_choose_from_stands_alone() -> None:
@@ -74,7 +74,7 @@ def test_what_no_schedule_allows_is_refused_as_for_one() -> None:
 
 
 def test_gradients_of_weights_that_wait_are_given_room() -> None:
-    asked: Any = {"make": gpt_tiny, "num_stages": 2, "schedules": (ZERO_BUBBLE,)}
+    asked: Any = {"num_stages": 2, "schedules": (ZERO_BUBBLE,)}
     free = planned(**asked)
     memory_bytes = int(0.7 * max(stage.peak_bytes for stage in free.stages))
     told: list[str] = []
