@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import meshwise as mw
 
@@ -108,9 +109,19 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
         time.sleep(max(begun[0] + 0.5 - time.monotonic(), 0))
         raise RuntimeError(message)
 
+    pause_s = 0.0
+
+    def rest(_: Any) -> Any:
+        time.sleep(pause_s)
+        return np.int32(0)
+
     @jax.jit
     def work(x: Any, turns: int) -> Any:
-        return jax.lax.fori_loop(0, turns, lambda _, y: jnp.tanh(y + 1), x)
+        def turn(_: Any, y: Any) -> Any:
+            zero = jax.pure_callback(rest, jax.ShapeDtypeStruct((), jnp.int32), y)
+            return jnp.tanh(y + zero.astype(y.dtype))
+
+        return jax.lax.fori_loop(0, turns, turn, x)
 
     @jax.jit
     def poisoned(x: Any, y: Any) -> Any:
@@ -124,9 +135,10 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
             programs = [poisoned.lower(x, ones).compile() for x in found]
             # XLA:CPU runs at once what does not wait for anything: then it fails at once, and
             # what it waits for takes longer the next time.
-            for turns in (10_000, 100_000, 1_000_000):
+            nonlocal pause_s
+            for pause_s in (0.2, 1.0, 5.0):
                 begun.clear()
-                busy = work(ones, turns)
+                busy = work(ones, 1)
                 try:
                     return [program(x, busy) for program, x in zip(programs, found, strict=True)]
                 except jax.errors.JaxRuntimeError as error:

@@ -20,6 +20,7 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import ALL, choices, named, searched_together
 from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 from meshwise.trace.step import StepSignature
+from oracle.problem import quick_jit
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
@@ -89,6 +90,6 @@ def test_gradients_of_weights_that_wait_are_given_room() -> None:
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_a_step_trains_under_it_as_on_one_device() -> None:
     step, args = unet_step()
-    expected = [host(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+    expected = [host(x) for x in jax.tree.leaves(quick_jit(step)(*args))]
     parallel = mw.parallelize(step, method=mw.Auto(stages=2, schedule="all"), num_microbatches=2)
     assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)
