@@ -109,19 +109,17 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
         time.sleep(max(begun[0] + 0.5 - time.monotonic(), 0))
         raise RuntimeError(message)
 
-    pause_s = 0.0
-
     def rest(_: Any) -> Any:
-        time.sleep(pause_s)
+        time.sleep(0.3)
         return np.int32(0)
 
     @jax.jit
     def work(x: Any, turns: int) -> Any:
-        def turn(_: Any, y: Any) -> Any:
-            zero = jax.pure_callback(rest, jax.ShapeDtypeStruct((), jnp.int32), y)
-            return jnp.tanh(y + zero.astype(y.dtype))
+        return jax.lax.fori_loop(0, turns, lambda _, y: jnp.tanh(y + 1), x)
 
-        return jax.lax.fori_loop(0, turns, turn, x)
+    @jax.jit
+    def rested(x: Any) -> Any:
+        return jax.pure_callback(rest, jax.ShapeDtypeStruct((), jnp.int32), x)
 
     @jax.jit
     def poisoned(x: Any, y: Any) -> Any:
@@ -132,13 +130,14 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
         def run(*args: Any) -> Any:
             found = executable(*args)
             ones = jax.device_put(jnp.ones((200, 200)), found[0].sharding)
-            programs = [poisoned.lower(x, ones).compile() for x in found]
+            rest_after = rested.lower(ones).compile()
+            programs = [poisoned.lower(x, rest_after(ones)).compile() for x in found]
             # XLA:CPU runs at once what does not wait for anything: then it fails at once, and
             # what it waits for takes longer the next time.
-            nonlocal pause_s
-            for pause_s in (0.2, 1.0, 5.0):
+            for turns in (500, 5_000, 50_000, 500_000):
                 begun.clear()
-                busy = work(ones, 1)
+                # The rest is dispatched while the work is on, and all else during the rest.
+                busy = rest_after(work(ones, turns))
                 try:
                     return [program(x, busy) for program, x in zip(programs, found, strict=True)]
                 except jax.errors.JaxRuntimeError as error:
