@@ -25,15 +25,15 @@ def quick_jit(fun: Callable[..., Any], **options: Any) -> Any:
     return jax.jit(fun, compiler_options=dict(QUICK_OPTIONS), **options)
 
 
-def quick_options(traced: Any) -> dict[str, Any]:
-    """Options that compile a traced function soonest, scatters of any kind as users do."""
-    return {} if "scatter" in str(traced.jaxpr) else dict(QUICK_OPTIONS)
+def quick_options(lowered: Any) -> dict[str, Any]:
+    """Options that compile a lowered function soonest, scatters of any kind as users do."""
+    return {} if "scatter" in lowered.as_text() else dict(QUICK_OPTIONS)
 
 
 def run_once(fun: Callable[..., Any], *args: Any) -> Any:
     """The results of a function under `jax.jit`, compiled as quickly as it may be."""
-    traced = jax.jit(fun).trace(*args)
-    return traced.lower().compile(compiler_options=quick_options(traced))(*args)
+    lowered = jax.jit(fun).lower(*args)
+    return lowered.compile(compiler_options=quick_options(lowered))(*args)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +38,22 @@ pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 
 
 @cache
-def _reference(make: Callable[[], Problem]) -> Trajectory:
-    """The run on one device, once for all tests of a problem."""
+def _options(make: Callable[[], Problem]) -> dict[str, Any]:
     problem = make()
     jitted = jax.jit(problem.step, static_argnums=problem.options.get("static_argnums", ()))
-    traced = jitted.trace(problem.state, *problem.calls[0], **problem.kwargs)
-    return reference(problem, quick_options(traced))
+    return quick_options(jitted.lower(problem.state, *problem.calls[0], **problem.kwargs))
+
+
+@cache
+def _reference(make: Callable[[], Problem]) -> Trajectory:
+    """The run on one device, once for all tests of a problem."""
+    return reference(make(), _options(make))
+
+
+@pytest.fixture
+def quick_without_scatters(make: Callable[[], Problem], request: pytest.FixtureRequest) -> None:
+    if _options(make):
+        request.getfixturevalue("quick_steps")
 
 
 def _check_random(make: Callable[[], Problem], shape: tuple[int, ...], b: int) -> None:
@@ -70,6 +81,7 @@ MOVED = (
 )
 
 
+@pytest.mark.usefixtures("quick_without_scatters")
 @each_problem
 def test_step_means_the_same(make):
     problem = make()
@@ -77,6 +89,7 @@ def test_step_means_the_same(make):
     assert_same_x64(_reference(make), got)
 
 
+@pytest.mark.usefixtures("quick_without_scatters")
 @pytest.mark.parametrize("make", few(PROBLEMS, MOVED), ids=lambda f: f.__name__)
 def test_step_means_the_same_under_a_random_decision(make):
     _check_random(make, (2, 2, 2), 4)
