@@ -190,7 +190,7 @@ def test_a_step_in_pieces_is_the_step(name: str, runs: list[tuple[int, int]]) ->
 
 def test_a_term_of_the_loss_crosses_cuts() -> None:
     """Experts: the balancing terms of all layers meet at the end; groups of tokens in each row."""
-    step, args = model("moe-tiny", optax.sgd(0.1), 4, num_layers=4, seq_len=8, group_size=8)
+    step, args = model("moe-tiny", optax.sgd(0.1), 4, num_layers=3, seq_len=8, group_size=8)
     layers = layering(step, args, 3)
     flat, _ = jax.tree.flatten((args, {}))
     found = quick_jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE[:3], 2))(
