@@ -14,6 +14,7 @@ import meshwise as mw
 from doubles.layered_steps import CLIPPED, assert_equal, gpt_step
 from doubles.scanned_steps import second_dim
 from meshwise.errors import PlanError, StateLostError
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 def case() -> tuple[Any, Any, Any, list[float]]:
     """The step, its state, a batch, and the losses of three steps on one device."""
     step, (state, batch) = gpt_step(CLIPPED)
-    one, now = jax.jit(step), state
+    one, now = quick_jit(step), state
     losses = []
     for _ in range(3):
         now, loss, _ = one(now, batch)
@@ -73,7 +74,7 @@ def test_a_batch_of_another_size_is_planned_anew() -> None:
     with pytest.raises(PlanError, match="the batch of 9 is not divisible by num_microbatches=2"):
         staged(state, odd)
     half = jax.tree.map(lambda x: x[: len(x) // 2], batch)
-    expected = jax.jit(step)(jax.tree.map(np.array, state), half)
+    expected = quick_jit(step)(jax.tree.map(np.array, state), half)
     # The stacks were not given up for nothing.
     found = staged(state, half)
     assert_equal(jax.tree.leaves(found), jax.tree.leaves(expected))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import meshwise as mw
 
@@ -108,9 +109,17 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
         time.sleep(max(begun[0] + 0.5 - time.monotonic(), 0))
         raise RuntimeError(message)
 
+    def rest(_: Any) -> Any:
+        time.sleep(0.3)
+        return np.int32(0)
+
     @jax.jit
     def work(x: Any, turns: int) -> Any:
         return jax.lax.fori_loop(0, turns, lambda _, y: jnp.tanh(y + 1), x)
+
+    @jax.jit
+    def rested(x: Any) -> Any:
+        return jax.pure_callback(rest, jax.ShapeDtypeStruct((), jnp.int32), x)
 
     @jax.jit
     def poisoned(x: Any, y: Any) -> Any:
@@ -121,12 +130,14 @@ def failing_later(message: str) -> Callable[[Any], Callable[..., Any]]:
         def run(*args: Any) -> Any:
             found = executable(*args)
             ones = jax.device_put(jnp.ones((200, 200)), found[0].sharding)
-            programs = [poisoned.lower(x, ones).compile() for x in found]
+            rest_after = rested.lower(ones).compile()
+            programs = [poisoned.lower(x, rest_after(ones)).compile() for x in found]
             # XLA:CPU runs at once what does not wait for anything: then it fails at once, and
             # what it waits for takes longer the next time.
-            for turns in (10_000, 100_000, 1_000_000):
+            for turns in (500, 5_000, 50_000, 500_000):
                 begun.clear()
-                busy = work(ones, turns)
+                # The rest is dispatched while the work is on, and all else during the rest.
+                busy = rest_after(work(ones, turns))
                 try:
                     return [program(x, busy) for program, x in zip(programs, found, strict=True)]
                 except jax.errors.JaxRuntimeError as error:

@@ -16,6 +16,7 @@ from meshwise.plan.stage import Layer, Stage
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.timeline import Event, Timeline
+from oracle.problem import QUICK_OPTIONS
 
 DEVICE = DeviceSpec(
     name="pretended",
@@ -68,7 +69,7 @@ def compiled(fun: Any, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Any:
     traced = jax.jit(fun, donate_argnums=donate_argnums).trace(*args)
     key = f"{traced.jaxpr} {donate_argnums}"
     if key not in _COMPILED:
-        _COMPILED[key] = traced.lower().compile()
+        _COMPILED[key] = traced.lower().compile(compiler_options=dict(QUICK_OPTIONS))
     return _COMPILED[key]
 
 

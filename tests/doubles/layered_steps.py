@@ -22,6 +22,7 @@ from meshwise.trace.layers.chain import chain_of
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.step import StepSignature, open_step
+from oracle.problem import quick_jit
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 Step = Callable[..., Any]
@@ -65,8 +66,8 @@ def gpt_step(
 
     rng = np.random.default_rng(0)
     tokens = rng.integers(config.vocab_size, size=(2, rows, 8)).astype(np.int32)
-    params = model.init(jax.random.key(0), tokens[0])["params"]
-    state = params, tx.init(params), jax.random.key(1), jnp.int32(3)
+    params = quick_jit(model.init)(jax.random.key(0), tokens[0])["params"]
+    state = params, quick_jit(tx.init)(params), jax.random.key(1), jnp.int32(3)
     return step, (state, {"x": jnp.asarray(tokens[0]), "y": jnp.asarray(tokens[1])})
 
 
@@ -95,8 +96,8 @@ def unet_step() -> tuple[Step, tuple[Any, ...]]:
 
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 3))
-    params = model.init(jax.random.key(0), x)["params"]
-    return step, ((params, tx.init(params)), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
+    params = quick_jit(model.init)(jax.random.key(0), x)["params"]
+    return step, ((params, quick_jit(tx.init)(params)), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
 
 
 def norms_step() -> tuple[Step, tuple[Any, ...]]:
@@ -134,7 +135,7 @@ def model(
         drawn = rng.normal(size=spec.shape) if is_float else rng.integers(16, size=spec.shape)
         return jnp.asarray(drawn, spec.dtype)
 
-    state = jax.jit(made.create)(jax.random.key(0))
+    state = quick_jit(made.create)(jax.random.key(0))
     return made.step, (state, jax.tree.map(data, made.batch))
 
 

@@ -13,6 +13,7 @@ import optax
 
 import meshwise as mw
 from doubles.layered_steps import CLIPPED, Step, gpt_step
+from oracle.problem import quick_jit
 
 Args = tuple[Any, ...]
 LAMB = optax.lamb(1e-2, eps=1e-3, weight_decay=0.1)
@@ -79,5 +80,5 @@ def _made(
     rng = np.random.default_rng(0)
     data = {name: jnp.asarray(rng.normal(size=(8, 8))) for name in "xy"}
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    params = jax.jit(model.init)(keys, data["x"], *more)["params"]
-    return step, ((params, tx.init(params)), data)
+    params = quick_jit(model.init)(keys, data["x"], *more)["params"]
+    return step, ((params, quick_jit(tx.init)(params)), data)

@@ -12,6 +12,7 @@ from meshwise.trace.program import Program
 from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from meshwise.trace.time.analyze import is_heavy
 from oracle.every_strategy import evaluate
+from oracle.problem import run_once
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
@@ -31,7 +32,7 @@ def run_traced(step: TracedStep, *args: Any) -> Any:
         values = evaluate(step.program, leaves)
         return [values[i] for i in step.program.outputs]
 
-    return jax.tree.unflatten(step.out_tree, jax.jit(outputs)(leaves))
+    return jax.tree.unflatten(step.out_tree, run_once(outputs, leaves))
 
 
 def heavy_outside_the_loop(program: Program, b: int) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import meshwise as mw
 from doubles.few import few
 from oracle.compare import assert_same_x64
 from oracle.parallel import parallel_step, run_method, run_random
-from oracle.problem import Problem, fresh, reference, run
+from oracle.problem import Problem, Trajectory, fresh, quick_options, reference, run
 from oracle.step_problems import (
     PROBLEMS,
     WIDTH,
@@ -36,12 +37,31 @@ from oracle.step_problems import (
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 
 
+@cache
+def _options(make: Callable[[], Problem]) -> dict[str, Any]:
+    problem = make()
+    jitted = jax.jit(problem.step, static_argnums=problem.options.get("static_argnums", ()))
+    return quick_options(jitted.lower(problem.state, *problem.calls[0], **problem.kwargs))
+
+
+@cache
+def _reference(make: Callable[[], Problem]) -> Trajectory:
+    """The run on one device, once for all tests of a problem."""
+    return reference(make(), _options(make))
+
+
+@pytest.fixture
+def quick_without_scatters(make: Callable[[], Problem], request: pytest.FixtureRequest) -> None:
+    if _options(make):
+        request.getfixturevalue("quick_steps")
+
+
 def _check_random(make: Callable[[], Problem], shape: tuple[int, ...], b: int) -> None:
     problem = make()
     if make is static_arguments:  # bound by the API, not by the lowering
         problem = _without_statics(problem)
     got = run_random(problem, shape, PROBLEMS.index(make), b)
-    assert_same_x64(reference(problem), got)
+    assert_same_x64(_reference(make), got)
 
 
 each_problem = pytest.mark.parametrize("make", PROBLEMS, ids=lambda f: f.__name__)
@@ -61,13 +81,15 @@ MOVED = (
 )
 
 
+@pytest.mark.usefixtures("quick_without_scatters")
 @each_problem
 def test_step_means_the_same(make):
     problem = make()
     got = run_method(problem, mw.IntraOp((2, 4)), 2)
-    assert_same_x64(reference(problem), got)
+    assert_same_x64(_reference(make), got)
 
 
+@pytest.mark.usefixtures("quick_without_scatters")
 @pytest.mark.parametrize("make", few(PROBLEMS, MOVED), ids=lambda f: f.__name__)
 def test_step_means_the_same_under_a_random_decision(make):
     _check_random(make, (2, 2, 2), 4)
@@ -78,7 +100,7 @@ def test_step_means_the_same_under_a_random_decision(make):
 @pytest.mark.parametrize("b", [1, 2])
 def test_step_means_the_same_in_more_ways(make, b):
     problem = make()
-    want = reference(problem)
+    want = _reference(make)
     for method in (mw.DataParallel(), mw.Zero3(), mw.IntraOp((8,)), mw.IntraOp((2, 2, 2))):
         assert_same_x64(want, run_method(problem, method, b))
     _check_random(make, (2, 4), b)

@@ -9,9 +9,8 @@ import pytest
 
 import meshwise as mw
 from doubles.layered_steps import assert_equal, host, unet_step
+from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.models.named import model_config
-from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
@@ -21,11 +20,18 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import ALL, choices, named, searched_together
 from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 from meshwise.trace.step import StepSignature
+from oracle.problem import quick_jit
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 
-def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any) -> Plan:
+def narrow() -> tuple[Any, Any]:
+    """Four layers, narrow in the middle."""
+    step, state, batch = perceptron((128, 32, 64, 16, 128))
+    return step, (state, batch)
+
+
+def planned(report: Any = lambda _: None, make: Any = narrow, **changes: Any) -> Plan:
     step, args = make()
     asked = {
         "cluster": mw.Cluster.virtual("1x p3.8xlarge"),
@@ -35,11 +41,6 @@ def planned(report: Any = lambda _: None, make: Any = unet_step, **changes: Any)
     }
     request = PipelineRequest(**{**asked, **changes})
     return plan_pipeline(step, args, {}, SIGNATURE, request, report).plan
-
-
-def gpt_tiny() -> tuple[Any, Any]:
-    step, state, batch = model_step(model_config("gpt-tiny", num_layers=2), 32).abstract
-    return step, (state, batch)
 
 
 def test_what_one_search_cannot_choose_from_stands_alone() -> None:
@@ -74,7 +75,7 @@ def test_what_no_schedule_allows_is_refused_as_for_one() -> None:
 
 
 def test_gradients_of_weights_that_wait_are_given_room() -> None:
-    asked: Any = {"make": gpt_tiny, "num_stages": 2, "schedules": (ZERO_BUBBLE,)}
+    asked: Any = {"num_stages": 2, "schedules": (ZERO_BUBBLE,)}
     free = planned(**asked)
     memory_bytes = int(0.7 * max(stage.peak_bytes for stage in free.stages))
     told: list[str] = []
@@ -89,6 +90,6 @@ def test_gradients_of_weights_that_wait_are_given_room() -> None:
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_a_step_trains_under_it_as_on_one_device() -> None:
     step, args = unet_step()
-    expected = [host(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+    expected = [host(x) for x in jax.tree.leaves(quick_jit(step)(*args))]
     parallel = mw.parallelize(step, method=mw.Auto(stages=2, schedule="all"), num_microbatches=2)
     assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)

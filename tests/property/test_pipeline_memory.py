@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import meshwise as mw
+from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.named import model_config
@@ -34,31 +32,6 @@ pytestmark = pytest.mark.usefixtures("compiled_kernels")
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 # Two devices, and four of one host.
 PAIR, HOST = "2x p3.2xlarge", "1x p3.8xlarge"
-
-
-def perceptron(widths: tuple[int, ...], num_rows: int = 32) -> tuple[Any, Any, Any]:
-    """Layers of some widths with momentum."""
-    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in itertools.pairwise(widths)]
-
-    def step(state: Any, batch: Any) -> Any:
-        weights, momentum = state
-
-        def loss_fn(weights: Any) -> Any:
-            x = batch["x"]
-            for w in weights:
-                x = jnp.tanh(x @ w)
-            return jnp.mean((x - batch["y"]) ** 2)
-
-        loss, grads = mw.value_and_grad(loss_fn)(weights)
-        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
-        weights = jax.tree.map(lambda w, m: w - 0.1 * m, weights, momentum)
-        return (weights, momentum), loss
-
-    rows = {
-        "x": jax.ShapeDtypeStruct((num_rows, widths[0]), jnp.float32),
-        "y": jax.ShapeDtypeStruct((num_rows, widths[-1]), jnp.float32),
-    }
-    return step, (weights, weights), rows
 
 
 class Model(NamedTuple):
@@ -174,7 +147,7 @@ def property_settings(examples: int) -> settings:
     )
 
 
-@property_settings(20)
+@property_settings(8)
 @given(cases(("equal", "few rows"), (PAIR,), (None, 2), ((2, 4), (4,), (8,))))
 def test_pipelines_fit_or_are_refused(case: Case) -> None:
     check(case)

@@ -13,6 +13,7 @@ import pytest
 import meshwise as mw
 from meshwise.errors import TraceError
 from oracle.one_device import descent, heavy_outside_the_loop, run_traced, traced
+from oracle.problem import run_once
 from oracle.tolerances import X64
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
@@ -45,7 +46,7 @@ def one_by_one(loss: Callable[..., Any], b: int, groups: int) -> Any:
         value, grads = jax.tree.map(lambda *terms: sum(terms) / b, *results)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (value, None)
 
-    return jax.jit(step)(PARAMS, BATCH)
+    return run_once(step, PARAMS, BATCH)
 
 
 def batch_norm(p, batch):
@@ -99,7 +100,7 @@ def test_statistics_are_those_of_each_micro_batch(loss, num_devices):
     want = one_by_one(loss, b, groups=num_devices)
     jax.tree.map(lambda a, c: np.testing.assert_allclose(c, a, rtol=0, atol=X64), want, got)
     if loss is not separable:
-        whole = jax.jit(step)(PARAMS, BATCH)[1][0]
+        whole = run_once(step, PARAMS, BATCH)[1][0]
         assert abs(float(whole - got[1][0])) > 1e-6
 
 
@@ -169,5 +170,5 @@ def test_a_masked_mean_stays_exact():
 
     step = descent(loss)
     cut = traced(step, PARAMS, BATCH, b=2, statistics="local")
-    got, want = run_traced(cut, PARAMS, BATCH), jax.jit(step)(PARAMS, BATCH)
+    got, want = run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH)
     jax.tree.map(lambda a, c: np.testing.assert_allclose(c, a, rtol=0, atol=X64), want, got)

@@ -18,6 +18,7 @@ from meshwise.errors import LossError
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.trace.loss import loss_and_grad_p
+from oracle.problem import run_once
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -210,7 +211,7 @@ def test_outside_of_a_trace(case: Case) -> None:
 
 def both(run: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     """The results with `mw` and with `jax`, from one compilation."""
-    return jax.jit(lambda *xs: (run(mw, *xs), run(jax, *xs)))(*args)
+    return run_once(lambda *xs: (run(mw, *xs), run(jax, *xs)), *args)
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -222,8 +223,12 @@ def test_under_jit(case: Case) -> None:
 @pytest.mark.parametrize("case", ALL)
 def test_under_vmap(case: Case) -> None:
     args = [jnp.stack([x, x]) for x in map(jnp.asarray, case.args)]
-    assert_same(*both(lambda m, *xs: jax.vmap(partial(case.run, m))(*xs), *args))
-    assert_same(*both(lambda m, *xs: jax.vmap(jax.jit(partial(case.run, m)))(*xs), *args))
+
+    def run(api: Api, *xs: Any) -> Any:
+        inner = partial(case.run, api)
+        return jax.vmap(inner)(*xs), jax.vmap(jax.jit(inner))(*xs)
+
+    assert_same(*both(run, *args))
 
 
 @pytest.mark.parametrize("around", [lambda f: f, jax.checkpoint], ids=["at once", "checkpoint"])

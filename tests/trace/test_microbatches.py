@@ -16,6 +16,7 @@ from meshwise.trace.step import StepSignature
 from meshwise.trace.time.emit import join_rows, take_rows
 from meshwise.trace.time.state import Batch, split
 from oracle.one_device import descent, heavy_outside_the_loop, run_traced, traced
+from oracle.problem import run_once
 from oracle.tolerances import X64
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
@@ -230,7 +231,7 @@ def assert_close(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("loss", SEPARABLE, ids=lambda f: f.__name__)
 def test_a_separable_step_is_exact_and_stays_in_the_loop(loss):
     step = descent(loss)
-    want = jax.jit(step)(PARAMS, BATCH)
+    want = run_once(step, PARAMS, BATCH)
     for b in (2, 8):
         cut = traced(step, PARAMS, BATCH, b=b)
         assert_close(run_traced(cut, PARAMS, BATCH), want)
@@ -242,7 +243,7 @@ def test_a_separable_step_is_exact_and_stays_in_the_loop(loss):
 def test_rows_may_be_interleaved_for_any_number_of_devices(num_devices):
     step = descent(with_metrics)
     cut = traced(step, PARAMS, BATCH, b=2, num_devices=num_devices)
-    assert_close(run_traced(cut, PARAMS, BATCH), jax.jit(step)(PARAMS, BATCH))
+    assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
 
 
 def test_state_that_follows_the_batch():
@@ -264,7 +265,7 @@ def test_state_that_follows_the_batch():
         "w": PARAMS["w"],
     }
     cut = traced(step, state, BATCH, b=4)
-    assert_close(run_traced(cut, state, BATCH), jax.jit(step)(state, BATCH))
+    assert_close(run_traced(cut, state, BATCH), run_once(step, state, BATCH))
 
 
 @pytest.mark.parametrize("sections", [1, 3])

@@ -21,8 +21,25 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 @pytest.fixture
 def options(tmp_path: Path) -> TrainOptions:
+    return options_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def told() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def whole(quick_compile: None, tmp_path: Path, told: Recorder) -> Recorder:
+    """What a run without a stop tells, once for all tests."""
+    if not told.events:
+        run_training(options_in(tmp_path / "whole"), JitStep, told)
+    return told
+
+
+def options_in(tmp_path: Path) -> TrainOptions:
     text = tmp_path / "text"
-    text.mkdir()
+    text.mkdir(parents=True)
     for index in range(40):
         (text / f"{index}.txt").write_text(f"line {index} of a dull text\n" * 50)
     return TrainOptions(
@@ -57,10 +74,7 @@ def test_a_run_tells_what_it_does_and_learns(options: TrainOptions) -> None:
     assert kept == {"8", "12"}
 
 
-def test_a_stopped_run_continues_to_the_same_losses(options: TrainOptions) -> None:
-    whole = Recorder()
-    run_training(replace(options, out=options.out / "whole"), JitStep, whole)
-
+def test_a_stopped_run_continues_to_the_same_losses(options: TrainOptions, whole: Recorder) -> None:
     first, second = Recorder(), Recorder()
     summary = run_training(options, JitStep, first, lambda: len(first.of("step")) == 7)
     assert not summary.is_complete
@@ -71,10 +85,9 @@ def test_a_stopped_run_continues_to_the_same_losses(options: TrainOptions) -> No
     assert second.of("heldout") == whole.of("heldout")[2:]
 
 
-def test_after_a_lost_state_the_next_run_has_the_same_losses(options: TrainOptions) -> None:
-    whole = Recorder()
-    run_training(replace(options, out=options.out / "whole"), JitStep, whole)
-
+def test_after_a_lost_state_the_next_run_has_the_same_losses(
+    options: TrainOptions, whole: Recorder
+) -> None:
     class Failing(JitStep):
         def __call__(self, state: Any, batch: Any) -> Any:
             if int(state.step) == 6:

@@ -15,7 +15,7 @@ from meshwise.assignment.exact.best_first import (
     cheaper_neighbour,
     cheapest_that_fits,
 )
-from meshwise.assignment.problem import PairCost, Problem, objective
+from meshwise.assignment.problem import PairCost, Problem
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -42,12 +42,21 @@ def problems(draw):
 
 def fitting(problem, weights, limit):
     """All choices that fit, with their costs."""
-    found = {}
-    for choice in itertools.product(*(range(len(c)) for c in problem.costs)):
-        cost = objective(problem, choice)
-        if math.isfinite(cost) and weight(weights, choice) <= limit:
-            found[choice] = cost
-    return found
+    num_nodes = len(problem.costs)
+
+    def along(table, *nodes):
+        return np.expand_dims(table, [k for k in range(num_nodes) if k not in nodes])
+
+    cost = sum(along(c, u) for u, c in enumerate(problem.costs))
+    for pair in problem.pairs:
+        u, v = pair.u, pair.v
+        cost = cost + along(pair.cost if u < v else pair.cost.T, u, v)
+    heavy = sum(along(w, u) for u, w in enumerate(weights))
+    # Sums of whole numbers, exact in any order.
+    return {
+        tuple(choice): float(cost[tuple(choice)])
+        for choice in np.argwhere(np.isfinite(cost) & (heavy <= limit)).tolist()
+    }
 
 
 def weight(weights, choice):

@@ -33,6 +33,7 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.trace.step import StepSignature
+from oracle.problem import quick_jit
 from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
 
 NAME = "interleaved-1f1b"
@@ -200,7 +201,7 @@ def test_its_file_trains_as_on_one_device(plan: Plan) -> None:
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_it_trains_as_on_one_device() -> None:
     parallel, args = step()
-    expected = [host(x) for x in jax.tree.leaves(jax.jit(gpt_step(CLIPPED)[0])(*args))]
+    expected = [host(x) for x in jax.tree.leaves(quick_jit(gpt_step(CLIPPED)[0])(*args))]
     assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)
 
 

@@ -26,6 +26,7 @@ from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.trace.layers.layering import Layering
+from oracle.problem import quick_jit
 from program.random_tables import random_table
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
@@ -46,7 +47,7 @@ def chunks(
 
 def runs_as_one_device(step: Any, args: Any, shapes: list[StageShape], schedule: Schedule) -> None:
     layers = layering(step, args, shapes[-1][1] + 1)
-    expected = [host(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+    expected = [host(x) for x in jax.tree.leaves(quick_jit(step)(*args))]
     choices = chunks(layers, schedule.num_microbatches, shapes, schedule.num_meshes)
     pipeline = make_pipeline(layers, choices, schedule)
     assert len(pipeline.meshes) == schedule.num_meshes

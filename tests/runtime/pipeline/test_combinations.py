@@ -29,6 +29,7 @@ from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced
+from oracle.problem import quick_jit
 from oracle.tolerances import FP16_LOSS, X64
 
 pytestmark = pytest.mark.usefixtures("quick_steps")
@@ -61,7 +62,7 @@ def on_one_device(model: str, count: int) -> tuple[Any, Any, list[Any]]:
             local = traced(step, state, batch, b=count, num_devices=1, statistics="local")
             out = run_traced(local, state, batch)
         else:
-            out = jax.jit(step)(state, batch)
+            out = quick_jit(step)(state, batch)
         found.append(jax.tree.map(host, jax.tree.leaves(out)))
         state = out[0]
     return step, args, found
@@ -132,7 +133,7 @@ def check(case: PipelineCase, host_path: list[Any]) -> None:
 
 
 # Of the small ones, for every run: each model, schedule, number of stages, B and rematerialisation.
-QUICK = (1, 3, 4, 6, 16, 17, 19, 21, 22, 23)
+QUICK = (1, 3, 4, 17, 19, 21, 23)
 
 
 def params(

@@ -18,7 +18,7 @@ from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.fidelity import bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.build import compiled_layers
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_steps")
 
 
 @pytest.mark.parametrize("splits_backward", few([False, True], [False]))

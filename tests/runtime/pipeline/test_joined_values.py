@@ -17,6 +17,7 @@ from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
 from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -56,7 +57,7 @@ def test_terms_of_the_loss_cross_cuts_once_a_step() -> None:
     joints = [layers.joint(k, k) for k in range(4)]
     readers = Counter(v for j in joints for v in j.once.intersection(j.piece.entering))
     assert max(readers.values()) > 1
-    expected = jax.tree.leaves(jax.jit(step)(*args))
+    expected = jax.tree.leaves(quick_jit(step)(*args))
     assert_equal(run(layers, args, 4), expected)
 
 

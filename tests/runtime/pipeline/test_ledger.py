@@ -27,6 +27,7 @@ from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule, Task
 from meshwise.simulate.pipeline import simulate_pipeline
 from meshwise.simulate.stages import StageCost
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -36,7 +37,7 @@ COUNT = 4
 def gpt(schedule: str) -> tuple[Pipeline, list[Any]]:
     shapes = ((2, 1), (1, 2))
     made = model_step(model_config("gpt-small"), 4 * COUNT, optax.adam(1e-3))
-    state = jax.jit(made.create)(jax.random.key(0))
+    state = quick_jit(made.create)(jax.random.key(0))
     layers, _ = layers_of(made.step, (state, made.batch), {}, SIGNATURE, 6)
     table = make_schedule(schedule, num_stages=len(shapes), num_microbatches=COUNT)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made.batch)

@@ -16,13 +16,14 @@ from doubles.layered_steps import CLIPPED, gpt_step
 from meshwise.errors import PlanError
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.trace import chrome_trace
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
 
 def test_a_measured_step_is_the_step_and_says_what_each_mesh_did() -> None:
     step, (state, batch) = gpt_step(CLIPPED)
-    expected = jax.jit(step)(*jax.jit(step)(state, batch)[:1], batch)
+    expected = quick_jit(step)(*quick_jit(step)(state, batch)[:1], batch)
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
     staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=4)
     state, *_ = staged(state, batch)

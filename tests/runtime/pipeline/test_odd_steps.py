@@ -19,6 +19,7 @@ from doubles.planned_stages import planned_stages
 from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -84,7 +85,7 @@ UPDATES: dict[str, tuple[Callable[..., Any], int]] = {
 def test_an_update_is_that_of_one_device(name: str) -> None:
     update, num_stages = UPDATES[name]
     step, args = made(update)
-    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
     pipeline = in_stages(step, args, num_stages=num_stages)
     given = jax.tree.leaves(args)
     found = pipeline.run(given)
@@ -105,7 +106,7 @@ def test_an_array_may_be_there_twice() -> None:
     assert float(loss) > 0
     params = {"w0": params["w0"], "w1": params["w0"]}
     again = ((params, old), args[1])
-    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*again)))
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*again)))
     assert_equal(pipeline.run(jax.tree.leaves(again)), expected)
 
 
@@ -114,7 +115,7 @@ def test_a_parameter_that_nothing_reads_has_a_gradient_of_zero() -> None:
         return error({"w0": params["w0"], "w1": jnp.eye(WIDTH)}, batch)
 
     step, args = made(lambda p, old, v, g: ((moved(p, g), g), v), loss)
-    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
     found = in_stages(step, args, num_stages=2).run(jax.tree.leaves(args))
     assert_equal(found, expected)
 
@@ -143,7 +144,7 @@ LOSSES = {"no gradient over a cut": stopped, "forward only": shifted, "mask": ma
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_with_unusual_gradients_is_that_of_one_device(name: str) -> None:
     step, args = made(lambda p, old, v, g: ((moved(p, g), g), v), LOSSES[name])
-    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
     assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
 
 
@@ -174,7 +175,7 @@ def test_auxiliary_results_that_no_layer_makes_are_those_of_one_device() -> None
         loss,
         has_aux=True,
     )
-    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
     assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
 
 
@@ -191,7 +192,7 @@ def test_auxiliary_results_with_rows_are_those_of_one_device() -> None:
         return value, (first, last.T, jnp.argmax(first, axis=1), value)
 
     step, args = made(lambda p, old, v, g: ((moved(p, g), old), v), loss, has_aux=True)
-    expected = jax.tree.map(np.array, jax.tree.leaves(jax.jit(step)(*args)))
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
     assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
 
 
@@ -233,7 +234,7 @@ def test_state_that_shares_memory_is_overwritten_once() -> None:
     expected: Any = (params, params)
     for _ in range(2):
         state, loss = staged(state, batch)
-        expected, expected_loss = jax.jit(step)(expected, batch)
+        expected, expected_loss = quick_jit(step)(expected, batch)
         assert_equal(jax.tree.leaves((state, loss)), jax.tree.leaves((expected, expected_loss)))
 
 
@@ -255,7 +256,7 @@ def test_an_argument_that_only_the_first_join_of_the_update_reads() -> None:
     assert layers.update.num_phases == 2
     shapes: Any = [(0, 0, (2,), "none"), (1, 3, (1,), "none")]
     order = make_schedule("1f1b", num_stages=2, num_microbatches=2)
-    expected = jax.tree.leaves(jax.jit(step)(*args))
+    expected = jax.tree.leaves(quick_jit(step)(*args))
     found = make_pipeline(layers, planned_stages(layers, 2, shapes), order).run(
         jax.tree.leaves(args)
     )

@@ -24,6 +24,7 @@ from doubles.planned_stages import StageShape, planned_stages
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.registry import make_schedule
 from oracle.one_device import run_traced, traced
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -70,7 +71,7 @@ def test_a_pipeline_is_the_step(name: str, host_path: list[Any]) -> None:
     make, count, schedule, shapes = CASES[name]
     step, args = make()
     layers = layering(step, args, 5)
-    expected = jax.tree.map(host, jax.tree.leaves(jax.jit(step)(*args)))
+    expected = jax.tree.map(host, jax.tree.leaves(quick_jit(step)(*args)))
     order = make_schedule(schedule, num_stages=len(shapes), num_microbatches=count)
     pipeline = make_pipeline(layers, planned_stages(layers, count, shapes), order)
     host_path.clear()
@@ -105,7 +106,7 @@ def test_a_model_in_stages_is_the_step(name: str, shapes: list[StageShape]) -> N
     if is_local:
         expected = run_traced(traced(step, *args, b=2, num_devices=1, statistics="local"), *args)
     else:
-        expected = jax.jit(step)(*args)
+        expected = quick_jit(step)(*args)
     expected = jax.tree.map(host, jax.tree.leaves(expected))
     order = make_schedule("1f1b", num_stages=len(shapes), num_microbatches=2)
     pipeline = make_pipeline(layers, planned_stages(layers, 2, shapes), order)

@@ -12,6 +12,7 @@ import pytest
 import meshwise as mw
 from doubles.layered_steps import Step, assert_equal
 from doubles.scanned_steps import Args, remat_scan, scanned_gpt, second_dim
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -36,7 +37,7 @@ def test_a_scan_in_stages_is_the_step(name: str) -> None:
     step, args = make()
     state, batch = args
     expected = before = state
-    single = jax.jit(step)
+    single = quick_jit(step)
     cluster = mw.Cluster.virtual(f"{num_stages}x {host}")
     staged = mw.parallelize(
         step, method=mw.Auto(stages=num_stages), num_microbatches=4, cluster=cluster

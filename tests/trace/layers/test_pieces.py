@@ -49,6 +49,7 @@ from meshwise.trace.time.emit import (
 )
 from meshwise.trace.time.state import SPLIT, Batch, split
 from oracle.one_device import run_traced, traced
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "x64")
 
@@ -183,17 +184,19 @@ def test_a_step_in_pieces_is_the_step(name: str, runs: list[tuple[int, int]]) ->
     step, args = STEPS[name]()
     layers = layering(step, args, 5)
     flat, _ = jax.tree.flatten((args, {}))
-    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), runs))(*flat)
-    assert_equal(found, jax.tree.leaves(jax.jit(step)(*args)))
+    found = quick_jit(lambda *leaves: run_in_pieces(layers, list(leaves), runs))(*flat)
+    assert_equal(found, jax.tree.leaves(quick_jit(step)(*args)))
 
 
 def test_a_term_of_the_loss_crosses_cuts() -> None:
     """Experts: the balancing terms of all layers meet at the end; groups of tokens in each row."""
-    step, args = model("moe-tiny", optax.sgd(0.1), 4, num_layers=4, seq_len=8, group_size=8)
+    step, args = model("moe-tiny", optax.sgd(0.1), 4, num_layers=3, seq_len=8, group_size=8)
     layers = layering(step, args, 3)
     flat, _ = jax.tree.flatten((args, {}))
-    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE[:3], 2))(*flat)
-    assert_equal(found, jax.tree.leaves(jax.jit(step)(*args)))
+    found = quick_jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE[:3], 2))(
+        *flat
+    )
+    assert_equal(found, jax.tree.leaves(quick_jit(step)(*args)))
     # A term enters the last layer, and is no activation of its micro-batches.
     last = layers.joint(2, 2)
     assert len(last.joined & set(last.piece.entering)) == 1
@@ -232,7 +235,7 @@ def test_batch_norms_are_cut_with_statistics_of_each_micro_batch() -> None:
     step, args = norms_step()
     layers = layering(step, args, 5, local_statistics=True)
     flat, _ = jax.tree.flatten((args, {}))
-    found = jax.jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE, 4))(*flat)
+    found = quick_jit(lambda *leaves: run_in_pieces(layers, list(leaves), EACH_OF_FIVE, 4))(*flat)
     cut = traced(step, *args, b=4, num_devices=1, statistics="local")
     assert_equal(found, jax.tree.leaves(run_traced(cut, *args)))
     assert any(layers.joint(k, k).crossed.local for k in range(5))

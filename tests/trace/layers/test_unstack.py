@@ -24,6 +24,7 @@ from meshwise.planner.pipeline import layers_of, plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.trace.layers.stacks.unstack import Leaf, unstacked
 from meshwise.trace.step import open_step
+from oracle.problem import quick_jit
 
 
 def apart(leaves: tuple[Leaf, ...], values: Any) -> list[Any]:
@@ -57,8 +58,10 @@ def test_layers_alone_are_the_step(name: str) -> None:
     assert {len(leaf.places) for leaf in stacks} == {num_layers}
     # Parameters of the layers, with their two moments.
     assert len(stacks) == num_stacks
-    made = jax.jit(jaxpr_as_fun(found.step.closed))(*apart(found.arguments, jax.tree.leaves(args)))
-    expected = jax.tree.leaves(jax.jit(step)(*args))
+    made = quick_jit(jaxpr_as_fun(found.step.closed))(
+        *apart(found.arguments, jax.tree.leaves(args))
+    )
+    expected = jax.tree.leaves(quick_jit(step)(*args))
     assert_equal(made, apart(found.results, expected))
 
 
