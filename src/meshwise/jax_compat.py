@@ -410,9 +410,7 @@ def module_of(lowered: Any) -> tuple[bytes, str]:
     return whole.getvalue(), hashlib.sha256(bare.getvalue()).hexdigest()
 
 
-def compile_module(
-    module: bytes, devices: Sequence[Any], options: Mapping[str, str | bool]
-) -> Any:
+def compile_module(module: bytes, devices: Sequence[Any], options: Mapping[str, str | bool]) -> Any:
     """Compile a lowered program for devices that are not here.
 
     Args:

@@ -226,7 +226,32 @@ _ALL = (
 TARGETS: Mapping[str, CompileTarget] = MappingProxyType({target.name: target for target in _ALL})
 
 # Names of devices in `cluster.catalog`, and the targets that compile for them.
-_OF_DEVICE: Mapping[str, str] = MappingProxyType({})
+_OF_DEVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "V100-SXM2-16GB": "v100",
+        "A100-SXM4-40GB": "a100-40",
+        "A100-SXM4-80GB": "a100-80",
+        "H100-SXM5-80GB": "h100",
+        "H200-SXM-141GB": "h200",
+        "GB200 (one GPU)": "gb200",
+    }
+)
+
+
+def target_of(device: str) -> CompileTarget:
+    """Return the target that compiles for a device of the catalog of clusters.
+
+    Args:
+        device: Name of the device, as in `cluster.catalog`.
+
+    Raises:
+        ClusterError: there is no compiler for it.
+    """
+    if device not in _OF_DEVICE:
+        raise ClusterError(
+            f"no compiler is known for {device}; name a target: {', '.join(TARGETS)}"
+        )
+    return compile_target(_OF_DEVICE[device])
 
 
 def compile_target(name: str) -> CompileTarget:
