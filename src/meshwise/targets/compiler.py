@@ -54,7 +54,7 @@ def compile_programs(
     target: CompileTarget,
     programs: Sequence[TargetProgram],
     *,
-    listener: Listener = lambda name, answer: None,
+    listener: Listener | None = None,
     folder: Path | None = None,
     num_processes: int | None = None,
 ) -> list[CompileAnswer]:

@@ -142,7 +142,7 @@ def verify_step(
     traced: TracedStep,
     plan: Plan,
     target: CompileTarget,
-    listener: Listener = lambda name, answer: None,
+    listener: Listener | None = None,
 ) -> Verification:
     """Compile the step of a plan on one mesh for a target.
 
