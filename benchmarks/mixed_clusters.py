@@ -164,7 +164,6 @@ def on_real_devices(
         stages=stages,
         time=time_,
         bound_s=time_.total_s,
-        num_limits_tried=0,
         error_s=0.0,
         space="these stages",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwise.schedules.clocks import TaskCosts, num_clocks, times_in_order
+from evaluation.alpacomm.clocks import TaskCosts, num_clocks, times_in_order
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import TaskPlace, running_order

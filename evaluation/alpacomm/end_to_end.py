@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
+from evaluation.alpacomm.clocks import TaskCosts
 from evaluation.alpacomm.delayed_weights import delay_weights
 from evaluation.alpacomm.stages import PlannedStages, Stage
 from evaluation.transfers.cross_mesh import cross_mesh_plan
@@ -17,7 +18,6 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.graph.layout import Layout
 from meshwise.resharding.between import gather_s
-from meshwise.schedules.clocks import TaskCosts
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule

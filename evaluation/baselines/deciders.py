@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from evaluation.baselines.built_stages import build_stages
 from evaluation.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
 from evaluation.baselines.megatron import megatron_lm
 from evaluation.baselines.one_stage import HEURISTIC, OneStage, expert_meshes
@@ -14,7 +15,7 @@ from evaluation.baselines.stage_search import StageSearch
 from meshwise.cluster.spec import Cluster
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.inter.stages.stage_construction import StagePlan, build_stages
+from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageProblem
 
 Decider = Callable[[LayerSource, Cluster, SearchOptions, Callable[[str], object]], BaselineResult]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from evaluation.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
@@ -128,11 +129,14 @@ class MethodCosts:
             network = self._networks[key]
             if network is None:
                 continue
-            limit_s, seed = self.options.time_limit_s, self.options.seed
             # As in the search: what is free is not proved entry by entry.
             exact = self.method in RESTRICTIONS
             found = ConditionedLayer(
-                network, variant.price, exact=exact, time_limit_s=limit_s, seed=seed
+                network,
+                variant.price,
+                exact=exact,
+                time=SolverTime(self.options.time_limit_s),
+                seed=self.options.seed,
             )
             if _has_plan(found):
                 return found

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from evaluation.baselines.built_stages import Mode, build_stages
 from meshwise.inter.clustering.operator_clustering import Ranges
-from meshwise.inter.stages.stage_construction import EPSILON_S, Mode, StagePlan, build_stages
+from meshwise.inter.stages.stage_construction import EPSILON_S, StagePlan
 from meshwise.inter.stages.stage_problem import BoolArray, StageProblem
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from evaluation.baselines.built_stages import build_stages
 from evaluation.baselines.grid_options import counts, crossing_bytes, memory_of, variants
 from evaluation.baselines.layer_costs import MethodCosts
 from evaluation.baselines.result import (
@@ -22,7 +23,7 @@ from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, logical_views
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stages.objective import step_time
-from meshwise.inter.stages.stage_construction import StagePlan, build_stages
+from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from evaluation.baselines.built_stages import Mode
 from evaluation.baselines.restricted_stages import with_cuts
 from evaluation.paper.cut_rules import equal_count, equal_operators_in_layers
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.operator_clustering import Ranges
-from meshwise.inter.stages.stage_construction import EPSILON_S, Mode, StagePlan
+from meshwise.inter.stages.stage_construction import EPSILON_S, StagePlan
 from meshwise.inter.stages.stage_problem import StageProblem
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages
 from evaluation.baselines.restricted_stages import one_device_a_stage, with_cuts
 from evaluation.paper.ablations import equal_layer, equal_operator
 from evaluation.paper.cut_rules import equal_count
 
 from meshwise.errors import InfeasibleError
-from meshwise.inter.stages.stage_construction import build_stages
 from oracle.stage_problems import brute_force, check_stages, random_problem
 
 SEEDS = range(200, 230)

@@ -18,7 +18,8 @@ from evaluation.anchor.anchor import (
 from evaluation.rates import first_devices, with_rate
 
 from meshwise.cluster.spec import Cluster
-from meshwise.models.sizes.gpt_sizes import gpt_config, training_flop
+from meshwise.models.sizes.gpt_sizes import gpt_config
+from models.closed_forms import training_flop
 
 
 def test_the_published_flop_count_recomputation() -> None:

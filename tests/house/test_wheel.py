@@ -41,6 +41,7 @@ def test_a_wheel_plans_a_step_and_names_the_extra_that_training_needs(tmp_path: 
     pip = ("-m", "pip", "--disable-pip-version-check")
     run(sys.executable, *pip, "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(source))
     (wheel,) = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", str(wheel))
     run(sys.executable, "-m", "venv", "fresh")
     python = str(tmp_path / "fresh" / "bin" / "python")
     run(python, *pip, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from evaluation.baselines.built_stages import build_stages
+
 from meshwise.errors import InfeasibleError
 from meshwise.inter.kernel_set import KERNELS as SET
 from meshwise.inter.stages.kernels import stage_kernels
-from meshwise.inter.stages.stage_construction import build_stages
 from oracle.stage_problems import random_problem
 
 KERNELS = (

@@ -13,7 +13,8 @@ import pytest
 from doubles.layer_stacking import stack_layers
 from meshwise.models.bert import Bert, BertConfig
 from meshwise.models.losses import masked_mean_cross_entropy
-from meshwise.models.sizes.bert_sizes import bert_config, forward_flop, num_parameters
+from meshwise.models.sizes.bert_sizes import bert_config
+from models.closed_forms import bert_forward_flop, bert_parameters
 from models.counting import count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -50,14 +51,14 @@ def loss(config: BertConfig, params: Any, batch: Any) -> jax.Array:
 @pytest.mark.parametrize("name", bert_config.names)
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = bert_config(name, scan_layers=True)
-    assert count(abstract_params(config)) == num_parameters(config)
+    assert count(abstract_params(config)) == bert_parameters(config)
 
 
 @pytest.mark.parametrize(
     ("name", "billions"), [("base", 0.1095), ("large", 0.335), ("1.3B", 1.28), ("3.9B", 3.86)]
 )
 def test_a_size_is_what_its_name_says(name: str, billions: float) -> None:
-    assert num_parameters(bert_config(name)) / 1e9 == pytest.approx(billions, rel=0.02)
+    assert bert_parameters(bert_config(name)) / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
@@ -65,9 +66,9 @@ def test_flop_is_that_of_the_traced_products(scan_layers: bool) -> None:
     config = bert_config("tiny", scan_layers=scan_layers)
     params, batch = abstract_params(config), batch_of(config)
     forward = jax.make_jaxpr(lambda p: loss(config, p, batch))(params)
-    assert dense_flop(forward.jaxpr) == forward_flop(config, 2)
+    assert dense_flop(forward.jaxpr) == bert_forward_flop(config, 2)
     gradient = jax.make_jaxpr(jax.grad(lambda p: loss(config, p, batch)))(params)
-    assert dense_flop(gradient.jaxpr) == 3 * forward_flop(config, 2)
+    assert dense_flop(gradient.jaxpr) == 3 * bert_forward_flop(config, 2)
 
 
 def test_scan_with_remat_equals_unrolled_with_stacked_parameters() -> None:

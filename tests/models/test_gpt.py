@@ -17,8 +17,8 @@ from meshwise.models.sizes.gpt_sizes import (
     forward_flop,
     gpt_config,
     num_parameters,
-    training_flop,
 )
+from models.closed_forms import training_flop
 from models.counting import count, dense_flop
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

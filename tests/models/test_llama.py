@@ -13,11 +13,8 @@ import pytest
 from doubles.layer_stacking import stack_layers
 from meshwise.models.llama import Llama, LlamaAttention, LlamaConfig, rotate
 from meshwise.models.losses import mean_cross_entropy
-from meshwise.models.sizes.llama_sizes import (
-    forward_flop,
-    llama_config,
-    num_parameters,
-)
+from meshwise.models.sizes.llama_sizes import forward_flop, llama_config
+from models.closed_forms import llama_parameters
 from models.counting import count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -38,12 +35,12 @@ def tokens_of(config: LlamaConfig, batch: int = 2) -> jax.Array:
 @pytest.mark.parametrize("name", llama_config.names)
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = llama_config(name, scan_layers=True)
-    assert count(abstract_params(config)) == num_parameters(config)
+    assert count(abstract_params(config)) == llama_parameters(config)
 
 
 @pytest.mark.parametrize(("name", "billions"), [("8B", 8.03), ("70B", 70.6), ("405B", 405.9)])
 def test_a_size_is_what_its_name_says(name: str, billions: float) -> None:
-    assert num_parameters(llama_config(name)) / 1e9 == pytest.approx(billions, rel=0.002)
+    assert llama_parameters(llama_config(name)) / 1e9 == pytest.approx(billions, rel=0.002)
 
 
 @pytest.mark.parametrize(("scan_layers", "remat"), [(False, False), (True, False), (True, True)])

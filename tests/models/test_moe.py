@@ -12,7 +12,8 @@ import pytest
 
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.moe import Experts, Moe, MoeConfig, load_balance, top2_gating
-from meshwise.models.sizes.moe_sizes import forward_flop, moe_config, num_parameters
+from meshwise.models.sizes.moe_sizes import forward_flop, moe_config
+from models.closed_forms import moe_parameters
 from models.counting import count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -28,7 +29,7 @@ def abstract_params(config: MoeConfig) -> Any:
 
 @pytest.mark.parametrize("name", ["tiny", "380M", "10B"])
 def test_parameter_count_is_the_formula(name: str) -> None:
-    assert count(abstract_params(moe_config(name))) == num_parameters(moe_config(name))
+    assert count(abstract_params(moe_config(name))) == moe_parameters(moe_config(name))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_parameter_count_is_the_formula(name: str) -> None:
     [("380M", 0.38), ("1.3B", 1.35), ("2.4B", 2.4), ("10B", 10.2), ("27B", 27.0), ("70B", 70.4)],
 )
 def test_a_size_is_what_its_name_says(name: str, billions: float) -> None:
-    assert num_parameters(moe_config(name)) / 1e9 == pytest.approx(billions, rel=0.02)
+    assert moe_parameters(moe_config(name)) / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 @pytest.mark.parametrize("capacity_factor", [1.0, 2.0])

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.models.sizes.u_transformer_sizes import num_parameters, u_transformer_config
+from meshwise.models.sizes.u_transformer_sizes import u_transformer_config
 from meshwise.models.u_transformer import UTransformer, UTransformerConfig, time_features
+from models.closed_forms import u_transformer_parameters
 from models.counting import count, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -34,7 +35,7 @@ def abstract_params(config: UTransformerConfig) -> Any:
 @pytest.mark.parametrize("name", ["tiny", "470M"])
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = u_transformer_config(name)
-    assert count(abstract_params(config)) == num_parameters(config)
+    assert count(abstract_params(config)) == u_transformer_parameters(config)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,9 @@ def test_parameter_count_is_the_formula(name: str) -> None:
     [("470M", 0.471), ("1B", 1.06), ("1.2B", 1.206), ("1.8B", 1.884), ("2B", 2.077)],
 )
 def test_a_size_is_what_its_name_says(name: str, billions: float) -> None:
-    assert num_parameters(u_transformer_config(name)) / 1e9 == pytest.approx(billions, rel=0.01)
+    assert u_transformer_parameters(u_transformer_config(name)) / 1e9 == pytest.approx(
+        billions, rel=0.01
+    )
 
 
 def test_noise_depends_on_image_time_and_context_and_on_no_other_row() -> None:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.models.sizes.wide_resnet_sizes import forward_flop, num_parameters, wide_resnet_config
+from meshwise.models.sizes.wide_resnet_sizes import forward_flop, wide_resnet_config
 from meshwise.models.wide_resnet import MOMENTUM, NORM_EPS, Bottleneck, WideResNet, WideResNetConfig
+from models.closed_forms import wide_resnet_parameters
 from models.counting import conv_flop, count, dense_flop, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -27,7 +28,7 @@ def abstract_variables(config: WideResNetConfig) -> Any:
 @pytest.mark.parametrize("name", ["tiny", "250M", "13B"])
 def test_parameter_count_is_the_formula(name: str) -> None:
     config = wide_resnet_config(name)
-    assert count(abstract_variables(config)["params"]) == num_parameters(config)
+    assert count(abstract_variables(config)["params"]) == wide_resnet_parameters(config)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,9 @@ def test_parameter_count_is_the_formula(name: str) -> None:
     [("250M", 0.25), ("1B", 1.0), ("2B", 2.0), ("4B", 4.0), ("6.8B", 6.8), ("13B", 13.0)],
 )
 def test_a_size_is_what_its_name_says(name: str, billions: float) -> None:
-    assert num_parameters(wide_resnet_config(name)) / 1e9 == pytest.approx(billions, rel=0.05)
+    assert wide_resnet_parameters(wide_resnet_config(name)) / 1e9 == pytest.approx(
+        billions, rel=0.05
+    )
 
 
 def test_flop_is_that_of_the_traced_convolutions() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from doubles.submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
-from meshwise.inter.stages.objective import objective_s
+from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, memory_bytes
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
@@ -65,7 +65,6 @@ def random_problem(seed, mixed=False, max_layers=6):
         resident_bytes=share * tight * rng.uniform(0.2, 0.6, shape),
         microbatch_bytes=share * tight * rng.uniform(0.0, 0.4, shape),
         temporary_bytes=rng.uniform(0.0, 10.0, shape),
-        weight_s=microbatch * rng.uniform(0.0, 0.5, shape),
         gather_s=share * rng.uniform(0.0, 0.5, shape) * rng.integers(0, 2, shape),
     )
     transfer = rng.uniform(0.0, 0.6, (num_layers - 1, len(submeshes), len(submeshes)))
@@ -103,7 +102,7 @@ def brute_force(problem, num_stages=None):
         is_wanted = num_stages in (None, len(stages))
         is_wanted &= behind == 0 or not problem.use_all_devices
         if is_wanted and _is_allowed(problem, stages):
-            total = objective_s(problem, stages)
+            total = step_time(problem, stages).total_s
             best = (total, tuple(stages)) if total < best[0] else best
 
     visit(problem.costs.num_layers - 1, problem.num_devices, [], 0.0)
@@ -127,9 +126,8 @@ def _stages_that_end(problem, last, behind):
         at = (first, last, kind, variant)
         if math.isinf(costs.microbatch_s[at]):
             continue
-        weight = None if costs.weight_s is None else costs.weight_s[at]
         gather = 0.0 if costs.gather_s is None else costs.gather_s[at]
-        shown = schedule.fill_s(costs.microbatch_s[at] + gather, weight)
+        shown = schedule.fill_s(costs.microbatch_s[at] + gather)
         for start in _starts(problem, costs.submeshes[kind], behind):
             yield (
                 StageSpan(

@@ -18,7 +18,7 @@ from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
 from meshwise.models.named import MODEL_NAMES, model_config
-from meshwise.models.sizes.gpt_sizes import forward_flop, gpt_config, training_flop
+from meshwise.models.sizes.gpt_sizes import forward_flop, gpt_config
 from meshwise.models.sizes.wide_resnet_sizes import wide_resnet_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
@@ -30,6 +30,7 @@ from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.plan import simulate_plan
 from meshwise.simulate.timeline import Timeline
+from models.closed_forms import training_flop
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from doubles.in_flight import in_flight
 from meshwise.errors import PlanError, ProgramError
 from meshwise.program.emit import emit
 from meshwise.program.instructions import Free, Instruction, PipelineProgram, Receive, Run, Send
 from meshwise.program.verify import verify_in_flight, verify_program
-from meshwise.schedules.in_flight import in_flight
 from meshwise.schedules.registry import make_schedule
 from program.specs import ROWS, chain
 

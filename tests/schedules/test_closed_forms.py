@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from evaluation.alpacomm.clocks import TaskCosts, clock_times, num_clocks
 
-from meshwise.schedules.clocks import TaskCosts, clock_times, num_clocks
-from meshwise.schedules.in_flight import in_flight
+from doubles.in_flight import in_flight
 from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT
 from meshwise.schedules.verify import verify_schedule

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from evaluation.alpacomm.clocks import TaskCosts, clock_times, num_clocks
 from evaluation.alpacomm.delayed_weights import delay_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.in_flight import in_flight
 from meshwise.errors import PlanError
-from meshwise.schedules.clocks import TaskCosts, clock_times, num_clocks
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.in_flight import in_flight
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import WEIGHT
 from meshwise.schedules.verify import verify_schedule

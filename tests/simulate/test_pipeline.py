@@ -8,13 +8,13 @@ import math
 from pathlib import Path
 
 import pytest
+from evaluation.alpacomm.clocks import TaskCosts, clock_times, num_clocks
 from evaluation.alpacomm.delayed_weights import delay_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwise.simulate as package
 from meshwise.errors import ProgramError
-from meshwise.schedules.clocks import TaskCosts, clock_times, num_clocks
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Task, dependencies

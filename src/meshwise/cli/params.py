@@ -1,8 +1,12 @@
-"""Types of command-line values: mesh shapes, sizes in bytes, numbers that may be `auto`."""
+"""Types of command-line values: mesh shapes, sizes in bytes, numbers that may be `auto`.
+
+`trace_option` is an option that several commands have.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import cast
 
 import click
@@ -11,6 +15,13 @@ from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError
 
 _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+trace_option = click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The simulated step, for Chrome or Perfetto.",
+)
 
 
 class MeshShape(click.ParamType[tuple[int, ...]]):

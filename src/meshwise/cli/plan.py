@@ -13,7 +13,7 @@ from typing import TypeAlias
 import click
 
 from meshwise.cli.outputs import check_writable
-from meshwise.cli.params import ByteSize, ClusterName
+from meshwise.cli.params import ByteSize, ClusterName, trace_option
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import MeshwiseError
 from meshwise.jax_compat import PyTree
@@ -124,12 +124,7 @@ Examples:
     "kept.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The simulated step, for Chrome or Perfetto.",
-)
+@trace_option
 @click.option(
     "--html",
     "html_file",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from meshwise.cli.outputs import check_writable, echo_text
-from meshwise.cli.params import ClusterName
+from meshwise.cli.params import ClusterName, trace_option
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
@@ -41,12 +41,7 @@ Examples:
 @click.option(
     "--microbatches", type=click.IntRange(1), metavar="B", help="The plan's number by default."
 )
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The simulated step, for Chrome or Perfetto.",
-)
+@trace_option
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 def simulate(
     plan: Path,

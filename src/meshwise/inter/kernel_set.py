@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from meshwise.assignment import kernel_set as assignment
-from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.stage_construction import build_stages_below
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.kernels.background import KernelSet
@@ -33,4 +35,5 @@ def compile_stages() -> None:
         temporary_bytes=ones,
     )
     # A fixed number of stages needs every kernel.
-    build_stages(StageProblem(costs=costs, num_devices=2, num_microbatches=2), num_stages=2)
+    problem = StageProblem(costs=costs, num_devices=2, num_microbatches=2)
+    build_stages_below(problem, math.inf, num_stages=2)

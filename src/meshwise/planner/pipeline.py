@@ -13,6 +13,7 @@ from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat import PyTree
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
@@ -154,6 +155,7 @@ def search_options(layers: Layering, step_flop: float, request: PipelineRequest)
         memory_bytes=request.memory_bytes,
         use_all_devices=request.use_all_devices,
         num_stages=request.num_stages,
+        intra=IntraOptions(time_limit_s=request.time_limit_s, seed=request.seed),
     )
 
 

@@ -33,7 +33,6 @@ from meshwise.trace.step import TracedStep
 Progress = Callable[[int, int, str], None]
 
 LayoutChoices = Mapping[int, tuple[Layout, ...]]
-StrategyChoices = Mapping[OperatorPath, frozenset[Strategy]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

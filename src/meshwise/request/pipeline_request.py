@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ class PipelineRequest:
         statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
         measure: Whether layers are timed on the devices of this process, or what times them.
+        time_limit_s: Seconds for the solver, for each view of a mesh; infinite for no limit.
+        seed: Of the solver.
     """
 
     cluster: Cluster
@@ -48,6 +51,8 @@ class PipelineRequest:
     statistics: Statistics = "exact"
     pins: Mapping[str, object] | Sequence[tuple[str, object]] = ()
     measure: bool | Measure = False
+    time_limit_s: float = math.inf
+    seed: int = 0
 
 
 def pipeline_request(request: PlanRequest) -> PipelineRequest:
@@ -80,4 +85,6 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         statistics=request.statistics,
         pins=request.pins,
         measure=method.measure,
+        time_limit_s=method.time_limit_s,
+        seed=method.seed,
     )

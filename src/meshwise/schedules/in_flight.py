@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule, Task
-
-
-def in_flight(schedule: Schedule, until: Kind = BACKWARD) -> tuple[int, ...]:
-    """Return for each stage the most micro-batches between the start of `F` and the end of `until`.
-
-    All tasks of a stage are on one mesh, so the order of its list decides, whatever they cost.
-
-    Args:
-        schedule: A schedule.
-        until: `B`; or `W`, where the backward is split.
-    """
-    by_stage: list[list[Task]] = [[] for _ in range(schedule.num_stages)]
-    for tasks in schedule.tasks:
-        for task in tasks:
-            by_stage[task.stage].append(task)
-    return tuple(_most(tasks, until) for tasks in by_stage)
+from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule
 
 
 def held_at_peak(
@@ -74,14 +58,3 @@ def held_on_mesh(schedule: Schedule, mesh: int, held_bytes: Sequence[float]) -> 
         else:
             now[task.stage] -= 1
     return best
-
-
-def _most(tasks: Iterable[Task], until: Kind) -> int:
-    now = most = 0
-    for task in tasks:
-        if task.kind == FORWARD:
-            now += 1
-        most = max(most, now)
-        if task.kind == until:
-            now -= 1
-    return most

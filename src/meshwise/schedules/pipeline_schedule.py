@@ -76,12 +76,11 @@ class PipelineSchedule(ABC):
             num_microbatches: Micro-batches of one step: B.
         """
 
-    def fill_s(self, microbatch_s: FloatArray, weight_s: FloatArray | None) -> FloatArray:
+    def fill_s(self, microbatch_s: FloatArray) -> FloatArray:
         """Return the part of a micro-batch's time that shows while the pipeline fills and drains.
 
         Args:
             microbatch_s: Seconds of a micro-batch on each stage, forward and backward; any shape.
-            weight_s: The seconds of its gradients of weights among them; None where not known.
         """
         return microbatch_s / self.chunks
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.one_f_one_b import OneFOneB
-from meshwise.schedules.pipeline_schedule import FloatArray
 from meshwise.schedules.schedule import Schedule
 
 
@@ -33,12 +30,6 @@ class ZeroBubbleH1(OneFOneB):
         """
         plain = OneFOneB.table(self, num_stages, num_microbatches, num_meshes)
         return with_delays(plain, [2 * stage for stage in range(num_stages)])
-
-    def fill_s(self, microbatch_s: FloatArray, weight_s: FloatArray | None) -> FloatArray:
-        """Return T_F + T_B - T_W of T_F + T_B + T_W: the gradients of weights fill the rest."""
-        if weight_s is None:
-            return microbatch_s
-        return np.maximum(microbatch_s - 2.0 * weight_s, 0.0)
 
     @property
     def splits_backward(self) -> bool:

@@ -8,7 +8,6 @@ and of its predicate, so none may be planned: the value is a generated one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 
 from meshwise.rules.primitive import rebind
 from meshwise.trace.arange import without_dead_code
-from meshwise.trace.program import Node, Program
+from meshwise.trace.program import Node, Program, merged
 
 # Every element of the result is an element of the operand.
 _MOVES = (
@@ -68,22 +67,17 @@ class _Elements:
 def without_idle_choices(program: Program) -> Program:
     """Return the program, bodies as they are, without any `select_n` between equal values."""
     elements = _Elements(program)
-    same: dict[int, int] = {}
-    nodes: list[Node] = []
-    for node in program.nodes:
-        inputs = tuple(same.get(i, i) for i in node.inputs)
-        if node.name == "select_n" and _is_idle(program, elements, inputs, node.outputs[0]):
-            same[node.outputs[0]] = inputs[1]
-        else:
-            nodes.append(replace(node, inputs=inputs))
-    if not same:
-        return program
-    outputs = tuple(same.get(i, i) for i in program.outputs)
-    return without_dead_code(replace(program, nodes=tuple(nodes), outputs=outputs))
+
+    def same_as(node: Node) -> tuple[int, ...] | None:
+        is_idle = node.name == "select_n" and _is_idle(program, elements, node)
+        return (node.inputs[1],) if is_idle else None
+
+    found = merged(program, same_as)
+    return program if len(found.nodes) == len(program.nodes) else without_dead_code(found)
 
 
-def _is_idle(program: Program, elements: _Elements, inputs: tuple[int, ...], result: int) -> bool:
-    _, first, *others = inputs
+def _is_idle(program: Program, elements: _Elements, node: Node) -> bool:
+    result, (_, first, *others) = node.outputs[0], node.inputs
     if program.avals[first].weak_type != program.avals[result].weak_type:
         return False
     return all(other == first for other in others) or elements.of(result) is not None

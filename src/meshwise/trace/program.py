@@ -5,8 +5,8 @@ Value ids are positions in `Program.avals`; they are the tensor ids of the graph
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwise.graph.structure import Structure
@@ -60,3 +60,24 @@ class Program:
     outputs: tuple[int, ...]
     constants: Mapping[int, Any]
     results: frozenset[int] = frozenset()
+
+
+def merged(program: Program, same_as: Callable[[Node], Sequence[int] | None]) -> Program:
+    """Return a program without the nodes whose results are other values.
+
+    Args:
+        program: The program.
+        same_as: For a node, its operands already renamed, the values that are its results, renamed
+            likewise; None for a node that stays.  It is asked in the order of the nodes.
+    """
+    same: dict[int, int] = {}
+    nodes: list[Node] = []
+    for old in program.nodes:
+        node = replace(old, inputs=tuple(same.get(i, i) for i in old.inputs))
+        others = same_as(node)
+        if others is None:
+            nodes.append(node)
+        else:
+            same.update(zip(node.outputs, others, strict=True))
+    outputs = tuple(same.get(i, i) for i in program.outputs)
+    return replace(program, nodes=tuple(nodes), outputs=outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from meshwise.trace.program import Node, Program
 
 # What holds as long as the loop goes on, with the sides exchanged.
 _EXCHANGED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
-
-Lookup = Callable[[int], int | None]
 
 
 def known_trips(

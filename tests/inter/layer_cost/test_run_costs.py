@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages
 
 import meshwise as mw
 from meshwise.inter.cost_table.variant import Variant
@@ -17,7 +18,6 @@ from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entrie
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of, variants_of
-from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.plan_graph import plan_graph

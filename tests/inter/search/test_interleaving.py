@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwise as mw
+from doubles.in_flight import in_flight
 from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -26,7 +27,7 @@ from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import layers_of
 from meshwise.report.simulation_text import simulation_text
-from meshwise.schedules.in_flight import held_on_mesh, in_flight
+from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule

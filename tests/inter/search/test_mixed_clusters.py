@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.mixed_clusters import on_real_devices
+from evaluation.baselines.built_stages import build_stages
 
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
@@ -24,7 +25,6 @@ from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stages.directions import build_either_way, mirrored
-from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.intra.options import IntraOptions
 from oracle.stage_problems import brute_force, random_problem

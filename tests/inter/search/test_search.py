@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages
 
 import meshwise as mw
 from inter.search.test_mixed_clusters import OPTIONS, Blocks, Formulas
@@ -18,7 +19,6 @@ from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import submeshes_of, variants_of
-from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.stage import Remat

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages
 
 from doubles.submesh_kinds import uniform_submeshes
-from meshwise.inter.stages.objective import objective_s, step_time
-from meshwise.inter.stages.stage_construction import build_stages
+from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_problem import (
     StageCosts,
     StageProblem,
@@ -31,9 +31,9 @@ TRANSFERS = (5.0, 8.0)
 
 def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
     times = np.full((3, 3, 1, 1), np.inf)
-    once, resident, held, temporary, weight = (np.zeros((3, 3, 1, 1)) for _ in range(5))
+    once, resident, held, temporary = (np.zeros((3, 3, 1, 1)) for _ in range(4))
     for i in range(3):
-        times[i, i], once[i, i], weight[i, i] = TIMES[i], ONCE[i], 0.5
+        times[i, i], once[i, i] = TIMES[i], ONCE[i]
         resident[i, i], held[i, i], temporary[i, i] = 10.0, 4.0, 1.0
     return StageProblem(
         costs=StageCosts(
@@ -43,7 +43,6 @@ def three_stages(schedule=ONE_F_ONE_B, num_microbatches=4):
             resident_bytes=resident,
             microbatch_bytes=held,
             temporary_bytes=temporary,
-            weight_s=weight,
         ),
         num_devices=3,
         num_microbatches=num_microbatches,
@@ -60,31 +59,29 @@ STAGES = tuple(
 def test_eq_2():
     # 2 + 5 + 3, and three more micro-batches of the slowest, 5.
     problem = as_alpa(three_stages())
-    assert objective_s(problem, STAGES) == 10.0 + 3 * 5.0
+    assert step_time(problem, STAGES).total_s == 10.0 + 3 * 5.0
     found = build_stages(three_stages(), "alpa")
     assert found.stages == STAGES
     assert found.total_s == 25.0
-    assert found.time.bottleneck == 1
 
 
 @pytest.mark.parametrize(
-    ("schedule", "fill", "steady", "bottleneck"),
+    ("schedule", "fill", "steady"),
     [
         # Half of the transfers at both ends: slots 2 + 2.5, 5 + 6.5, 3 + 4.
-        (ONE_F_ONE_B, 10.0, 3 * 11.5, 1),
-        (GPIPE, 10.0, 3 * 11.5, 1),
+        (ONE_F_ONE_B, 10.0, 3 * 11.5),
+        (GPIPE, 10.0, 3 * 11.5),
         # Slots 2.5, 6.5, 4 (the transfers).
-        (EAGER, 10.0, 3 * 6.5, 1),
-        # Fill 1 + 4 + 2 of times without twice the weights' 0.5; each slot's rest of 1 is added.
-        (ZERO_BUBBLE, 7.0, 3 * 11.5 + 1.0, 1),
+        (EAGER, 10.0, 3 * 6.5),
+        (ZERO_BUBBLE, 10.0, 3 * 11.5),
         # Half of each time fills; the other half is added.
-        (Interleaved(chunks=2), 5.0, 3 * 11.5 + 2.5, 1),
+        (Interleaved(chunks=2), 5.0, 3 * 11.5 + 2.5),
     ],
 )
-def test_the_whole_objective(schedule, fill, steady, bottleneck):
+def test_the_whole_objective(schedule, fill, steady):
     time = step_time(three_stages(schedule), STAGES)
     assert (time.fill_s, time.transfer_s, time.steady_s) == (fill, 13.0, steady)
-    assert (time.once_s, time.bottleneck) == (1.5, bottleneck)
+    assert time.once_s == 1.5
     assert time.total_s == fill + 13.0 + steady + 1.5
 
 
@@ -98,17 +95,17 @@ def test_what_arrives_is_gathered_before_it_is_used():
     # Times 2 + 1, 5 + 4, 3 + 2 of a micro-batch, with the same transfers at the ends.
     assert (time.fill_s, time.transfer_s, time.steady_s) == (17.0, 13.0, 3 * 15.5)
     # The paper's problem has no transfers, and nothing that they bring.
-    assert objective_s(as_alpa(replace(problem, costs=costs)), STAGES) == 25.0
+    assert step_time(as_alpa(replace(problem, costs=costs)), STAGES).total_s == 25.0
 
 
 def test_equal_stages_take_what_the_schedules_say():
-    # B t + (n - 1) of t, t / v, t - 2 w: docs/facts.md section 5.
+    # B t + (n - 1) of t, t / v: docs/facts.md section 5.
     problem = three_stages()
     times = np.where(np.isfinite(problem.costs.microbatch_s), 6.0, np.inf)
     costs = replace(problem.costs, microbatch_s=times, once_s=np.zeros_like(times))
-    for schedule, shown in ((ONE_F_ONE_B, 6.0), (Interleaved(chunks=3), 2.0), (ZERO_BUBBLE, 5.0)):
+    for schedule, shown in ((ONE_F_ONE_B, 6.0), (Interleaved(chunks=3), 2.0)):
         equal = replace(problem, costs=costs, transfer_s=None, schedule=schedule)
-        assert objective_s(equal, STAGES) == pytest.approx(4 * 6.0 + 2 * shown)
+        assert step_time(equal, STAGES).total_s == pytest.approx(4 * 6.0 + 2 * shown)
 
 
 def test_memory_follows_the_schedule():

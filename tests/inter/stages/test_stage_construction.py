@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages
 
 from doubles.few import few, few_or_all
 from meshwise.errors import InfeasibleError
-from meshwise.inter.stages.objective import objective_s
-from meshwise.inter.stages.stage_construction import build_stages, build_stages_below
+from meshwise.inter.stages import stage_construction
+from meshwise.inter.stages.least_fill import least_fill
+from meshwise.inter.stages.objective import step_time
+from meshwise.inter.stages.stage_construction import build_stages_below
 from meshwise.inter.stages.stage_options import most_to_end, stage_options
 from meshwise.inter.stages.stage_problem import as_alpa
 from oracle.stage_problems import brute_force, check_stages, random_problem
@@ -30,7 +33,7 @@ def agree(problem, mode, num_stages=None):
         return False
     check_stages(stated, found.stages)
     assert found.total_s == pytest.approx(cost, rel=1e-9)
-    assert found.total_s == objective_s(stated, found.stages)
+    assert found.total_s == step_time(stated, found.stages).total_s
     assert found.bound_s <= found.total_s
     assert found.bound_s == pytest.approx(cost, rel=1e-9)
     return True
@@ -53,39 +56,31 @@ def test_a_given_number_of_stages_is_kept(seed):
         agree(problem, "time", num_stages=count)
 
 
-@pytest.mark.parametrize("seed", few(range(60), range(20)))
-def test_the_papers_order_of_limits_finds_the_same(seed):
-    problem = random_problem(seed, mixed=seed % 2 == 1)
-    cost, _ = brute_force(as_alpa(problem))
-    if cost == np.inf:
-        with pytest.raises(InfeasibleError):
-            build_stages(problem, "alpa", order="ascending")
-        return
-    found = build_stages(problem, "alpa", order="ascending", epsilon_s=0.0)
-    assert found.total_s == pytest.approx(cost, rel=1e-9)
-
-
-def test_the_papers_order_is_for_the_papers_problem():
-    with pytest.raises(ValueError, match='needs mode "alpa"'):
-        build_stages(random_problem(0), "time", order="ascending")
-
-
-@pytest.mark.parametrize("order", ["boxes", "ascending"])
 @pytest.mark.parametrize("share", [0.05, 0.4])
-def test_epsilon_costs_at_most_its_bound(order, share):
+def test_epsilon_costs_at_most_its_bound(monkeypatch, share):
     saved, lost = 0, 0
+    tried: list[float] = []
+
+    def counted(problem, options, load, once, cutoff):
+        tried.append(load)
+        return least_fill(problem, options, load, once, cutoff)
+
+    monkeypatch.setattr(stage_construction, "least_fill", counted)
     for seed in range(80):
         problem = random_problem(seed, max_layers=5)
         cost, _ = brute_force(as_alpa(problem))
         if cost < np.inf:
             epsilon = share * cost / problem.num_microbatches
-            found = build_stages(problem, "alpa", epsilon_s=epsilon, order=order)
+            tried.clear()
+            found = build_stages(problem, "alpa", epsilon_s=epsilon)
+            num_tried = len(tried)
             assert found.error_s == pytest.approx(share * cost)
             assert cost * (1 - 1e-9) <= found.total_s <= cost + found.error_s
             assert found.total_s - found.error_s <= found.bound_s * (1 + 1e-9)
             assert found.bound_s <= cost * (1 + 1e-9)
-            exact = build_stages(problem, "alpa", epsilon_s=0.0, order=order)
-            saved += found.num_limits_tried < exact.num_limits_tried
+            tried.clear()
+            build_stages(problem, "alpa", epsilon_s=0.0)
+            saved += num_tried < len(tried)
             lost += found.total_s > cost * (1 + 1e-9)
     # Epsilon is made use of, and where it is large something is lost.
     assert saved > 5
@@ -118,7 +113,7 @@ def test_pruning_removes_only_dominated_choices(mixed):
         rows = np.argwhere(np.isfinite(problem.costs.microbatch_s).any(axis=3))
         most = np.zeros(kept.shape, int)
         most[tuple(rows.T)] = most_to_end(problem, rows)
-        fill = problem.schedule.fill_s(problem.costs.busy_s, problem.costs.weight_s)
+        fill = problem.schedule.fill_s(problem.costs.busy_s)
         columns = [problem.costs.busy_s, fill, problem.costs.once_s, -most]
         size = np.array([m.num_devices for m in problem.costs.submeshes])
         possible = np.isfinite(problem.costs.microbatch_s) & (most >= 1)
@@ -151,17 +146,18 @@ def test_only_better_stages_are_given_below_a_known_time(mode):
     found = 0
     for seed in range(60):
         problem = random_problem(seed, mixed=seed % 2 == 1)
+        problem = as_alpa(problem) if mode == "alpa" else problem
         try:
-            best = build_stages(problem, mode, epsilon_s=0.0).total_s
+            best = build_stages(problem, epsilon_s=0.0).total_s
         except InfeasibleError:
-            assert build_stages_below(problem, np.inf, mode) is None
+            assert build_stages_below(problem, np.inf) is None
             continue
         found += 1
         for above in (1.0001, 1.1, 3.0):
-            plan = build_stages_below(problem, above * best, mode, epsilon_s=0.0)
+            plan = build_stages_below(problem, above * best, epsilon_s=0.0)
             assert plan is not None
             assert plan.total_s == pytest.approx(best, rel=1e-9)
             assert plan.bound_s == pytest.approx(best, rel=1e-9)
         for below in (0.9999, 0.5, 0.0):
-            assert build_stages_below(problem, below * best, mode, epsilon_s=0.0) is None
+            assert build_stages_below(problem, below * best, epsilon_s=0.0) is None
     assert found > 20

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from meshwise.assignment.bounds.row_prices import priced_problem
 from meshwise.assignment.problem import Array, Problem, Solution, objective, row_weight
 from meshwise.assignment.search.mixture import Recombiner
 from meshwise.assignment.solve import solve
+from meshwise.assignment.solver_time import SolverTime
 
 # Prices that are tried at most, and others about the best one, in parts of it.
 _MOST_PRICES = 14
@@ -43,13 +44,13 @@ class RowEffort:
     Attributes:
         close: A choice that costs so much more than the bound, as a part of it, will do.
         far: Above this part of the bound one program mixes all choices, however long it takes.
-        time_limit_s: Wall time of each program, in seconds; infinite for none.
+        time: What all programs together may take.
         seed: Seed of the solver.
     """
 
     close: float = 3e-3
     far: float = 1e-2
-    time_limit_s: float = math.inf
+    time: SolverTime = field(default_factory=SolverTime)
     seed: int = 0
 
 
@@ -175,13 +176,14 @@ class Within:
         return (found.choice, found.bound) if found.choice else None
 
     def _solved(self, problem: Problem, known: tuple[int, ...] | None) -> Solution:
-        return solve(
-            problem,
-            incumbents=[] if known is None else [known],
-            time_limit_s=self.effort.time_limit_s,
-            seed=self.effort.seed,
-            exact=False,
-        )
+        with self.effort.time.used() as left_s:
+            return solve(
+                problem,
+                incumbents=[] if known is None else [known],
+                time_limit_s=left_s,
+                seed=self.effort.seed,
+                exact=False,
+            )
 
     def _edge(self, limit: float) -> float:
         """Find the edge of the hull over a limit; its price, 0 if there is none."""

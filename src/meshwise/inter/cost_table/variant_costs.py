@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
@@ -141,6 +142,7 @@ class VariantCosts:
         self.options = options
         self.times = times
         self._made = LayerNetworks()
+        self._solver_times: dict[LogicalMesh, SolverTime] = {}
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
@@ -157,6 +159,12 @@ class VariantCosts:
         """
         del mesh
         return piece, self.options
+
+    def solver_time(self, mesh: LogicalMesh) -> SolverTime:
+        """What the solver may still take on a view of a mesh."""
+        if mesh not in self._solver_times:
+            self._solver_times[mesh] = SolverTime(self.options.time_limit_s)
+        return self._solver_times[mesh]
 
     def layers(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer] | None:
         """Every layer under a variant; None if one has no plan."""
@@ -177,7 +185,7 @@ class VariantCosts:
                 network,
                 variant.price,
                 exact=False,
-                time_limit_s=self.options.time_limit_s,
+                time=self.solver_time(variant.mesh),
                 seed=self.options.seed,
                 times=partial(self.times, *way) if self.times and is_timed else None,
             )

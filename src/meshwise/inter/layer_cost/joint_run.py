@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshwise.assignment.problem import Array, PairCost, Problem, Row
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.run_costs import cheapest_states, gathers
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
@@ -117,20 +118,18 @@ class JointRun:
         return Problem(costs=tuple(self._costs), pairs=_sorted_pairs(self._pairs), rows=rows)
 
     def composed(
-        self, price: float, *, time_limit_s: float = math.inf, seed: int = 0
+        self, price: float, *, time: SolverTime | None = None, seed: int = 0
     ) -> tuple[tuple[int, ...], float] | None:
         """Plans of the layers at a price of memory as a choice, and a bound; None without one.
 
         Args:
             price: Seconds of a step a byte.
-            time_limit_s: For each plan of a layer.
+            time: What the solver may take for all plans; None: as long as counted work lasts.
             seed: Of the solver.
         """
         of_price = BytePrice(seconds_per_byte=price, in_flight=self.in_flight)
         known = {
-            layer: ConditionedLayer(
-                layer, of_price, exact=False, time_limit_s=time_limit_s, seed=seed
-            )
+            layer: ConditionedLayer(layer, of_price, exact=False, time=time, seed=seed)
             for layer in self.layers
         }
         run = [known[layer] for layer in self.layers]

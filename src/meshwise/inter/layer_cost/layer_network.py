@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.layer_cost.arrival import gathers_s
-from meshwise.inter.layer_cost.boundary import Boundary, with_boundaries
+from meshwise.inter.layer_cost.boundary import Boundary, gathers_s, with_boundaries
 from meshwise.inter.layer_cost.choice_bytes import (
     HeldBytes,
     held_bytes,

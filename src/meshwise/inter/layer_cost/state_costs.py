@@ -10,23 +10,21 @@ Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import PairCost, Problem, objective
 from meshwise.assignment.solve import solve
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.intra.network import BLOCK, LayoutNetwork
 from meshwise.plan.decision import GraphDecision
 
-Array = NDArray[np.float64]
 # A state that enters and one that leaves.
 Place: TypeAlias = tuple[int, int]
 
@@ -82,7 +80,7 @@ class ConditionedLayer:
         price: BytePrice,
         *,
         exact: bool = True,
-        time_limit_s: float = math.inf,
+        time: SolverTime | None = None,
         seed: int = 0,
         times: Callable[[GraphDecision], tuple[float, float]] | None = None,
     ) -> None:
@@ -93,7 +91,8 @@ class ConditionedLayer:
             price: Of memory.
             exact: Whether entries are proved; if not, reductions and bounds must do, and a few
                 entries may be dearer than they could be.
-            time_limit_s: For each entry.
+            time: What the solver may take for all entries, and whatever else shares it; None: as
+                long as counted work lasts.
             seed: Of the solver.
             times: Seconds of a plan, of all micro-batches and of what runs once a step; None: as
                 they are modelled.  Plans are chosen by the model in any case.
@@ -101,7 +100,8 @@ class ConditionedLayer:
         self.layer = layer
         self.times = times
         self.problem = _priced(layer, price)
-        self.seed, self.time_limit_s, self.exact = seed, time_limit_s, exact
+        self.seed, self.exact = seed, exact
+        self.time = time or SolverTime()
         nodes = (layer.entering.node, layer.leaving.node)
         self._bounds = ConditionalBounds(self.problem, nodes)
         self.bound_s = self._bounds.of_all_pairs()
@@ -138,12 +138,13 @@ class ConditionedLayer:
         """Plan the layer for two states, unless it was."""
         if self.is_exact[enters, leaves]:
             return
-        found = solve(
-            self._bounds.fixed(enters, leaves),
-            time_limit_s=self.time_limit_s,
-            seed=self.seed,
-            exact=self.exact,
-        )
+        with self.time.used() as left_s:
+            found = solve(
+                self._bounds.fixed(enters, leaves),
+                time_limit_s=left_s,
+                seed=self.seed,
+                exact=self.exact,
+            )
         if found.choice:
             full = self._bounds.expand(found.choice)
             cost = objective(self.problem, full)
@@ -152,7 +153,7 @@ class ConditionedLayer:
             self.proved_s[enters, leaves] = max(proved, self.proved_s[enters, leaves])
         else:
             self.is_exact[enters, leaves], self.bound_s[enters, leaves] = True, np.inf
-            self.proved_s[enters, leaves] = np.inf
+            self.proved_s[enters, leaves] = max(found.bound, self.proved_s[enters, leaves])
 
     def entry(self, enters: int, leaves: int) -> Entry | None:
         """The plan of the layer for two states; None if there is none."""

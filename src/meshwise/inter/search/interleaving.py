@@ -216,7 +216,7 @@ def _bound_s(bounds: RunBounds, num_meshes: int, count: int, schedule: PipelineS
 
 def _fill_share(schedule: PipelineSchedule) -> float:
     """Return the share of a micro-batch's time that shows while the pipeline fills and drains."""
-    return float(schedule.fill_s(np.ones(()), None))
+    return float(schedule.fill_s(np.ones(())))
 
 
 def _shapes(
@@ -271,14 +271,12 @@ def _interleaved(
     for k, at in enumerate(cuts):
         load[k % num_meshes] += float(busy[at]) + sent[k]
         once[k % num_meshes] += float(runs.once_s[at])
-    slowest = max(range(num_meshes), key=load.__getitem__)
     share = _fill_share(schedule)
     time = StepTime(
         fill_s=sum(load) * share,
         transfer_s=0.0,
-        steady_s=(count - share) * load[slowest],
+        steady_s=(count - share) * max(load),
         once_s=max(once),
-        bottleneck=slowest,
     )
     table = schedule.table(num_stages, count, num_meshes)
     peaks: list[float] = []
@@ -378,7 +376,6 @@ def _found(
             stages=stages,
             time=chosen.time,
             bound_s=chosen.time.total_s,
-            num_limits_tried=0,
             error_s=0.0,
             space=space,
         ),

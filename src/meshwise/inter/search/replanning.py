@@ -210,12 +210,10 @@ class _Run:
         alike: _Run | None = None,
     ) -> None:
         self.joint = JointRun(networks, in_flight)
-        options = costs.options
-        effort = RowEffort(time_limit_s=options.time_limit_s, seed=options.seed)
+        time, seed = costs.solver_time(networks[0].mesh), costs.options.seed
+        effort = RowEffort(time=time, seed=seed)
         like = None if alike is None else alike.within
-        at_price = partial(
-            self.joint.composed, time_limit_s=options.time_limit_s, seed=options.seed
-        )
+        at_price = partial(self.joint.composed, time=time, seed=seed)
         self.within = Within(self.joint.problem(0.0), effort, like, at_price)
         self._entries: dict[tuple[LayerNetwork, tuple[int, ...]], Entry] = {}
 

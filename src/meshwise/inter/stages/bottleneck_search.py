@@ -7,9 +7,6 @@ found there, of load l and once o, beats all others above l and o: what is left 
 smaller once, and those with a smaller load, which are cut in two at the middle of the larger range.
 A box whose upper corner gives nothing below the best is done.  Each evaluation thus finds a new
 corner of G, of which there are finitely many, or ends a box.
-
-`ascending` is the paper's way, every t_max in ascending order (Alpa eqs. 3 and 4): the same
-optimum.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -58,12 +55,10 @@ class SearchResult:
     Attributes:
         best: None if there is none, or none that is wanted.
         bound_s: No solution is cheaper.
-        num_tried: How many pairs of limits were tried.
     """
 
     best: FoundStages | None
     bound_s: float
-    num_tried: int
 
 
 def search_boxes(
@@ -79,10 +74,10 @@ def search_boxes(
     """
     start = evaluate(math.inf, math.inf, at_most - whole[0] - whole[2])
     if start is None:
-        return SearchResult(best=None, bound_s=at_most, num_tried=1)
+        return SearchResult(best=None, bound_s=at_most)
     best = start if start.total_s < at_most else None
     goal = min(start.total_s, at_most)
-    num_tried, bound = 1, goal
+    bound = goal
     # The counter keeps equal bounds in a fixed order.
     heap: list[tuple[float, int, _Box]] = []
 
@@ -97,50 +92,13 @@ def search_boxes(
         if bound >= goal - tolerance_s:
             break
         found = evaluate(box[1], box[3], goal - box[0] - box[2])
-        num_tried += 1
         if found is not None:
             best = found if found.total_s < goal else best
             goal = min(goal, found.total_s)
             push(found.fill_s, _rest(box, found))
     else:
         bound = goal
-    return SearchResult(best=best, bound_s=min(bound, goal), num_tried=num_tried)
-
-
-def ascending(
-    evaluate: Evaluate, loads: Sequence[float], epsilon_s: float, step_share: float
-) -> SearchResult:
-    """The paper's loop: limits in ascending order, until they alone cost more than the best.
-
-    Of limits closer than epsilon only the largest is tried: what is lost is less than epsilon.
-
-    Args:
-        evaluate: G with its solution.
-        loads: (B - 1) t of every stage, ascending.
-        epsilon_s: In units of loads.
-        step_share: B / (B - 1): what a load costs with the fill of its own stage.
-
-    Source: Alpa section 5.2.
-    """
-    best: FoundStages | None = None
-    num_tried = 0
-    for limit in _thinned(loads, epsilon_s):
-        if best is not None and limit * step_share >= best.total_s:
-            break
-        found = evaluate(limit, math.inf, math.inf)
-        num_tried += 1
-        if found is not None and (best is None or found.total_s < best.total_s):
-            best = found
-    bound = math.inf if best is None else best.total_s - epsilon_s
-    return SearchResult(best=best, bound_s=bound, num_tried=num_tried)
-
-
-def _thinned(values: Sequence[float], epsilon: float) -> list[float]:
-    kept: list[float] = []
-    for value in reversed(values):
-        if not kept or kept[-1] - value >= epsilon:
-            kept.append(value)
-    return kept[::-1]
+    return SearchResult(best=best, bound_s=min(bound, goal))
 
 
 def _rest(box: _Box, found: FoundStages) -> list[_Box]:

@@ -1,7 +1,7 @@
 """What a cut into stages costs; states the objective, and knows nothing of how it is minimised.
 
 Stages 1..n with time t_i of a micro-batch (`busy_s`: computation, and gathering what its
-neighbours send, `arrival`), fill f_i <= t_i (`fill_s` of the schedule; f_i = t_i but for
+neighbours send), fill f_i <= t_i (`fill_s` of the schedule; f_i = t_i but for
 interleaved and zero-bubble schedules), B micro-batches, and x_i the transfer over the boundary
 after stage i (x_n = 0; `_transfer_s`).
 
@@ -49,14 +49,12 @@ class StepTime:
         transfer_s: Sum over boundaries.
         steady_s: The bottleneck's micro-batches beyond the first.
         once_s: The longest of what is done once.
-        bottleneck: Index of the stage that sets `steady_s`.
     """
 
     fill_s: float
     transfer_s: float
     steady_s: float
     once_s: float
-    bottleneck: int
 
     @property
     def total_s(self) -> float:
@@ -80,8 +78,7 @@ def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
         at = stage.place
         gather_s = 0.0 if costs.gather_s is None else float(costs.gather_s[at])
         whole = float(costs.microbatch_s[at]) + gather_s
-        weight = None if costs.weight_s is None else np.array(costs.weight_s[at])
-        shown = float(problem.schedule.fill_s(np.array(whole), weight))
+        shown = float(problem.schedule.fill_s(np.array(whole)))
         passed = _transfer_s(problem, stages, i)
         fill += shown
         transfer += passed
@@ -89,16 +86,7 @@ def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
         loads.append((problem.num_microbatches - 1) * _slot_s(problem, whole, at_ends))
         loads[-1] += whole - shown
         once = max(once, float(costs.once_s[at]))
-    loads.reverse()
-    worst = max(range(len(loads)), key=lambda i: loads[i])
-    return StepTime(
-        fill_s=fill, transfer_s=transfer, steady_s=loads[worst], once_s=once, bottleneck=worst
-    )
-
-
-def objective_s(problem: StageProblem, stages: Sequence[StageSpan]) -> float:
-    """T for given stages."""
-    return step_time(problem, stages).total_s
+    return StepTime(fill_s=fill, transfer_s=transfer, steady_s=max(loads), once_s=once)
 
 
 def _transfer_s(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:

@@ -12,7 +12,7 @@ where m' is the first submesh of the rest, the load and once of (k..j, m, v) are
 and memory allows s stages to the end.  (`least_fill`; s counts from the end as in eq. 3, since what
 is in flight does.)
 
-Two modes: "alpa" is the paper's problem (`as_alpa`), "time" the whole objective.
+The objective is whole; `as_alpa` gives the paper's problem.
 
 Source: Alpa eqs. 2 to 5; docs/decisions/0010.
 """
@@ -21,24 +21,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-import numpy as np
-
-from meshwise.inter.stages.bottleneck_search import (
-    FoundStages,
-    SearchResult,
-    ascending,
-    search_boxes,
-)
+from meshwise.inter.stages.bottleneck_search import FoundStages, SearchResult, search_boxes
 from meshwise.inter.stages.least_fill import least_fill
 from meshwise.inter.stages.objective import StepTime, step_time
 from meshwise.inter.stages.stage_options import stage_options
-from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, as_alpa
-from meshwise.inter.stages.stage_refusal import infeasible
-
-Mode: TypeAlias = Literal["alpa", "time"]
-Order: TypeAlias = Literal["boxes", "ascending"]
+from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 
 # Source: Alpa section 5.2.
 EPSILON_S = 1e-6
@@ -52,7 +40,6 @@ class StagePlan:
         stages: In the order of the pipeline.
         time: T and its parts.
         bound_s: No choice of stages in `space` takes less.
-        num_limits_tried: Limits of the bottlenecks that were tried (t_max of the paper).
         error_s: What the search may have missed at most, from epsilon; `bound_s` is often closer.
         space: What was searched, in words.
     """
@@ -60,7 +47,6 @@ class StagePlan:
     stages: tuple[StageSpan, ...]
     time: StepTime
     bound_s: float
-    num_limits_tried: int
     error_s: float
     space: str
 
@@ -70,69 +56,30 @@ class StagePlan:
         return self.time.total_s
 
 
-def build_stages(
-    problem: StageProblem,
-    mode: Mode = "time",
-    *,
-    num_stages: int | None = None,
-    epsilon_s: float = EPSILON_S,
-    order: Order = "boxes",
-) -> StagePlan:
-    """The best stages.
-
-    Args:
-        problem: Layers, submeshes, costs, micro-batches, schedule.
-        mode: "time" for the whole objective, where devices may stay unused unless the problem says
-            otherwise; "alpa" for the paper's problem, in which all are used and the problem's
-            schedule and transfers are not looked at.
-        num_stages: Exactly so many; any number by default.
-        epsilon_s: Limits of a micro-batch's time that are closer than this are one; the result is
-            at most B times this above the optimum.
-        order: "ascending" tries t_max as the paper does, "boxes" goes by bounds; the results are
-            equally good.  "ascending" needs mode "alpa".
-
-    Raises:
-        InfeasibleError: no stages fit; the text names the layers whose memory is too small.
-        ValueError: "ascending" in another mode.
-    """
-    if order == "ascending" and mode != "alpa":
-        raise ValueError('order "ascending" is the paper\'s; it needs mode "alpa"')
-    problem = as_alpa(problem) if mode == "alpa" else problem
-    plan = _build(problem, num_stages, epsilon_s, order, math.inf)
-    if plan is None:
-        raise infeasible(problem, num_stages, feasible_stages)
-    return plan
-
-
 def build_stages_below(
     problem: StageProblem,
     at_most_s: float,
-    mode: Mode = "time",
     *,
     num_stages: int | None = None,
     epsilon_s: float = EPSILON_S,
 ) -> StagePlan | None:
     """The best stages, if they take less than `at_most_s`; None if not, or if none fit.
 
-    For a search over schedules and numbers of micro-batches, which is over sooner where a good plan
-    is known.  The other arguments are those of `build_stages`.
+    A search over schedules and numbers of micro-batches is over sooner where a good plan is known.
+
+    Args:
+        problem: Layers, submeshes, costs, micro-batches, schedule; devices may stay unused unless
+            it says otherwise.
+        at_most_s: Infinite where no plan is known.
+        num_stages: Exactly so many; any number by default.
+        epsilon_s: Limits of a micro-batch's time that are closer than this are one; the result is
+            at most B times this above the optimum.
     """
-    problem = as_alpa(problem) if mode == "alpa" else problem
-    return _build(problem, num_stages, epsilon_s, "boxes", at_most_s)
-
-
-def _build(
-    problem: StageProblem,
-    num_stages: int | None,
-    epsilon_s: float,
-    order: Order,
-    at_most_s: float,
-) -> StagePlan | None:
     error_s = problem.num_microbatches * epsilon_s
     best, results = None, list[SearchResult]()
     for count in _stage_counts(problem, num_stages):
         at_most = at_most_s if best is None else best.total_s
-        results.append(_search(problem, count, error_s, epsilon_s, order, at_most))
+        results.append(_search(problem, count, error_s, at_most))
         best = results[-1].best or best
     if best is None:
         return None
@@ -140,7 +87,6 @@ def _build(
         stages=best.stages,
         time=step_time(problem, best.stages),
         bound_s=min(r.bound_s for r in results),
-        num_limits_tried=sum(r.num_tried for r in results),
         error_s=error_s,
         space=_space(problem, num_stages),
     )
@@ -167,14 +113,7 @@ def _stage_counts(problem: StageProblem, num_stages: int | None) -> list[int]:
     return [n for n in range(1, most + 1) if schedule.allows(n, problem.num_microbatches)]
 
 
-def _search(
-    problem: StageProblem,
-    num_stages: int,
-    error_s: float,
-    epsilon_s: float,
-    order: Order,
-    at_most: float,
-) -> SearchResult:
+def _search(problem: StageProblem, num_stages: int, error_s: float, at_most: float) -> SearchResult:
     """The best stages if they take less than `at_most`."""
     options = stage_options(problem, num_stages)
 
@@ -182,12 +121,7 @@ def _search(
         return least_fill(problem, options, load, once, cutoff)
 
     if not len(options.where):
-        return SearchResult(best=None, bound_s=at_most, num_tried=0)
-    more = problem.num_microbatches - 1
-    if order == "ascending":
-        loads = [float(x) for x in more * np.unique(options.options.slot)]
-        share = problem.num_microbatches / more if more else math.inf
-        return ascending(evaluate, loads, more * epsilon_s, share)
+        return SearchResult(best=None, bound_s=at_most)
     return search_boxes(evaluate, options.box(), error_s, at_most)
 
 

@@ -61,7 +61,7 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
     slot, once = costs.microbatch_s[at], costs.once_s[at]
     if costs.gather_s is not None:
         slot += costs.gather_s[at]
-    fill = schedule.fill_s(slot, None if costs.weight_s is None else costs.weight_s[at])
+    fill = schedule.fill_s(slot)
     most = most_to_end(problem, rows, num_stages)
     possible = np.isfinite(slot) & (most >= 1)
     possible &= ~dominated(slot, fill, once, most, possible)

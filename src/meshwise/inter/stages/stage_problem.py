@@ -35,8 +35,6 @@ class StageCosts:
         resident_bytes: On each device, always: parameters, optimizer state, gradients.
         microbatch_bytes: Activations held for each micro-batch in flight.
         temporary_bytes: The most that is live beside these.
-        weight_s: Of `microbatch_s`, the gradients of weights (zero-bubble schedules); none known
-            if left out.
         gather_s: To gather what the neighbours of a stage send, beside `microbatch_s`; none if
             left out.
     """
@@ -47,7 +45,6 @@ class StageCosts:
     resident_bytes: FloatArray
     microbatch_bytes: FloatArray
     temporary_bytes: FloatArray
-    weight_s: FloatArray | None = None
     gather_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -111,8 +108,7 @@ class StageCosts:
             "microbatch_bytes": self.microbatch_bytes,
             "temporary_bytes": self.temporary_bytes,
         }
-        others = {"weight_s": self.weight_s, "gather_s": self.gather_s}
-        return columns | {name: array for name, array in others.items() if array is not None}
+        return columns if self.gather_s is None else columns | {"gather_s": self.gather_s}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,7 +182,7 @@ def as_alpa(problem: StageProblem) -> StageProblem:
     adds its share to `microbatch_s`), eq. 5 for 1F1B, every device used.
     """
     nothing = np.zeros_like(problem.costs.once_s)
-    costs = replace(problem.costs, once_s=nothing, weight_s=None, gather_s=None)
+    costs = replace(problem.costs, once_s=nothing, gather_s=None)
     return replace(problem, costs=costs, schedule=ALPA, transfer_s=None, use_all_devices=True)
 
 

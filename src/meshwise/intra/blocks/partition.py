@@ -19,6 +19,7 @@ from meshwise.graph.light import is_light
 from meshwise.graph.loops import LoopRule
 from meshwise.intra.blocks.linear import carriers
 from meshwise.system.identity import Same
+from meshwise.system.union_find import UnionFind
 
 SINGLE = "single"
 CLUSTER = "cluster"
@@ -100,10 +101,10 @@ class _Clusters:
             for t in op.inputs:
                 self.num_uses[t] += 1
         self.producer = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
-        self.parent: dict[int, int] = {}
+        self.sets: UnionFind[int] = UnionFind()
         self.largest: dict[int, int] = {}
         self.open_uses: dict[int, int] = {}
-        self.loop_parent: dict[tuple[int, int], tuple[int, int]] = {}
+        self.loops: UnionFind[tuple[int, int]] = UnionFind()
         self.owners: dict[tuple[int, int], set[int]] = {}
         self.joints: dict[tuple[int, int, int, int], _Joint] = {}
         # Equal equations share their rule.
@@ -126,27 +127,15 @@ class _Clusters:
                         reach[t] = max(reach[t], largest)
         return reach
 
-    def find(self, i: int) -> int:
-        while self.parent[i] != i:
-            self.parent[i] = self.parent[self.parent[i]]
-            i = self.parent[i]
-        return i
-
-    def find_loop(self, x: tuple[int, int]) -> tuple[int, int]:
-        while self.loop_parent[x] != x:
-            self.loop_parent[x] = self.loop_parent[self.loop_parent[x]]
-            x = self.loop_parent[x]
-        return x
-
     def start(self, i: int) -> None:
         """Open a cluster of one operator."""
         op = self.graph.operators[i]
-        self.parent[i] = i
+        self.sets.find(i)
         self.largest[i] = max((self.size(t) for t in (*op.inputs, *op.outputs)), default=1)
         self.open_uses[i] = sum(self.num_uses[t] for t in op.outputs)
         for loop, info in enumerate(op.rule.loops):
             if info.size > 1:
-                self.loop_parent[i, loop] = (i, loop)
+                self.loops.find((i, loop))
                 self.owners[i, loop] = {i}
 
     def _joint(self, i: int, operand: int) -> _Joint:
@@ -170,12 +159,12 @@ class _Clusters:
             self._join((source, above), (i, below))
 
     def _join(self, x: tuple[int, int], y: tuple[int, int]) -> None:
-        a, b = self.find_loop(x), self.find_loop(y)
+        a, b = self.loops.find(x), self.loops.find(y)
         if a == b or not self.owners[a].isdisjoint(self.owners[b]):
             return
         if len(self.owners[a]) < len(self.owners[b]):
             a, b = b, a
-        self.loop_parent[b] = a
+        self.loops.join(a, b)
         self.owners[a] |= self.owners.pop(b)
 
     def connect_readers(self) -> None:
@@ -185,8 +174,8 @@ class _Clusters:
         the same logits, and the dim that both follow meets in no result of the cluster.
         """
         first: dict[tuple[int, int, int], tuple[int, int]] = {}
-        for i in self.parent:
-            op, root = self.graph.operators[i], self.find(i)
+        for i in self.sets.parent:
+            op, root = self.graph.operators[i], self.sets.find(i)
             for t, dims in zip(op.inputs, op.rule.operands, strict=True):
                 if self.graph.tensors[t].generated or self._is_made_in(t, root):
                     continue
@@ -197,11 +186,11 @@ class _Clusters:
 
     def _is_made_in(self, t: int, root: int) -> bool:
         source = self.producer.get(t, -1)
-        return source in self.parent and self.find(source) == root
+        return source in self.sets.parent and self.sets.find(source) == root
 
     def merge(self, a: int, b: int, uses: int) -> None:
         """Put cluster `b` into cluster `a`; `uses` of their tensors lie inside now."""
-        self.parent[b] = a
+        self.sets.join(a, b)
         self.largest[a] = max(self.largest[a], self.largest[b])
         self.open_uses[a] += self.open_uses[b] - uses
 
@@ -233,9 +222,9 @@ def _grow(graph: Graph, own: set[int], clusters: _Clusters) -> None:
         reach = max((clusters.reach[t] for t in op.outputs), default=1)
         for k in order:
             source = clusters.producer.get(op.inputs[k], -1)
-            if source not in clusters.parent or not clusters.fits(i, k):
+            if source not in clusters.sets.parent or not clusters.fits(i, k):
                 continue
-            mine, theirs = clusters.find(i), clusters.find(source)
+            mine, theirs = clusters.sets.find(i), clusters.sets.find(source)
             uses = sum(1 for t in op.inputs if clusters.producer.get(t, -2) == source)
             if mine == theirs:
                 clusters.connect(i, k)
@@ -268,7 +257,7 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
     for i, op in enumerate(graph.operators):
         if all(graph.tensors[t].generated for t in op.outputs):
             continue
-        root = clusters.find(i) if i in clusters.parent else i
+        root = clusters.sets.find(i) if i in clusters.sets.parent else i
         kinds[i] = BODIES if op.bodies else SINGLE
         members.setdefault(root, []).append(i)
     blocks: list[OperatorBlock] = []
@@ -276,7 +265,7 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
     for root, ops in sorted(members.items(), key=lambda item: item[1][0]):
         for i in ops:
             block_of[i] = len(blocks)
-        if root not in clusters.parent:
+        if root not in clusters.sets.parent:
             blocks.append(OperatorBlock(kind=kinds[ops[0]], members=tuple(ops)))
             continue
         numbers: dict[tuple[int, int], int] = {}
@@ -287,7 +276,7 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
                 if info.size <= 1:
                     row.append(-1)
                 else:
-                    row.append(numbers.setdefault(clusters.find_loop((i, loop)), len(numbers)))
+                    row.append(numbers.setdefault(clusters.loops.find((i, loop)), len(numbers)))
             classes.append(tuple(row))
         blocks.append(
             OperatorBlock(

@@ -60,15 +60,3 @@ def forward_flop(config: GptConfig, batch: int, seq: int | None = None) -> int:
     h = config.hidden
     layer = 24 * batch * s * h * h + 4 * batch * s * s * h
     return config.num_layers * layer + 2 * batch * s * h * config.vocab_size
-
-
-def training_flop(config: GptConfig, batch: int, seq: int | None = None) -> int:
-    """FLOP of the dense products of a training step: forward, and twice that backward.
-
-    With `remat` the layers count forward once more (Alpa's factor 96 in place of 72); what JAX
-    traces spares the last product of each block, `8 b s h^2`, since nothing reads it again.
-    """
-    s = config.seq_len if seq is None else seq
-    forward = forward_flop(config, batch, s)
-    head = 2 * batch * s * config.hidden * config.vocab_size
-    return 3 * forward + (forward - head if config.remat else 0)

@@ -1,4 +1,4 @@
-"""Sizes of Llama 3 by name, and their parameter and FLOP counts in closed form.
+"""Sizes of Llama 3 by name, and their FLOP in closed form.
 
 Source: Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3 (8B, 70B, 405B; vocabulary
 128,256, training sequences of 8,192, theta 500,000).  `tiny` and `small` are ours.
@@ -23,17 +23,10 @@ llama_config = SizeTable(
 )
 
 
-def _layer_kernels(config: LlamaConfig) -> int:
+def layer_kernels(config: LlamaConfig) -> int:
     """Elements of the kernels of a layer: attention `2 h^2 + 2 h k d`, MLP `3 h f`."""
     h = config.hidden
     return 2 * h * h + 2 * h * config.num_kv_heads * config.head_dim + 3 * h * config.ffn
-
-
-def num_parameters(config: LlamaConfig) -> int:
-    """Parameters: `2 V h + L (2 h^2 + 2 h k d + 3 h f + 2 h) + h`."""
-    h = config.hidden
-    layers = config.num_layers * (_layer_kernels(config) + 2 * h)
-    return 2 * config.vocab_size * h + layers + h
 
 
 def forward_flop(config: LlamaConfig, batch: int, seq: int | None = None) -> int:
@@ -44,5 +37,5 @@ def forward_flop(config: LlamaConfig, batch: int, seq: int | None = None) -> int
     """
     s = config.seq_len if seq is None else seq
     h = config.hidden
-    layer = 2 * batch * s * _layer_kernels(config) + 4 * batch * s * s * h
+    layer = 2 * batch * s * layer_kernels(config) + 4 * batch * s * s * h
     return config.num_layers * layer + 2 * batch * s * h * config.vocab_size

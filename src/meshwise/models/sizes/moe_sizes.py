@@ -1,4 +1,4 @@
-"""Sizes of the GShard transformer by name, and their parameter and FLOP counts in closed form.
+"""Sizes of the GShard transformer by name, and their FLOP in closed form.
 
 Source: Alpa section 8.1 (docs/facts.md section 6): sequence 1024, vocabulary 32000, groups of 2048
 tokens.
@@ -29,18 +29,6 @@ moe_config = SizeTable(
         "70B-paper": (2048, 16384, 32, 32, 64, 1024, 32000, 2048),
     },
 )
-
-
-def num_parameters(config: MoeConfig) -> int:
-    """Parameters: attention and norms everywhere, experts in every second layer, MLPs in others."""
-    h, f, experts = config.hidden, config.ffn, config.num_experts
-    num_dense = config.num_layers // 2
-    num_moe = config.num_layers - num_dense
-    attention = 4 * h * h + 4 * h + 4 * h
-    dense = 2 * h * f + f + h
-    moe = h * experts + 2 * experts * h * f
-    tables = (config.vocab_size + config.seq_len) * h + 2 * h
-    return tables + config.num_layers * attention + num_dense * dense + num_moe * moe
 
 
 def forward_flop(config: MoeConfig, batch: int, seq: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of Wide-ResNet by name, and their parameter and FLOP counts in closed form.
+"""Sizes of Wide-ResNet by name, and their FLOP in closed form.
 
 Source: Alpa section 8.1 (docs/facts.md section 6): 224x224x3, 1024 classes, float32.  `tiny` is
 ours.
@@ -28,7 +28,7 @@ wide_resnet_config = SizeTable(
 )
 
 
-def _convolutions(config: WideResNetConfig) -> Iterator[tuple[int, int, int, int]]:
+def convolutions(config: WideResNetConfig) -> Iterator[tuple[int, int, int, int]]:
     """Size of the kernel, channels in and out, height of the result, of each convolution."""
     image = (config.image_size + 1) // 2
     base = config.base_channels
@@ -49,18 +49,11 @@ def _convolutions(config: WideResNetConfig) -> Iterator[tuple[int, int, int, int
             before = after
 
 
-def num_parameters(config: WideResNetConfig) -> int:
-    """Parameters: kernels, a scale and a bias for each channel of their results, the output."""
-    kernels = sum(k * k * i * o + 2 * o for k, i, o, _ in _convolutions(config))
-    features = EXPANSION * config.base_channels * 2 ** (len(BLOCKS[config.num_layers]) - 1)
-    return kernels + (features + 1) * config.num_classes
-
-
 def forward_flop(config: WideResNetConfig, batch: int) -> int:
     """FLOP of the convolutions and of the output of one forward pass on `batch` images.
 
     `2 k^2 i o` for each point of a result; padding counts as data.
     """
-    points = sum(2 * k * k * i * o * image * image for k, i, o, image in _convolutions(config))
+    points = sum(2 * k * k * i * o * image * image for k, i, o, image in convolutions(config))
     features = EXPANSION * config.base_channels * 2 ** (len(BLOCKS[config.num_layers]) - 1)
     return batch * (points + 2 * features * config.num_classes)

@@ -24,7 +24,7 @@ from meshwise.trace.layers.chain import num_bytes
 from meshwise.trace.layers.crossing import analyzed, is_joined
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import traced
-from meshwise.trace.program import Node, Program
+from meshwise.trace.program import Node, Program, merged
 from meshwise.trace.time.state import SPLIT, Batch, Crossed
 from meshwise.trace.to_graph import equation_detail
 
@@ -241,16 +241,9 @@ def without_barriers(program: Program) -> Program:
     Forward and backward pass of a stage run as programs of their own: nothing can merge what the
     one computes with what the other computes again, so barriers would only cost copies.
     """
-    same: dict[int, int] = {}
-    nodes: list[Node] = []
-    for node in program.nodes:
-        inputs = tuple(same.get(i, i) for i in node.inputs)
-        if node.name == "optimization_barrier":
-            same.update(zip(node.outputs, inputs, strict=True))
-        else:
-            nodes.append(replace(node, inputs=inputs))
-    outputs = tuple(same.get(i, i) for i in program.outputs)
-    return replace(program, nodes=tuple(nodes), outputs=outputs)
+    return merged(
+        program, lambda node: node.inputs if node.name == "optimization_barrier" else None
+    )
 
 
 def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
@@ -260,28 +253,24 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
     micro-batch, for both passes.
     """
     moving = {program.inputs[n] for n in batch_dims}
-    same: dict[int, int] = {}
     seen: dict[object, tuple[int, ...]] = {}
-    nodes: list[Node] = []
-    for node in program.nodes:
-        inputs = tuple(same.get(i, i) for i in node.inputs)
-        is_moving = any(i in moving for i in inputs)
+
+    def same_as(node: Node) -> tuple[int, ...] | None:
+        if not moving.isdisjoint(node.inputs):
+            moving.update(node.outputs)
+            return None
         # The text of the parameters leaves functions and bodies out: such equations may differ.
         params = node.equation.params
         says_all = not any(bodies(params)) and not any(
             isinstance(value, FunctionType | partial) for value in params.values()
         )
-        key = (node.name, equation_detail(node.equation), inputs)
-        if is_moving:
-            moving.update(node.outputs)
-        elif says_all and key in seen:
-            same.update(zip(node.outputs, seen[key], strict=True))
-            continue
-        else:
-            seen[key] = node.outputs
-        nodes.append(replace(node, inputs=inputs))
-    outputs = tuple(same.get(i, i) for i in program.outputs)
-    return replace(program, nodes=tuple(nodes), outputs=outputs)
+        key = (node.name, equation_detail(node.equation), node.inputs)
+        if says_all and key in seen:
+            return seen[key]
+        seen[key] = node.outputs
+        return None
+
+    return merged(program, same_as)
 
 
 def _leaving(

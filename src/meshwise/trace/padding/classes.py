@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from meshwise.graph.loops import PARALLEL, LoopRule, halo_loop
 from meshwise.jax_compat import Aval
 from meshwise.rules.primitive import Equation
+from meshwise.system.union_find import UnionFind
 from meshwise.trace.padding.scopes import Scope, Value, ports_of, scopes_of
 from meshwise.trace.program import Node
 from meshwise.trace.to_graph import RuleCache
@@ -59,28 +60,9 @@ class DimClass:
         return self.dims.get((scope.number, ident), ())
 
 
-class _Sets:
-    """Union-find; the representative is the smallest member, so that classes have an order."""
-
-    def __init__(self) -> None:
-        self.parent: dict[_Dim, _Dim] = {}
-
-    def find(self, dim: _Dim) -> _Dim:
-        root = dim
-        while self.parent.setdefault(root, root) != root:
-            root = self.parent[root]
-        while self.parent[dim] != root:
-            self.parent[dim], dim = root, self.parent[dim]
-        return root
-
-    def join(self, left: _Dim, right: _Dim) -> None:
-        a, b = sorted((self.find(left), self.find(right)))
-        self.parent[b] = a
-
-
 def dim_classes(root: Scope, rules: RuleCache) -> list[DimClass]:
     """Return all classes of dims of size above 1, in the order of their first value."""
-    sets = _Sets()
+    sets: UnionFind[_Dim] = UnionFind()
     for scope in scopes_of(root):
         for position, node in enumerate(scope.program.nodes):
             if position in scope.bodies:
@@ -104,7 +86,12 @@ def dim_classes(root: Scope, rules: RuleCache) -> list[DimClass]:
     ]
 
 
-def _join_loops(sets: _Sets, scope: Scope, node: Node, rule: LoopRule) -> None:
+def _join(sets: UnionFind[_Dim], left: _Dim, right: _Dim) -> None:
+    """Join two classes; the smallest dim stands for one, so that classes have an order."""
+    sets.join(*sorted((sets.find(left), sets.find(right))))
+
+
+def _join_loops(sets: UnionFind[_Dim], scope: Scope, node: Node, rule: LoopRule) -> None:
     first: dict[int, _Dim] = {}
     maps = (*rule.operands, *rule.results)
     for ident, dims in zip((*node.inputs, *node.outputs), maps, strict=True):
@@ -112,10 +99,10 @@ def _join_loops(sets: _Sets, scope: Scope, node: Node, rule: LoopRule) -> None:
             size = scope.program.avals[ident].shape[dim]
             if len(loops) == 1 and rule.loops[loops[0]].size == size:
                 key = (scope.number, ident, dim)
-                sets.join(first.setdefault(loops[0], key), key)
+                _join(sets, first.setdefault(loops[0], key), key)
 
 
-def _join_ports(sets: _Sets, scope: Scope, body: Scope, node: Node) -> None:
+def _join_ports(sets: UnionFind[_Dim], scope: Scope, body: Scope, node: Node) -> None:
     for port in ports_of(node):
         outer = [ident for ident in (port.entry, port.exit) if ident >= 0]
         inner = [ident for ident in (port.arrival, port.departure) if ident >= 0]
@@ -123,9 +110,9 @@ def _join_ports(sets: _Sets, scope: Scope, body: Scope, node: Node) -> None:
             if size > 1:
                 key = (body.number, inner[0], dim)
                 for ident in inner:
-                    sets.join(key, (body.number, ident, dim))
+                    _join(sets, key, (body.number, ident, dim))
                 for ident in outer:
-                    sets.join(key, (scope.number, ident, dim + port.shift))
+                    _join(sets, key, (scope.number, ident, dim + port.shift))
 
 
 def padded_loops(

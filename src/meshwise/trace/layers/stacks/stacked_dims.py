@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts, source_line
+from meshwise.system.union_find import UnionFind
 from meshwise.trace.layers.equations import dependent, inlined, variables
 from meshwise.trace.layers.split import LOSS
 from meshwise.trace.layers.stacks.families import lanes
@@ -133,7 +134,7 @@ class _Same:
     """Dims of variables that go together."""
 
     def __init__(self) -> None:
-        self._next: dict[Place, Place] = {}
+        self._sets: UnionFind[Place] = UnionFind()
 
     def add(self, equations: Sequence[Eqn]) -> None:
         """Join what each equation treats slice by slice."""
@@ -149,22 +150,13 @@ class _Same:
         """Say that places go together."""
         known = [p for p in places if variables([p[0]])]
         for place in known[1:]:
-            self._next[self._first(place)] = self._first(known[0])
-
-    def _first(self, place: Place) -> Place:
-        if place not in self._next:
-            return self._next.setdefault(place, place)
-        path = [place]
-        while self._next[path[-1]] != path[-1]:
-            path.append(self._next[path[-1]])
-        self._next.update(dict.fromkeys(path, path[-1]))
-        return path[-1]
+            self._sets.join(known[0], place)
 
     def with_any(self, seeds: Sequence[Place]) -> dict[Var, int]:
         """Return all variables of which a dim goes with one of the seeds; their first such dim."""
-        wanted = {self._first(seed) for seed in seeds}
+        wanted = {self._sets.find(seed) for seed in seeds}
         found: dict[Var, int] = {}
-        for variable, dim in list(self._next):
-            if self._first((variable, dim)) in wanted:
+        for variable, dim in list(self._sets.parent):
+            if self._sets.find((variable, dim)) in wanted:
                 found[variable] = min(dim, found.get(variable, dim))
         return found

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from evaluation.baselines.built_stages import build_stages, least_sum
 
 from doubles.submesh_kinds import HostKind, mixed_submeshes, uniform_submeshes
 from meshwise.errors import InfeasibleError
-from meshwise.inter.stages.stage_construction import build_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
-from meshwise.inter.stages.stage_refusal import least_sum
 from meshwise.schedules.gpipe import GPIPE
 
 GIB = 2.0**30
