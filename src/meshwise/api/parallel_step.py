@@ -247,15 +247,11 @@ class ParallelStep(PlannedStep):
             ClusterError: there is no such target, its compiler is not installed, or it has no
                 compiler.
             ProgramError: the compiler refuses the program.
-            PlanError: the step runs as several programs.
+            PlanError: the step follows a pipeline.
         """
-        from meshwise.targets.catalog import compile_target, target_of
-        from meshwise.targets.verification import verify_step
+        from meshwise.api.verify import verify_planned
 
-        planned = self._one_program(args, kwargs, "pipelines are not verified yet")
-        device = planned.plan.mesh.device.name
-        found = target_of(device) if target is None else compile_target(target)
-        return verify_step(planned.traced, planned.plan, found)
+        return verify_planned(self._plan(*self._taken_apart(args, kwargs)), target)
 
     def compiled_text(self, *args: PyTree, **kwargs: PyTree) -> dict[str, str]:
         """Optimised HLO of each program, by name."""

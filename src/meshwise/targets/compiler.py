@@ -86,8 +86,9 @@ def compile_programs(
     first = {key: n for n, key in reversed(list(enumerate(keys)))}
     for n in sorted(n for key, n in first.items() if key not in answers):
         todo.put(n)
+    tell = listener or _tell_nobody
     for key in answers:
-        listener(programs[first[key]].name, answers[key])
+        tell(programs[first[key]].name, answers[key])
     failures: list[Exception] = []
 
     def work() -> None:
@@ -102,7 +103,7 @@ def compile_programs(
                     answer = _answered(child, requests[n], programs[n].name, target, compiler)
                     answers[keys[n]] = answer
                     kept.write(keys[n], answer)
-                    listener(programs[n].name, answer)
+                    tell(programs[n].name, answer)
         except Exception as error:  # The caller raises it.
             failures.append(error)
 
@@ -122,6 +123,10 @@ def compile_programs(
     if failures:
         raise failures[0]
     return [answers[key] for key in keys]
+
+
+def _tell_nobody(name: str, answer: CompileAnswer) -> None:
+    del name, answer
 
 
 def _request(

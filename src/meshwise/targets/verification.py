@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
-from meshwise.plan.record import PlanRecord
 from meshwise.plan.text.columns import table
-from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
+from meshwise.program.layer_parts import LayerParts
+from meshwise.runtime.hlo.collectives import hlo_collectives
+from meshwise.runtime.pipeline.fidelity import peaks_of_stages
+from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
 from meshwise.targets.catalog import CompileTarget
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
-from meshwise.targets.lowered import step_program
+from meshwise.targets.lowered import pipeline_programs, step_program
 from meshwise.targets.packages import installed_compiler
 from meshwise.targets.reserve import reserves, usable_bytes
+from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import TracedStep
 from meshwise.units import bytes_text, seconds_text
 
@@ -139,10 +143,7 @@ class Verification:
 
 
 def verify_step(
-    traced: TracedStep,
-    plan: Plan,
-    target: CompileTarget,
-    listener: Listener | None = None,
+    traced: TracedStep, plan: Plan, target: CompileTarget, listener: Listener | None = None
 ) -> Verification:
     """Compile the step of a plan on one mesh for a target.
 
@@ -158,46 +159,118 @@ def verify_step(
     """
     program = step_program(traced, plan, target.platform)
     (answer,) = compile_programs(target, [program], listener=listener)
-    stage = VerifiedStage(
-        stage=0, predicted_bytes=plan.peak_bytes, compiled_bytes=answer.peak_bytes
+    return _verification(
+        plan, target, [_Run(stage=0, program=program, answer=answer, count=1)], [answer.peak_bytes]
     )
-    compiled = hlo_collectives(answer.text, plan.mesh.sizes)
+
+
+def verify_pipeline(
+    layers: Layering,
+    plan: Plan,
+    decisions: Sequence[Sequence[GraphDecision]],
+    target: CompileTarget,
+    listener: Listener | None = None,
+) -> Verification:
+    """Compile the programs of all layers of a pipeline for a target, equal ones once.
+
+    Programs that join layers, as a global norm, are small and are left out.
+
+    Args:
+        layers: The layers of the step.
+        plan: Its stages.
+        decisions: For each stage those of its layers.
+        target: The kind of devices, on all stages.
+        listener: Is told of each program that is compiled.
+
+    Raises:
+        ClusterError: the compiler is not installed, or has no such devices.
+        ProgramError: the compiler refuses a program.
+    """
+    made = list(pipeline_programs(layers, plan, decisions, [target.platform] * len(plan.stages)))
+    programs = [program for layer in made for program, _ in layer.parts.programs]
+    answers = iter(compile_programs(target, programs, listener=listener))
+    runs: list[_Run] = []
+    sizes: list[tuple[int, LayerParts[ProgramBytes]]] = []
+    for layer in made:
+        number = {id(part): next(answers) for part in layer.parts.programs}
+        for part in layer.parts.programs:
+            each = plan.num_microbatches if part in layer.parts.passes else 1
+            runs.append(
+                _Run(stage=layer.stage, program=part[0], answer=number[id(part)], count=each)
+            )
+        sizes.append(
+            (
+                layer.stage,
+                layer.parts.map(
+                    lambda _, part, number=number: program_bytes(
+                        part[1], number[id(part)].peak_bytes
+                    )
+                ),
+            )
+        )
+    return _verification(plan, target, runs, peaks_of_stages(plan, sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A program of a stage, what the compiler says of it, and how often it runs in a step."""
+
+    stage: int
+    program: TargetProgram
+    answer: CompileAnswer
+    count: int
+
+
+def _verification(
+    plan: Plan, target: CompileTarget, runs: Sequence[_Run], compiled_bytes: Sequence[int]
+) -> Verification:
+    predicted = [plan.mesh_peak_bytes[m] for m in plan.mesh_of_stage]
     return Verification(
         target=target.name,
         compiler=installed_compiler(target.platform).name,
         memory_bytes=target.memory_bytes,
         reserves={part.name: part.num_bytes for part in reserves(target)},
         usable_bytes=usable_bytes(target),
-        stages=(stage,),
-        programs=(_program(program, answer, 1),),
-        collectives=_collectives(plan, compiled, plan.mesh.names),
+        stages=tuple(
+            VerifiedStage(stage=s, predicted_bytes=said, compiled_bytes=found)
+            for s, (said, found) in enumerate(zip(predicted, compiled_bytes, strict=True))
+        ),
+        programs=_programs(runs),
+        collectives=_collectives(plan, runs),
     )
 
 
-def _program(program: TargetProgram, answer: CompileAnswer, count: int) -> VerifiedProgram:
-    return VerifiedProgram(
-        name=program.name,
-        count=count,
-        argument_bytes=answer.argument_bytes,
-        output_bytes=answer.output_bytes,
-        alias_bytes=answer.alias_bytes,
-        temporary_bytes=answer.temporary_bytes,
-        compile_s=answer.seconds,
+def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
+    """Each different program once, under the name of the first."""
+    equal: dict[str, list[_Run]] = {}
+    for run in runs:
+        equal.setdefault(run.program.digest, []).append(run)
+    return tuple(
+        VerifiedProgram(
+            name=same[0].program.name,
+            count=sum(run.count for run in same),
+            argument_bytes=same[0].answer.argument_bytes,
+            output_bytes=same[0].answer.output_bytes,
+            alias_bytes=same[0].answer.alias_bytes,
+            temporary_bytes=same[0].answer.temporary_bytes,
+            compile_s=same[0].answer.seconds,
+        )
+        for same in equal.values()
     )
 
 
-def _collectives(
-    plan: PlanRecord, compiled: tuple[HloCollective, ...], names: tuple[str, ...]
-) -> tuple[VerifiedCollectives, ...]:
+def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives, ...]:
     sums: Counter[tuple[str, tuple[str, ...], str]] = Counter()
     for item in plan.collectives:
         key = item.kind, tuple(item.axes)
         sums[(*key, "planned_bytes")] += item.num_bytes * item.count
         sums[(*key, "planned_number")] += 1
-    for found in compiled:
-        key = found.kind, tuple(names[a] for a in found.axes or ())
-        sums[(*key, "compiled_bytes")] += found.num_bytes * found.count
-        sums[(*key, "compiled_number")] += 1
+    for run in runs:
+        mesh = plan.stages[run.stage].mesh
+        for found in hlo_collectives(run.answer.text, mesh.sizes):
+            key = found.kind, tuple(mesh.names[a] for a in found.axes or ())
+            sums[(*key, "compiled_bytes")] += found.num_bytes * found.count * run.count
+            sums[(*key, "compiled_number")] += 1
     return tuple(
         VerifiedCollectives(
             kind=kind,
