@@ -232,12 +232,19 @@ class ParallelStep(PlannedStep):
         traced, plan = planned.traced, planned.plan
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
-    def verify(self, *args: PyTree, target: str | None = None, **kwargs: PyTree) -> Verification:
+    def verify(
+        self,
+        *args: PyTree,
+        target: str | None = None,
+        listener: Listener | None = None,
+        **kwargs: PyTree,
+    ) -> Verification:
         """Compile the plan's programs with a target's own compiler; no device is needed.
 
         Args:
             *args: Arguments of the step; `ShapeDtypeStruct`s do.
             target: Name of the target, as "h100"; by default that of the plan's cluster.
+            listener: Is told the name of each program that is compiled, and what came out.
             **kwargs: Keyword arguments of the step, likewise.
 
         Returns:
@@ -251,7 +258,7 @@ class ParallelStep(PlannedStep):
         """
         from meshwise.api.verify import verify_planned
 
-        return verify_planned(self._plan(*self._taken_apart(args, kwargs)), target)
+        return verify_planned(self._plan(*self._taken_apart(args, kwargs)), target, listener)
 
     def compiled_text(self, *args: PyTree, **kwargs: PyTree) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
