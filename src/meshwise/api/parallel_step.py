@@ -39,6 +39,7 @@ from meshwise.trace.weak_types import weak_types
 if TYPE_CHECKING:
     from meshwise.runtime.fidelity import StageFidelity
     from meshwise.runtime.step_executable import StepExecutable
+    from meshwise.targets.compiler import Listener
     from meshwise.targets.verification import Verification
 
 _NOT_FITTING = (TypeError, ValueError)
