@@ -19,7 +19,8 @@ from meshwise.graph.loops import NONE
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 
 _NOT_SPLIT = frozenset((NONE,))
-# What ZeRO splits.
+# Inputs that ZeRO splits. Gradients are no inputs: the solver may reduce-scatter them for the split
+# state.
 STAGE_2, STAGE_3 = frozenset((OPTIMIZER,)), frozenset((OPTIMIZER, PARAMETER))
 ALL_TO_ALL = "all-to-all"
 # Nothing that is reduced is cut, nothing that is cut is put together again.

@@ -1,6 +1,6 @@
 """What a primitive must state: its loops, its local form, its FLOP.
 
-A family file exports functions of these three kinds; `rules.table` maps primitive names to them.
+A family file has a `TABLE`: primitive name -> `PrimitiveRule`; `rules.table` joins them.
 """
 
 from __future__ import annotations

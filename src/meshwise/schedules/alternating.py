@@ -24,7 +24,7 @@ class AlternatingSchedule(PipelineSchedule):
             num_microbatches: Micro-batches of one step.
         """
 
-    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+    def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return the forwards of the warm-up: from there on one ends as another begins."""
         return min(self.warm_up(to_end, num_microbatches), num_microbatches)
 

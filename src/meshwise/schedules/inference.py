@@ -48,7 +48,7 @@ class Inference(PipelineSchedule):
             forward_only=True,
         )
 
-    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+    def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return 1: what a forward needs ends with it."""
         return 1
 

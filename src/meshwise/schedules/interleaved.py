@@ -73,13 +73,13 @@ class Interleaved(PipelineSchedule):
             mesh_of_stage=tuple(stage % num_meshes for stage in range(num_stages)),
         )
 
-    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+    def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return the chunks of the warm-up, each of them a v-th of what the mesh runs."""
-        return min(_warm_up(to_end, num_stages, self.chunks) / self.chunks, num_microbatches)
+        return min(_warm_up(to_end, num_meshes, self.chunks) / self.chunks, num_microbatches)
 
-    def allows(self, num_stages: int, num_microbatches: int) -> bool:
+    def allows(self, num_meshes: int, num_microbatches: int) -> bool:
         """Return whether the micro-batches make whole rounds."""
-        return num_microbatches % num_stages == 0
+        return num_microbatches % num_meshes == 0
 
 
 def _warm_up(to_end: int, num_meshes: int, chunks: int) -> int:

@@ -28,7 +28,7 @@ class AlpaOneFOneB(OneFOneB):
 
     name: ClassVar[str] = "alpa"
 
-    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+    def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return the stages to the end, even where there are fewer micro-batches."""
         return to_end
 

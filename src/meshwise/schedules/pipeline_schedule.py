@@ -67,12 +67,12 @@ class PipelineSchedule(ABC):
         """
 
     @abstractmethod
-    def in_flight(self, to_end: int, num_stages: int, num_microbatches: int) -> float:
+    def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return the most micro-batches whose activations a stage, or a mesh, holds at once.
 
         Args:
             to_end: Meshes from this one to the last, both counted: n - i.
-            num_stages: Meshes of the pipeline: n.
+            num_meshes: Meshes of the pipeline: n.
             num_microbatches: Micro-batches of one step: B.
         """
 
@@ -84,11 +84,11 @@ class PipelineSchedule(ABC):
         """
         return microbatch_s / self.chunks
 
-    def allows(self, num_stages: int, num_microbatches: int) -> bool:
+    def allows(self, num_meshes: int, num_microbatches: int) -> bool:
         """Return whether a pipeline of these sizes can run.
 
         Args:
-            num_stages: Meshes of the pipeline.
+            num_meshes: Meshes of the pipeline.
             num_microbatches: Micro-batches of one step.
         """
         return True

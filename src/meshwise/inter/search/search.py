@@ -1,7 +1,7 @@
 """The joint search: stages, submeshes, logical meshes, micro-batches, schedule, rematerialisation.
 
-For each number of micro-batches B the layers are planned on every submesh (`variants`), their
-costs composed (`compose`), and for each schedule the best stages chosen (`stage_dp`).
+For each number of micro-batches B the layers are planned on every submesh in each variant
+(`search_space`), their costs composed, and for each schedule the best stages chosen.
 
 Most of that is only bounded.  Of all B and schedules the one whose best stages promise most is
 looked at more closely, until those stages are planned (`lazy_table`): then no other can be better.
