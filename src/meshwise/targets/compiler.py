@@ -14,6 +14,7 @@ import queue
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -208,7 +209,8 @@ class AnswerFolder:
             for old in known[:-_MOST_KEPT]:
                 old.unlink(missing_ok=True)
         except OSError:
-            scratch.unlink(missing_ok=True)
+            with suppress(OSError):
+                scratch.unlink()
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json.gz"
