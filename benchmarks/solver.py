@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ from rich.table import Table
 from benchmarks.record import write_record
 from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance import evaluate
-from meshwise.assignment.options import INGREDIENTS
 
 COLUMNS = ("winner_team01", "xla_production_solver", "best_known")
 
@@ -34,34 +32,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="instances and reference_costs.csv")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default 3)")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="of the instances")
-    parser.add_argument(
-        "--ablation", type=float, metavar="S", help="also each ingredient left out, S seconds each"
-    )
-    parser.add_argument(
-        "--ablation-seeds", type=int, metavar="N", help="seeds of the ablation (default --seeds)"
-    )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for JSON")
     args = parser.parse_args()
-    ablation_seeds = args.seeds if args.ablation_seeds is None else args.ablation_seeds
     runs: list[dict[str, Any]] = []
-    left_out: list[dict[str, Any]] = []
     for row in _references(args.folder):
         if args.only and row["instance"] not in args.only:
             continue
         (path,) = args.folder.glob(f"*-{row['instance']}.json*")
-        for seed in range(args.seeds):
-            runs.append(_shown(run(path, row, seed)))
-            if args.ablation is not None and seed < ablation_seeds:
-                left_out += [
-                    _shown(ablation(path, row, seed, name, args.ablation))
-                    for name in ("", *INGREDIENTS)
-                ]
-    console = Console(width=160)
+        runs += [_shown(run(path, row, seed)) for seed in range(args.seeds)]
     if runs:
-        console.print(_table(runs))
-    if left_out:
-        console.print(_ablation_table(left_out))
-    print(write_record(args.out, "solver", {"runs": runs, "ablation": left_out}))
+        Console(width=160).print(_table(runs))
+    print(write_record(args.out, "solver", {"runs": runs}))
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:
@@ -99,63 +80,6 @@ def _checked(path: Path, row: dict[str, str], data: dict[str, Any]) -> dict[str,
     """The cost of a choice by code that the solver does not use, and over the best known one."""
     cost = evaluate(read_instance(path), data["choice"]).cost if data["choice"] else None
     return {"cost": cost, "ratio": cost / int(row["best_known"]) if cost is not None else None}
-
-
-def ablation(
-    path: Path, row: dict[str, str], seed: int, without: str, limit_s: float
-) -> dict[str, Any]:
-    """One run without an ingredient, in a process of its own; seconds without reading."""
-    arguments = [str(path), str(seed), without, str(limit_s)]
-    command = [sys.executable, "-c", _ABLATION, *arguments]
-    out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    data = json.loads(out.stdout)
-    return {
-        "instance": row["instance"],
-        "seed": seed,
-        "without": without or "nothing",
-        "bound_ratio": data["bound"] / int(row["best_known"]),
-        **_checked(path, row, data),
-        "seconds": round(data["seconds"], 1),
-        "status": data["status"],
-    }
-
-
-_ABLATION = """
-import json, pathlib, sys
-from meshwise.assignment.files.reader import read_instance
-from meshwise.assignment.instance_solver import solve_instance
-from meshwise.assignment.options import SolverOptions
-path, seed, without, limit = sys.argv[1:]
-answer = solve_instance(
-    read_instance(pathlib.Path(path)),
-    time_limit_s=float(limit),
-    seed=int(seed),
-    options=SolverOptions(without=[without] if without else []),
-)
-result = {"choice": answer.choice, "bound": answer.bound, "seconds": answer.seconds}
-print(json.dumps(result | {"status": answer.status}))
-"""
-
-
-def _ablation_table(runs: list[dict[str, Any]]) -> Table:
-    table = Table(title="Each ingredient left out: cost and bound over best known, mean of seeds")
-    names = sorted({r["instance"] for r in runs})
-    table.add_column("without")
-    for name in names:
-        table.add_column(f"{name} cost", justify="right")
-        table.add_column("bound", justify="right")
-        table.add_column("s", justify="right")
-    for without in ("nothing", *INGREDIENTS):
-        cells: list[str] = []
-        for name in names:
-            own = [r for r in runs if r["instance"] == name and r["without"] == without]
-            ratios = [r["ratio"] for r in own]
-            known = [r for r in ratios if r is not None]
-            cells.append(f"{statistics.mean(known):.5f}" if len(known) == len(own) else "none")
-            cells.append(f"{statistics.mean(r['bound_ratio'] for r in own):.5f}")
-            cells.append(f"{statistics.mean(r['seconds'] for r in own):.1f}")
-        table.add_row(without, *cells)
-    return table
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:

@@ -18,7 +18,6 @@ from meshwise.inter.stages.stage_construction import (
     feasible_stages,
 )
 from meshwise.inter.stages.stage_problem import (
-    FloatArray,
     Place,
     StageProblem,
     as_alpa,
@@ -26,6 +25,7 @@ from meshwise.inter.stages.stage_problem import (
     memory_bytes,
 )
 from meshwise.inter.stages.stage_refusal import what_is_in_the_way, with_memory
+from meshwise.kernels.arrays import Floats
 from meshwise.units import bytes_text
 
 Mode: TypeAlias = Literal["alpa", "time"]
@@ -108,7 +108,7 @@ def _state_text(problem: StageProblem) -> str | None:
     )
 
 
-def least_sum(whole: FloatArray) -> float:
+def least_sum(whole: Floats) -> float:
     """The least sum over runs that hold every layer once.
 
     Args:

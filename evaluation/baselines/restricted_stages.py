@@ -15,7 +15,8 @@ import numpy as np
 from evaluation.baselines.built_stages import Mode, build_stages
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.stages.stage_construction import EPSILON_S, StagePlan
-from meshwise.inter.stages.stage_problem import BoolArray, StageProblem
+from meshwise.inter.stages.stage_problem import StageProblem
+from meshwise.kernels.arrays import Bools
 
 
 def with_cuts(
@@ -53,7 +54,7 @@ def one_device_a_stage(
     return build_stages(_only(problem, single[:, None]), mode, epsilon_s=epsilon_s)
 
 
-def _only(problem: StageProblem, allowed: BoolArray) -> StageProblem:
+def _only(problem: StageProblem, allowed: Bools) -> StageProblem:
     """Return the same problem with all other stages made impossible."""
     costs = problem.costs
     return replace(

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshwise.assignment.files.reader import parse_instance
+from meshwise.assignment.engine import solve_encoded
+from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance import INFINITE_COST, Instance, evaluate
+from meshwise.assignment.problem import Problem, Solution
+from meshwise.assignment.solve import solve
 
 Document = dict[str, Any]
+
+
+def parse_instance(document: object, source: str) -> Instance:
+    """The problem of a JSON document, by way of a file of this name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / source
+        path.write_text(json.dumps(document))
+        return read_instance(path)
 
 
 def random_document(
@@ -111,6 +125,13 @@ def deaf_instance() -> Instance:
 def random_instance(seed: int, **options: Any) -> Instance:
     """The same, read."""
     return parse_instance(random_document(seed, **options), "random")
+
+
+def proved(problem: Problem) -> Solution:
+    """The answer of a planner's problem; `solve` proves none with a row."""
+    if problem.rows:
+        return solve_encoded(problem, incumbent=None, time_limit_s=600, seed=0)
+    return solve(problem)
 
 
 def optimum(instance: Instance) -> int | None:

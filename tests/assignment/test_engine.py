@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,11 @@ from oracle.full_formulation import solve_ilp
 
 
 def random_problem(seed: int, tight: float) -> Problem:
-    """Nodes in a chain with further pairs; two rows that weigh nodes and pairs.
+    """Nodes in a chain with further pairs; a row that weighs nodes and pairs.
 
     Args:
         seed: Of the random numbers.
-        tight: Where the rows' limits lie between the weight of a random choice and the least one.
+        tight: Where the row's limit lies between the weight of a random choice and the least one.
     """
     rng = np.random.default_rng(seed)
     count = int(rng.integers(8, 18))
@@ -33,19 +35,15 @@ def random_problem(seed: int, tight: float) -> Problem:
         hole[0], hole[:, 0] = False, False
         cost[hole] = np.inf
         pairs.append(PairCost(u=u, v=v, cost=cost))
-    rows: list[Row] = []
-    for k in range(2):
-        members = rng.choice(count, count // 2, replace=False).tolist()
-        nodes = tuple((u, rng.integers(0, 100, sizes[u]).astype(float)) for u in members)
-        pair = pairs[k]
-        weights = rng.integers(0, 50, pair.cost.shape).astype(float)
-        row = Row(nodes=nodes, pairs=((pair.u, pair.v, weights),), limit=0.0)
-        some = row_weight(row, [int(rng.integers(n)) for n in sizes])
-        least = sum(float(w.min()) for _, w in nodes) + float(weights.min())
-        limit = least + (1 - tight) * (some - least)
-        rows.append(Row(nodes=nodes, pairs=row.pairs, limit=float(np.floor(limit))))
+    members = rng.choice(count, count // 2, replace=False).tolist()
+    nodes = tuple((u, rng.integers(0, 100, sizes[u]).astype(float)) for u in members)
+    both = tuple((p.u, p.v, rng.integers(0, 50, p.cost.shape).astype(float)) for p in pairs[:2])
+    row = Row(nodes=nodes, pairs=both, limit=0.0)
+    some = row_weight(row, [int(rng.integers(n)) for n in sizes])
+    least = sum(float(w.min()) for _, w in nodes) + sum(float(w.min()) for _, _, w in both)
+    limit = float(np.floor(least + (1 - tight) * (some - least)))
     costs = tuple(rng.random(n) for n in sizes)
-    return Problem(costs=costs, pairs=tuple(pairs), rows=tuple(rows))
+    return Problem(costs=costs, pairs=tuple(pairs), rows=(dataclasses.replace(row, limit=limit),))
 
 
 @pytest.mark.parametrize("count", few_or_all(30, 100))

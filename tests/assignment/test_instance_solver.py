@@ -10,19 +10,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from assignment.problems import deaf_instance, optimum, random_document, random_instance
+from assignment.problems import (
+    deaf_instance,
+    optimum,
+    parse_instance,
+    random_document,
+    random_instance,
+)
 from doubles.few import few_or_all
-from meshwise.assignment import run_state
+from meshwise.assignment import instance_solver, run_state
 from meshwise.assignment.answer import Progress
 from meshwise.assignment.bounds.messages import cost_of, room_left
 from meshwise.assignment.exact.highs import HighsEffort
 from meshwise.assignment.exact.integer_program import solve_exactly
 from meshwise.assignment.exact.small_problem import solve_small
-from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import INFINITE_COST, evaluate
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.network import network_of
-from meshwise.assignment.options import INGREDIENTS, SolverOptions, Watch
+from meshwise.assignment.options import SolverOptions, Watch
 from meshwise.errors import SolverError
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
@@ -308,21 +313,6 @@ def test_a_small_problem_that_the_exact_engine_cannot_prove_is_proved_by_the_red
     assert unproved > 0
 
 
-@pytest.mark.parametrize("ingredient", INGREDIENTS)
-def test_without_an_ingredient_the_answer_still_holds(ingredient):
-    instance = random_instance(3, num_nodes=60, tight=0.3, forbid=False)
-    best = solve_instance(instance, time_limit_s=600)
-    assert best.status == "optimal"
-    answer = solve_instance(instance, time_limit_s=3, options=replace(WHOLE, without=[ingredient]))
-    assert answer.cost is not None
-    assert answer.bound <= best.cost <= answer.cost
-
-
-def test_an_unknown_ingredient_is_refused():
-    with pytest.raises(SolverError, match="there is no ingredient 'salt'; there are reduction,"):
-        SolverOptions(without=["salt"])
-
-
 @pytest.mark.parametrize("tight", [None, 0.3])
 def test_a_deterministic_run_repeats_itself(tight):
     """Choices of equal cost abound, of which threads that race would take this or that one."""
@@ -344,7 +334,10 @@ def test_a_deterministic_run_repeats_itself(tight):
 def test_counted_work_ends_a_run_without_a_limit_of_time(monkeypatch):
     monkeypatch.setattr(run_state, "_ENTRIES", 2e7)
     instance = random_instance(7, num_nodes=400, tight=0.3, forbid=False)
-    options = replace(WHOLE, counted=True, without=["exact engines"])
+    # No engine may end it before.
+    monkeypatch.setattr(instance_solver, "is_provable", lambda network: False)
+    monkeypatch.setattr(instance_solver, "may_solve_rest", lambda ascent: False)
+    options = replace(WHOLE, counted=True)
     first, second = (
         solve_instance(instance, time_limit_s=math.inf, options=options) for _ in range(2)
     )

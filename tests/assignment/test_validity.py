@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from assignment.problems import proved
 from meshwise.assignment.encoding import encode
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.problem import Array, PairCost, Problem, Row
@@ -14,7 +15,6 @@ from meshwise.assignment.solve import solve
 from meshwise.errors import SolverError
 
 TWO = (np.array([1.0, 0.0]), np.array([0.0, 2.0]))
-WEIGHTS = np.array([0.0, 5.0])
 NO_CHOICE = (np.zeros(0), np.array([1.0]))
 
 
@@ -89,7 +89,7 @@ def _without_choices(*, node: bool, pair: bool) -> Problem:
 )
 @pytest.mark.usefixtures("compiled_kernels")
 def test_what_cannot_be_met_is_infeasible(problem: Problem) -> None:
-    assert solve(problem).status == "infeasible"
+    assert proved(problem).status == "infeasible"
     assert solve_instance(encode(problem).instance, time_limit_s=300).status == "infeasible"
 
 
@@ -108,19 +108,13 @@ def test_what_cannot_be_met_is_infeasible(problem: Problem) -> None:
 )
 @pytest.mark.usefixtures("compiled_kernels")
 def test_odd_problems_are_solved(problem: Problem, choice: tuple[int, ...]) -> None:
-    found = solve(problem)
+    found = proved(problem)
     assert (found.choice, found.status) == (choice, "optimal")
     answer = solve_instance(encode(problem).instance, time_limit_s=300)
     assert answer.status == "optimal"
 
 
-def test_an_infinite_limit_beside_one_that_binds() -> None:
-    rows = (Row(nodes=((0, WEIGHTS),), limit=np.inf), Row(nodes=((0, WEIGHTS),), limit=4.0))
-    found = solve(Problem(costs=TWO, pairs=(), rows=rows))
-    assert (found.choice, found.cost, found.status) == ((0, 0), 1.0, "optimal")
-
-
 def test_the_least_fraction_does_not_fit_into_nothing() -> None:
     """Fractions of bytes prove nothing (`encode.Encoded.is_exact`), but the choice is right."""
-    found = solve(_row(0, 5e-324, limit=0.0))
+    found = proved(_row(0, 5e-324, limit=0.0))
     assert (found.choice, found.cost) == ((0, 0), 1.0)

@@ -14,7 +14,7 @@ import meshwise as mw
 from doubles.graph_builders import DEVICE, mesh, perceptron
 from meshwise.baselines.methods import BASELINES, plan_baseline
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
-from meshwise.baselines.search import MeshPlace, plan_intra_op
+from meshwise.baselines.search import MeshPlace, Search
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.intra.options import IntraOptions
@@ -191,7 +191,9 @@ def test_intra_op_is_never_dearer_under_a_limit():
     place = MeshPlace(
         graph=graph, mesh=ONE_AXIS, batch_dims=batch, options=options, parts=regions(graph)
     )
-    best = plan_intra_op(place)
+    search = Search()
+    search.over([place])
+    best = search.found().result
     assert best.peak_bytes <= three.peak_bytes
     assert best.objective_s <= step_time_s(graph, three.decision, ONE_AXIS) * (1 + 1e-9)
 

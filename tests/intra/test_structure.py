@@ -110,12 +110,14 @@ def test_pins_are_kept_and_results_are_whole_values():
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
-def test_equal_layers_planned_equally_are_nearly_as_good(sizes):
+def test_equal_layers_planned_equally_are_nearly_as_good(sizes, monkeypatch):
     # Rows outweigh weights, so equal layers want equal plans and tying loses only at the ends.
     graph = perceptron(8, 8192, 128, momentum=True)
     on = mesh(*sizes, bandwidths=(10e9, 30e9)[: len(sizes)])
-    free = plan_graph(graph, on, IntraOptions(tie=False))
-    tied = plan_graph(graph, on, IntraOptions(tie=True))
+    monkeypatch.setattr("meshwise.intra.plan_graph._TIE_NODES", 10**9)
+    free = plan_graph(graph, on, IntraOptions())
+    monkeypatch.setattr("meshwise.intra.plan_graph._TIE_NODES", 0)
+    tied = plan_graph(graph, on, IntraOptions())
     verify_decision(graph, tied.decision, on)
     assert free.space == "every layer planned freely"
     assert tied.space == "equal layers planned equally"
@@ -134,8 +136,8 @@ def test_rows_say_what_the_profile_says(seed):
     for _ in range(20):
         choice = tuple(rng.randrange(len(n.cost_s)) for n in network.nodes)
         high = profile_peak(graph, expand(network, choice), on)
-        weight = row_weight(rows.row(high.time, 0.0), choice)
-        # Two users of one copy in one final layout are the only difference.
-        assert weight == pytest.approx(high.num_bytes, rel=0.35)
+        weight = row_weight(rows.row_of(high.buffers), choice)
+        # Further copies of a tensor, made while the one that is live may be, count too.
+        assert high.num_bytes <= weight <= 1.35 * high.num_bytes
         same += weight == high.num_bytes
-    assert same >= 10
+    assert same >= 4

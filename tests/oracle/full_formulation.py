@@ -199,7 +199,7 @@ def solve_ilp(
     solver.run()
     status = solver.getModelStatus()
     if status == highspy.HighsModelStatus.kInfeasible:
-        return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
+        return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")
     info = solver.getInfo()
     optimal = status == highspy.HighsModelStatus.kOptimal
     if not optimal and status != highspy.HighsModelStatus.kTimeLimit:
@@ -216,7 +216,7 @@ def solve_ilp(
             best = found
     bound = float(info.mip_dual_bound) / scale
     if best is None:
-        return Solution(choice=(), cost=math.inf, bound=bound, status="time limit", num_left=0)
+        return Solution(choice=(), cost=math.inf, bound=bound, status="time limit")
     cost = objective(problem, best)
     if optimal:
         bound = cost
@@ -226,7 +226,6 @@ def solve_ilp(
         cost=cost,
         bound=bound,
         status="optimal" if optimal else "time limit",
-        num_left=len(problem.costs),
     )
 
 

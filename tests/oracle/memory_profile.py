@@ -40,8 +40,8 @@ def _copies(
 
 def buffers(
     graph: Graph, decision: GraphDecision, mesh: LogicalMesh, path: tuple[int, ...] = ()
-) -> Iterator[Buffer]:
-    """All buffers of one graph, bodies excepted."""
+) -> Iterator[tuple[Buffer, int]]:
+    """All buffers of one graph, bodies excepted, and the last time at which each is live."""
     sizes = mesh.sizes
     live = liveness(graph)
     end_of_time = len(graph.operators)
@@ -53,17 +53,17 @@ def buffers(
     donated = {graph.outputs[j]: decision.inputs[i] for i, j in graph.aliases}
     inputs = set(graph.inputs)
 
-    def buffer(t: int, start: int, end: int, layout: Layout, role: str) -> Buffer:
+    def buffer(t: int, start: int, end: int, layout: Layout, role: str) -> tuple[Buffer, int]:
         tensor = graph.tensors[t]
-        return Buffer(
+        made = Buffer(
             path=path,
             tensor=t,
             start=start,
-            end=end,
             num_bytes=local_bytes(tensor, layout, sizes),
             role=role,
             where=tensor.name if t in inputs else where[t],
         )
+        return made, end
 
     for t in dict.fromkeys(graph.inputs):
         # The body of a scan reads constants where they lie outside, carries are the scan's
@@ -102,29 +102,24 @@ def profile_peak(
     """The highest point of a graph, bodies included."""
     found = list(buffers(graph, decision, mesh, path))
     change = [0] * (len(graph.operators) + 3)
-    for b in found:
+    for b, end in found:
         change[b.start + 1] += b.num_bytes
-        change[b.end + 2] -= b.num_bytes
-    best = Peak(num_bytes=-1, time=(), buffers=())
+        change[end + 2] -= b.num_bytes
+    best, at = Peak(num_bytes=-1, buffers=()), -1
     total = 0
     for step, delta in enumerate(change[:-1]):
         total += delta
         time = step - 1
         inner: Peak | None = None
-        number = 0
         if 0 <= time < len(graph.operators):
             op, chosen = graph.operators[time], decision.operators[time]
             for p, (body, decided) in enumerate(zip(op.bodies, chosen.bodies, strict=True)):
                 found_inside = profile_peak(body, decided, mesh, (*path, time, p))
                 if inner is None or found_inside.num_bytes > inner.num_bytes:
-                    inner, number = found_inside, p
+                    inner = found_inside
         here = total + (inner.num_bytes if inner else 0)
         if here > best.num_bytes:
-            best = Peak(
-                num_bytes=here,
-                time=(time, *((number, *inner.time) if inner else ())),
-                buffers=inner.buffers if inner else (),
-            )
-    live = [b for b in found if b.start <= best.time[0] <= b.end]
+            best, at = Peak(num_bytes=here, buffers=inner.buffers if inner else ()), time
+    live = [b for b, end in found if b.start <= at <= end]
     everything = sorted((*live, *best.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
-    return Peak(num_bytes=best.num_bytes, time=best.time, buffers=tuple(everything))
+    return Peak(num_bytes=best.num_bytes, buffers=tuple(everything))

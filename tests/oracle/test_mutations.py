@@ -24,7 +24,7 @@ import meshwise.rules.table as rule_table
 import meshwise.spmd.lower as lower
 from doubles.random_decision import random_decision
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.plan.counts.walk import reshards
+from meshwise.plan.counts.walk import Reshard, transfers
 from meshwise.plan.decision import GraphDecision
 from meshwise.rules.primitive import PrimitiveRule, Shards
 from meshwise.rules.random import bits_rule, local_bits
@@ -218,7 +218,8 @@ def test_one_order_of_reduced_axes_swapped(monkeypatch):
 
     def scatters_twice(decision: GraphDecision) -> bool:
         swap.seen = 0
-        for change in reshards(step.graph, decision):
+        for change in transfers(step.graph, decision, mesh.sizes):
+            assert isinstance(change, Reshard)
             tensor = change.tensor
             swap(tensor.shape, tensor.itemsize, change.before, change.after, mesh)
         return swap.seen > 0
@@ -347,7 +348,8 @@ def test_a_whole_term_counted_on_every_device(monkeypatch):
     monkeypatch.setattr(lower, "apply_step", unmask)
 
     def masks_a_float(decision: GraphDecision) -> bool:
-        masked = [r.tensor for r in reshards(step.graph, decision) if r.after.partial]
+        made = [r for r in transfers(step.graph, decision, mesh.sizes) if isinstance(r, Reshard)]
+        masked = [r.tensor for r in made if r.after.partial]
         return bool(masked) and all(tensor.dtype == "float64" for tensor in masked)
 
     decision = first_decision(step, mesh, masks_a_float)

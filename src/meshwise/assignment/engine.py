@@ -79,7 +79,7 @@ def _solved(
         ),
     )
     if answer.status == "infeasible" and incumbent is None and encoded.is_exact:
-        return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
+        return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")
     # Where fewer choices fit, a bound on those bounds no others.
     choice, bound = incumbent, encoded.cost(answer.bound if encoded.is_exact else 0)
     if answer.choice is not None:
@@ -88,7 +88,7 @@ def _solved(
         if is_feasible(problem, found) and (known is None or objective(problem, found) < known):
             choice = found
     if choice is None:
-        return Solution(choice=(), cost=math.inf, bound=bound, status="bounded", num_left=0)
+        return Solution(choice=(), cost=math.inf, bound=bound, status="bounded")
     cost = objective(problem, choice)
     exact = cost - bound <= _EXACT * abs(cost)
     is_best = answer.status == "optimal" and encoded.is_exact
@@ -97,5 +97,4 @@ def _solved(
         cost=cost,
         bound=cost if exact else min(bound, cost),
         status="optimal" if exact else _ROUNDED if is_best else "bounded",
-        num_left=len(problem.costs),
     )

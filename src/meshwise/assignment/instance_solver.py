@@ -27,16 +27,20 @@ from meshwise.assignment.instance import Instance, evaluate
 from meshwise.assignment.kernel_set import KERNELS
 from meshwise.assignment.last_phase import (
     close,
-    expanded,
-    may_prove,
     may_solve_rest,
     note_bound,
     solve_rest,
     try_proof,
 )
 from meshwise.assignment.options import SolverOptions, Watch
+from meshwise.assignment.proof.proof import is_provable
 from meshwise.assignment.reductions.arrays import CUT
-from meshwise.assignment.reductions.reduction import Reduction, reduce_instance, reduce_network
+from meshwise.assignment.reductions.reduction import (
+    Reduction,
+    expanded,
+    reduce_instance,
+    reduce_network,
+)
 from meshwise.assignment.run_state import Shared, Turn, whole
 from meshwise.assignment.search.first_solution import first_solution
 from meshwise.assignment.search.forward_checking import find_consistent
@@ -99,8 +103,6 @@ def solve_instance(
         deadline=start + max(time_limit_s - check_s, 0.5 * time_limit_s),
         interrupt=watch.interrupt,
     )
-    if "reduction" in options.without:
-        shared.reducing[0] = CUT
     if not (is_small(instance, options.small_columns) and solve_at_once(shared)):
         _solve_large(shared, watch)
     return _result(shared)
@@ -217,7 +219,7 @@ def _raise_bound(shared: Shared) -> None:
     chain: list[Reduction] = []
     ascent = Ascent.of(shared.network, shared.stop)
     primal = Primal(shared) if shared.options.counted else None
-    if may_prove(ascent, shared):
+    if is_provable(ascent.network):
         # Prices that are nearly the best will do.
         _ascend(ascent, chain, shared, primal, rounds=_EARLY_ROUNDS)
         if shared.must_stop or try_proof(ascent, chain, shared):
@@ -232,7 +234,7 @@ def _raise_bound(shared: Shared) -> None:
             return
         is_done = ascent.is_done
         # A second try pays once there is far less.
-        if is_done and 2 * num_columns(ascent.network) <= tried and may_prove(ascent, shared):
+        if is_done and 2 * num_columns(ascent.network) <= tried and is_provable(ascent.network):
             tried = num_columns(ascent.network)
             if try_proof(ascent, chain, shared):
                 return
@@ -246,7 +248,7 @@ def _raise_bound(shared: Shared) -> None:
                 return
             ascent = _warm(ascent, deeper, shared)
             shared.num_nodes = len(deeper.network.size)
-        elif is_done and may_solve_rest(ascent, shared):
+        elif is_done and may_solve_rest(ascent):
             solve_rest(ascent, chain, shared)
             return
         else:
@@ -316,7 +318,7 @@ def _settled_messages(ascent: Ascent, shared: Shared) -> float:
 
 def _reduced_further(ascent: Ascent, shared: Shared) -> Reduction | None:
     """Take out choices that cannot be better; None if there are too few."""
-    if not np.isfinite(shared.cost) or "further reductions" in shared.options.without:
+    if not np.isfinite(shared.cost):
         return None
     bound = _settled_messages(ascent, shared)
     keep = choices_within(ascent.network, ascent.held, ascent.prices, bound, shared.cost)

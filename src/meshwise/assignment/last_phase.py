@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.ascent import Ascent
 from meshwise.assignment.bounds.exact_bound import dearest, exact_bound
 from meshwise.assignment.bounds.messages import room_left
 from meshwise.assignment.exact.enumeration import UNCOUNTED, enumerate_choices
 from meshwise.assignment.exact.integer_program import ExactAnswer, num_columns, solve_exactly
-from meshwise.assignment.proof.proof import BRIEF_WORK, WORK, is_provable, prove
-from meshwise.assignment.reductions.reduction import Reduction
+from meshwise.assignment.proof.proof import BRIEF_WORK, WORK, prove
+from meshwise.assignment.reductions.reduction import Reduction, expanded
 from meshwise.assignment.run_state import LOOKS_AT_REST, Shared, whole
 from meshwise.errors import SolverError
 
@@ -36,13 +35,6 @@ def note_bound(ascent: Ascent, shared: Shared) -> None:
             shared.finish()
 
 
-def expanded(chain: list[Reduction], choice: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a choice of the last network in terms of the first one."""
-    for reduction in reversed(chain):
-        choice = reduction.expand(choice)
-    return choice
-
-
 def close(chain: list[Reduction], shared: Shared) -> None:
     """Nothing is left to decide: what remains is a solution, or none is better than the best."""
     if not chain[-1].infeasible:
@@ -51,15 +43,9 @@ def close(chain: list[Reduction], shared: Shared) -> None:
     shared.finish()
 
 
-def may_prove(ascent: Ascent, shared: Shared) -> bool:
-    """Return whether a proof is worth a try."""
-    return "exact engines" not in shared.options.without and is_provable(ascent.network)
-
-
-def may_solve_rest(ascent: Ascent, shared: Shared) -> bool:
+def may_solve_rest(ascent: Ascent) -> bool:
     """Return whether what is left is small enough for the exact engine."""
-    is_small = num_columns(ascent.network) <= _EXACT_COLUMNS
-    return is_small and "exact engines" not in shared.options.without
+    return num_columns(ascent.network) <= _EXACT_COLUMNS
 
 
 def try_proof(ascent: Ascent, chain: list[Reduction], shared: Shared) -> bool:

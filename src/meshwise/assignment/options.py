@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshwise.assignment.answer import Progress
 from meshwise.assignment.exact.small_problem import SMALL_COLUMNS
-from meshwise.errors import SolverError
-
-# What an ablation may leave out: the first reduction, those with a bound and a cost, HiGHS and
-# enumeration of what is left, improvement of solutions, and in it the prices of memory, the parts
-# that compete for it, and worse choices that are taken for a while.
-INGREDIENTS = (
-    "reduction",
-    "further reductions",
-    "exact engines",
-    "search",
-    "prices",
-    "rivals",
-    "heat",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +16,6 @@ class SolverOptions:
 
     Attributes:
         small_columns: Number of costs up to which a problem is first given to HiGHS whole.
-        without: Ingredients to leave out, to measure what they are worth.
         counted: Whether one thread works in turns of fixed length and ends after a counted amount
             of work, so that the answer is the same each time unless the time limit comes first.
             If not, two threads work side by side until the time limit.
@@ -38,14 +23,8 @@ class SolverOptions:
     """
 
     small_columns: int = SMALL_COLUMNS
-    without: Collection[str] = ()
     counted: bool = False
     brief: bool = False
-
-    def __post_init__(self) -> None:
-        if unknown := set(self.without) - set(INGREDIENTS):
-            known = ", ".join(INGREDIENTS)
-            raise SolverError(f"there is no ingredient {min(unknown)!r}; there are {known}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwise.kernels.arrays import Floats
 
 Array = Floats
@@ -51,6 +53,56 @@ class Problem:
     rows: tuple[Row, ...] = ()
 
 
+class Sums:
+    """Costs or weights of nodes and of pairs of nodes, added up in the order in which they come.
+
+    Attributes:
+        nodes: The sum of each node.
+        pairs: The sum of each pair, the smaller node first.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.nodes: dict[int, Array] = {}
+        self.pairs: dict[tuple[int, int], Array] = {}
+
+    def add(self, u: int, values: Array) -> None:
+        """Add values of the choices of a node."""
+        self.nodes[u] = self.nodes[u] + values if u in self.nodes else values
+
+    def add_pair(self, u: int, v: int, values: Array) -> None:
+        """Add a matrix over the choices of two nodes; of a node with itself its diagonal counts."""
+        if u == v:
+            self.add(u, np.diagonal(values).copy())
+            return
+        if u > v:
+            u, v, values = v, u, values.T
+        self.pairs[u, v] = self.pairs[u, v] + values if (u, v) in self.pairs else values
+
+    def problem(self, rows: tuple[Row, ...] = ()) -> Problem:
+        """The sums as costs; each node has some."""
+        return Problem(
+            costs=tuple(w for _, w in self._sorted_nodes()),
+            pairs=tuple(PairCost(u=u, v=v, cost=w) for (u, v), w in self._sorted_pairs()),
+            rows=rows,
+        )
+
+    def row(self, limit: float, name: str = "") -> Row:
+        """The sums as weights."""
+        return Row(
+            nodes=tuple(self._sorted_nodes()),
+            pairs=tuple((u, v, w) for (u, v), w in self._sorted_pairs()),
+            limit=limit,
+            name=name,
+        )
+
+    def _sorted_nodes(self) -> list[tuple[int, Array]]:
+        return sorted(self.nodes.items(), key=lambda item: item[0])
+
+    def _sorted_pairs(self) -> list[tuple[tuple[int, int], Array]]:
+        return sorted(self.pairs.items(), key=lambda item: item[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """Answer of a solver.
@@ -61,16 +113,12 @@ class Solution:
         bound: No feasible choice costs less.
         status: `optimal`, `infeasible`, `bounded` where a counted amount of work ended the search,
             or `time limit` where the clock did.
-        num_left: Nodes that were left after the reductions.
-        nearest: If none is feasible, a choice that comes as near to the rows as is known.
     """
 
     choice: tuple[int, ...]
     cost: float
     bound: float
     status: str
-    num_left: int
-    nearest: tuple[int, ...] = ()
 
 
 def objective(problem: Problem, choice: Sequence[int]) -> float:

@@ -1,7 +1,6 @@
 """Solve a problem: reductions and bounds in turn, then `engine` on what is left.
 
-Large problems, and those with rows that are to be proved, go there at once: it ends at the limit of
-time, whatever it does.
+Large problems go there at once: it ends at the limit of time, whatever it does.
 """
 
 from __future__ import annotations
@@ -9,22 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.relaxation import relax
-from meshwise.assignment.bounds.row_prices import price_rows
+from meshwise.assignment.bounds.row_prices import price_row
 from meshwise.assignment.engine import solve_encoded
 from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import Problem, Row, Solution, is_feasible, objective
-from meshwise.assignment.reductions.reduction import Reduction, reduce_network, reduce_problem
+from meshwise.assignment.reductions.reduction import (
+    Reduction,
+    expanded,
+    reduce_network,
+    reduce_problem,
+)
 from meshwise.assignment.validity import check_problem
-from meshwise.errors import SolverError
-
-# Is given a problem and the cost of its solution, None without one.
-Recorder = Callable[[Problem, float | None], object]
 
 # Reductions and bounds take turns while each turn removes a good part of the choices.
 _ROUNDS = 8
@@ -32,7 +32,7 @@ _PASSES = 60
 _SHRINK = 0.9
 # Costs of pairs from which on a problem is large.
 _LARGE = 4_000_000
-# Up to so many the rows are tried with the solver first, even if no proof is asked for; an answer
+# Up to so many a row is tried with the solver first, even if no proof is asked for; an answer
 # with a bound so close will do.
 _BRIEF, _NEARLY = 400_000, 1e-6
 # A bound this close to the cost proves it, up to the rounding of sums.
@@ -46,19 +46,17 @@ def solve(
     time_limit_s: float = math.inf,
     seed: int = 0,
     exact: bool = True,
-    record: Recorder | None = None,
 ) -> Solution:
     """Solve a problem; the answer is never worse than the best feasible incumbent.
 
     Args:
-        problem: The problem.
+        problem: With at most one row, which is not proved: it has weights and a finite limit.
         incumbents: Choices to start from.
         time_limit_s: Wall time, in seconds; infinite for none, so that counted work alone ends the
             search and the answer is the same each time.
         seed: Seed of the solver's random numbers.
-        exact: Whether to prove the answer; if not, a small amount of work must do.
-        record: Function that is given the problem afterwards, and what its solution costs, if there
-            is one.
+        exact: Whether to prove the answer of a problem without rows; if not, a small amount of work
+            must do.
 
     Returns:
         The answer; its status is "optimal", "infeasible", "bounded" where counted work ended the
@@ -70,31 +68,11 @@ def solve(
     check_problem(problem)
     good = [c for c in incumbents if is_feasible(problem, c)]
     best = min(good, key=lambda c: objective(problem, c), default=None)
-    try:
-        found = _solved(problem, best, time_limit_s, seed, exact=exact)
-    except SolverError:
-        if record is not None:
-            record(problem, None)
-        raise
-    if record is not None:
-        record(problem, found.cost if found.choice else None)
-    return found
-
-
-def _solved(
-    problem: Problem, best: tuple[int, ...] | None, time_limit_s: float, seed: int, *, exact: bool
-) -> Solution:
     deadline = time.monotonic() + time_limit_s
-    if any(not _has_weights(row) and row.limit < 0 for row in problem.rows):
-        return _none(())
-    problem = _without_idle_rows(problem)
-    if exact and (problem.rows or _num_entries(problem) > _LARGE):
-        found = solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
-        if found.status == "infeasible" and problem.rows:
-            return _none(price_rows(problem, None).nearest)
-        return found
     if problem.rows:
-        return _within_rows(problem, best, deadline=deadline, seed=seed)
+        return _within_row(problem, best, deadline=deadline, seed=seed)
+    if exact and _num_entries(problem) > _LARGE:
+        return solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
     return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
 
 
@@ -108,7 +86,7 @@ def _in_turns(
     for _ in range(_ROUNDS):
         reduction = chain[-1]
         if reduction.infeasible:
-            return _none(())
+            return _infeasible()
         network = reduction.network
         first = reduction.restrict(first) if first is not None else None
         if not len(network.size):
@@ -140,23 +118,22 @@ def _in_turns(
     if best is None:
         return dataclasses.replace(found, bound=bound)
     cost = objective(problem, best)
-    num_left = len(network.size)
-    return Solution(choice=best, cost=cost, bound=bound, status=found.status, num_left=num_left)
+    return Solution(choice=best, cost=cost, bound=bound, status=found.status)
 
 
-def _within_rows(
+def _within_row(
     problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int
 ) -> Solution:
-    """Do a bounded amount of work on a problem with rows, whose nodes no reduction touches."""
-    ends = {u for row in problem.rows for u, _ in row.nodes}
-    ends |= {u for row in problem.rows for pair in row.pairs for u in pair[:2]}
+    """Do a bounded amount of work on a problem with a row, whose nodes no reduction touches."""
+    (row,) = problem.rows
+    ends = {u for u, _ in row.nodes} | {u for pair in row.pairs for u in pair[:2]}
     reduction = reduce_problem(problem, keep=ends)
     if reduction.infeasible:
-        return _none(())
+        return _infeasible()
     chain = [reduction]
     first = None if best is None else reduction.restrict(np.array(best, np.int64))
     known = None if first is None else tuple(first.tolist())
-    small = _with_rows(problem.rows, reduction)
+    small = _with_row(row, reduction)
     if _num_entries(small) <= _BRIEF:
         left = deadline - time.monotonic()
         found = solve_encoded(small, incumbent=known, time_limit_s=left, seed=seed, brief=True)
@@ -165,9 +142,9 @@ def _within_rows(
             bound = found.bound + reduction.network.constant
             choice = np.array(found.choice, np.int64)
             return _answer(problem, chain, choice, best, status="bounded", bound=bound)
-    priced = price_rows(small, known)
+    priced = price_row(small, known)
     if math.isinf(priced.bound):
-        return _none(_expanded(chain, np.array(priced.nearest, np.int64)) if priced.nearest else ())
+        return _infeasible()
     bound = priced.bound + reduction.network.constant
     if priced.choice is not None:
         status = "optimal" if priced.bound >= priced.cost * (1 - _EXACT) else "bounded"
@@ -182,49 +159,24 @@ def _within_rows(
     return _answer(problem, chain, choice, best, status=found.status, bound=bound)
 
 
-def _with_rows(rows: Sequence[Row], reduction: Reduction) -> Problem:
-    """Return what is left of a problem, with its rows over the choices that are left."""
+def _with_row(row: Row, reduction: Reduction) -> Problem:
+    """Return what is left of a problem, with its row over the choices that are left."""
     number = {int(u): i for i, u in enumerate(reduction.nodes)}
     left = {u: reduction.choices(i) for u, i in number.items()}
-    return dataclasses.replace(
-        problem_of(reduction.network),
-        rows=tuple(
-            dataclasses.replace(
-                row,
-                nodes=tuple((number[u], w[left[u]]) for u, w in row.nodes),
-                pairs=tuple(
-                    (number[u], number[v], w[np.ix_(left[u], left[v])]) for u, v, w in row.pairs
-                ),
-            )
-            for row in rows
-        ),
+    small = dataclasses.replace(
+        row,
+        nodes=tuple((number[u], w[left[u]]) for u, w in row.nodes),
+        pairs=tuple((number[u], number[v], w[np.ix_(left[u], left[v])]) for u, v, w in row.pairs),
     )
-
-
-def _has_weights(row: Row) -> bool:
-    return bool(row.nodes or row.pairs)
-
-
-def _without_idle_rows(problem: Problem) -> Problem:
-    """Leave out rows that nothing breaks: they have no price that could be computed with."""
-    rows = tuple(row for row in problem.rows if row.limit < math.inf and _has_weights(row))
-    return dataclasses.replace(problem, rows=rows) if len(rows) < len(problem.rows) else problem
+    return dataclasses.replace(problem_of(reduction.network), rows=(small,))
 
 
 def _num_entries(problem: Problem) -> int:
     return sum(pair.cost.size for pair in problem.pairs)
 
 
-def _none(nearest: tuple[int, ...]) -> Solution:
-    return Solution(
-        choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0, nearest=nearest
-    )
-
-
-def _expanded(chain: Sequence[Reduction], choice: NDArray[np.int64]) -> tuple[int, ...]:
-    for reduction in reversed(chain):
-        choice = reduction.expand(choice)
-    return tuple(choice.tolist())
+def _infeasible() -> Solution:
+    return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")
 
 
 def _answer(
@@ -237,7 +189,7 @@ def _answer(
     bound: float = -math.inf,
 ) -> Solution:
     """Extend a choice of the last reduction to the whole problem."""
-    full = _expanded(chain, choice)
+    full: tuple[int, ...] = tuple(expanded(chain, choice).tolist())
     cost = objective(problem, full)
     if best is not None and objective(problem, best) < cost:
         full, cost = best, objective(problem, best)
@@ -246,5 +198,4 @@ def _answer(
         cost=cost,
         bound=cost if status == "optimal" else min(bound, cost),
         status=status,
-        num_left=len(chain[-1].network.size),
     )

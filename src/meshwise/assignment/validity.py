@@ -1,7 +1,7 @@
 """Checks of a planner's problem and of an answer to it, apart from all that the solver computes.
 
 A problem is one if its shapes agree and its numbers can be added up.  The costs
-of an answer are summed exactly and its bytes in whole numbers, so that no sum depends on its order.
+of an answer are summed exactly, so that no sum depends on its order.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def check_problem(problem: Problem) -> None:
 
 
 def check_solution(problem: Problem, solution: Solution) -> None:
-    """Compute the objective and all rows of an answer again.
+    """Compute the objective of an answer again.
 
     Args:
-        problem: The problem.
-        solution: An answer with a choice; weights of rows are whole bytes.
+        problem: The problem, without rows.
+        solution: An answer with a choice.
 
     Raises:
-        SolverError: the choice is none of the problem, it breaks a row, or its objective or bound
-            is not what the answer says.
+        SolverError: the choice is none of the problem, or its objective or bound is not what the
+            answer says.
     """
     terms = _terms(problem, solution.choice)
     # The exact sum, rounded once; the solver may have rounded once for each term.
@@ -55,9 +55,6 @@ def check_solution(problem: Problem, solution: Solution) -> None:
         raise SolverError(f"the solver claims {solution.cost}, the choice costs {exact}")
     if solution.bound > exact + 2 * slack:
         raise SolverError("the lower bound lies above the cost of the answer")
-    for row in problem.rows:
-        if _row_units(row, solution.choice) > row.limit:
-            raise SolverError(f"the answer breaks the row {row.name!r}")
 
 
 def _terms(problem: Problem, choice: Sequence[int]) -> list[float]:
@@ -75,12 +72,6 @@ def _terms(problem: Problem, choice: Sequence[int]) -> list[float]:
             raise SolverError(f"nodes {pair.u} and {pair.v} cannot take these choices together")
         terms.append(cost)
     return terms
-
-
-def _row_units(row: Row, choice: Sequence[int]) -> int:
-    """Return left side of a row in whole bytes."""
-    total = sum(round(float(weights[choice[node]])) for node, weights in row.nodes)
-    return total + sum(round(float(w[choice[u], choice[v]])) for u, v, w in row.pairs)
 
 
 def _check_row(row: Row, sizes: Sequence[int], name: str) -> None:

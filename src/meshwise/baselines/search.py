@@ -251,22 +251,3 @@ class Search:
             conceded=(),
         )
         return dataclasses.replace(self.best, result=result)
-
-
-def plan_intra_op(place: MeshPlace) -> IntraResult:
-    """Plan a graph freely; where that is not proved best, no named method is better.
-
-    A plan that is optimal needs no comparison: every method searches a part of its space.
-
-    Args:
-        place: The graph on a mesh, with what is asked of its plan.
-
-    Returns:
-        The best plan, with what is known of its distance to the best possible one.
-
-    Raises:
-        InfeasibleError: neither the free search nor a method has a plan that fits.
-    """
-    search = Search()
-    search.over([place])
-    return search.found().result

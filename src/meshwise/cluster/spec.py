@@ -19,8 +19,7 @@ from meshwise.cluster.host import HostGroup, HostSpec, Link, check_size, slowest
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.submesh import Submesh, SubmeshKind
 from meshwise.cluster.text import groups_of
-from meshwise.cluster.views import MAX_AXES as MAX_AXES
-from meshwise.cluster.views import axis_names, check_shape, factorisations
+from meshwise.cluster.views import MAX_AXES, axis_names, check_shape, factorisations
 from meshwise.errors import ClusterError
 
 

@@ -166,17 +166,6 @@ def shift_in(layout: Layout) -> Layout:
     return Layout(((), *layout.dims), layout.partial, layout.monoid)
 
 
-def shift_out(layout: Layout) -> Layout:
-    """Inverse of `shift_in`.
-
-    Raises:
-        ValueError: dim 0 is split.
-    """
-    if layout.dims[0]:
-        raise ValueError(f"dim 0 of {layout} is split")
-    return Layout(layout.dims[1:], layout.partial, layout.monoid)
-
-
 def split_layouts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Layout]:
     """Yield all layouts without partial axes, several axes on one dim in ascending order only.
 

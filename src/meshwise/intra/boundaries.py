@@ -6,7 +6,6 @@ They are those inside of the bodies: without the dim that a scan slices or stack
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from meshwise.graph.graph import Operator
 from meshwise.graph.layout import Layout, replicated
@@ -35,7 +34,7 @@ def entering(
     j = structure.carried_result(k)
     if j is not None and all(_sums(inner[p], n) for p, n in structure.makers(j)):
         return partial_layouts(shape, sizes)
-    return whole_layouts(replace(tensor, shape=shape), sizes)
+    return whole_layouts(shape, sizes)
 
 
 def leaving(
@@ -49,7 +48,7 @@ def leaving(
     others = [region.graph.tensors[t].generated for region, t in made]
     if any(sums) and all(a or b for a, b in zip(sums, others, strict=True)):
         return partial_layouts(tensor.shape, sizes)
-    return whole_layouts(tensor, sizes)
+    return whole_layouts(tensor.shape, sizes)
 
 
 def _sums(inner: Region, n: int) -> bool:

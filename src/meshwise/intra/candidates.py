@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 
-from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import SUM, Layout, split_layouts, used_axes
 
 
@@ -23,18 +22,14 @@ def partial_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Lay
     return tuple(out)
 
 
-def whole_layouts(tensor: Tensor, sizes: tuple[int, ...]) -> tuple[Layout, ...]:
-    """Return the layouts without partial sums; axes of one device split nothing.
+@functools.lru_cache(maxsize=4096)
+def whole_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+    """Return all layouts of a tensor without partial sums; axes of one device split nothing.
 
     Args:
-        tensor: The tensor.
+        shape: Shape of the tensor.
         sizes: Sizes of the mesh axes.
     """
-    return _whole_layouts(tensor.shape, sizes)
-
-
-@functools.lru_cache(maxsize=4096)
-def _whole_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
     return tuple(
         w for w in split_layouts(shape, sizes) if all(sizes[a] > 1 for axes in w.dims for a in axes)
     )

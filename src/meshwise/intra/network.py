@@ -165,7 +165,7 @@ class _Builder:
         axes_of = self.options.restriction.input_axes
         for i, t in enumerate(self.graph.inputs):
             tensor = self.graph.tensors[t]
-            layouts = whole_layouts(tensor, self.mesh.sizes)
+            layouts = whole_layouts(tensor.shape, self.mesh.sizes)
             if i in axes_of:
                 layouts = tuple(w for w in layouts if axes_of[i].issuperset(used_axes(w)))
             layouts = self.options.restriction.layouts.get(i, layouts)
@@ -280,7 +280,7 @@ class _Builder:
             elif tensor.generated:
                 continue
             else:
-                layouts = whole_layouts(tensor, self.mesh.sizes)
+                layouts = whole_layouts(tensor.shape, self.mesh.sizes)
                 extra = (tensor.shape, tensor.dtype)
                 end = len(self.graph.operators)
                 node = self.layout_node(RESULT, (j,), layouts, extra, (end, j))

@@ -64,7 +64,6 @@ class IntraOptions:
         strategies: Strategies that operators which decide alone may have; they win likewise.
         restriction: The method's own restrictions.
         dump_ilp: Folder that gets every problem, as a file for `meshwise solve`.
-        tie: Plan equal layers equally: always, never, or None: only when the problem is large.
     """
 
     objective: str = TIME
@@ -76,7 +75,6 @@ class IntraOptions:
         default_factory=dict[OperatorPath, frozenset[Strategy]]
     )
     restriction: Restriction = Restriction()
-    tie: bool | None = None
     dump_ilp: Path | None = None
 
 
@@ -91,10 +89,7 @@ class IntraResult:
         gap: (objective - bound) / objective; 0 if both vanish, infinite without a bound.
         space: For which plans the bound holds.
         status: `optimal`, or `time limit`.
-        wall_s: Seconds that planning took.
         peak_bytes: Predicted peak of one device.
-        num_nodes: Nodes of the problem before reductions.
-        num_left: Nodes that the exact engine had to decide.
         conceded: Kinds of collectives that the method forbids, but without which there is no plan.
     """
 
@@ -104,8 +99,5 @@ class IntraResult:
     gap: float
     space: str
     status: str
-    wall_s: float
     peak_bytes: int
-    num_nodes: int
-    num_left: int
     conceded: tuple[str, ...] = ()

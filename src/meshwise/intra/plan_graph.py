@@ -11,13 +11,13 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from functools import partial
 
 from meshwise.assignment.files.dump import dump_problem
 from meshwise.assignment.problem import Solution
-from meshwise.assignment.solve import Recorder, solve
+from meshwise.assignment.solve import solve
 from meshwise.assignment.validity import check_solution
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.errors import SolverError
 from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.limit.fit import fit
@@ -81,7 +81,7 @@ def prepared(
     """
     start = time.monotonic()
     network = build_network(graph, mesh, options, parts, evaluators)
-    large = len(network.nodes) > _TIE_NODES if options.tie is None else options.tie
+    large = len(network.nodes) > _TIE_NODES
     is_greedy = options.restriction.greedy
     ties = find_ties(network) if large and not is_greedy else untied(network)
     problem = tied_problem(network, ties)
@@ -91,14 +91,11 @@ def prepared(
         problem=problem,
         deadline=start + options.time_limit_s,
         seed=options.seed,
-        record=_recorder(mesh, options),
     )
     if is_greedy:
         free = _propagated(network)
     else:
-        free = solve(
-            problem, time_limit_s=judge.seconds_left, seed=options.seed, record=judge.record
-        )
+        free = _solved(judge, options)
         if not free.choice and network.nodes:
             raise no_choice()
         check_solution(problem, free)
@@ -111,13 +108,23 @@ def prepared(
     )
 
 
-def _recorder(mesh: LogicalMesh, options: IntraOptions) -> Recorder | None:
-    """What keeps each problem, if that is asked for."""
+def _solved(judge: Judge, options: IntraOptions) -> Solution:
+    """The cheapest choice; its problem is kept as a file if that is asked for."""
+    try:
+        found = solve(judge.problem, time_limit_s=judge.seconds_left, seed=options.seed)
+    except SolverError:
+        _dump(judge, None, options)
+        raise
+    _dump(judge, found.cost if found.choice else None, options)
+    return found
+
+
+def _dump(judge: Judge, cost: float | None, options: IntraOptions) -> None:
     if options.dump_ilp is None:
-        return None
+        return
     name = re.sub(r"[^A-Za-z0-9]+", "-", options.restriction.name).strip("-") or "intra"
-    what = f"{name}-{'x'.join(map(str, mesh.sizes))}"
-    return partial(dump_problem, folder=options.dump_ilp, what=what)
+    what = f"{name}-{'x'.join(map(str, judge.network.mesh.sizes))}"
+    dump_problem(judge.problem, cost, options.dump_ilp, what)
 
 
 def _propagated(network: LayoutNetwork) -> Solution:
@@ -125,7 +132,7 @@ def _propagated(network: LayoutNetwork) -> Solution:
     choice = propagate(network)
     cost = sum(float(n.cost_s[c]) for n, c in zip(network.nodes, choice, strict=True))
     cost += sum(float(e.cost_s[choice[e.source], choice[e.target]]) for e in network.edges)
-    return Solution(choice=choice, cost=cost, bound=cost, status="greedy", num_left=0)
+    return Solution(choice=choice, cost=cost, bound=cost, status="greedy")
 
 
 def free_answer(made: Prepared) -> JudgedChoice:
@@ -172,10 +179,7 @@ def planned(
         gap=relative_gap(cost, bound),
         space=made.space,
         status=answer.solution.status,
-        wall_s=made.wall_s + time.monotonic() - start,
         peak_bytes=answer.num_bytes,
-        num_nodes=len(judge.network.nodes),
-        num_left=answer.solution.num_left,
     )
 
 

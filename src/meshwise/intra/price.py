@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.blocks.partition import BODIES, CLUSTER
@@ -9,7 +11,7 @@ from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
 from meshwise.intra.shapes import BlockShape, moved_bytes
 from meshwise.intra.tables import Evaluator
-from meshwise.plan.counts.walk import Legs
+from meshwise.plan.counts.walk import reshards
 from meshwise.plan.decision import GraphDecision
 
 
@@ -22,17 +24,9 @@ def decision_of(region: Region, decision: GraphDecision) -> GraphDecision:
 
 def _resharding_s(region: Region, decision: GraphDecision, evaluator: Evaluator) -> float:
     """Return the seconds that one run of a region spends in changes of layout."""
-    graph, legs = region.graph, Legs(region.graph, decision)
-    uses = [
-        item
-        for op, chosen in zip(graph.operators, decision.operators, strict=True)
-        for item in zip(op.inputs, chosen.uses, strict=True)
-    ]
-    uses += zip(graph.outputs, decision.outputs, strict=True)
     total = 0.0
-    for t, use in uses:
-        for before, after in legs.of(t, use):
-            total += evaluator.reshard_s(graph.tensors[t], before, after)
+    for move in itertools.chain.from_iterable(reshards(region.graph, decision)):
+        total += evaluator.reshard_s(move.tensor, move.before, move.after)
     return total
 
 

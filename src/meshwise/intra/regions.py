@@ -26,7 +26,6 @@ class Region:
         graph: Its graph.
         path: For each enclosing operator its position and the number of its body.
         trips: How often it runs in one step.
-        parent: Region around it, -1 for the whole graph.
         blocks: Partition of its operators.
         groups: For each use (operator, operand) its copy group; END stands for the graph's
             results.  Uses inside of the block that makes the tensor have OWN_GROUP.
@@ -37,7 +36,6 @@ class Region:
     graph: Graph
     path: OperatorPath
     trips: int
-    parent: int
     blocks: Blocks
     groups: dict[tuple[int, int], int]
     users: tuple[tuple[int, ...], ...]
@@ -93,18 +91,15 @@ def regions(graph: Graph) -> tuple[Region, ...]:
         graph: The graph.
     """
     out: list[Region] = []
-    todo: list[tuple[Graph, OperatorPath, int, int, tuple[int, ...] | None]] = [
-        (graph, (), 1, -1, None)
-    ]
+    todo: list[tuple[Graph, OperatorPath, int, tuple[int, ...] | None]] = [(graph, (), 1, None)]
     while todo:
-        here, path, trips, parent, carries = todo.pop(0)
+        here, path, trips, carries = todo.pop(0)
         blocks = partition(here, carries)
         region = Region(
             index=len(out),
             graph=here,
             path=path,
             trips=trips,
-            parent=parent,
             blocks=blocks,
             groups=_groups(here, blocks),
             users=_users(here),
@@ -115,5 +110,5 @@ def regions(graph: Graph) -> tuple[Region, ...]:
                 continue
             for p, (part, body) in enumerate(zip(op.structure.parts, op.bodies, strict=True)):
                 carried = op.structure.carry_inputs(p)
-                todo.append((body, (*path, i, p), trips * part.trips, region.index, carried))
+                todo.append((body, (*path, i, p), trips * part.trips, carried))
     return tuple(out)

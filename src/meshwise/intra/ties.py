@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.problem import Array, PairCost, Problem, Row
+from meshwise.assignment.problem import Array, Problem, Row, Sums
 from meshwise.intra.network import BLOCK, LayoutNetwork
 
 # Distance up to which surroundings are compared.  At 3 the two normalisations of a block differ
@@ -64,12 +64,10 @@ def tied_problem(network: LayoutNetwork, ties: Ties, *, only_loops: bool = False
         ties: Its classes.
         only_loops: Whether what runs outside of loops is free; what is impossible stays so.
     """
-    costs: list[Array | None] = [None] * ties.count
+    sums = Sums()
     for node, c in zip(network.nodes, ties.class_of, strict=True):
-        before = costs[c]
         is_free = only_loops and node.kind == BLOCK and node.ref[0] == 0
-        cost = _free(node.cost_s) if is_free else node.cost_s
-        costs[c] = cost if before is None else before + cost
+        sums.add(c, _free(node.cost_s) if is_free else node.cost_s)
     amounts: dict[tuple[int, int, int, bool], int] = {}
     matrices: dict[int, Array] = {}
     for edge in network.edges:
@@ -77,21 +75,9 @@ def tied_problem(network: LayoutNetwork, ties: Ties, *, only_loops: bool = False
         place = (ties.class_of[edge.source], ties.class_of[edge.target], edge.key, is_free)
         amounts[place] = amounts.get(place, 0) + 1
         matrices[edge.key] = edge.cost_s
-    pairs: dict[tuple[int, int], Array] = {}
     for (u, v, key, is_free), amount in amounts.items():
-        matrix = _free(matrices[key]) if is_free else matrices[key] * amount
-        if u == v:
-            before = costs[u]
-            assert before is not None
-            costs[u] = before + np.diagonal(matrix)
-            continue
-        if u > v:
-            u, v, matrix = v, u, matrix.T
-        pairs[u, v] = pairs[u, v] + matrix if (u, v) in pairs else matrix
-    return Problem(
-        costs=tuple(c for c in costs if c is not None),
-        pairs=tuple(PairCost(u=u, v=v, cost=m) for (u, v), m in sorted(pairs.items())),
-    )
+        sums.add_pair(u, v, _free(matrices[key]) if is_free else matrices[key] * amount)
+    return sums.problem()
 
 
 def _free(cost: Array) -> Array:
@@ -100,25 +86,9 @@ def _free(cost: Array) -> Array:
 
 def tied_row(row: Row, ties: Ties) -> Row:
     """A row over nodes as one over classes."""
-    nodes: dict[int, Array] = {}
-    pairs: dict[tuple[int, int], Array] = {}
-
-    def add_node(c: int, weights: Array) -> None:
-        nodes[c] = nodes[c] + weights if c in nodes else weights
-
+    sums = Sums()
     for u, weights in row.nodes:
-        add_node(ties.class_of[u], weights)
+        sums.add(ties.class_of[u], weights)
     for u, v, weights in row.pairs:
-        a, b = ties.class_of[u], ties.class_of[v]
-        if a == b:
-            add_node(a, np.diagonal(weights).copy())
-            continue
-        if a > b:
-            a, b, weights = b, a, weights.T
-        pairs[a, b] = pairs[a, b] + weights if (a, b) in pairs else weights
-    return Row(
-        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
-        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda item: item[0])),
-        limit=row.limit,
-        name=row.name,
-    )
+        sums.add_pair(ties.class_of[u], ties.class_of[v], weights)
+    return sums.row(row.limit, row.name)

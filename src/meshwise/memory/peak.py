@@ -35,7 +35,6 @@ class Buffer:
         path: For each enclosing operator its position and the number of its body.
         tensor: The value, by its id in that graph.
         start: First time at which it is live: the operator that makes it, -1 for inputs.
-        end: Last time, as the operators stand in the program.
         num_bytes: On one device.
         role: `input`, `value` or `copy`.
         where: Source line of the operator that makes it, or the name of the input.
@@ -44,7 +43,6 @@ class Buffer:
     path: tuple[int, ...]
     tensor: int
     start: int
-    end: int
     num_bytes: int
     role: str
     where: str
@@ -56,13 +54,10 @@ class Peak:
 
     Attributes:
         num_bytes: Bytes that one device needs.
-        time: Position of the operator at which most is live; before it, for each operator around,
-            its position and the number of its body.
         buffers: What is live then, largest first.
     """
 
     num_bytes: int
-    time: tuple[int, ...]
     buffers: tuple[Buffer, ...]
 
 
@@ -80,14 +75,12 @@ def peak(
     target = target or target_of(mesh.device)
     program = program_of_graph(graph, decision, mesh, target)
     inside = _Highest(mesh, target).of_program(graph, decision, program, ())
-    end = len(graph.operators)
-    arguments = [_buffer(graph, program, v, end, ()) for v in range(len(graph.inputs))]
+    arguments = [_buffer(graph, program, v, ()) for v in range(len(graph.inputs))]
     buffers = sorted((*arguments, *inside.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
     return Peak(
         num_bytes=sum(b.num_bytes for b in arguments)
         + _POINTER_BYTES * len(graph.outputs)
         + inside.num_bytes,
-        time=inside.time,
         buffers=tuple(buffers),
     )
 
@@ -116,44 +109,37 @@ class _Highest:
         """
         made = self.target.instructions(program)
         sizes = [value.num_bytes for value in program.values]
-        bodies: dict[int, tuple[int, Peak]] = {}
+        bodies: dict[int, Peak] = {}
         for i, step in enumerate(made.steps):
             time = program.loops.get(step.value)
             if time is not None:
                 bodies[i] = self.largest_body(graph, decision, time, path)
         # Results that overwrite no argument have a place of their own for the whole step.
         apart = frozenset[int]() if program.is_body else _not_donated(made)
-        inner = {i: body.num_bytes for i, (_, body) in bodies.items()}
+        inner = {i: body.num_bytes for i, body in bodies.items()}
         order = self.target.order(made, program.values)
         top = most_live(made, sizes, apart, inner, order)
         if top.instruction < 0:
-            return Peak(num_bytes=0, time=(0,), buffers=())
-        number, body = bodies.get(top.instruction, (0, None))
-        last = _last_uses(made, program)
-        buffers = [
-            _buffer(graph, program, b, last.get(b, program.values[b].time), path)
-            for b in (*top.buffers, *sorted(apart))
-        ]
-        time = max(program.values[made.steps[top.instruction].value].time, 0)
+            return Peak(num_bytes=0, buffers=())
+        buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
+        body = bodies.get(top.instruction)
         margin = 0.0 if program.is_body else self.target.margin_share
         return Peak(
             num_bytes=math.ceil(heap_bytes(top.lifetimes) * (1 + margin))
             + sum(sizes[b] for b in apart),
-            time=(time, *((number, *body.time) if body else ())),
             buffers=(*buffers, *(body.buffers if body else ())),
         )
 
     def largest_body(
         self, graph: Graph, decision: GraphDecision, time: int, path: tuple[int, ...]
-    ) -> tuple[int, Peak]:
-        """Return the number and the highest point of the largest body of an operator."""
+    ) -> Peak:
+        """Return the highest point of the largest body of an operator."""
         op, chosen = graph.operators[time], decision.operators[time]
         found: list[Peak] = []
         for p, (body, decided) in enumerate(zip(op.bodies, chosen.bodies, strict=True)):
             program = program_of_body(op, chosen, p, self.mesh, self.target)
             found.append(self.of_program(body, decided, program, (*path, time, p)))
-        largest = max(range(len(found)), key=lambda p: found[p].num_bytes)
-        return largest, found[largest]
+        return max(found, key=lambda body: body.num_bytes)
 
 
 def _not_donated(made: Instructions) -> frozenset[int]:
@@ -161,15 +147,7 @@ def _not_donated(made: Instructions) -> frozenset[int]:
     return frozenset(b for b in made.results if b in defined and b not in made.over_input)
 
 
-def _last_uses(made: Instructions, program: LocalProgram) -> dict[int, int]:
-    last: dict[int, int] = {}
-    for step in made.steps:
-        for b in step.reads:
-            last[b] = max(last.get(b, -1), program.values[step.value].time)
-    return last
-
-
-def _buffer(graph: Graph, program: LocalProgram, v: int, end: int, path: tuple[int, ...]) -> Buffer:
+def _buffer(graph: Graph, program: LocalProgram, v: int, path: tuple[int, ...]) -> Buffer:
     value = program.values[v]
     where = graph.tensors[value.tensor].name
     is_input = value.kind == InstructionKind.INPUT or value.time < 0
@@ -180,7 +158,6 @@ def _buffer(graph: Graph, program: LocalProgram, v: int, end: int, path: tuple[i
         path=path,
         tensor=value.tensor,
         start=value.time,
-        end=end,
         num_bytes=value.num_bytes,
         role="copy" if value.is_copy else "input" if is_input else "value",
         where=where,

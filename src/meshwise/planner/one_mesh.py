@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from meshwise.baselines.methods import plan_baseline
-from meshwise.baselines.search import MeshPlace, Search, plan_intra_op
+from meshwise.baselines.search import MeshPlace, Search
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError, PlanError
@@ -258,7 +258,10 @@ class _Candidate:
         """
         place, method = self.place, request.method
         if isinstance(method, (IntraOp, Auto, Follow)):
-            return self.finished(plan_intra_op(place), request)
+            # Where the free plan is not proved best, the search tries all named methods too.
+            search = Search()
+            search.over([place])
+            return self.finished(search.found().result, request)
         result = plan_baseline(
             method_name(method),
             place.graph,

@@ -17,9 +17,10 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PinError
 from meshwise.inter.cost_table.variant import LayerKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
-from meshwise.inter.layer_cost.run_costs import BoolArray, RunCosts, compose
+from meshwise.inter.layer_cost.run_costs import RunCosts, compose
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer
 from meshwise.intra.options import IntraOptions
+from meshwise.kernels.arrays import Bools
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
 from meshwise.request.pins import is_hit, named_operators, pinned, refuse_unmatched
@@ -137,7 +138,7 @@ class PinnedCosts(VariantCosts):
         some = next((layer for layer in found if layer is not None), None)
         return None if some is None else [layer or some for layer in found]
 
-    def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
+    def _composed(self, variant: Variant, count: int, wanted: Bools) -> RunCosts | None:
         return _of_segments(self._each(variant, count), wanted)
 
     def _each(self, variant: Variant, num_microbatches: int) -> list[ConditionedLayer | None]:
@@ -145,7 +146,7 @@ class PinnedCosts(VariantCosts):
         return [self.layer(key) for key in keys]
 
 
-def _of_segments(layers: list[ConditionedLayer | None], wanted: BoolArray) -> RunCosts | None:
+def _of_segments(layers: list[ConditionedLayer | None], wanted: Bools) -> RunCosts | None:
     """Costs of the runs between layers without a plan; infinite for all others."""
     count = len(layers)
     gaps = [-1, *(k for k, layer in enumerate(layers) if layer is None), count]

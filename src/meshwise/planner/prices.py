@@ -184,7 +184,7 @@ def _arguments(step: TracedStep, plan: Plan, request: PlanRequest) -> list[_Grou
         layouts: dict[int, tuple[Layout, ...]] = {}
         for i in positions:
             tensor = graph.tensors[graph.inputs[i]]
-            allowed = fixed.get(i, whole_layouts(tensor, mesh.sizes))
+            allowed = fixed.get(i, whole_layouts(tensor.shape, mesh.sizes))
             layouts[i] = tuple(w for w in allowed if w != chosen)
         if all(layouts.values()):
             items = [stage.arguments[i] for i in positions]

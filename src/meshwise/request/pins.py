@@ -161,7 +161,7 @@ def pinned(graph: Graph, pins: Mapping[str, object], mesh: LogicalMesh) -> Pinne
         found = of(names[position], activation=False)
         if found:
             shape = graph.tensors[ident].shape
-            candidates = whole_layouts(graph.tensors[ident], mesh.sizes)
+            candidates = whole_layouts(graph.tensors[ident].shape, mesh.sizes)
             layouts[position] = _choose(names[position], shape, found, candidates, mesh)
     strategies: dict[OperatorPath, frozenset[Strategy]] = {}
     for path, owner, op in named:

@@ -256,8 +256,6 @@ def path(
     src: Layout,
     dst: Layout,
     mesh: LogicalMesh,
-    *,
-    forbid: frozenset[str] = NOTHING,
 ) -> tuple[ReshardingStep, ...]:
     """Return the cheapest steps from `src` to `dst`; of equally cheap paths the shortest.
 
@@ -267,21 +265,19 @@ def path(
         src: Layout to start from.
         dst: Layout to reach.
         mesh: The logical mesh.
-        forbid: Kinds of collectives that may not be used.
 
     Raises:
         PlanError: a layout does not fit, or `dst` cannot be reached.
     """
     _check(src, shape, mesh)
     _check(dst, shape, mesh)
-    problem = _Problem(_units(shape, mesh), _other_monoids((src, dst)), mesh, forbid)
+    problem = _Problem(_units(shape, mesh), _other_monoids((src, dst)), mesh, NOTHING)
     graph = problem.graph
     num_bytes = math.prod(shape) * itemsize
     source, node = graph.index[src], graph.index[dst]
     parents = _parents(problem, num_bytes, source)
     if parents[node][0] < 0:
-        banned = f" without {', '.join(sorted(forbid))}" if forbid else ""
-        raise PlanError(f"no resharding leads from {src} to {dst} (shape {tuple(shape)}){banned}")
+        raise PlanError(f"no resharding leads from {src} to {dst} (shape {tuple(shape)})")
     steps: list[ReshardingStep] = []
     while node != source:
         node, edge = parents[node]

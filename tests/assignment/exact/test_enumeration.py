@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assignment.problems import optimum, random_document, random_instance
+from assignment.problems import optimum, parse_instance, random_document, random_instance
 from meshwise.assignment.bounds.ascent import Ascent
 from meshwise.assignment.exact.enumeration import enumerate_choices
-from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import evaluate
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.options import SolverOptions

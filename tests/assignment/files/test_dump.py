@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
-from assignment.problems import random_instance
+from assignment.problems import parse_instance, random_instance
 from assignment.test_encoding import random_problem
 from meshwise.assignment.encoding import encode
 from meshwise.assignment.files.dump import dump_problem
-from meshwise.assignment.files.reader import parse_instance, read_instance
+from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.files.writer import write_instance
 from meshwise.assignment.instance import is_solution
 from meshwise.assignment.instance_solver import solve_instance

@@ -7,12 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from assignment.problems import optimum, random_document, random_instance
+from assignment.problems import optimum, parse_instance, random_document, random_instance
 from doubles.few import few_or_all
 from meshwise.assignment.bounds.ascent import Ascent
 from meshwise.assignment.bounds.exact_bound import choices_within, exact_bound
 from meshwise.assignment.bounds.messages import add_prices, cost_of, no_messages, room_left, sweep
-from meshwise.assignment.files.reader import parse_instance
 from meshwise.assignment.instance import Instance, evaluate
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import CUT

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwise.assignment.files.reader import parse_instance
+from assignment.problems import parse_instance
 from meshwise.assignment.instance import INFINITE_COST, Instance, evaluate
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.network import network_of
@@ -47,9 +47,10 @@ def test_it_finds_one_if_there_is_one(seed: int) -> None:
     assert choice is None or evaluate(instance, choice.tolist()).cost is not None
 
 
-def test_without_a_budget_nothing_is_proved() -> None:
+def test_without_a_budget_nothing_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwise.assignment.search.forward_checking._BUDGET", 150)
     instance = complete_graph(0, num_nodes=12, choices=5, forbidden=0.5)
-    assert find_consistent(network_of(instance), STOP, budget=150) == (None, False)
+    assert find_consistent(network_of(instance), STOP) == (None, False)
 
 
 def test_dense_problems_without_a_solution_are_proved_infeasible() -> None:

@@ -88,19 +88,6 @@ def _document(stream: JsonStream, reader: _Reader) -> object:
     return document
 
 
-def parse_instance(document: object, source: str) -> Instance:
-    """Make a problem of a JSON document.
-
-    Args:
-        document: As `json.loads` gives it.
-        source: Its name, for messages.
-
-    Raises:
-        SolverError: it is no problem; the message names the field.
-    """
-    return _Reader(source).instance(document)
-
-
 class _Table:
     """A list of lists of whole numbers, joined, and the length of each."""
 
@@ -117,7 +104,7 @@ class _Table:
 
 
 class _Reader:
-    def __init__(self, source: str, most_numbers: int = _MOST_NUMBERS) -> None:
+    def __init__(self, source: str, most_numbers: int) -> None:
         self.source = source
         self.most_numbers = most_numbers
         self.num_numbers = 0
@@ -174,9 +161,6 @@ class _Reader:
     def table(self, parent: object, where: str, name: str) -> tuple[Ints, Ints]:
         """Return a list of lists of whole numbers, joined, and where each begins."""
         value, field = self.member(parent, where, name), f"{where}.{name}"
-        if isinstance(value, list):
-            rows, value = cast("list[object]", value), _Table(field)
-            self.extend(value, rows)
         if not isinstance(value, _Table):
             raise self.wrong(field, f"must be a list, is {_described(value)}")
         return value.joined()

@@ -17,8 +17,8 @@ from meshwise.assignment.bounds.exact_bound import choices_within
 from meshwise.assignment.bounds.messages import Messages, add_prices, copied, no_messages, sweep
 from meshwise.assignment.network import Network
 from meshwise.assignment.proof.frontier import Bounds
+from meshwise.kernels.arrays import Floats
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 # Prices of memory that bounds are computed at, relative to the best ones, and which of them before

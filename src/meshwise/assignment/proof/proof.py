@@ -33,7 +33,7 @@ from meshwise.assignment.proof.price_lines import (
     slack_of,
 )
 from meshwise.assignment.proof.trials import TrialGoal, probe
-from meshwise.assignment.reductions.reduction import Reduction, reduce_network
+from meshwise.assignment.reductions.reduction import Reduction, expanded, reduce_network
 from meshwise.assignment.search.component import scratch_for
 from meshwise.assignment.search.neighbourhood import Tries, improve, tries_for
 from meshwise.assignment.search.room import Placed, room_of
@@ -191,11 +191,11 @@ def _below(
                     break
                 if choice is not None:
                     choice = _improved(network, prices, choice, effort)
-                    best, target = _expanded(chain, choice), cost_of(network, choice)
+                    best, target = expanded(chain, choice), cost_of(network, choice)
                 continue
             if not may_probe:
                 says, choice = _search(network, prices, target, allowed, effort)
-                best = best if choice is None else _expanded(chain, choice)
+                best = best if choice is None else expanded(chain, choice)
                 break
             num_probed, beams = len(network.cost), list(_BEAMS)
             _probe(network, lines, target, effort, keep)
@@ -208,7 +208,7 @@ def _below(
         network, prices = reduction.network, prices[reduction.rows]
         lines = lines_at(network, prices, target, effort)
     if not len(network.size) and network.constant < target:
-        best = _expanded(chain, np.zeros(0, np.int64))
+        best = expanded(chain, np.zeros(0, np.int64))
     if says == NOTHING and best is not None:
         says = FOUND
     return says, best
@@ -300,12 +300,6 @@ def _without(network: Network, keep: Bools, stop: Flag) -> Reduction | None:
         return None
     reduction = reduce_network(network, keep, stop)
     return None if reduction.infeasible else reduction
-
-
-def _expanded(chain: list[Reduction], choice: Ints) -> Ints:
-    for reduction in reversed(chain):
-        choice = reduction.expand(choice)
-    return choice
 
 
 def _probe(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,6 +199,18 @@ class Reduction:
         """Return what is left of the choices of a node, which is the network's `node`."""
         first = self.network.first_choice
         return self.original[first[node] : first[node + 1]]
+
+
+def expanded(chain: Sequence[Reduction], choice: Ints) -> Ints:
+    """Return a choice of the last of several networks in terms of the first problem.
+
+    Args:
+        chain: Each reduction begins with the network of the one before.
+        choice: One choice for each node of the last network.
+    """
+    for reduction in reversed(chain):
+        choice = reduction.expand(choice)
+    return choice
 
 
 @kernel

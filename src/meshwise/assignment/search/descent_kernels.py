@@ -82,21 +82,19 @@ class DescentScratch(NamedTuple):
         weight: (2, most choices of a node).
         pair_cost: (most choices of a node, most choices of a node).
         pair_weight: As `pair_cost`.
-        both: As `pair_cost`.
     """
 
     cost: Floats
     weight: Floats
     pair_cost: Floats
     pair_weight: Floats
-    both: Floats
 
     @classmethod
     def of(cls, net: Network) -> DescentScratch:
         """Return memory for a problem."""
         most = int(net.size.max(initial=0))
         one, two = (2, most), (most, most)
-        return cls(np.zeros(one), np.zeros(one), np.zeros(two), np.zeros(two), np.zeros(two))
+        return cls(np.zeros(one), np.zeros(one), np.zeros(two), np.zeros(two))
 
 
 @part

@@ -123,19 +123,16 @@ def _search(budget: int, net: Network, choice: Ints, stop: Flag) -> int:
     return _UNDECIDED
 
 
-def find_consistent(
-    network: Network, stop: Flag, budget: int = _BUDGET
-) -> tuple[Ints | None, bool]:
+def find_consistent(network: Network, stop: Flag) -> tuple[Ints | None, bool]:
     """Return choices that no edge forbids, or None; and whether it is proved that there are none.
 
     Args:
         network: What is left of a problem.
         stop: Ends the search when another thread sets it to 1.
-        budget: Entries to look at, at most.
     """
     count = len(network.size)
-    if not count or count**2 > budget or not np.isinf(network.matrices).any():
+    if not count or count**2 > _BUDGET or not np.isinf(network.matrices).any():
         return None, False
     choice = np.zeros(count, np.int64)
-    found = _search(cast("int", np.int64(budget)), network, choice, stop)
+    found = _search(cast("int", np.int64(_BUDGET)), network, choice, stop)
     return (choice if found == _FOUND else None), found == _IMPOSSIBLE

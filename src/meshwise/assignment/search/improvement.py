@@ -39,7 +39,6 @@ class Primal:
         self.repair: Repair | None = None
         self.is_mended = False
         self.work = scratch_for(shared.network, shared.stop)
-        self.rivals = 0.0 if "rivals" in shared.options.without else _RIVALS
         self.tries = self.cycle = 0
         self.choice: NDArray[np.int64] = np.zeros(0, np.int64)
         self.cost = math.inf
@@ -48,10 +47,9 @@ class Primal:
     def turn(self) -> None:
         """Go on for a moment."""
         self.shared.entries -= self.pace.count * TRY_ENTRIES
-        is_known = self.shared.choice is not None
-        if is_known and "search" not in self.shared.options.without:
+        if self.shared.choice is not None:
             self._improve()
-        elif not is_known and not self.is_mended:
+        elif not self.is_mended:
             self._mend()
         elif not self.shared.options.counted:
             # The other thread goes on.
@@ -75,10 +73,10 @@ class Primal:
                 assert shared.choice is not None
                 self.choice, self.cost = shared.choice.copy(), shared.cost
             self.room = room_of(room_left(net, self.choice))
-        if shared.prices is not None and "prices" not in shared.options.without:
+        if shared.prices is not None:
             self.work.price[1:] = np.cumsum(shared.prices)
         with self.pace:
-            tries = Tries(self.pace.count, _LARGEST_PART, self._heat(), self.rivals)
+            tries = Tries(self.pace.count, _LARGEST_PART, self._heat(), _RIVALS)
             placed = Placed(self.choice, self.room)
             self.cost -= improve(tries, net, placed, self.work, self.rng)
         self.tries += self.pace.count
@@ -88,7 +86,7 @@ class Primal:
 
     def _heat(self) -> float:
         """Return 0 in the first cycle; later ones begin hot and cool down."""
-        if self.tries < _TRIES_A_CYCLE or "heat" in self.shared.options.without:
+        if self.tries < _TRIES_A_CYCLE:
             return 0.0
         left = 1.0 - (self.tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
         spread = max(self.cost - self.shared.bound, 0.0)

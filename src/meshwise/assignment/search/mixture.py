@@ -47,16 +47,13 @@ class MixtureLabels:
     is_taken: NDArray[np.bool_]
 
 
-def with_part(
-    labels: MixtureLabels, weight: float, cost: float, most: int = MOST_LABELS, room: float = np.inf
-) -> MixtureLabels:
+def with_part(labels: MixtureLabels, weight: float, cost: float, room: float) -> MixtureLabels:
     """Return labels with and without one more part.
 
     Args:
         labels: Labels of the parts before.
         weight: What the part adds, below 0 too.
         cost: What the part adds.
-        most: Labels to keep.
         room: Labels that weigh more are not kept.
     """
     size = len(labels.weight)
@@ -68,10 +65,10 @@ def with_part(
     is_best = np.ones(len(order), np.bool_)
     is_best[1:] = costs[order][1:] < least[:-1]
     order = order[is_best]
-    if len(order) > most:
+    if len(order) > MOST_LABELS:
         # The list falls in cost: the last one of each interval of weight is its cheapest.
         low, high = weights[order[0]], weights[order[-1]]
-        interval = np.floor((weights[order] - low) * (most / max(high - low, 1e-300)))
+        interval = np.floor((weights[order] - low) * (MOST_LABELS / max(high - low, 1e-300)))
         order = order[np.append(interval[1:] != interval[:-1], True)]
     return MixtureLabels(weights[order], costs[order], order % size, order >= size)
 
@@ -91,7 +88,7 @@ def best_subset(parts: Sequence[tuple[float, float]], room: float) -> list[int] 
     steps = [start]
     for number, (weight, cost) in enumerate(parts):
         most = room - float(left[number + 1]) + slack
-        steps.append(with_part(steps[-1], weight, cost, room=most))
+        steps.append(with_part(steps[-1], weight, cost, most))
         if not len(steps[-1].weight):
             return None
     fitting = np.flatnonzero(steps[-1].weight <= room)
@@ -128,20 +125,14 @@ class Recombiner:
             before = self.weights[u]
             self.weights[u] = weights if before is None else before + weights
 
-    def best(
-        self, choices: Sequence[tuple[int, ...]], limit: float | None = None
-    ) -> tuple[int, ...] | None:
+    def best(self, choices: Sequence[tuple[int, ...]], limit: float) -> tuple[int, ...] | None:
         """Return the best mixture met; None if none fits.
 
         Args:
             choices: All possible, at least one; they may break the row.
-            limit: Limit of the row; None for its own.
+            limit: Limit of the row, in place of its own.
         """
-        row = Row(
-            nodes=self.row.nodes,
-            pairs=self.row.pairs,
-            limit=self.row.limit if limit is None else limit,
-        )
+        row = Row(nodes=self.row.nodes, pairs=self.row.pairs, limit=limit)
         # Mixtures of the lightest with the others are at least as good as any that fits.
         current = min(choices, key=lambda c: (row_weight(row, c), objective(self.problem, c)))
         fitting = [c for c in choices if row_weight(row, c) <= row.limit]

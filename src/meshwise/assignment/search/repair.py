@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.assignment.bounds.exact_bound import dearest
 from meshwise.assignment.bounds.messages import follow, room_left, sweep
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF
@@ -259,7 +260,8 @@ class Repair:
     def of(cls, network: Network, stop: Flag | None = None) -> Repair:
         """Begin with what the costs alone suggest; kernels heed the flag."""
         is_forbidden = np.isinf(network.matrices)
-        penalty = _typical_spread(network)
+        # About how much the choice of one node decides.
+        penalty = (1.0 + dearest(network) - network.constant) / max(len(network.size), 1)
         if is_forbidden.any():
             network = network._replace(matrices=np.where(is_forbidden, penalty, network.matrices))
         count = len(network.u)
@@ -287,16 +289,3 @@ class Repair:
         placed = Placed(self.choice, self.room)
         limits = Tries(tries, largest, 0.0, 0.0)
         return _mend(limits, self.network, placed, self.work, self.rules, rng)
-
-
-def _typical_spread(network: Network) -> float:
-    """Return about how much the choice of one node decides."""
-    total = 1.0
-    for values, first in (
-        (network.cost, network.first_choice),
-        (network.matrices, network.first_entry),
-    ):
-        if len(first) > 1:
-            finite = np.where(np.isfinite(values), values, 0.0)
-            total += float(np.maximum.reduceat(finite, first[:-1]).sum())
-    return total / max(len(network.size), 1)

@@ -30,6 +30,10 @@ _BESIDE = (0.5, 0.8, 1.25, 2.0)
 _NEAR = 1.1
 # Choices whose parts one program mixes while that is enough.
 _MOST_MIXED = 8
+# A choice that costs so much more than the bound, as a part of it, will do.
+_CLOSE = 3e-3
+# Above this part of the bound one program mixes all choices, however long it takes.
+_FAR = 1e-2
 # A price whose choice is below the line by less than this part of it has found no point.
 _BELOW = 1e-6
 
@@ -42,14 +46,10 @@ class RowEffort:
     """How much may be done.
 
     Attributes:
-        close: A choice that costs so much more than the bound, as a part of it, will do.
-        far: Above this part of the bound one program mixes all choices, however long it takes.
         time: What all programs together may take.
         seed: Seed of the solver.
     """
 
-    close: float = 3e-3
-    far: float = 1e-2
     time: SolverTime = field(default_factory=SolverTime)
     seed: int = 0
 
@@ -120,7 +120,7 @@ class Within:
 
         Returns:
             Its status is "optimal" where no row is needed, "bounded", or "infeasible" where
-            nothing was found that fits; then `nearest` is the lightest choice met.
+            nothing was found that fits.
         """
         if not self.is_possible:
             return _nothing()
@@ -130,15 +130,14 @@ class Within:
             best = self._restricted(limit, best, price)
         if not self._is_close(best, limit) and self._look_beside(price):
             best = self._restricted(limit, self._mixed(limit, best), price)
-        if not self._is_close(best, limit, self.effort.far):
+        if not self._is_close(best, limit, _FAR):
             best = self._restricted(limit, best, price, len(self._points))
         if best is None and not self._is_lightest_known:
             self._is_lightest_known = True
             self._priced(1.0, cost_factor=0.0)
             return self.cheapest(limit)
         if best is None:
-            lightest = min(self._points.values(), key=lambda p: (p.weight, p.cost))
-            return replace(_nothing(), nearest=lightest.choice)
+            return _nothing()
         cost, bound = self._points[best].cost, self.bound(limit)
         is_free = bound == self._bounds[0.0] and cost <= bound
         return Solution(
@@ -146,16 +145,12 @@ class Within:
             cost=cost,
             bound=min(bound, cost),
             status="optimal" if is_free else "bounded",
-            num_left=len(self.problem.costs),
         )
 
-    def _is_close(
-        self, best: tuple[int, ...] | None, limit: float, close: float | None = None
-    ) -> bool:
+    def _is_close(self, best: tuple[int, ...] | None, limit: float, close: float = _CLOSE) -> bool:
         if best is None:
             return False
         bound = self.bound(limit)
-        close = self.effort.close if close is None else close
         return self._points[best].cost - bound <= close * abs(bound)
 
     def _priced(self, price: float, cost_factor: float = 1.0) -> _Point | None:
@@ -277,4 +272,4 @@ def _is_above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 
 def _nothing() -> Solution:
-    return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible", num_left=0)
+    return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")

@@ -83,7 +83,7 @@ def cluster_fields(
     else:
         default = 1 if "profile" in table else None
         num_hosts = fields.count(table, "num_hosts", where, default)
-        groups = [HostGroup(count=num_hosts, host=_kind(table, where, folder, "host"))]
+        groups = [HostGroup(count=num_hosts, host=_kind(table, where, folder))]
     check_size(groups, where)
     _check_names(groups, where)
     joined = joined_groups(groups)
@@ -105,26 +105,26 @@ def _groups(table: Table, where: str, folder: Path | None) -> list[HostGroup]:
         at = f"{where}: hosts[{i}]"
         group = table_of(item, at, ("count", "name", *_KIND_KEYS))
         default = 1 if "profile" in group else None
-        host = _kind(group, at, folder, "host")
+        host = _kind(group, at, folder)
         if "name" in group:
             host = dataclasses.replace(host, name=fields.text(group, "name", at))
         groups.append(HostGroup(count=fields.count(group, "count", at, default), host=host))
     return groups
 
 
-def _kind(table: Table, where: str, folder: Path | None, key: str) -> HostSpec:
+def _kind(table: Table, where: str, folder: Path | None) -> HostSpec:
     """Return the kind of host that a table names, with the NICs that it states."""
     if "profile" in table:
-        if key in table:
+        if "host" in table:
             raise ClusterError(
-                f"{where}: {key!r} and 'profile' exclude each other; a profile says what a host "
+                f"{where}: 'host' and 'profile' exclude each other; a profile says what a host "
                 "is; leave one out"
             )
         path = (folder or Path()) / fields.text(table, "profile", where)
         host = read_profile(path).host
     else:
-        value = required(table, key, where)
-        at = f"{where}: {key}"
+        value = required(table, "host", where)
+        at = f"{where}: host"
         host = catalog_host(value, f"{at}: ") if isinstance(value, str) else host_of(value, at)
     if "nic" not in table and "num_nics" not in table:
         return host

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+from meshwise.kernels.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,12 +25,12 @@ class OperatorChain:
         read_by: For each read the operator; reading a value twice costs no more than once.
     """
 
-    flop: FloatArray
-    is_heavy: BoolArray
-    producer: IntArray
-    value_bytes: IntArray
-    read_value: IntArray
-    read_by: IntArray
+    flop: Floats
+    is_heavy: Bools
+    producer: Ints
+    value_bytes: Ints
+    read_value: Ints
+    read_by: Ints
 
     def __post_init__(self) -> None:
         """Check that arrays agree.
@@ -60,11 +57,11 @@ class OperatorChain:
         return len(self.flop)
 
 
-def _lies_within(index: IntArray, size: int) -> bool:
+def _lies_within(index: Ints, size: int) -> bool:
     return not len(index) or bool(index.min() >= 0 and index.max() < size)
 
 
-def received_bytes(chain: OperatorChain, boundaries: IntArray) -> IntArray:
+def received_bytes(chain: OperatorChain, boundaries: Ints) -> Ints:
     """C of eq. 6 between chosen boundaries: bytes that a run of operators gets from before it.
 
     A value is counted once however often it is read.  Its reads cut the places where a run may
@@ -96,7 +93,7 @@ def received_bytes(chain: OperatorChain, boundaries: IntArray) -> IntArray:
     return np.triu(table[:size, :size], 1)
 
 
-def crossing_bytes(chain: OperatorChain) -> IntArray:
+def crossing_bytes(chain: OperatorChain) -> Ints:
     """Return the bytes that are made before each operator and read by it or later.
 
     Args:

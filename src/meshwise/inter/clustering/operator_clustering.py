@@ -29,11 +29,10 @@ import numpy as np
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.candidate_cuts import MAX_CUTS, candidate_cuts
 from meshwise.inter.clustering.operator_chain import (
-    BoolArray,
-    FloatArray,
     OperatorChain,
     received_bytes,
 )
+from meshwise.kernels.arrays import Bools, Floats
 
 IntArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 AnyArray: TypeAlias = np.ndarray[Any, Any]
@@ -95,7 +94,7 @@ class CutTable:
     chain: OperatorChain
     boundaries: np.ndarray[tuple[int], np.dtype[np.int64]]
     received: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-    flop_before: FloatArray
+    flop_before: Floats
 
     @classmethod
     def of(cls, chain: OperatorChain, max_cuts: int = MAX_CUTS) -> CutTable:
@@ -106,7 +105,7 @@ class CutTable:
         return cls(chain, boundaries, received_bytes(chain, boundaries), flop_before[boundaries])
 
     @property
-    def flop(self) -> FloatArray:
+    def flop(self) -> Floats:
         """FLOP between each two boundaries."""
         return self.flop_before[None, :] - self.flop_before[:, None]
 
@@ -123,7 +122,7 @@ class _Spans:
     num_boundaries: int
 
     @classmethod
-    def of(cls, allowed: BoolArray) -> _Spans:
+    def of(cls, allowed: Bools) -> _Spans:
         last, first = np.nonzero(allowed.T)
         ends, begin = np.unique(last, return_index=True)
         return cls(first, last, begin, ends, len(allowed))
@@ -136,7 +135,7 @@ class _Spans:
         return out
 
 
-def _within_limit(table: CutTable, num_layers: int, delta: float) -> BoolArray:
+def _within_limit(table: CutTable, num_layers: int, delta: float) -> Bools:
     """Which pairs of boundaries may bound a layer."""
     limit = (1 + delta) * table.flop_before[-1] / num_layers
     size = len(table.boundaries)
@@ -162,7 +161,7 @@ def _least_variance(table: CutTable, num_layers: int, delta: float, worst: int) 
     square = ((table.flop / mean) ** 2)[spans.first, spans.last]
     least = np.full(len(table.boundaries), np.inf)
     least[0] = 0.0
-    totals: list[FloatArray] = []
+    totals: list[Floats] = []
     for _ in range(num_layers):
         totals.append(least[spans.first] + square)
         least = spans.least(totals[-1], np.inf)

@@ -24,7 +24,6 @@ from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
 from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
-    BoolArray,
     RunCosts,
     cheapest_states,
     compose,
@@ -33,6 +32,7 @@ from meshwise.inter.layer_cost.run_costs import (
 )
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, Entry
 from meshwise.intra.options import IntraOptions
+from meshwise.kernels.arrays import Bools
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
@@ -147,7 +147,7 @@ class VariantCosts:
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[LayerKey, ConditionedLayer | None] = {}
-        self._costs: dict[object, tuple[BoolArray, RunCosts | None]] = {}
+        self._costs: dict[object, tuple[Bools, RunCosts | None]] = {}
         self._bounds: dict[BoundsKey, RunBounds | None] = {}
         self._plans: dict[object, RunPlan] = {}
 
@@ -233,14 +233,14 @@ class VariantCosts:
             self.graph(c, remat, num_microbatches)
 
     def has_runs(
-        self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
+        self, variant: Variant, num_microbatches: int, wanted: Bools | None = None
     ) -> bool:
         """Whether the costs of the runs that are wanted, of all by default, are known."""
         known = self._costs.get((variant, num_microbatches))
         return known is not None and bool((known[0] >= self._wanted(wanted)).all())
 
     def runs(
-        self, variant: Variant, num_microbatches: int, wanted: BoolArray | None = None
+        self, variant: Variant, num_microbatches: int, wanted: Bools | None = None
     ) -> RunCosts | None:
         """Costs of runs of layers under a variant; None if it has none.
 
@@ -258,7 +258,7 @@ class VariantCosts:
             self._costs[key] = (asked, self._composed(variant, num_microbatches, asked))
         return self._costs[key][1]
 
-    def _wanted(self, wanted: BoolArray | None) -> BoolArray:
+    def _wanted(self, wanted: Bools | None) -> Bools:
         count = len(self.source.classes)
         return np.ones((count, count), np.bool_) if wanted is None else wanted
 
@@ -298,7 +298,7 @@ class VariantCosts:
         graph = self.graph(self.source.classes[layer], variant.remat, num_microbatches)
         return self.restricted(graph, variant.mesh)[0]
 
-    def _composed(self, variant: Variant, count: int, wanted: BoolArray) -> RunCosts | None:
+    def _composed(self, variant: Variant, count: int, wanted: Bools) -> RunCosts | None:
         layers = self.layers(variant, count)
         return None if layers is None else compose(layers, wanted)
 

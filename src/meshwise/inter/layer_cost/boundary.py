@@ -58,7 +58,7 @@ def with_boundaries(
             continue
         given, made = _ends(main, enters=enters)
         ends = piece.graph.inputs if enters else piece.graph.outputs
-        layouts = whole_layouts(piece.graph.tensors[ends[main.value]], network.mesh.sizes)
+        layouts = whole_layouts(piece.graph.tensors[ends[main.value]].shape, network.mesh.sizes)
         nodes = (
             *((_input(piece, network, given),) if given >= 0 else ()),
             *((_result(piece, network, made),) if made >= 0 else ()),

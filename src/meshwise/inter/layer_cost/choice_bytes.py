@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.inter.layer_cost.footprint import (
     constants_of_loop,
@@ -23,10 +22,9 @@ from meshwise.inter.layer_cost.residual_bytes import BodyBytes
 from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.shapes import local_bytes
 from meshwise.intra.ties import Ties
+from meshwise.kernels.arrays import Floats
 from meshwise.pieces.phases import read_backward
 from meshwise.pieces.piece import PieceGraph
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +39,18 @@ class HeldBytes:
         kept_copies: The same of what each pair holds for each micro-batch in flight.
     """
 
-    resident: tuple[Array, ...]
-    microbatch: tuple[Array, ...]
-    copies: dict[tuple[int, int], Array]
-    kept_copies: dict[tuple[int, int], Array]
+    resident: tuple[Floats, ...]
+    microbatch: tuple[Floats, ...]
+    copies: dict[tuple[int, int], Floats]
+    kept_copies: dict[tuple[int, int], Floats]
 
 
-def resident_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tuple[Array, ...]:
+def resident_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tuple[Floats, ...]:
     """`HeldBytes.resident` alone."""
     return _by_class(_of_inputs(piece, network)[0], ties)
 
 
-def repeated_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tuple[Array, ...]:
+def repeated_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tuple[Floats, ...]:
     """Bytes that a device reads and writes once more for each micro-batch, by choice.
 
     They are not held: the backward pass repeats work (`inter.layer_cost.recomputation`).
@@ -66,7 +64,7 @@ def repeated_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tup
 def held_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> HeldBytes:
     """Bytes of one device for each choice of each class of nodes."""
     resident, microbatch = _of_inputs(piece, network)
-    pairs: list[tuple[int, int, Array]] = []
+    pairs: list[tuple[int, int, Floats]] = []
     for u, v, num_bytes in BodyBytes(piece, network).kept():
         if v < 0:
             microbatch[u] += num_bytes
@@ -80,11 +78,11 @@ def held_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> HeldByt
     )
 
 
-def _nothing(network: LayoutNetwork) -> list[Array]:
+def _nothing(network: LayoutNetwork) -> list[Floats]:
     return [np.zeros(len(node.cost_s)) for node in network.nodes]
 
 
-def _copies(piece: PieceGraph, network: LayoutNetwork) -> Iterator[tuple[int, int, Array]]:
+def _copies(piece: PieceGraph, network: LayoutNetwork) -> Iterator[tuple[int, int, Floats]]:
     """Inputs that the loop reads in another layout than they have."""
     graph, sizes = piece.graph, network.mesh.sizes
     loop = graph.operators[piece.loop]
@@ -107,14 +105,14 @@ def _copies(piece: PieceGraph, network: LayoutNetwork) -> Iterator[tuple[int, in
         )
 
 
-def _of_inputs(piece: PieceGraph, network: LayoutNetwork) -> tuple[list[Array], list[Array]]:
+def _of_inputs(piece: PieceGraph, network: LayoutNetwork) -> tuple[list[Floats], list[Floats]]:
     """Resident bytes of each choice of each node, and those of the batch's rows."""
     resident, microbatch = _nothing(network), _nothing(network)
     graph, sizes = piece.graph, network.mesh.sizes
     loop = graph.operators[piece.loop]
     assert loop.structure is not None
 
-    def add(to: list[Array], node: int, t: int) -> None:
+    def add(to: list[Floats], node: int, t: int) -> None:
         layouts = network.nodes[node].layouts
         to[node] += [local_bytes(graph.tensors[t], w, sizes) for w in layouts]
 
@@ -146,10 +144,10 @@ def _of_inputs(piece: PieceGraph, network: LayoutNetwork) -> tuple[list[Array], 
 
 
 def _pairs_by_class(
-    pairs: Iterable[tuple[int, int, Array]], ties: Ties
-) -> dict[tuple[int, int], Array]:
+    pairs: Iterable[tuple[int, int, Floats]], ties: Ties
+) -> dict[tuple[int, int], Floats]:
     """Bytes by pairs of nodes as bytes by pairs of classes."""
-    found: dict[tuple[int, int], Array] = {}
+    found: dict[tuple[int, int], Floats] = {}
     for u, v, num_bytes in pairs:
         a, b = ties.class_of[u], ties.class_of[v]
         if a > b:
@@ -158,8 +156,8 @@ def _pairs_by_class(
     return found
 
 
-def _by_class(values: list[Array], ties: Ties) -> tuple[Array, ...]:
-    found: list[Array | None] = [None] * ties.count
+def _by_class(values: list[Floats], ties: Ties) -> tuple[Floats, ...]:
+    found: list[Floats | None] = [None] * ties.count
     for value, c in zip(values, ties.class_of, strict=True):
         before = found[c]
         found[c] = value if before is None else before + value

@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from meshwise.assignment.problem import Array, PairCost, Problem, Row
+from meshwise.assignment.problem import Problem, Sums
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.run_costs import cheapest_states, gathers
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
+from meshwise.kernels.arrays import Floats
 
 # Bounds are raised in so many rounds; then the chain that looks cheapest is planned, and taken if
 # it is above what is proved by no more than this part.
 _MOST_ROUNDS = 24
 _NEAR = 0.01
-_Places = dict[tuple[int, int], Array]
 
 
 class JointRun:
@@ -47,10 +45,7 @@ class JointRun:
         """
         self.layers, self.in_flight = tuple(layers), in_flight
         self._number: dict[tuple[int, int], int] = {}
-        self._costs: list[Array] = []
-        self._bytes: list[Array] = []
-        self._pairs: _Places = {}
-        self._held: _Places = {}
+        self._costs, self._bytes = Sums(), Sums()
         for k in range(len(self.layers)):
             self._add_nodes(k)
             self._add_pairs(k)
@@ -63,34 +58,25 @@ class JointRun:
                 assert before.leaving.layouts == layer.entering.layouts
                 self._number[k, c] = self._number[k - 1, before.leaving.node]
             else:
-                self._number[k, c] = len(self._costs)
-                self._costs.append(np.zeros(len(cost)))
-                self._bytes.append(np.zeros(len(cost)))
+                self._number[k, c] = len(self._costs.nodes)
             n = self._number[k, c]
-            passing = self.in_flight * layer.held.microbatch[c]
-            self._costs[n] = self._costs[n] + cost
-            self._bytes[n] = self._bytes[n] + layer.held.resident[c] + passing
+            self._costs.add(n, cost)
+            self._bytes.add(n, layer.held.resident[c])
+            self._bytes.add(n, self.in_flight * layer.held.microbatch[c])
 
     def _add_pairs(self, k: int) -> None:
         layer = self.layers[k]
         for pair in layer.problem.pairs:
-            self._add(self._pairs, self._costs, (k, pair.u, pair.v), pair.cost)
+            self._add(self._costs, (k, pair.u, pair.v), pair.cost)
         for (u, v), num_bytes in layer.held.copies.items():
-            self._add(self._held, self._bytes, (k, u, v), num_bytes)
+            self._add(self._bytes, (k, u, v), num_bytes)
         for (u, v), num_bytes in layer.held.kept_copies.items():
-            self._add(self._held, self._bytes, (k, u, v), self.in_flight * num_bytes)
+            self._add(self._bytes, (k, u, v), self.in_flight * num_bytes)
 
-    def _add(
-        self, to: _Places, nodes: list[Array], at: tuple[int, int, int], weights: Array
-    ) -> None:
+    def _add(self, to: Sums, at: tuple[int, int, int], values: Floats) -> None:
         k, u, v = at
-        a, b = self._number[k, u], self._number[k, v]
-        if a == b:  # A state that goes through a layer.
-            nodes[a] = nodes[a] + np.diagonal(weights)
-            return
-        if a > b:
-            a, b, weights = b, a, weights.T
-        to[a, b] = to[a, b] + weights if (a, b) in to else weights
+        # They are one node where a state goes through a layer.
+        to.add_pair(self._number[k, u], self._number[k, v], values)
 
     def _add_gathers(self) -> None:
         first, last = self.layers[0], self.layers[-1]
@@ -100,22 +86,12 @@ class JointRun:
         )
         for k, node, seconds, layer in ends:
             if node >= 0:
-                n = self._number[k, node]
-                self._costs[n] = self._costs[n] + layer.piece.num_microbatches * seconds
+                self._costs.add(self._number[k, node], layer.piece.num_microbatches * seconds)
 
     def problem(self, limit: float | None = None) -> Problem:
         """The cheapest run, or the cheapest that holds no more than so many bytes."""
-        rows = ()
-        if limit is not None:
-            rows = (
-                Row(
-                    nodes=tuple(enumerate(self._bytes)),
-                    pairs=tuple((u, v, w) for (u, v), w in sorted(self._held.items())),
-                    limit=limit,
-                    name="memory of the stage",
-                ),
-            )
-        return Problem(costs=tuple(self._costs), pairs=_sorted_pairs(self._pairs), rows=rows)
+        rows = () if limit is None else (self._bytes.row(limit, "memory of the stage"),)
+        return self._costs.problem(rows)
 
     def composed(
         self, price: float, *, time: SolverTime | None = None, seed: int = 0
@@ -177,7 +153,7 @@ class JointRun:
 
     def joined(self, of_layers: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """A choice of the run from those of its layers, which agree where they meet."""
-        choice = [0] * len(self._costs)
+        choice = [0] * len(self._costs.nodes)
         for k, own in enumerate(of_layers):
             for c, chosen in enumerate(own):
                 choice[self._number[k, c]] = chosen
@@ -189,7 +165,3 @@ class JointRun:
         ends = [(k, layer.entering.node) for k, layer in enumerate(self.layers)]
         ends.append((last, self.layers[last].leaving.node))
         return tuple(choice[self._number[k, n]] if n >= 0 else 0 for k, n in ends)
-
-
-def _sorted_pairs(places: Mapping[tuple[int, int], Array]) -> tuple[PairCost, ...]:
-    return tuple(PairCost(u=u, v=v, cost=w) for (u, v), w in sorted(places.items()))

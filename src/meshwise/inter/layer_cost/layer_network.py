@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem
@@ -30,10 +29,9 @@ from meshwise.intra.network import LayoutNetwork, build_network
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import Ties, tied_problem
+from meshwise.kernels.arrays import Floats
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,9 +62,9 @@ class LayerNetwork:
     ties: Ties
     entering: Boundary
     leaving: Boundary
-    arriving_s: Array
-    returning_s: Array
-    again_s: tuple[Array, ...]
+    arriving_s: Floats
+    returning_s: Floats
+    again_s: tuple[Floats, ...]
     problem: Problem
     _plans: dict[tuple[int, ...], tuple[GraphDecision, Footprint]] = field(
         default_factory=dict[tuple[int, ...], tuple[GraphDecision, Footprint]],
@@ -126,7 +124,7 @@ def layer_network(
     )
 
 
-def _repeating(problem: Problem, again_s: tuple[Array, ...], num_microbatches: int) -> Problem:
+def _repeating(problem: Problem, again_s: tuple[Floats, ...], num_microbatches: int) -> Problem:
     """A problem with the time of repeated work."""
     pairs = zip(problem.costs, again_s, strict=True)
     return replace(problem, costs=tuple(cost + num_microbatches * s for cost, s in pairs))
@@ -143,9 +141,9 @@ class LayerBounds:
         resident_bytes: Held all the time by one device.
     """
 
-    loop_s: Array
-    arriving_s: Array
-    returning_s: Array
+    loop_s: Floats
+    arriving_s: Floats
+    returning_s: Floats
     resident_bytes: float
 
 
@@ -155,7 +153,7 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
     problem = tied_problem(layer.network, layer.ties, only_loops=True)
     problem = _repeating(problem, layer.again_s, count)
 
-    def least(amounts: Sequence[Array]) -> float:
+    def least(amounts: Sequence[Floats]) -> float:
         pairs = zip(amounts, problem.costs, strict=True)
         return float(sum(a[np.isfinite(c)].min(initial=np.inf) for a, c in pairs))
 

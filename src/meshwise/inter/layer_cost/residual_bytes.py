@@ -22,10 +22,9 @@ from meshwise.graph.layout import Layout
 from meshwise.intra.network import LayoutNetwork
 from meshwise.intra.regions import END, Region
 from meshwise.intra.shapes import Ways, local_bytes
+from meshwise.kernels.arrays import Floats
 from meshwise.pieces.phases import backward_operators
 from meshwise.pieces.piece import PieceGraph
-
-Array = NDArray[np.float64]
 
 
 class BodyBytes:
@@ -57,14 +56,14 @@ class BodyBytes:
         boundaries = self._network.boundaries
         return {t: boundaries[0, number, k] for k, t in pairs if loop.inputs[k] in crossing}
 
-    def made(self, tensors: Iterable[int]) -> Iterator[tuple[int, Array]]:
+    def made(self, tensors: Iterable[int]) -> Iterator[tuple[int, Floats]]:
         """Nodes, and bytes of each choice, of tensors as they are made or enter."""
         for t in tensors:
             node, layouts = self._made(t)
             if node >= 0:
                 yield node, self._bytes(t, layouts)
 
-    def kept(self) -> Iterator[tuple[int, int, Array]]:
+    def kept(self) -> Iterator[tuple[int, int, Floats]]:
         """What the backward pass has: (node, -1, bytes) or (node, node, bytes by pair)."""
         leaving = self._leaving()
         others = set(range(len(self._body.outputs))) - leaving
@@ -98,10 +97,10 @@ class BodyBytes:
 
     def _larger(
         self, t: int, group: int, giver: int, layouts: Iterable[Layout]
-    ) -> Iterator[tuple[int, int, Array]]:
+    ) -> Iterator[tuple[int, int, Floats]]:
         """What is held beyond a value or copy where the backward pass wants more of it."""
         there = self._bytes(t, layouts)
-        wanted: dict[int, Array] = {}
+        wanted: dict[int, Floats] = {}
         for i, k in self._reads.get(t, []):
             number = self._region.blocks.block_of[i]
             if number < 0 or self._region.groups[i, k] != group:
@@ -135,11 +134,11 @@ class BodyBytes:
                     return found & np.array(whole)
         return np.zeros_like(found)
 
-    def _copied(self, t: int, layouts: list[Layout], copy: int, *, is_made_again: bool) -> Array:
+    def _copied(self, t: int, layouts: list[Layout], copy: int, *, is_made_again: bool) -> Floats:
         """Bytes of a copy beside the value, for each pair of their layouts."""
         wanted = self._network.nodes[copy].layouts
         num_bytes = self._bytes(t, wanted)
-        known: dict[Layout, Array] = {}
+        known: dict[Layout, Floats] = {}
         for made in layouts:
             if made not in known:
                 there = [made == w or (is_made_again and _is_part(w, made)) for w in wanted]
@@ -165,7 +164,7 @@ class BodyBytes:
         results = loop.structure.parts[0].results
         return {n for n, j in enumerate(results) if j >= 0 and loop.outputs[j] in over}
 
-    def _bytes(self, t: int, layouts: Iterable[Layout]) -> Array:
+    def _bytes(self, t: int, layouts: Iterable[Layout]) -> Floats:
         sizes = self._network.mesh.sizes
         return np.array([local_bytes(self._body.tensors[t], w, sizes) for w in layouts], np.float64)
 

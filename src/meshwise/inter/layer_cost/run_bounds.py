@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.inter.layer_cost.layer_network import LayerBounds
 from meshwise.inter.layer_cost.run_costs import least_sums
-
-Array = NDArray[np.float64]
+from meshwise.kernels.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +22,8 @@ class RunBounds:
         resident_bytes: Held all the time by one device.
     """
 
-    loop_s: Array
-    resident_bytes: Array
+    loop_s: Floats
+    resident_bytes: Floats
 
 
 def bounds_of_runs(layers: Sequence[LayerBounds | None]) -> RunBounds | None:
@@ -62,7 +60,7 @@ def _segments(
         first += len(some)
 
 
-def _run_sums(values: Sequence[float]) -> Array:
+def _run_sums(values: Sequence[float]) -> Floats:
     """For (first, last) the sum of the values from first to last; infinite where last < first."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     sums = total[None, 1:] - total[:-1, None]

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from meshwise.inter.layer_cost.footprint import joint_footprint
 from meshwise.inter.layer_cost.layer_network import LayerBounds
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, Place
+from meshwise.kernels.arrays import Bools, Floats
 
-Array = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 T = TypeVar("T", bound=Hashable)
 
 
@@ -46,19 +45,19 @@ class RunCosts:
         temporary_bytes: On top at the peak.
     """
 
-    cost_s: Array
-    loop_s: Array
-    gather_s: Array
-    once_s: Array
-    resident_bytes: Array
-    microbatch_bytes: Array
-    temporary_bytes: Array
+    cost_s: Floats
+    loop_s: Floats
+    gather_s: Floats
+    once_s: Floats
+    resident_bytes: Floats
+    microbatch_bytes: Floats
+    temporary_bytes: Floats
 
 
 class _Chain(NamedTuple):
     """Cheapest chains from one first layer, for each state after the present one."""
 
-    cost: Array
+    cost: Floats
     path: tuple[tuple[int, ...], ...]
 
 
@@ -116,7 +115,7 @@ def _ended(chain: _Chain, last: ConditionedLayer) -> tuple[float, tuple[int, ...
     return float(total[best]), chain.path[best]
 
 
-def compose(layers: Sequence[ConditionedLayer], wanted: BoolArray | None = None) -> RunCosts:
+def compose(layers: Sequence[ConditionedLayer], wanted: Bools | None = None) -> RunCosts:
     """Costs of all runs.
 
     Args:
@@ -148,14 +147,14 @@ def _steps(
         yield from zip(layers, itertools.pairwise(states), strict=True)
 
 
-def least_sums(bounds: Sequence[LayerBounds]) -> Array:
+def least_sums(bounds: Sequence[LayerBounds]) -> Floats:
     """For (first, last) what the cheapest chain takes at least, infinite where last < first.
 
     Args:
         bounds: Of each layer; equal layers may be one object.
     """
     numbers, links = _distinct_runs(bounds)
-    chains: list[Array] = []
+    chains: list[Floats] = []
     for before, layer in links:
         enters = chains[before] if before >= 0 else layer.arriving_s
         chains.append((enters[:, None] + layer.loop_s).min(axis=0))
@@ -171,7 +170,7 @@ class _Link(NamedTuple, Generic[T]):
 
 
 def _distinct_runs(
-    layers: Sequence[T], wanted: BoolArray | None = None
+    layers: Sequence[T], wanted: Bools | None = None
 ) -> tuple[NDArray[np.int64], list[_Link[T]]]:
     """For (first, last) the number of the run, -1 where last < first; and the runs.
 

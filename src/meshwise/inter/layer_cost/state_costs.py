@@ -11,13 +11,13 @@ Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
-from meshwise.assignment.problem import PairCost, Problem, objective
+from meshwise.assignment.problem import Problem, Sums, objective
 from meshwise.assignment.solve import solve
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.footprint import Footprint
@@ -204,22 +204,16 @@ def planned(
 def _priced(layer: LayerNetwork, price: BytePrice) -> Problem:
     if not price.seconds_per_byte:
         return layer.problem
-    rate, held = price.seconds_per_byte, layer.held
-    pairs = {(p.u, p.v): p.cost for p in layer.problem.pairs}
+    rate, held, sums = price.seconds_per_byte, layer.held, Sums()
+    for u, cost in enumerate(layer.problem.costs):
+        num_bytes = held.resident[u] + price.in_flight * held.microbatch[u]
+        sums.add(u, cost + rate * num_bytes)
+    for pair in layer.problem.pairs:
+        sums.add_pair(pair.u, pair.v, pair.cost)
     for copies, weight in ((held.copies, rate), (held.kept_copies, rate * price.in_flight)):
-        for place, num_bytes in copies.items():
-            cost = weight * num_bytes
-            pairs[place] = pairs[place] + cost if place in pairs else cost
-    return replace(
-        layer.problem,
-        costs=tuple(
-            cost + rate * (always + price.in_flight * passing)
-            for cost, always, passing in zip(
-                layer.problem.costs, held.resident, held.microbatch, strict=True
-            )
-        ),
-        pairs=tuple(PairCost(u=u, v=v, cost=cost) for (u, v), cost in sorted(pairs.items())),
-    )
+        for (u, v), num_bytes in copies.items():
+            sums.add_pair(u, v, weight * num_bytes)
+    return sums.problem()
 
 
 def _seconds(network: LayoutNetwork, choice: tuple[int, ...]) -> tuple[float, float]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.kernels.arrays import Floats
 
-Array = NDArray[np.float64]
 
-
-def best_cuts(cost: Array, parts: int) -> Ranges | None:
+def best_cuts(cost: Floats, parts: int) -> Ranges | None:
     """Layers cut into runs: the slowest as fast as can be, then as equal as can be.
 
     Args:
@@ -30,7 +28,7 @@ def best_cuts(cost: Array, parts: int) -> Ranges | None:
 
 
 def least_cost(
-    cost: Array, parts: int, joined: Callable[[Array, Array], Array]
+    cost: Floats, parts: int, joined: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, Ranges]:
     """The least cost of so many runs that follow each other, and the runs.
 

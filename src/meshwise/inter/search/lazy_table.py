@@ -21,8 +21,9 @@ from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.stages.promising_runs import worthwhile
-from meshwise.inter.stages.stage_problem import BoolArray, FloatArray, StageCosts, StageSpan
+from meshwise.inter.stages.stage_problem import StageCosts, StageSpan
 from meshwise.inter.stages.submeshes import StageSubmesh
+from meshwise.kernels.arrays import Bools, Floats
 from meshwise.plan.stage import Remat
 
 _MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
@@ -245,12 +246,12 @@ class LazyTable:
             self.num_changes += 1
         return changed
 
-    def _tell(self, m: int, v: int, wanted: BoolArray) -> None:
+    def _tell(self, m: int, v: int, wanted: Bools) -> None:
         way = self._variants[m][v]
         if not self._costs.has_runs(way, self._count, wanted):
             self._report(f"layers on {self._submeshes[m]} as {_named(way.mesh)}, remat {way.remat}")
 
-    def _plan(self, m: int, v: int, wanted: BoolArray) -> None:
+    def _plan(self, m: int, v: int, wanted: Bools) -> None:
         """Plan runs under one variant of a submesh."""
         new = wanted & ~self._is_planned[:, :, m, v]
         memory = {name: self._arrays[name][:, :, m, v].copy() for name in _MEMORY}
@@ -268,7 +269,7 @@ class LazyTable:
         if (m, v) in self._base:
             self._bound_others(m, v, new, memory)
 
-    def _bound_others(self, m: int, v: int, new: BoolArray, memory: dict[str, FloatArray]) -> None:
+    def _bound_others(self, m: int, v: int, new: Bools, memory: dict[str, Floats]) -> None:
         """Where runs are planned at the first price, bound them at the others.
 
         What holds less is not faster; how much it holds nobody knows yet.

@@ -37,9 +37,10 @@ from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.single_stage import seconds_at_the_limit
 from meshwise.inter.stages.stage_construction import StagePlan
-from meshwise.inter.stages.stage_problem import FloatArray, StageProblem, StageSpan
+from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import transfer_s
+from meshwise.kernels.arrays import Floats
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
 # Chooses stages in place of the stage construction.
@@ -125,7 +126,7 @@ class _Known:
 
     count: int
     table: LazyTable
-    transfers: FloatArray
+    transfers: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import logical_views
 from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.inter.search.stage_pins import StagePin, without_ones
-from meshwise.inter.stages.stage_problem import FloatArray, StageCosts, StageProblem
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.intra.options import IntraOptions
+from meshwise.kernels.arrays import Floats
 from meshwise.plan.stage import Remat
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.registry import SEARCHED
@@ -210,7 +211,7 @@ def stage_problem(
     options: SearchOptions,
     num_microbatches: int,
     schedule: PipelineSchedule,
-    transfers: FloatArray | None,
+    transfers: Floats | None,
 ) -> StageProblem:
     """What the stages are chosen from."""
     use_all = options.use_all_devices

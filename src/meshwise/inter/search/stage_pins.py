@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant import Variant
-from meshwise.inter.stages.stage_problem import BoolArray, StageCosts
+from meshwise.inter.stages.stage_problem import StageCosts
+from meshwise.kernels.arrays import Bools
 from meshwise.plan.stage import Remat
 
 
@@ -76,7 +77,7 @@ def _allowed(
     shape: tuple[int, ...],
     kinds: Sequence[SubmeshKind],
     variants: Sequence[Sequence[Variant]],
-) -> BoolArray:
+) -> Bools:
     """Which entries a pin lets pass."""
     first, last = np.indices(shape[:2])
     allowed = np.ones(shape, np.bool_)

@@ -26,8 +26,9 @@ from meshwise.inter.stages.kernels.stage_kernels import (
     stages_of_bound,
 )
 from meshwise.inter.stages.objective import step_time
-from meshwise.inter.stages.stage_options import FloatArray, StageOptions, devices_of
+from meshwise.inter.stages.stage_options import StageOptions, devices_of
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
+from meshwise.kernels.arrays import Floats
 
 # How far above the lower bound solutions are looked for, one step after the other: the nearer, the
 # fewer states are visited.
@@ -41,8 +42,8 @@ class _Bound:
     """A relaxation: costs of groups with the toll, costs to the end, the bound without tolls."""
 
     toll: float
-    cost: FloatArray
-    to_end: FloatArray
+    cost: Floats
+    to_end: Floats
     bound_s: float
 
 
@@ -90,7 +91,7 @@ def least_fill(
     return None
 
 
-def _bound(options: StageOptions, cost: FloatArray, devices: Devices, toll: float) -> _Bound:
+def _bound(options: StageOptions, cost: Floats, devices: Devices, toll: float) -> _Bound:
     with_toll = cost + toll
     to_end = cost_to_end(options.options, with_toll, devices)
     return _Bound(toll, with_toll, to_end, float(to_end[0, 0]) - options.num_stages * toll)

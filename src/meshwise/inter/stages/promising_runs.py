@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.inter.stages.stage_problem import BoolArray, StageCosts
+from meshwise.inter.stages.stage_problem import StageCosts
+from meshwise.kernels.arrays import Bools
 
 
 def worthwhile(
     costs: StageCosts, num_devices: int, num_microbatches: int, at_most_s: float
-) -> BoolArray:
+) -> Bools:
     """Runs of layers that a step of at most some time may have, (first, last, submesh).
 
     A run must fit, its micro-batches must be done in time, and so must all other layers on the

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwise.inter.stages.kernels.stage_arrays import Devices, Options
 from meshwise.inter.stages.kernels.stage_filter_kernels import dominated, most_that_fit
 from meshwise.inter.stages.stage_problem import StageProblem
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from meshwise.kernels.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,7 +23,7 @@ class StageOptions:
     """
 
     options: Options
-    where: IntArray
+    where: Ints
     num_stages: int
 
     def box(self) -> tuple[float, float, float, float]:
@@ -100,7 +96,7 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
     return StageOptions(options=options, where=where, num_stages=num_stages)
 
 
-def most_to_end(problem: StageProblem, rows: IntArray, num_stages: int = 0) -> IntArray:
+def most_to_end(problem: StageProblem, rows: Ints, num_stages: int = 0) -> Ints:
     """How many stages to the end memory allows a stage, itself counted; 0 if none.
 
     Args:
@@ -129,7 +125,7 @@ def most_to_end(problem: StageProblem, rows: IntArray, num_stages: int = 0) -> I
     )
 
 
-def devices_of(problem: StageProblem, has_option: BoolArray) -> tuple[Devices, int]:
+def devices_of(problem: StageProblem, has_option: Bools) -> tuple[Devices, int]:
     """Devices for the kernels, in units of as many as all submeshes in use have in common.
 
     Args:
@@ -157,14 +153,14 @@ def devices_of(problem: StageProblem, has_option: BoolArray) -> tuple[Devices, i
     return Devices(size, count, may_start, problem.use_all_devices), 1
 
 
-def _classes_of_columns(transfer: FloatArray) -> IntArray:
+def _classes_of_columns(transfer: Floats) -> Ints:
     """Right neighbours that cost every left one the same, at every boundary, are one class."""
     columns = transfer.reshape(-1, transfer.shape[2]).T
     _, classes = np.unique(columns, axis=0, return_inverse=True)
     return classes.reshape(-1).astype(np.int64)
 
 
-def _levels(transfer: FloatArray, right_class: IntArray) -> tuple[FloatArray, IntArray]:
+def _levels(transfer: Floats, right_class: Ints) -> tuple[Floats, Ints]:
     """`Options.before` and `Options.rank`."""
     _, of_class = np.unique(right_class, return_index=True)
     halves = 0.5 * transfer[:, :, of_class]

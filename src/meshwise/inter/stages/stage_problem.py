@@ -8,15 +8,13 @@ from types import EllipsisType
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwise.inter.stages.submeshes import StageSubmesh
+from meshwise.kernels.arrays import Floats
 from meshwise.schedules.one_f_one_b import ALPA, ONE_F_ONE_B
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.units import bytes_text
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 # First layer, last layer, submesh, variant.
 Place: TypeAlias = tuple[int, int, int, int]
 
@@ -40,12 +38,12 @@ class StageCosts:
     """
 
     submeshes: tuple[StageSubmesh, ...]
-    microbatch_s: FloatArray
-    once_s: FloatArray
-    resident_bytes: FloatArray
-    microbatch_bytes: FloatArray
-    temporary_bytes: FloatArray
-    gather_s: FloatArray | None = None
+    microbatch_s: Floats
+    once_s: Floats
+    resident_bytes: Floats
+    microbatch_bytes: Floats
+    temporary_bytes: Floats
+    gather_s: Floats | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and signs.
@@ -74,11 +72,11 @@ class StageCosts:
         return int(self.microbatch_s.shape[0])
 
     @property
-    def busy_s(self) -> FloatArray:
+    def busy_s(self) -> Floats:
         """Time of one micro-batch with the gathers at both ends."""
         return self.microbatch_s if self.gather_s is None else self.microbatch_s + self.gather_s
 
-    def peak_bytes(self, in_flight: float, at: Place | EllipsisType = ...) -> FloatArray:
+    def peak_bytes(self, in_flight: float, at: Place | EllipsisType = ...) -> Floats:
         """Return the bytes that stages need on each of their devices.
 
         Args:
@@ -99,7 +97,7 @@ class StageCosts:
             f"{temporary} temporary"
         )
 
-    def columns(self) -> dict[str, FloatArray]:
+    def columns(self) -> dict[str, Floats]:
         """The arrays by name."""
         columns = {
             "microbatch_s": self.microbatch_s,
@@ -130,7 +128,7 @@ class StageProblem:
     num_devices: int
     num_microbatches: int
     schedule: PipelineSchedule = ONE_F_ONE_B
-    transfer_s: FloatArray | None = None
+    transfer_s: Floats | None = None
     use_all_devices: bool = False
 
     def __post_init__(self) -> None:

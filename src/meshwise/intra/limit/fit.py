@@ -21,7 +21,7 @@ from meshwise.assignment.exact.best_first import (
     cheaper_neighbour,
     cheapest_that_fits,
 )
-from meshwise.assignment.problem import Array, Problem, Row, Solution, objective, row_weight
+from meshwise.assignment.problem import Problem, Row, Solution, Sums, objective, row_weight
 from meshwise.assignment.search.descent import DescentWithin
 from meshwise.assignment.search.mixture import Recombiner
 from meshwise.intra.limit.judged import Judge, JudgedChoice
@@ -236,20 +236,14 @@ class _Priced:
 
 def _sum_of_rows(rows: Sequence[Row], prices: Sequence[float]) -> Row:
     """The sum of rows, each as often as its price says."""
-    nodes: dict[int, Array] = {}
-    pairs: dict[tuple[int, int], Array] = {}
-    total = max(sum(prices), 1e-300)
+    sums, total = Sums(), max(sum(prices), 1e-300)
     for row, price in zip(rows, prices, strict=True):
         part = price / total
         for u, w in row.nodes:
-            nodes[u] = nodes[u] + part * w if u in nodes else part * w
+            sums.add(u, part * w)
         for u, v, w in row.pairs:
-            pairs[u, v] = pairs[u, v] + part * w if (u, v) in pairs else part * w
-    return Row(
-        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
-        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda item: item[0])),
-        limit=sum(p * row.limit for p, row in zip(prices, rows, strict=True)) / total,
-    )
+            sums.add_pair(u, v, part * w)
+    return sums.row(sum(p * row.limit for p, row in zip(prices, rows, strict=True)) / total)
 
 
 def _scaled_row(judge: Judge, answer: JudgedChoice, limit: int) -> Row:
@@ -317,7 +311,7 @@ def _by_enumeration(
     if best is None or best == known:
         return found, cheapest.bound
     cost = objective(judge.problem, best)
-    solution = Solution(choice=best, cost=cost, bound=0.0, status="", num_left=0)
+    solution = Solution(choice=best, cost=cost, bound=0.0, status="")
     return JudgedChoice(
         solution=solution, decision=judged[best][0], peak=judged[best][1]
     ), cheapest.bound

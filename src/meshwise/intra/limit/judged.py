@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwise.assignment.problem import Array, Problem, Row, Solution, objective
-from meshwise.assignment.solve import Recorder, solve
+from meshwise.assignment.solve import solve
 from meshwise.intra.expand import expand
 from meshwise.intra.limit.memory_rows import MemoryRows
 from meshwise.intra.network import LayoutNetwork
@@ -44,7 +44,6 @@ class Judge:
         deadline: Moment of `time.monotonic` at which a search ends early; infinite where the user
             gave no limit of time.
         seed: Seed of the solver.
-        record: Is given each problem that is solved.
     """
 
     network: LayoutNetwork
@@ -52,7 +51,6 @@ class Judge:
     problem: Problem
     deadline: float
     seed: int
-    record: Recorder | None = None
     _writer: list[MemoryRows] = field(default_factory=list[MemoryRows])
 
     @property
@@ -74,24 +72,14 @@ class Judge:
         """A choice as an answer without a bound."""
         decision, high = self.of_choice(choice)
         cost = objective(self.problem, choice)
-        solution = Solution(choice=tuple(choice), cost=cost, bound=0.0, status="", num_left=0)
+        solution = Solution(choice=tuple(choice), cost=cost, bound=0.0, status="")
         return JudgedChoice(solution=solution, decision=decision, peak=high)
 
     def row_of(self, high: Peak) -> Row:
         """What is live at a peak, as a row without a limit."""
         if not self._writer:
             self._writer.append(MemoryRows(self.network))
-        return tied_row(self._writer[0].row_of(high.buffers, np.inf), self.ties)
-
-    def solve(self, problem: Problem) -> Solution:
-        """A cheap choice of a problem like this one, with a bounded amount of work."""
-        return solve(
-            problem,
-            time_limit_s=self.seconds_left,
-            seed=self.seed,
-            exact=False,
-            record=self.record,
-        )
+        return tied_row(self._writer[0].row_of(high.buffers), self.ties)
 
     def solve_free(self, problem: Problem) -> tuple[int, ...]:
         """The choice of a problem without rows that is no question of its own; empty if none."""

@@ -1,20 +1,20 @@
 """Memory of a network at one time as a row: bytes of nodes and of pairs of nodes.
 
-A row is what `memory.peak` counts at that time, written as a function of the choices.  A copy is
-live when its choice differs from the layout that it is made from, hence depends on a pair.  What
-is not pairwise (two far users that share one final layout) is counted at the users only, so a row
-may count less than the profile, and then a cut of exactly that choice is added instead.
+A row is what `memory.peak` counts at its highest point, written as a function of the choices.  A
+copy is live when its choice differs from the layout that it is made from, hence depends on a pair.
+What is not pairwise (two far users that share one final layout) is counted at the users only.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.problem import Array, Row
+from meshwise.assignment.problem import Array, Row, Sums
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
 from meshwise.intra.blocks.partition import BODIES, CLUSTER
@@ -50,10 +50,8 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """Terms that lie within [start, end]; written when a time in it is asked for."""
+    """Terms of a tensor; written when it is asked for."""
 
-    start: int
-    end: int
     tensor: int
     write: Callable[[], None]
 
@@ -78,16 +76,10 @@ class MemoryRows:
             self._edge(edge)
 
     def _edge(self, edge: Edge) -> None:
-        """Note when the terms of an edge can be live."""
+        """Note the terms of an edge, if its tensor is used at all."""
         r, t = edge.place
-        times = [time for time, _ in self.times.get((r, t, edge.group), [])]
-        if times:
-            end = max(times)
-            if end < len(self.network.regions[r].graph.operators):
-                # A bitcast of a copy lives on.
-                end = max(end, self.live[r].end[self.live[r].root[t]])
-            write = functools.partial(self._copy, edge)
-            self.later[r].append(_Later(min(times), end, t, write))
+        if self.times.get((r, t, edge.group)):
+            self.later[r].append(_Later(t, functools.partial(self._copy, edge)))
 
     def _add(self, region: int, term: _Term) -> None:
         """Note bytes of a tensor of a region."""
@@ -144,7 +136,7 @@ class MemoryRows:
                 if t in live.fused or live.root[t] != t:
                     continue
                 write = functools.partial(self._value, region, number, i, place, donated.get(t))
-                self.later[region.index].append(_Later(live.start[t], live.end[t], t, write))
+                self.later[region.index].append(_Later(t, write))
 
     def _value(self, region: Region, number: int, i: int, place: int, donated: int | None) -> None:
         """Bytes of one result of an operator."""
@@ -333,24 +325,13 @@ class MemoryRows:
             [[sum(size[w] for w in want if w != have) for want in wants] for have in left]
         )
 
-    def row(self, time: tuple[int, ...], limit: float) -> Row:
-        """The row of one time: `time` as in `memory.peak.Peak`."""
-        terms: list[_Term] = []
-        # Operator, body, operator inside, ...
-        for depth in range(0, len(time), 2):
-            here, region = time[depth], self.inner[tuple(time[:depth])]
-            self._write(region.index, lambda item: item.start <= here <= item.end)  # noqa: B023
-            terms += [x for x in self.terms[region.index] if x.start <= here <= x.end]
-        return _row(terms, limit, f"bytes at {time}")
-
-    def row_of(self, buffers: Sequence[Buffer], limit: float) -> Row:
-        """The row of what is live together, in whatever order it was made.
+    def row_of(self, buffers: Sequence[Buffer]) -> Row:
+        """The row of what is live together, in whatever order it was made, without a limit.
 
         Args:
             buffers: What is live under one choice.  Under another one the values and copies of
                 the same tensors count, and all inputs; a copy is one that is made while the
                 buffer's tensor is used.
-            limit: Upper bound.
         """
         live: dict[int, dict[tuple[int, bool], list[int]]] = {}
         for b in buffers:
@@ -358,10 +339,9 @@ class MemoryRows:
             t = self.live[region.index].root[b.tensor]
             of_region = live.setdefault(region.index, {})
             of_region.setdefault((t, b.role == "copy"), []).append(b.start)
-        terms: list[_Term] = []
+        sums = Sums()
         for r, here in sorted(live.items()):
-            tensors = {t for t, _ in here}
-            self._write(r, lambda item: item.tensor in tensors)  # noqa: B023
+            self._write(r, {t for t, _ in here})
             for term in self.terms[r]:
                 starts = here.get((term.tensor, term.is_copy))
                 is_input = r == 0 and term.start < 0 and term.v < 0
@@ -369,36 +349,17 @@ class MemoryRows:
                     starts is not None
                     and (not term.is_copy or any(term.start <= s <= term.end for s in starts))
                 ):
-                    terms.append(term)
+                    if term.v < 0:
+                        sums.add(term.u, term.weights)
+                    else:
+                        sums.add_pair(term.u, term.v, term.weights)
         name = f"bytes of {sorted((r, *key) for r, here in live.items() for key in here)}"
-        return _row(terms, limit, name)
+        return sums.row(math.inf, name)
 
-    def _write(self, region: int, is_asked_for: Callable[[_Later], bool]) -> None:
-        """Write the terms of a region that are asked for and not yet written."""
+    def _write(self, region: int, tensors: Collection[int]) -> None:
+        """Write the terms of a region's tensors that are not yet written."""
         waiting = self.later[region]
-        self.later[region] = [item for item in waiting if not is_asked_for(item)]
+        self.later[region] = [item for item in waiting if item.tensor not in tensors]
         for item in waiting:
-            if is_asked_for(item):
+            if item.tensor in tensors:
                 item.write()
-
-
-def _row(terms: Sequence[_Term], limit: float, name: str) -> Row:
-    """The sum of terms."""
-    nodes: dict[int, Array] = {}
-    pairs: dict[tuple[int, int], Array] = {}
-    for term in terms:
-        u, v, weights = term.u, term.v, term.weights
-        if u == v:
-            v, weights = -1, np.diagonal(weights).copy()
-        if v < 0:
-            nodes[u] = nodes[u] + weights if u in nodes else weights
-            continue
-        if u > v:
-            u, v, weights = v, u, weights.T
-        pairs[u, v] = pairs[u, v] + weights if (u, v) in pairs else weights
-    return Row(
-        nodes=tuple(sorted(nodes.items(), key=lambda item: item[0])),
-        pairs=tuple((u, v, w) for (u, v), w in sorted(pairs.items(), key=lambda i: i[0])),
-        limit=limit,
-        name=name,
-    )

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.plan.counts.walk import Exchange, transfers
+from meshwise.plan.counts.walk import Exchange, Reshard, transfers
 from meshwise.plan.decision import GraphDecision
 from meshwise.resharding.moves import FREE
 from meshwise.resharding.within import path
@@ -58,29 +58,39 @@ def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tup
     Raises:
         PlanError: the decision asks for a change of layout that does not exist.
     """
-    found: list[Collective] = []
-    for item in transfers(graph, decision, mesh.sizes):
-        if isinstance(item, Exchange):
-            steps = ((PERMUTE, item.edge.axes, item.edge.group_size, item.num_bytes),)
-        else:
-            tensor = item.tensor
-            steps = (
-                (step.kind, step.axes, step.group_size, step.num_bytes)
-                for step in path(tensor.shape, tensor.itemsize, item.before, item.after, mesh)
-                if step.kind not in FREE and step.group_size > 1
-            )
-        found.extend(
-            Collective(
-                kind=kind,
-                axes=tuple(mesh.axes[a].name for a in axes),
-                group_size=group_size,
-                num_bytes=num_bytes,
-                count=item.times,
-                where=item.where,
-            )
-            for kind, axes, group_size, num_bytes in steps
+    return tuple(
+        Collective(
+            kind=kind,
+            axes=tuple(mesh.axes[a].name for a in axes),
+            group_size=group_size,
+            num_bytes=num_bytes,
+            count=made.times,
+            where=made.where,
         )
-    return tuple(found)
+        for made in transfers(graph, decision, mesh.sizes)
+        for kind, axes, group_size, num_bytes in sent(made, mesh)
+    )
+
+
+class Sent(NamedTuple):
+    """What devices send at once: kind, mesh axes and size of the group, and bytes."""
+
+    kind: str
+    axes: tuple[int, ...]
+    group_size: int
+    num_bytes: int
+
+
+def sent(made: Reshard | Exchange, mesh: LogicalMesh) -> list[Sent]:
+    """Return what a transfer sends on a mesh, in order; groups of one device are left out."""
+    if isinstance(made, Exchange):
+        return [Sent(PERMUTE, made.edge.axes, made.edge.group_size, made.num_bytes)]
+    tensor = made.tensor
+    return [
+        Sent(step.kind, step.axes, step.group_size, step.num_bytes)
+        for step in path(tensor.shape, tensor.itemsize, made.before, made.after, mesh)
+        if step.kind not in FREE and step.group_size > 1
+    ]
 
 
 def collective_s(collective: Collective, mesh: LogicalMesh) -> float:

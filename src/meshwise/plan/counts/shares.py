@@ -2,7 +2,7 @@
 
 A change of layout of an argument is the argument's.  Else the reduction of a partial result is
 that of the dense operator which made it, another change that of the dense operator which wants
-it, or else that of the one which made it.  What is left belongs to light operators.
+it, or else that of the one which made it.  What is left, that of light operators, is left out.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from meshwise.cluster.collectives import PERMUTE, collective_time_s
+from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.halo import edge_elements
-from meshwise.graph.layout import Layout
-from meshwise.plan.counts.walk import Legs, inside
-from meshwise.plan.decision import GraphDecision, OperatorDecision
-from meshwise.resharding.moves import FREE
-from meshwise.resharding.within import path
+from meshwise.graph.graph import Graph
+from meshwise.plan.counts.collectives import sent
+from meshwise.plan.counts.walk import Exchange, Reshard, exchanges, inside, reshards
+from meshwise.plan.decision import GraphDecision
 
 # Positions of an operator: of each enclosing one with the number of its body, then its own.
 Path = tuple[int, ...]
@@ -52,12 +49,10 @@ class Communication:
     Attributes:
         arguments: By position.
         operators: By path; dense operators only.
-        others: Seconds of light operators.
     """
 
     arguments: dict[int, ByKind] = field(default_factory=dict[int, ByKind])
     operators: dict[Path, ByKind] = field(default_factory=dict[Path, ByKind])
-    others: ByKind = field(default_factory=dict[str, float])
 
 
 NO_COMMUNICATION = Communication()
@@ -108,66 +103,36 @@ def communication(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> C
     """
     found = Communication()
     for scope in scopes(graph, decision):
-        _add_scope(found, scope, mesh)
+        for seconds, made in _owned(found, scope, mesh.sizes):
+            for kind, axes, _, num_bytes in sent(made, mesh):
+                once = collective_time_s(kind, axes, num_bytes, mesh)
+                seconds[kind] = seconds.get(kind, 0.0) + scope.times * once
     return found
 
 
-def _add_scope(found: Communication, scope: DecidedScope, mesh: LogicalMesh) -> None:
-    graph, legs = scope.graph, Legs(scope.graph, scope.decision)
+def _owned(
+    found: Communication, scope: DecidedScope, sizes: tuple[int, ...]
+) -> Iterator[tuple[ByKind, Reshard | Exchange]]:
+    """Yield the transfers of a graph, each with the seconds that its own are added to."""
+    graph = scope.graph
     makers = {t: i for i, op in enumerate(graph.operators) if op.heavy for t in op.outputs}
+    *of_operators, of_outputs = reshards(graph, scope.decision)
 
-    def owner(ident: int, before: Layout, user: int | None) -> ByKind:
-        if ident in scope.arguments:
-            return found.arguments.setdefault(scope.arguments[ident], {})
-        maker = makers.get(ident)
-        if (
-            user is not None
-            and graph.operators[user].heavy
-            and (maker is None or not before.partial)
-        ):
-            maker = user
-        if maker is None:
-            return found.others
-        return found.operators.setdefault((*scope.path, maker), {})
+    def of_operator(i: int) -> ByKind:
+        return found.operators.setdefault((*scope.path, i), {})
+
+    def of(moves: list[Reshard], user: int | None) -> Iterator[tuple[ByKind, Reshard]]:
+        for move in moves:
+            owner = makers.get(move.ident)
+            if user is not None and (owner is None or not move.before.partial):
+                owner = user
+            if move.ident in scope.arguments:
+                yield found.arguments.setdefault(scope.arguments[move.ident], {}), move
+            elif owner is not None:
+                yield of_operator(owner), move
 
     for i, (op, chosen) in enumerate(zip(graph.operators, scope.decision.operators, strict=True)):
-        for ident, use in zip(op.inputs, chosen.uses, strict=True):
-            for before, after in legs.of(ident, use):
-                _add_move(owner(ident, before, i), scope, ident, before, after, mesh)
-        _add_edges(
-            found.operators.setdefault((*scope.path, i), {}) if op.heavy else found.others,
-            scope,
-            op,
-            chosen,
-            mesh,
-        )
-    for ident, use in zip(graph.outputs, scope.decision.outputs, strict=True):
-        for before, after in legs.of(ident, use):
-            _add_move(owner(ident, before, None), scope, ident, before, after, mesh)
-
-
-def _add_move(
-    seconds: ByKind,
-    scope: DecidedScope,
-    ident: int,
-    before: Layout,
-    after: Layout,
-    mesh: LogicalMesh,
-) -> None:
-    tensor = scope.graph.tensors[ident]
-    for step in path(tensor.shape, tensor.itemsize, before, after, mesh):
-        if step.kind in FREE or step.group_size == 1:
-            continue
-        once = collective_time_s(step.kind, step.axes, step.num_bytes, mesh)
-        seconds[step.kind] = seconds.get(step.kind, 0.0) + scope.times * once
-
-
-def _add_edges(
-    seconds: ByKind, scope: DecidedScope, op: Operator, chosen: OperatorDecision, mesh: LogicalMesh
-) -> None:
-    tensors = [scope.graph.tensors[ident] for ident in op.inputs]
-    shapes = [tensor.shape for tensor in tensors]
-    for edge, elements in edge_elements(op.rule, chosen.strategy, mesh.sizes, shapes):
-        num_bytes = elements * tensors[edge.halo.operand].itemsize * edge.group_size
-        once = collective_time_s(PERMUTE, edge.axes, num_bytes, mesh)
-        seconds[PERMUTE] = seconds.get(PERMUTE, 0.0) + scope.times * once
+        yield from of(of_operators[i], i if op.heavy else None)
+        if op.heavy:
+            yield from ((of_operator(i), x) for x in exchanges(graph, op, chosen, sizes))
+    yield from of(of_outputs, None)

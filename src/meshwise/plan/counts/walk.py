@@ -34,6 +34,7 @@ class Reshard(NamedTuple):
     """A change of layout that a lowering makes.
 
     Attributes:
+        ident: Id of the tensor.
         tensor: What changes its layout.
         before: From.
         after: To.
@@ -42,6 +43,7 @@ class Reshard(NamedTuple):
             the operator that makes it.
     """
 
+    ident: int
     tensor: Tensor
     before: Layout
     after: Layout
@@ -143,77 +145,76 @@ class LayoutCopies(Generic[T]):
         return value
 
 
-class Legs:
-    """The changes of layout of the tensors of one graph, each of them once."""
+def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> list[list[Reshard]]:
+    """Return the changes of layout of the tensors of one graph, each of them once.
 
-    def __init__(self, graph: Graph, decision: GraphDecision) -> None:
-        """Find where the tensors of a graph are defined.
+    A tensor goes from the layout of its definition to `via` and on to `layout`; each leg is made
+    once for all users of one group.  Generated tensors are made again in each layout, for free.
 
-        Args:
-            graph: The graph; its bodies do not count.
-            decision: Its decision.
-        """
-        self._graph = graph
-        self._copies = LayoutCopies[None]()
-        for ident, layout in homes(graph, decision).items():
-            self._copies.define(ident, layout, None)
+    Args:
+        graph: The graph; its bodies do not count.
+        decision: Its decision.
+        times: How often it runs in a step.
 
-    def of(self, ident: int, use: Use) -> list[tuple[Layout, Layout]]:
-        """Return the changes of layout that a use adds to those of earlier uses.
+    Returns:
+        Those of each operator, and at last those of the outputs.
+    """
+    copies = LayoutCopies[None]()
+    for ident, layout in homes(graph, decision).items():
+        copies.define(ident, layout, None)
 
-        Args:
-            ident: The tensor; a generated one is made anew in each layout.
-            use: The use.
+    def made(ident: int, use: Use, where: str) -> Iterator[Reshard]:
+        legs: list[tuple[Layout, Layout]] = []
+        if not graph.tensors[ident].generated:
+            copies.of(ident, use, lambda _, before, after: legs.append((before, after)))
+        for before, after in legs:
+            yield Reshard(ident, graph.tensors[ident], before, after, times, where)
 
-        Returns:
-            Pairs of layouts: before and after each change.
-        """
-        found: list[tuple[Layout, Layout]] = []
-        if not self._graph.tensors[ident].generated:
-            self._copies.of(ident, use, lambda _, before, after: found.append((before, after)))
-        return found
-
-
-def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Reshard]:
-    """Every change of layout, in program order."""
-    return (x for x in transfers(graph, decision, (), times) if isinstance(x, Reshard))
+    found = [
+        [x for t, use in zip(op.inputs, chosen.uses, strict=True) for x in made(t, use, place(op))]
+        for op, chosen in zip(graph.operators, decision.operators, strict=True)
+    ]
+    maker = {t: place(op) for op in graph.operators for t in op.outputs}
+    outputs = enumerate(zip(graph.outputs, decision.outputs, strict=True))
+    of_outputs = [
+        x for n, (t, use) in outputs for x in made(t, use, f"{maker.get(t, 'input')} -> output {n}")
+    ]
+    return [*found, of_outputs]
 
 
 def transfers(
     graph: Graph, decision: GraphDecision, sizes: tuple[int, ...], times: int = 1
 ) -> Iterator[Reshard | Exchange]:
-    """Every change of layout and, on a mesh of these sizes, every exchange of edges, in order.
-
-    A tensor goes from the layout of its definition to `via` and on to `layout`; each leg is made
-    once for all users of one group.  Generated tensors are made again in each layout, for free.
-    """
-    once = Legs(graph, decision)
-
-    def legs(ident: int, use: Use, where: str) -> Iterator[Reshard]:
-        for before, after in once.of(ident, use):
-            yield Reshard(graph.tensors[ident], before, after, times, where)
-
-    for operator, chosen in zip(graph.operators, decision.operators, strict=True):
-        for ident, use in zip(operator.inputs, chosen.uses, strict=True):
-            yield from legs(ident, use, place(operator))
-        if sizes:
-            tensors = [graph.tensors[ident] for ident in operator.inputs]
-            yield from _exchanges(operator, chosen, tensors, sizes, times)
+    """Every change of layout and, on a mesh of these sizes, every exchange of edges, in order."""
+    *of_operators, of_outputs = reshards(graph, decision, times)
+    for operator, chosen, found in zip(
+        graph.operators, decision.operators, of_operators, strict=True
+    ):
+        yield from found
+        yield from exchanges(graph, operator, chosen, sizes, times)
         for part, body, decided in inside(operator, chosen):
             yield from transfers(body, decided, sizes, times * part.trips)
-    maker = {ident: place(op) for op in graph.operators for ident in op.outputs}
-    for position, (ident, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
-        yield from legs(ident, use, f"{maker.get(ident, 'input')} -> output {position}")
+    yield from of_outputs
 
 
-def _exchanges(
+def exchanges(
+    graph: Graph,
     operator: Operator,
     chosen: OperatorDecision,
-    tensors: list[Tensor],
     sizes: tuple[int, ...],
-    times: int,
+    times: int = 1,
 ) -> Iterator[Exchange]:
-    rule, shapes = operator.rule, [tensor.shape for tensor in tensors]
-    for edge, elements in edge_elements(rule, chosen.strategy, sizes, shapes):
+    """Every exchange of edges of one operator.
+
+    Args:
+        graph: The graph of the operator.
+        operator: The operator.
+        chosen: What was decided for it.
+        sizes: Of the mesh axes.
+        times: How often the operator runs in a step.
+    """
+    tensors = [graph.tensors[ident] for ident in operator.inputs]
+    shapes = [tensor.shape for tensor in tensors]
+    for edge, elements in edge_elements(operator.rule, chosen.strategy, sizes, shapes):
         num_bytes = elements * tensors[edge.halo.operand].itemsize * edge.group_size
         yield Exchange(edge, num_bytes, times, place(operator))

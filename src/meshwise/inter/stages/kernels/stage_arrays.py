@@ -5,14 +5,9 @@ Kernels take these arrays, so that this file counts for the folder of `meshwise.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+from meshwise.kernels.arrays import Bools, Floats, Ints
 
 
 class Options(NamedTuple):
@@ -41,21 +36,21 @@ class Options(NamedTuple):
         hides: Whether transfers run beside computation.
     """
 
-    first_group: IntArray
-    last: IntArray
-    kind: IntArray
-    first_option: IntArray
-    least_transfer: FloatArray
-    least_before: FloatArray
-    slot: FloatArray
-    fill: FloatArray
-    once: FloatArray
-    most_to_end: IntArray
-    right_class: IntArray
+    first_group: Ints
+    last: Ints
+    kind: Ints
+    first_option: Ints
+    least_transfer: Floats
+    least_before: Floats
+    slot: Floats
+    fill: Floats
+    once: Floats
+    most_to_end: Ints
+    right_class: Ints
     num_classes: int
-    transfer: FloatArray
-    before: FloatArray
-    rank: IntArray
+    transfer: Floats
+    before: Floats
+    rank: Ints
     more_batches: float
     hides: bool
 
@@ -70,9 +65,9 @@ class Devices(NamedTuple):
         use_all: Whether all must be used.
     """
 
-    size: IntArray
+    size: Ints
     total: int
-    may_start: BoolArray
+    may_start: Bools
     use_all: bool
 
 
@@ -98,5 +93,5 @@ class FillBounds(NamedTuple):
         to_end: Of `cost_to_end`, with these costs.
     """
 
-    cost: FloatArray
-    to_end: FloatArray
+    cost: Floats
+    to_end: Floats

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwise.inter.stages.kernels.stage_arrays import BoolArray, FloatArray, IntArray
+from meshwise.kernels.arrays import Bools, Floats, Ints
 from meshwise.kernels.compiler import kernel
 
 
 @kernel
 def most_that_fit(
-    resident: FloatArray,
-    held: FloatArray,
-    temporary: FloatArray,
-    memory: FloatArray,
-    in_flight: FloatArray,
-    possible: BoolArray,
-) -> IntArray:
+    resident: Floats,
+    held: Floats,
+    temporary: Floats,
+    memory: Floats,
+    in_flight: Floats,
+    possible: Bools,
+) -> Ints:
     """How many stages to the end memory allows, itself counted; 0 if none.
 
     Args:
@@ -48,12 +48,12 @@ def most_that_fit(
 
 @kernel
 def dominated(
-    microbatch_s: FloatArray,
-    fill_s: FloatArray,
-    once_s: FloatArray,
-    most: IntArray,
-    possible: BoolArray,
-) -> BoolArray:
+    microbatch_s: Floats,
+    fill_s: Floats,
+    once_s: Floats,
+    most: Ints,
+    possible: Bools,
+) -> Bools:
     """Variants that another of the same layers and submesh beats or equals in every number.
 
     With less time, fill, time once a step, and as many stages to the end, a stage can take the

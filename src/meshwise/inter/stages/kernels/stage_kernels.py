@@ -10,14 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.inter.stages.kernels.stage_arrays import (
-    BoolArray,
     Devices,
     FillBounds,
-    FloatArray,
-    IntArray,
     Limits,
     Options,
 )
+from meshwise.kernels.arrays import Bools, Floats, Ints
 from meshwise.kernels.compiler import kernel, part
 
 _INF = np.inf
@@ -41,7 +39,7 @@ def _load(t: float, fill: float, passed: float, options: Options) -> float:
 @kernel
 def least_fill_of_groups(
     options: Options, most_load: float, most_once: float
-) -> tuple[FloatArray, IntArray]:
+) -> tuple[Floats, Ints]:
     """For each group the least fill within the limits, its cheapest transfer included.
 
     Memory counts with the least number of stages that can follow; that number, for each first
@@ -71,7 +69,7 @@ def least_fill_of_groups(
 
 
 @part
-def _least_devices_before(options: Options, cost: FloatArray, devices: Devices) -> IntArray:
+def _least_devices_before(options: Options, cost: Floats, devices: Devices) -> Ints:
     """Devices that the layers before each one take at least."""
     num_layers = len(options.first_group) - 1
     least = np.full(num_layers + 1, devices.total + 1)
@@ -86,7 +84,7 @@ def _least_devices_before(options: Options, cost: FloatArray, devices: Devices) 
 
 
 @part
-def _relax(row: FloatArray, after: FloatArray, low: int, high: int, size: int, cost: float) -> None:
+def _relax(row: Floats, after: Floats, low: int, high: int, size: int, cost: float) -> None:
     """Positions low to high: a stage of this cost and size, and what follows it."""
     here, there = row[low : high + 1], after[low + size : high + size + 1]
     for p in range(len(here)):
@@ -96,9 +94,9 @@ def _relax(row: FloatArray, after: FloatArray, low: int, high: int, size: int, c
 
 @part
 def _relax_at(
-    row: FloatArray,
-    after: FloatArray,
-    start: BoolArray,
+    row: Floats,
+    after: Floats,
+    start: Bools,
     positions: tuple[int, int],
     size: int,
     cost: float,
@@ -111,7 +109,7 @@ def _relax_at(
 
 
 @kernel
-def cost_to_end(options: Options, cost: FloatArray, devices: Devices) -> FloatArray:
+def cost_to_end(options: Options, cost: Floats, devices: Devices) -> Floats:
     """Least cost of the layers from k on, on the devices from p on, with costs of groups.
 
     A lower bound of what remains at (k, p): memory and transfers count as in the costs of groups.
@@ -153,9 +151,7 @@ def cost_to_end(options: Options, cost: FloatArray, devices: Devices) -> FloatAr
 
 
 @kernel
-def stages_of_bound(
-    options: Options, cost: FloatArray, to_end: FloatArray, devices: Devices
-) -> int:
+def stages_of_bound(options: Options, cost: Floats, to_end: Floats, devices: Devices) -> int:
     """How many stages the way has that `cost_to_end` found from the first layer and device."""
     num_layers = len(options.first_group) - 1
     skips = devices.may_start.size > 0 and not devices.use_all
@@ -191,8 +187,8 @@ def _may_start(kind: int, p: int, devices: Devices) -> bool:
 
 @part
 def _cost_from_start(
-    options: Options, cost: FloatArray, to_end: FloatArray, devices: Devices, cutoff: float
-) -> FloatArray:
+    options: Options, cost: Floats, to_end: Floats, devices: Devices, cutoff: float
+) -> Floats:
     """Least cost of the layers before k on the devices before p, where it can lead to a solution.
 
     Infinite where every solution through (k, p) costs more than the cutoff.
@@ -228,8 +224,8 @@ class _Labels(NamedTuple):
             4: next label, -1 at the end; 5: how many of `Options.before` the first stage allows.
     """
 
-    value: FloatArray
-    number: IntArray
+    value: Floats
+    number: Ints
 
 
 @part
@@ -252,9 +248,9 @@ class _Found(NamedTuple):
     """
 
     labels: _Labels
-    touched: IntArray
-    num_touched: IntArray
-    number: IntArray
+    touched: Ints
+    num_touched: Ints
+    number: Ints
 
 
 class _State(NamedTuple):
@@ -305,9 +301,7 @@ def _end_labels() -> _Labels:
 
 
 @part
-def _level(
-    slot: float, fill: float, after: float, before: FloatArray, most: float, options: Options
-):
+def _level(slot: float, fill: float, after: float, before: Floats, most: float, options: Options):
     """How many of the least transfers to the left a stage allows, with half of that to the right.
 
     Args:
@@ -330,7 +324,7 @@ def _level(
 
 
 @part
-def _offer(value: float, number: IntArray, options: Options, found: _Found) -> None:
+def _offer(value: float, number: Ints, options: Options, found: _Found) -> None:
     """Keep a way if it is the best of its class, number of stages and level."""
     at = options.right_class[number[2]] * len(options.first_group) + number[0]
     at = at * (options.before.shape[2] + 1) + number[5]
@@ -386,7 +380,7 @@ def _extend(
 
 
 @part
-def _keep(labels: _Labels, used: int, value: float, number: IntArray) -> _Labels:
+def _keep(labels: _Labels, used: int, value: float, number: Ints) -> _Labels:
     """Write a label at the end; the arrays grow where they must."""
     if used == len(labels.value):
         labels = _grown(labels)
@@ -458,7 +452,7 @@ def cheapest_stages(
     limits: Limits,
     cutoff: float,
     num_stages: int,
-) -> tuple[float, IntArray]:
+) -> tuple[float, Ints]:
     """Least fill and transfers of stages within the limits that cost no more than the cutoff.
 
     From the last layer to the first, each state (k, p) keeps its best ways to the end by number of
@@ -513,7 +507,7 @@ def cheapest_stages(
 
 
 @part
-def _best_way(first: int, behind: int, labels: _Labels, num_stages: int) -> tuple[float, IntArray]:
+def _best_way(first: int, behind: int, labels: _Labels, num_stages: int) -> tuple[float, Ints]:
     best, value = -1, _INF
     for label in range(first, behind):
         fits = num_stages < 1 or labels.number[label, 0] == num_stages
