@@ -20,8 +20,11 @@ from jax._src import compiler, source_info_util
 from jax._src.core import trace_state_clean
 from jax._src.interpreters import mlir
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
-from jax._src.lib import xla_client
-from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir import (
+    ir,  # pyright: ignore[reportPrivateImportUsage]
+    passmanager,  # pyright: ignore[reportPrivateImportUsage]
+)
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
