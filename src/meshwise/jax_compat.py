@@ -6,16 +6,25 @@ imports.
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Protocol, TypeAlias, cast
 
+import numpy as np
 from jax import Array, core, export, lax
-from jax._src import source_info_util
+from jax._src import compiler, source_info_util
 from jax._src.core import trace_state_clean
+from jax._src.interpreters import mlir
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir import (
+    ir,  # pyright: ignore[reportPrivateImportUsage]
+    passmanager,  # pyright: ignore[reportPrivateImportUsage]
+)
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -351,3 +360,78 @@ def refill(array: Any, contents: Array) -> None:
     array._replace_with(contents)
     # Shards that someone has looked at are kept there; these are still the deleted ones.
     vars(getattr(array, "_base_array", array)).pop("addressable_shards", None)
+
+
+class CompilerPlugin:
+    """A compiler for devices that are not here; a process can load it once.
+
+    `jax.experimental.topologies` does the same for plugins that JAX has found by itself; here the
+    plugin is a file, so that the process needs no device and no driver.  JAX 0.10.2.
+
+    Args:
+        platform: `cuda` or `tpu`.
+        path: File of the plugin.
+    """
+
+    def __init__(self, platform: str, path: str) -> None:
+        self.platform = platform
+        self._api = xla_client.load_pjrt_plugin_dynamically(platform, path)
+        xla_client.initialize_pjrt_plugin(platform)
+
+    def devices(self, topology: str, device_text: str) -> list[Any]:
+        """Return devices to compile for.
+
+        Args:
+            topology: How the compiler names the devices, as "1x1x8" or "v5e:2x4".
+            device_text: Properties of a GPU as text; empty for a TPU.
+        """
+        if device_text:
+            made = xla_client.make_c_api_device_topology(
+                self._api, self.platform, topology=topology, target_config=device_text
+            )
+        else:
+            made = xla_client.make_c_api_device_topology(self._api, topology)
+        return made._make_compile_only_devices()
+
+
+def module_of(lowered: Any) -> tuple[bytes, str]:
+    """Return a lowered program as MLIR bytecode, and a digest that source lines do not change.
+
+    Args:
+        lowered: What `jax.jit(...).trace(...).lower(...)` returns.
+
+    Returns:
+        The bytecode, with source lines, and the digest.
+    """
+    operation = lowered.compiler_ir("stablehlo").operation
+    whole, bare = io.BytesIO(), io.BytesIO()
+    operation.write_bytecode(whole)
+    with operation.context:
+        clone = operation.clone()
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(clone.operation)
+    clone.operation.write_bytecode(bare)
+    return whole.getvalue(), hashlib.sha256(bare.getvalue()).hexdigest()
+
+
+def compile_module(module: bytes, devices: Sequence[Any], options: Mapping[str, str | bool]) -> Any:
+    """Compile a lowered program for devices that are not here.
+
+    Args:
+        module: StableHLO as MLIR bytecode.
+        devices: The devices of its mesh, row-major (`CompilerPlugin.devices`).
+        options: Compile options by name.
+
+    Returns:
+        An executable that has a text and a memory analysis, and that cannot run.
+    """
+    client = devices[0].client
+    settings = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=np.array([[device.id for device in devices]]),
+        env_options_overrides=dict(options),  # type: ignore[arg-type]
+        backend=client,
+    )
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+    return client.compile(parsed, xla_client.DeviceList(tuple(devices)), settings)

@@ -17,8 +17,9 @@ from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.plan.stage import Remat
 from meshwise.planner.pipeline import layers_of
+from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.pipeline.build import compiled_layers
-from meshwise.runtime.pipeline.memory import measured_footprint
+from meshwise.runtime.pipeline.memory import measured_footprint, program_bytes
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.registry import make_schedule
 
@@ -117,5 +118,8 @@ def stage_memories(
             in_flight=in_flight,
             waiting=waiting,
             predicted=predicted,
-            measured=measured_footprint(mine),
+            measured=measured_footprint(
+                layer.parts.map(lambda _, p: program_bytes(p, device_peak_bytes(p.run)))
+                for layer in mine
+            ),
         )

@@ -39,6 +39,8 @@ from meshwise.trace.weak_types import weak_types
 if TYPE_CHECKING:
     from meshwise.runtime.fidelity import StageFidelity
     from meshwise.runtime.step_executable import StepExecutable
+    from meshwise.targets.compiler import Listener
+    from meshwise.targets.verification import Verification
 
 _NOT_FITTING = (TypeError, ValueError)
 
@@ -230,6 +232,34 @@ class ParallelStep(PlannedStep):
         )
         traced, plan = planned.traced, planned.plan
         return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
+
+    def verify(
+        self,
+        *args: PyTree,
+        target: str | None = None,
+        listener: Listener | None = None,
+        **kwargs: PyTree,
+    ) -> Verification:
+        """Compile the plan's programs with a target's own compiler; no device is needed.
+
+        Args:
+            *args: Arguments of the step; `ShapeDtypeStruct`s do.
+            target: Name of the target, as "h100"; by default that of the plan's cluster.
+            listener: Is told the name of each program that is compiled, and what came out.
+            **kwargs: Keyword arguments of the step, likewise.
+
+        Returns:
+            What the compiler says of memory and collectives, beside what the plan says.
+
+        Raises:
+            ClusterError: there is no such target, its compiler is not installed, or it has no
+                compiler.
+            ProgramError: the compiler refuses the program.
+            PlanError: the step follows a pipeline.
+        """
+        from meshwise.api.verify import verify_planned
+
+        return verify_planned(self._plan(*self._taken_apart(args, kwargs)), target, listener)
 
     def compiled_text(self, *args: PyTree, **kwargs: PyTree) -> dict[str, str]:
         """Optimised HLO of each program, by name."""

@@ -14,7 +14,17 @@ from meshwise.cli.clock import process_start
 from meshwise.system.collector import collection_paused
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
-COMMANDS = ("train", "plan", "explain", "diff", "simulate", "calibrate", "solve", "doctor")
+COMMANDS = (
+    "train",
+    "plan",
+    "verify",
+    "explain",
+    "diff",
+    "simulate",
+    "calibrate",
+    "solve",
+    "doctor",
+)
 
 
 # What `pip install 'meshwise[train]'` brings, by the name under which it is imported.

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import click
 
+from meshwise.api.verify import verify_planned
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, trace_option
+from meshwise.cli.steps import chosen_step, model_names
+from meshwise.cli.verify import told_by
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import MeshwiseError
-from meshwise.jax_compat import PyTree
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.report.html.page import plan_page
@@ -28,21 +26,6 @@ from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
 from meshwise.trace.step import Statistics, StepSignature
 
-# A step, its state and a batch.
-_Step: TypeAlias = tuple[Callable[..., PyTree], PyTree, PyTree]
-
-_WITHOUT_MODELS = "models by name need flax and optax: pip install 'meshwise[train]'"
-
-
-def _model_names() -> str:
-    """Return the names of models for the help, or how to get them."""
-    try:
-        from meshwise.models.named import MODEL_NAMES
-    except ModuleNotFoundError:
-        return _WITHOUT_MODELS
-    return ", ".join(MODEL_NAMES)
-
-
 EXAMPLES = """
 \b
 Examples:
@@ -51,6 +34,9 @@ Examples:
 \b
   meshwise plan --model gpt-39b --cluster "8x p3.16xlarge" --trace step.json
       64 GPUs; the simulated step for chrome://tracing or ui.perfetto.dev.
+\b
+  meshwise plan --model gpt-1.3b --cluster "1x dgx-h100" --dtype bfloat16 --verify
+      The same for H100, and what XLA:GPU says of its programs, without a GPU.
 \b
   meshwise plan --step my_module:make --cluster cluster.toml --json
       A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
@@ -64,7 +50,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--model", help=f"A model by name: {_model_names()}.", metavar="NAME")
+@click.option("--model", help=f"A model by name: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
 @click.option(
     "--cluster", type=ClusterName(), required=True, help="As '8x p3.16xlarge', or a file."
@@ -123,6 +109,12 @@ Examples:
     help="Time layers on this host's devices, of which the cluster may have no more; times are "
     "kept.",
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compile the plan's programs with the compiler of its devices, which need not be here.",
+)
+@click.option("--target", metavar="NAME", help="With --verify: for these devices, as h100.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @trace_option
 @click.option(
@@ -148,6 +140,8 @@ def plan(
     pins: tuple[str, ...],
     use_all_devices: bool | None,
     measure: bool,
+    verify: bool,
+    target: str | None,
     out: Path | None,
     trace_file: Path | None,
     html_file: Path | None,
@@ -158,8 +152,6 @@ def plan(
     No device is needed, and none is touched, unless layers are measured. Times are predictions
     from the cluster's data.
     """
-    if (model is None) == (step is None):
-        raise click.UsageError("give either --model or --step")
     for path in (out, trace_file, html_file):
         if path is not None:
             check_writable(path)
@@ -189,10 +181,11 @@ def plan(
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:
         with collection_paused():
-            fun, state, rows = _named(model, batch, dtype) if model else _own(step or "")
+            fun, state, rows = chosen_step(model, step, batch, dtype)
             planned = plan_pipeline(fun, (state, rows), {}, signature, request, report)
         found, timeline = planned.plan, planned.timeline
         found = dataclasses.replace(found, model=f"{model}, {dtype}" if model else step or "")
+        verified = verify_planned(planned, target, told_by(report)) if verify else None
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
@@ -202,30 +195,5 @@ def plan(
     if out is not None:
         write_atomically(out, found.to_json())
     click.echo(found.to_json() if as_json else found.explain(), nl=False)
-
-
-def _named(model: str, batch: int, dtype: str) -> _Step:
-    try:
-        from meshwise.models.named import model_config
-        from meshwise.models.steps import model_step
-
-        return model_step(model_config(model, dtype=dtype), batch).abstract
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"--model {model}: {_WITHOUT_MODELS}") from error
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(f"--model {model}: {error}") from error
-
-
-def _own(step: str) -> _Step:
-    module, separator, name = step.partition(":")
-    if not separator:
-        raise click.UsageError(f"--step {step!r}: write it as my_module:make")
-    sys.path.insert(0, "")
-    try:
-        make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"--step {step}: {error}") from error
-    made = make()
-    if not isinstance(made, tuple) or len(made) != 3:
-        raise click.UsageError(f"--step {step}: it must return (train_step, state, batch)")
-    return made
+    if verified is not None:
+        click.echo(f"\n{verified.explain()}", nl=False, err=as_json)

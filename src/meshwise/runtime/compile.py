@@ -40,7 +40,7 @@ def compile_decided(
         ProgramError: on XLA:CPU collectives would race.
     """
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    jitted = jitted_step(traced, decision, logical, mesh)
+    jitted = jitted_step(traced, decision, logical, mesh, mesh.devices.flat[0].platform)
     return checked(jitted.lower(*specs), mesh.devices, "the step")
 
 

@@ -41,8 +41,8 @@ def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def shardings(layouts: Sequence[Layout], mesh: Mesh) -> list[NamedSharding]:
-    """Return the NamedShardings of layouts on a concrete mesh.
+def shardings(layouts: Sequence[Layout], mesh: Mesh | AbstractMesh) -> list[NamedSharding]:
+    """Return the NamedShardings of layouts on a mesh.
 
     Args:
         layouts: The layouts.
@@ -105,7 +105,11 @@ def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
 
 
 def jitted_step(
-    traced: TracedStep, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
+    traced: TracedStep,
+    decision: GraphDecision,
+    logical: LogicalMesh,
+    mesh: Mesh | AbstractMesh,
+    platform: str,
 ) -> Wrapped:
     """Jit a step.
 
@@ -113,12 +117,12 @@ def jitted_step(
         traced: The step.
         decision: The plan's decision.
         logical: The mesh as planned.
-        mesh: Its devices.
+        mesh: Its devices, or a mesh without devices where it is only lowered.
+        platform: The platform of the devices, as "cpu".
 
     Returns:
         The jitted function of flat arguments.
     """
-    platform = mesh.devices.flat[0].platform
     options = compile_options(platform, logical.num_devices)
     sharded = sharded_function(
         traced.program, traced.graph, decision, logical, mesh, in_order=platform == "cpu"

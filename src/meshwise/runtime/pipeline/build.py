@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
@@ -34,6 +34,7 @@ from meshwise.runtime.pipeline.compiled import (
     LoweredProgram,
     compiled_program,
     lowered_program,
+    platform_of,
 )
 from meshwise.runtime.pipeline.groups import update_groups
 from meshwise.spmd.backward import backward, gradient_and_weights
@@ -99,6 +100,23 @@ class CompiledLayer:
         return LayerSpec(stage=self.stage, parts=self.parts.map(lambda _, p: p.spec(next(numbers))))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredLayer:
+    """One layer of a stage before it is compiled.
+
+    Attributes:
+        layer: Its number.
+        stage: Number of its stage.
+        planned: The layer with its plan.
+        parts: Its programs.
+    """
+
+    layer: int
+    stage: int
+    planned: PlannedLayer
+    parts: LayerParts[LoweredProgram]
+
+
 def compiled_layers(
     layers: Layering,
     choices: Sequence[StageChoice],
@@ -119,20 +137,73 @@ def compiled_layers(
     Raises:
         ProgramError: XLA:CPU would let collectives race.
     """
+    meshes = [concrete_mesh(choice.mesh, choice.devices) for choice in choices]
+    cache = CompilationCache()
+    found: list[CompiledLayer] = []
+    for made in lowered_layers(
+        layers,
+        choices,
+        num_microbatches,
+        meshes,
+        splits_backward=splits_backward,
+        mesh_of_stage=mesh_of_stage,
+    ):
+        k, mesh = made.layer, meshes[made.stage]
+        parts = made.parts.map(
+            lambda name, part, k=k, mesh=mesh: compiled_program(
+                f"{name} of layer {k}", part, mesh, cache
+            )
+        )
+        found.append(
+            CompiledLayer(
+                layer=k,
+                stage=made.stage,
+                logical=choices[made.stage].mesh,
+                mesh=mesh,
+                planned=made.planned,
+                parts=parts,
+            )
+        )
+    return found
+
+
+def lowered_layers(
+    layers: Layering,
+    choices: Sequence[StageChoice],
+    num_microbatches: int,
+    meshes: Sequence[Mesh | AbstractMesh],
+    *,
+    platforms: Sequence[str] | None = None,
+    splits_backward: bool = False,
+    mesh_of_stage: Sequence[int] | None = None,
+) -> Iterator[LoweredLayer]:
+    """Lower all layers.
+
+    Args:
+        layers: The layers of the step.
+        choices: The stages, in order; together they hold every layer once.
+        num_microbatches: B.
+        meshes: For each stage its mesh, with devices or without.
+        platforms: For each stage that of its mesh without devices; None: those of the devices.
+        splits_backward: Whether gradients of weights are programs of their own.
+        mesh_of_stage: For each stage the number of its mesh; None: one each.
+
+    Yields:
+        The layers in their order.
+    """
     planned = [
         planned_layer(layers.program(k, k, num_microbatches, choice.remat), decision, choice.mesh)
         for choice in choices
         for k, decision in enumerate(choice.decisions, start=choice.first_layer)
     ]
     stage_of = [s for s, choice in enumerate(choices) for _ in choice.decisions]
-    meshes = [concrete_mesh(choice.mesh, choice.devices) for choice in choices]
     places = range(len(choices)) if mesh_of_stage is None else mesh_of_stage
     neighbours = _Neighbours(planned, [places[s] for s in stage_of])
-    cache = CompilationCache()
-    found: list[CompiledLayer] = []
     for k, (layer, s) in enumerate(zip(planned, stage_of, strict=True)):
+        platform = None if platforms is None else platforms[s]
+        where = platform or platform_of(meshes[s])
         lowering = LayerLowering(
-            layer, choices[s].mesh, neighbours.coming(k), in_order=_is_cpu(meshes[s])
+            layer, choices[s].mesh, neighbours.coming(k), in_order=where == "cpu"
         )
         functions = _functions(
             lowering,
@@ -140,21 +211,8 @@ def compiled_layers(
             neighbours.readers(k),
             splits_backward=splits_backward,
         )
-        found.append(
-            CompiledLayer(
-                layer=k,
-                stage=s,
-                logical=choices[s].mesh,
-                mesh=meshes[s],
-                planned=layer,
-                parts=_compiled(k, lowering, functions, meshes[s], cache),
-            )
-        )
-    return found
-
-
-def _is_cpu(mesh: Mesh) -> bool:
-    return mesh.devices.flat[0].platform == "cpu"
+        parts = _lowered(lowering, functions, meshes[s], platform)
+        yield LoweredLayer(layer=k, stage=s, planned=layer, parts=parts)
 
 
 class _Neighbours:
@@ -203,17 +261,11 @@ def programs_alone(
         Its programs; none overwrites what it is given.
     """
     layer = planned_layer(made, decision, logical)
-    lowering = LayerLowering(layer, logical, {}, in_order=_is_cpu(mesh))
+    lowering = LayerLowering(layer, logical, {}, in_order=platform_of(mesh) == "cpu")
     crossings = zip(layer.leaving, made.graph.leaving, strict=True)
     readers = {a: {number + 1: None} for a, c in crossings if c.cotangent >= 0}
-    specs = _Specs(layer)
-
-    def lowered(_: str, function: DeviceProgram) -> LoweredProgram:
-        made = lowered_program(function, specs, logical, mesh, overwrites=False)
-        specs.add(function.outputs, made.out_avals)
-        return made
-
-    return _functions(lowering, set(layer.leaving), readers).map(lowered)
+    functions = _functions(lowering, set(layer.leaving), readers)
+    return _lowered(lowering, functions, mesh, None, overwrites=False)
 
 
 def _functions(
@@ -238,21 +290,24 @@ def _functions(
     )
 
 
-def _compiled(
-    number: int,
+def _lowered(
     lowering: LayerLowering,
     functions: LayerParts[DeviceProgram],
-    mesh: Mesh,
-    cache: CompilationCache,
-) -> LayerParts[CompiledProgram]:
+    mesh: Mesh | AbstractMesh,
+    platform: str | None,
+    *,
+    overwrites: bool = True,
+) -> LayerParts[LoweredProgram]:
     specs = _Specs(lowering.layer)
 
-    def compiled(name: str, function: DeviceProgram) -> CompiledProgram:
-        made = lowered_program(function, specs, lowering.mesh, mesh)
+    def lowered(_: str, function: DeviceProgram) -> LoweredProgram:
+        made = lowered_program(
+            function, specs, lowering.mesh, mesh, platform=platform, overwrites=overwrites
+        )
         specs.add(function.outputs, made.out_avals)
-        return compiled_program(f"{name} of layer {number}", made, mesh, cache)
+        return made
 
-    return functions.map(compiled)
+    return functions.map(lowered)
 
 
 class _Specs:

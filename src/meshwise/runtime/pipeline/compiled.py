@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered, Wrapped
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -47,6 +47,11 @@ class CompiledProgram:
     in_shardings: tuple[NamedSharding, ...]
     in_avals: tuple[jax.ShapeDtypeStruct, ...]
     out_avals: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def out_shardings(self) -> tuple[NamedSharding, ...]:
+        """The shardings of the results."""
+        return tuple(self.run.output_shardings)
 
     @property
     def text(self) -> str:
@@ -93,6 +98,7 @@ class LoweredProgram:
         jitted: On global arrays.
         lowered: The same, lowered.
         in_shardings: The shardings of the inputs.
+        out_shardings: The shardings of the results.
         in_avals: Global shapes and dtypes of the inputs, as they come in.
         out_avals: Global shapes and dtypes of the outputs, as they leave.
     """
@@ -102,8 +108,19 @@ class LoweredProgram:
     jitted: Wrapped
     lowered: Lowered
     in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
     in_avals: tuple[jax.ShapeDtypeStruct, ...]
     out_avals: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def inputs(self) -> tuple[Name, ...]:
+        """What it takes."""
+        return self.function.inputs
+
+    @property
+    def outputs(self) -> tuple[Name, ...]:
+        """What it makes; several may be one value."""
+        return self.function.outputs
 
 
 def compiled_program(
@@ -141,8 +158,9 @@ def lowered_program(
     function: DeviceProgram,
     specs: Specs,
     logical: LogicalMesh,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     *,
+    platform: str | None = None,
     overwrites: bool = True,
 ) -> LoweredProgram:
     """Lower a program.
@@ -152,6 +170,7 @@ def lowered_program(
         specs: Gives the global shape and dtype of each input.
         logical: The mesh as planned.
         mesh: Its devices; it may have more axes, along which all do the same.
+        platform: Of a mesh without devices; None: that of the devices.
         overwrites: Whether inputs that are donated are.
 
     Returns:
@@ -177,16 +196,17 @@ def lowered_program(
         distinct, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in in_specs)
-    platform = mesh.devices.flat[0].platform
+    out_shardings = tuple(NamedSharding(mesh, spec) for spec in out_specs)
+    where = platform or platform_of(mesh)
     jitted = jax.jit(
         mapped,
         in_shardings=in_shardings,
-        out_shardings=tuple(NamedSharding(mesh, spec) for spec in out_specs),
+        out_shardings=out_shardings,
         donate_argnums=function.donated if overwrites else (),
         # A stage of one device is one of several: its memory is planned as theirs is.
-        compiler_options=compile_options(platform, max(logical.num_devices, 2)),
+        compiler_options=compile_options(where, max(logical.num_devices, 2)),
     )
-    lowered = jitted.lower(*given)
+    lowered = jitted.trace(*given).lower(lowering_platforms=(where,) if platform else None)
     made = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info]
     return LoweredProgram(
         function=function,
@@ -194,9 +214,16 @@ def lowered_program(
         jitted=jitted,
         lowered=lowered,
         in_shardings=in_shardings,
+        out_shardings=out_shardings,
         in_avals=given,
         out_avals=tuple(made[place] for place in places),
     )
+
+
+def platform_of(mesh: Mesh | AbstractMesh) -> str:
+    """Return the platform of the devices of a mesh, as "cpu"."""
+    assert isinstance(mesh, Mesh)
+    return str(mesh.devices.flat[0].platform)
 
 
 class _Distinct:

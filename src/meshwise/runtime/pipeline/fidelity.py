@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import mesh_peaks
 from meshwise.program.instructions import Run
+from meshwise.program.layer_parts import LayerParts
+from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.interpreter import Pipeline
-from meshwise.runtime.pipeline.memory import measured_footprint
+from meshwise.runtime.pipeline.memory import ProgramBytes, measured_footprint, program_bytes
 
 
 def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...]:
@@ -50,13 +53,31 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
 
 def stage_peaks(pipeline: Pipeline, plan: Plan) -> list[int]:
     """Memory of one device of each stage's mesh, as XLA reports it for the programs."""
+    parts = [
+        (layer.stage, layer.parts.map(lambda _, p: program_bytes(p, device_peak_bytes(p.run))))
+        for layer in pipeline.compiled
+    ]
+    return peaks_of_stages(plan, parts)
+
+
+def peaks_of_stages(
+    plan: Plan, layers: Iterable[tuple[int, LayerParts[ProgramBytes]]]
+) -> list[int]:
+    """Memory of one device of each stage's mesh, from what a compiler says of its programs.
+
+    Args:
+        plan: What was decided.
+        layers: For each layer its stage and its programs.
+    """
+    of_stage: list[list[LayerParts[ProgramBytes]]] = [[] for _ in plan.stages]
+    for stage, parts in layers:
+        of_stage[stage].append(parts)
     held: list[int] = []
     temporary: list[int] = []
-    for number, stage in enumerate(plan.stages):
-        mine = [layer for layer in pipeline.compiled if layer.stage == number]
-        parts = measured_footprint(mine)
+    for stage, mine in zip(plan.stages, of_stage, strict=True):
+        found = measured_footprint(mine)
         waiting = 0 if stage.weights is None else stage.weights.waiting
-        temporary.append(parts.temporary_bytes)
-        held.append(parts.peak_bytes(stage.in_flight, waiting) - parts.temporary_bytes)
+        temporary.append(found.temporary_bytes)
+        held.append(found.peak_bytes(stage.in_flight, waiting) - found.temporary_bytes)
     of_meshes = mesh_peaks(plan.mesh_of_stage, held, temporary)
     return [of_meshes[m] for m in plan.mesh_of_stage]

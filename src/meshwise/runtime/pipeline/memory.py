@@ -1,10 +1,12 @@
-"""What one device of a stage holds, as XLA reports it for the compiled programs of its layers."""
+"""What one device of a stage holds, as a compiler reports it for the programs of its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshwise.inter.layer_cost.footprint import Footprint
+from meshwise.program.layer_parts import LayerParts
 from meshwise.program.names import (
     Activation,
     CotangentTerm,
@@ -15,15 +17,49 @@ from meshwise.program.names import (
     StepValue,
 )
 from meshwise.runtime.pipeline.buffers import local_bytes
-from meshwise.runtime.pipeline.build import CompiledLayer
-from meshwise.runtime.pipeline.compiled import CompiledProgram
+from meshwise.runtime.pipeline.compiled import CompiledProgram, LoweredProgram
 
 
-def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramBytes:
+    """A program of a layer in bytes of one device.
+
+    Attributes:
+        inputs: What it takes.
+        outputs: What it makes; several may be one result.
+        places: For each output its place among the results.
+        total: Arguments, results and temporaries, as the compiler reports them.
+    """
+
+    inputs: Mapping[Name, int]
+    outputs: Mapping[Name, int]
+    places: Mapping[Name, int]
+    total: int
+
+
+def program_bytes(program: CompiledProgram | LoweredProgram, total: int) -> ProgramBytes:
+    """Return a program in bytes of one device.
+
+    Args:
+        program: The program.
+        total: Bytes of one device while it runs, as the compiler reports them.
+    """
+    given = zip(program.inputs, program.in_shardings, program.in_avals, strict=True)
+    made = zip(program.outputs, program.places, program.out_avals, strict=True)
+    shardings = program.out_shardings
+    return ProgramBytes(
+        inputs={n: local_bytes(aval, sharding) for n, sharding, aval in given},
+        outputs={n: local_bytes(aval, shardings[place]) for n, place, aval in made},
+        places=dict(zip(program.outputs, program.places, strict=True)),
+        total=total,
+    )
+
+
+def measured_footprint(layers: Iterable[LayerParts[ProgramBytes]]) -> Footprint:
     """Bytes of one device for the layers of one stage, in the parts that the planner predicts.
 
-    What XLA says of a program are its arguments, results and temporaries; which of them stay is
-    known by their names.
+    What a compiler says of a program are its arguments, results and temporaries; which of them
+    stay is known by their names.
     """
     found = [_of_layer(layer) for layer in layers]
     return Footprint(
@@ -34,17 +70,16 @@ def measured_footprint(layers: Iterable[CompiledLayer]) -> Footprint:
     )
 
 
-def _of_layer(layer: CompiledLayer) -> Footprint:
-    parts = layer.parts
+def _of_layer(parts: LayerParts[ProgramBytes]) -> Footprint:
     resident = {
         n: b
         for p in parts.programs
-        for n, b in _inputs(p).items()
+        for n, b in p.inputs.items()
         if isinstance(n.value, StepArgument)
     }
-    resident |= _outputs(parts.before)
-    late = {} if parts.weights is None else _inputs(parts.weights)
-    kept = {n: b for n, b in {**_inputs(parts.backward), **late}.items() if _stays(n.value)}
+    resident |= parts.before.outputs
+    late = {} if parts.weights is None else parts.weights.inputs
+    kept = {n: b for n, b in {**parts.backward.inputs, **late}.items() if _stays(n.value)}
     counted = {**resident, **kept}
     waits = {n: b for n, b in late.items() if _stays(n.value) or _waits(n.value)}
     extra = [_extra(p, counted) for p in parts.programs if p is not parts.weights]
@@ -70,39 +105,16 @@ def _waits(value: StepValue) -> bool:
     return is_late or isinstance(value, CotangentTerm)
 
 
-def _inputs(program: CompiledProgram) -> dict[Name, int]:
-    found = zip(program.inputs, program.in_shardings, program.in_avals, strict=True)
-    return {n: local_bytes(aval, sharding) for n, sharding, aval in found}
-
-
-def _outputs(program: CompiledProgram) -> dict[Name, int]:
-    shardings = program.run.output_shardings
-    return {
-        n: local_bytes(aval, shardings[place])
-        for n, place, aval in zip(program.outputs, program.places, program.out_avals, strict=True)
-    }
-
-
-def _distinct(programs: Sequence[CompiledProgram], wanted: dict[Name, int]) -> int:
+def _distinct(programs: Sequence[ProgramBytes], wanted: Mapping[Name, int]) -> int:
     """Bytes of values, those that are one result of a program counted once."""
     place: dict[Name, tuple[int, int] | Name] = {
-        n: (k, at)
-        for k, program in enumerate(programs)
-        for n, at in zip(program.outputs, program.places, strict=True)
+        n: (k, at) for k, program in enumerate(programs) for n, at in program.places.items()
     }
     return sum({place.get(n, n): b for n, b in wanted.items()}.values())
 
 
-def _extra(program: CompiledProgram, counted: dict[Name, int]) -> int:
+def _extra(program: ProgramBytes, counted: Mapping[Name, int]) -> int:
     """Return what a program needs on top of what is there anyway."""
-    found = program.run.memory_analysis()
-    assert found is not None
-    total = (
-        found.argument_size_in_bytes
-        + found.output_size_in_bytes
-        + found.temp_size_in_bytes
-        - found.alias_size_in_bytes
-    )
-    there = {n: b for n, b in _inputs(program).items() if n in counted}
-    made = {n: b for n, b in _outputs(program).items() if n in counted and n not in there}
-    return int(total) - sum(there.values()) - _distinct([program], made)
+    there = {n: b for n, b in program.inputs.items() if n in counted}
+    made = {n: b for n, b in program.outputs.items() if n in counted and n not in there}
+    return program.total - sum(there.values()) - _distinct([program], made)

@@ -1,0 +1,54 @@
+"""A planned step, compiled by the compiler of its target."""
+
+from __future__ import annotations
+
+from meshwise.errors import ClusterError, PlanError
+from meshwise.plan.plan import Plan
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.step import PlannedCall, PlannedProgram
+from meshwise.targets.catalog import CompileTarget, compile_target, target_of
+from meshwise.targets.compiler import Listener
+from meshwise.targets.verification import Verification, verify_pipeline, verify_step
+
+
+def verify_planned(
+    planned: PlannedCall, target: str | None = None, listener: Listener | None = None
+) -> Verification:
+    """Compile the programs of a plan for a target; no device is needed.
+
+    Args:
+        planned: The planned step.
+        target: Name of the target, as "h100"; None: the devices of the plan.
+        listener: Is told of each program that is compiled.
+
+    Returns:
+        What the compiler says, beside what was planned.
+
+    Raises:
+        ClusterError: there is no such target, its compiler is not installed, or the plan's
+            devices differ or have no compiler.
+        ProgramError: the compiler refuses a program.
+        PlanError: the step follows a pipeline.
+    """
+    match planned:
+        case PlannedProgram():
+            where = _target(planned.plan, target)
+            return verify_step(planned.traced, planned.plan, where, listener)
+        case PlannedPipeline():
+            where = _target(planned.plan, target)
+            return verify_pipeline(planned.layers, planned.plan, planned.decisions, where, listener)
+        case _:
+            raise PlanError(
+                "a step that follows a pipeline is not verified; verify the step that it follows"
+            )
+
+
+def _target(plan: Plan, name: str | None) -> CompileTarget:
+    if name is not None:
+        return compile_target(name)
+    devices = list(dict.fromkeys(stage.mesh.device.name for stage in plan.stages))
+    if len(devices) > 1:
+        raise ClusterError(
+            f"the stages run on {', '.join(devices)}; name one target for all, as target='h100'"
+        )
+    return target_of(devices[0])

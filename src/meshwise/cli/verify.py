@@ -1,0 +1,87 @@
+"""`meshwise verify`: what the compiler of a target says of a plan, without its devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import meshwise as mw
+from meshwise.cli.steps import chosen_step, model_names
+from meshwise.errors import MeshwiseError
+from meshwise.report.plan_file import plan_from_file
+from meshwise.targets.child import CompileAnswer
+from meshwise.targets.compiler import Listener
+from meshwise.units import bytes_text, seconds_text
+
+EXAMPLES = """
+\b
+Examples:
+  meshwise plan --model gpt-1.3b --cluster "1x dgx-h100" --dtype bfloat16 --out plan.json
+  meshwise verify plan.json --model gpt-1.3b --dtype bfloat16
+      Memory and collectives of the plan's programs as XLA:GPU compiles them for H100.
+\b
+  meshwise verify plan.json --step my_module:make --target a100-80
+      A step of your own, for other devices than those of the plan.
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.option("--model", help=f"The model that was planned: {model_names()}.", metavar="NAME")
+@click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
+@click.option("--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows.")
+@click.option("--dtype", default="float16", show_default=True, help="Of a named model's products.")
+@click.option("--target", metavar="NAME", help="As h100; the devices of the plan by default.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
+def verify(
+    plan: Path,
+    model: str | None,
+    step: str | None,
+    batch: int,
+    dtype: str,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Compile the programs of the plan in the file PLAN with the compiler of a target.
+
+    No device is needed. Programs that were compiled once are kept in the user's cache folder. Ends
+    with 1 if the plan does not fit by the compiler.
+    """
+    start = time.monotonic()
+
+    def report(text: str) -> None:
+        click.echo(f"{time.monotonic() - start:7.1f} s  {text}", err=True)
+
+    try:
+        found = plan_from_file(plan)
+        fun, state, rows = chosen_step(model, step, batch, dtype)
+        replayed = mw.parallelize(
+            fun,
+            method=mw.Replay(found),
+            cluster=found.cluster,
+            num_microbatches=found.num_microbatches,
+        )
+        verified = replayed.verify(state, rows, target=target, listener=told_by(report))
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(verified.to_json() if as_json else verified.explain(), nl=False)
+    if not verified.fits:
+        raise click.exceptions.Exit(1)
+
+
+def told_by(report: Callable[[str], None]) -> Listener:
+    """Return a listener that reports each compiled program.
+
+    Args:
+        report: Is given a line.
+    """
+
+    def tell(name: str, answer: CompileAnswer) -> None:
+        report(
+            f"compiled {name} in {seconds_text(answer.seconds)}: {bytes_text(answer.peak_bytes)}"
+        )
+
+    return tell

@@ -1,0 +1,118 @@
+"""A plan's programs, lowered for a target whose devices are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from meshwise.jax_compat import module_of
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.plan import Plan
+from meshwise.program.layer_parts import LayerParts
+from meshwise.runtime.pipeline.build import StageChoice, lowered_layers
+from meshwise.runtime.pipeline.compiled import LoweredProgram
+from meshwise.spmd.program import abstract_mesh, compile_options, jitted_step
+from meshwise.targets.compiler import TargetProgram
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import TracedStep
+
+# Autotuning runs kernels, which needs the device.
+_WITHOUT_DEVICE: Mapping[str, Mapping[str, str | bool]] = MappingProxyType(
+    {"cuda": MappingProxyType({"xla_gpu_autotune_level": "0"}), "tpu": MappingProxyType({})}
+)
+
+
+def target_program(name: str, lowered: Any, num_devices: int, platform: str) -> TargetProgram:
+    """Return a lowered program as a target's compiler takes it.
+
+    Args:
+        name: Name for messages.
+        lowered: The program, lowered for the platform.
+        num_devices: Devices of its mesh.
+        platform: `cuda` or `tpu`.
+    """
+    module, digest = module_of(lowered)
+    options = compile_options(platform, num_devices) | dict(_WITHOUT_DEVICE[platform])
+    return TargetProgram(
+        name=name, module=module, digest=digest, num_devices=num_devices, options=options
+    )
+
+
+def step_program(traced: TracedStep, plan: Plan, platform: str) -> TargetProgram:
+    """Lower the step of a plan on one mesh.
+
+    Args:
+        traced: The step.
+        plan: Its plan.
+        platform: `cuda` or `tpu`.
+    """
+    mesh = abstract_mesh(plan.mesh)
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
+    jitted = jitted_step(traced, plan.decision, plan.mesh, mesh, platform)
+    lowered = jitted.trace(*specs).lower(lowering_platforms=(platform,))
+    return target_program("the step", lowered, plan.mesh.num_devices, platform)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLayer:
+    """The programs of one layer of a pipeline, for a target.
+
+    Attributes:
+        stage: Number of its stage.
+        parts: Its programs, with their lowered form, which says what they take and make.
+    """
+
+    stage: int
+    parts: LayerParts[tuple[TargetProgram, LoweredProgram]]
+
+
+def pipeline_programs(
+    layers: Layering,
+    plan: Plan,
+    decisions: Sequence[Sequence[GraphDecision]],
+    platforms: Sequence[str],
+) -> Iterator[TargetLayer]:
+    """Lower the layers of a pipeline.
+
+    Args:
+        layers: The layers of the step.
+        plan: Its stages.
+        decisions: For each stage those of its layers.
+        platforms: For each stage `cuda` or `tpu`.
+
+    Yields:
+        The layers in their order.
+    """
+    choices = [
+        StageChoice(
+            first_layer=stage.first_layer,
+            last_layer=stage.last_layer,
+            mesh=stage.mesh,
+            devices=(),
+            remat=stage.remat,
+            decisions=tuple(decided),
+        )
+        for stage, decided in zip(plan.stages, decisions, strict=True)
+    ]
+    schedule = plan.table()
+    for made in lowered_layers(
+        layers,
+        choices,
+        plan.num_microbatches,
+        [abstract_mesh(stage.mesh) for stage in plan.stages],
+        platforms=platforms,
+        splits_backward=schedule.splits_backward,
+        mesh_of_stage=schedule.mesh_of_stage,
+    ):
+        platform, mesh = platforms[made.stage], plan.stages[made.stage].mesh
+        parts = made.parts.map(
+            lambda name, part, k=made.layer, n=mesh.num_devices, platform=platform: (
+                target_program(f"{name} of layer {k}", part.lowered, n, platform),
+                part,
+            )
+        )
+        yield TargetLayer(stage=made.stage, parts=parts)

@@ -1,0 +1,89 @@
+"""Where the compilers of targets are installed, and in which versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import MappingProxyType
+
+from meshwise.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerPackage:
+    """The package that holds a compiler.
+
+    Attributes:
+        name: Name of the package.
+        file: The plugin, in the folder in which packages are installed.
+        extra: The extra of Meshwise that installs it.
+        follows_jax: Whether its version is that of jaxlib.
+    """
+
+    name: str
+    file: str
+    extra: str
+    follows_jax: bool
+
+
+PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
+    {
+        "cuda": CompilerPackage(
+            name="jax-cuda12-pjrt",
+            file="jax_plugins/xla_cuda12/xla_cuda_plugin.so",
+            extra="target-gpu",
+            follows_jax=True,
+        ),
+        "tpu": CompilerPackage(
+            name="libtpu", file="libtpu/libtpu.so", extra="target-tpu", follows_jax=False
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledCompiler:
+    """A compiler that is here.
+
+    Attributes:
+        name: Name and version, as "jax-cuda12-pjrt 0.10.2".
+        path: File of the plugin.
+    """
+
+    name: str
+    path: str
+
+
+def installed_compiler(platform: str) -> InstalledCompiler:
+    """Return the compiler of a platform.
+
+    Args:
+        platform: `cuda` or `tpu`.
+
+    Raises:
+        ClusterError: it is not installed, or not in the version of the installed jaxlib.
+    """
+    package = PACKAGES[platform]
+    jaxlib = distribution("jaxlib").version
+    try:
+        found = distribution(package.name)
+    except PackageNotFoundError as error:
+        raise ClusterError(
+            f"the compiler of this target, {package.name}, is not installed: {_remedy(platform)}"
+        ) from error
+    if package.follows_jax and found.version != jaxlib:
+        raise ClusterError(
+            f"{package.name} is {found.version}, but jaxlib is {jaxlib}: {_remedy(platform)}"
+        )
+    path = Path(str(found.locate_file(package.file)))
+    if not path.is_file():
+        raise ClusterError(f"{package.name} has no file {package.file}: {_remedy(platform)}")
+    return InstalledCompiler(name=f"{package.name} {found.version}", path=str(path))
+
+
+def _remedy(platform: str) -> str:
+    package = PACKAGES[platform]
+    version = f"=={distribution('jaxlib').version}" if package.follows_jax else ""
+    return f'`pip install "{package.name}{version}"`, or `pip install "meshwise[{package.extra}]"`'

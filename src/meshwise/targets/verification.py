@@ -1,0 +1,346 @@
+"""What a target's compiler says of a plan, beside what was planned."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from meshwise.plan.decision import GraphDecision
+from meshwise.plan.plan import Plan
+from meshwise.plan.text.columns import table
+from meshwise.program.layer_parts import LayerParts
+from meshwise.runtime.hlo.collectives import hlo_collectives
+from meshwise.runtime.pipeline.fidelity import peaks_of_stages
+from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
+from meshwise.targets.catalog import CompileTarget
+from meshwise.targets.child import CompileAnswer
+from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
+from meshwise.targets.lowered import pipeline_programs, step_program
+from meshwise.targets.packages import installed_compiler
+from meshwise.targets.reserve import reserves, usable_bytes
+from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import TracedStep
+from meshwise.units import bytes_text, seconds_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedProgram:
+    """A compiled program; bytes of one device.
+
+    Attributes:
+        name: Name of the program.
+        count: How often it runs in a step.
+        argument_bytes: Arguments.
+        output_bytes: Results.
+        alias_bytes: Results in the place of donated arguments.
+        temporary_bytes: Everything else, at its highest.
+        compile_s: Seconds of compilation, when it was compiled.
+    """
+
+    name: str
+    count: int
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    compile_s: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of one device while the program runs."""
+        held = self.argument_bytes + self.output_bytes - self.alias_bytes
+        return held + self.temporary_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedStage:
+    """Memory of one device of a stage, in bytes.
+
+    Attributes:
+        stage: Number of the stage.
+        predicted_bytes: The peak that the plan says.
+        compiled_bytes: The peak that the compiler says.
+    """
+
+    stage: int
+    predicted_bytes: int
+    compiled_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedCollectives:
+    """Collectives of one kind over the same axes, in all programs of a step.
+
+    Attributes:
+        kind: As "all-reduce".
+        axes: Names of the mesh axes; empty where the groups are those of no axes.
+        planned_bytes: Bytes a step by the plan (B of docs/facts.md section 1).
+        planned_number: Collectives that the plan lists, each once.
+        compiled_bytes: Bytes a step in the compiled programs.
+        compiled_number: Instructions in the compiled programs: less where several were merged.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    planned_bytes: int
+    planned_number: int
+    compiled_bytes: int
+    compiled_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A plan as its target's compiler sees it.
+
+    Attributes:
+        target: Name of the target.
+        compiler: Name and version of the compiler.
+        memory_bytes: Memory of one device.
+        reserves: What is kept back of it: names and bytes.
+        usable_bytes: What programs may hold.
+        stages: Memory of each stage.
+        programs: The programs that were compiled, equal ones once.
+        collectives: By kind and axes.
+    """
+
+    target: str
+    compiler: str
+    memory_bytes: int
+    reserves: Mapping[str, int]
+    usable_bytes: int
+    stages: tuple[VerifiedStage, ...]
+    programs: tuple[VerifiedProgram, ...]
+    collectives: tuple[VerifiedCollectives, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiled programs and the reserve fit into the memory of every device."""
+        return self.compiled_bytes <= self.usable_bytes
+
+    @property
+    def predicted_bytes(self) -> int:
+        """The peak of the worst device, as the plan says."""
+        return max(stage.predicted_bytes for stage in self.stages)
+
+    @property
+    def compiled_bytes(self) -> int:
+        """The peak of the worst device, as the compiler says."""
+        return max(stage.compiled_bytes for stage in self.stages)
+
+    def explain(self) -> str:
+        """Return the verification as a text."""
+        return "\n".join(_lines(self)) + "\n"
+
+    def __str__(self) -> str:
+        """Return the text of `explain`."""
+        return self.explain()
+
+    def to_json(self) -> str:
+        """Return the verification as JSON text."""
+        return json.dumps(asdict(self) | {"fits": self.fits}, indent=1, sort_keys=True) + "\n"
+
+
+def verify_step(
+    traced: TracedStep, plan: Plan, target: CompileTarget, listener: Listener | None = None
+) -> Verification:
+    """Compile the step of a plan on one mesh for a target.
+
+    Args:
+        traced: The step.
+        plan: Its plan.
+        target: The kind of device.
+        listener: Is told of each program that is compiled.
+
+    Raises:
+        ClusterError: the compiler is not installed, or has no such devices.
+        ProgramError: the compiler refuses the program.
+    """
+    program = step_program(traced, plan, target.platform)
+    (answer,) = compile_programs(target, [program], listener=listener)
+    return _verification(
+        plan, target, [_Run(stage=0, program=program, answer=answer, count=1)], [answer.peak_bytes]
+    )
+
+
+def verify_pipeline(
+    layers: Layering,
+    plan: Plan,
+    decisions: Sequence[Sequence[GraphDecision]],
+    target: CompileTarget,
+    listener: Listener | None = None,
+) -> Verification:
+    """Compile the programs of all layers of a pipeline for a target, equal ones once.
+
+    Programs that join layers, as a global norm, are small and are left out.
+
+    Args:
+        layers: The layers of the step.
+        plan: Its stages.
+        decisions: For each stage those of its layers.
+        target: The kind of devices, on all stages.
+        listener: Is told of each program that is compiled.
+
+    Raises:
+        ClusterError: the compiler is not installed, or has no such devices.
+        ProgramError: the compiler refuses a program.
+    """
+    made = list(pipeline_programs(layers, plan, decisions, [target.platform] * len(plan.stages)))
+    programs = [program for layer in made for program, _ in layer.parts.programs]
+    answers = iter(compile_programs(target, programs, listener=listener))
+    runs: list[_Run] = []
+    sizes: list[tuple[int, LayerParts[ProgramBytes]]] = []
+    for layer in made:
+        number = {id(part): next(answers) for part in layer.parts.programs}
+        for part in layer.parts.programs:
+            each = plan.num_microbatches if part in layer.parts.passes else 1
+            runs.append(
+                _Run(stage=layer.stage, program=part[0], answer=number[id(part)], count=each)
+            )
+        sizes.append(
+            (
+                layer.stage,
+                layer.parts.map(
+                    lambda _, part, number=number: program_bytes(
+                        part[1], number[id(part)].peak_bytes
+                    )
+                ),
+            )
+        )
+    return _verification(plan, target, runs, peaks_of_stages(plan, sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A program of a stage, what the compiler says of it, and how often it runs in a step."""
+
+    stage: int
+    program: TargetProgram
+    answer: CompileAnswer
+    count: int
+
+
+def _verification(
+    plan: Plan, target: CompileTarget, runs: Sequence[_Run], compiled_bytes: Sequence[int]
+) -> Verification:
+    predicted = [plan.mesh_peak_bytes[m] for m in plan.mesh_of_stage]
+    return Verification(
+        target=target.name,
+        compiler=installed_compiler(target.platform).name,
+        memory_bytes=target.memory_bytes,
+        reserves={part.name: part.num_bytes for part in reserves(target)},
+        usable_bytes=usable_bytes(target),
+        stages=tuple(
+            VerifiedStage(stage=s, predicted_bytes=said, compiled_bytes=found)
+            for s, (said, found) in enumerate(zip(predicted, compiled_bytes, strict=True))
+        ),
+        programs=_programs(runs),
+        collectives=_collectives(plan, runs),
+    )
+
+
+def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
+    """Each different program once, under the name of the first."""
+    equal: dict[str, list[_Run]] = {}
+    for run in runs:
+        equal.setdefault(run.program.digest, []).append(run)
+    return tuple(
+        VerifiedProgram(
+            name=same[0].program.name,
+            count=sum(run.count for run in same),
+            argument_bytes=same[0].answer.argument_bytes,
+            output_bytes=same[0].answer.output_bytes,
+            alias_bytes=same[0].answer.alias_bytes,
+            temporary_bytes=same[0].answer.temporary_bytes,
+            compile_s=same[0].answer.seconds,
+        )
+        for same in equal.values()
+    )
+
+
+def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives, ...]:
+    sums: Counter[tuple[str, tuple[str, ...], str]] = Counter()
+    for item in plan.collectives:
+        key = item.kind, tuple(item.axes)
+        sums[(*key, "planned_bytes")] += item.num_bytes * item.count
+        sums[(*key, "planned_number")] += 1
+    for run in runs:
+        mesh = plan.stages[run.stage].mesh
+        for found in hlo_collectives(run.answer.text, mesh.sizes):
+            key = found.kind, tuple(mesh.names[a] for a in found.axes or ())
+            sums[(*key, "compiled_bytes")] += found.num_bytes * found.count * run.count
+            sums[(*key, "compiled_number")] += 1
+    return tuple(
+        VerifiedCollectives(
+            kind=kind,
+            axes=axes,
+            planned_bytes=sums[kind, axes, "planned_bytes"],
+            planned_number=sums[kind, axes, "planned_number"],
+            compiled_bytes=sums[kind, axes, "compiled_bytes"],
+            compiled_number=sums[kind, axes, "compiled_number"],
+        )
+        for kind, axes in dict.fromkeys((kind, axes) for kind, axes, _ in sums)
+    )
+
+
+def _lines(found: Verification) -> list[str]:
+    state = "fits" if found.fits else "does not fit"
+    lines = [
+        f"{found.target}, compiled by {found.compiler}: {state}. The fullest device needs "
+        f"{bytes_text(found.compiled_bytes)} of {bytes_text(found.usable_bytes)}",
+        f"({bytes_text(found.memory_bytes)} less "
+        + ", ".join(f"{name} {bytes_text(size)}" for name, size in found.reserves.items())
+        + ").",
+        "",
+        *table(
+            ("stage", "predicted", "compiled", "predicted / compiled"),
+            [
+                (
+                    str(stage.stage),
+                    bytes_text(stage.predicted_bytes),
+                    bytes_text(stage.compiled_bytes),
+                    f"{stage.predicted_bytes / max(stage.compiled_bytes, 1):.3f}",
+                )
+                for stage in found.stages
+            ],
+            "lrrr",
+        ),
+        "",
+        *table(
+            ("program", "runs", "arguments", "results", "in place", "temporary", "compiled in"),
+            [
+                (
+                    program.name,
+                    str(program.count),
+                    bytes_text(program.argument_bytes),
+                    bytes_text(program.output_bytes),
+                    bytes_text(program.alias_bytes),
+                    bytes_text(program.temporary_bytes),
+                    seconds_text(program.compile_s),
+                )
+                for program in found.programs
+            ],
+            "lrrrrrr",
+        ),
+    ]
+    if found.collectives:
+        lines += [
+            "",
+            *table(
+                ("collective", "axes", "planned", "number", "compiled", "number"),
+                [
+                    (
+                        item.kind,
+                        ", ".join(item.axes) or "-",
+                        bytes_text(item.planned_bytes),
+                        str(item.planned_number),
+                        bytes_text(item.compiled_bytes),
+                        str(item.compiled_number),
+                    )
+                    for item in found.collectives
+                ],
+                "llrrrr",
+            ),
+        ]
+    return lines

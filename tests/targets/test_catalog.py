@@ -1,0 +1,44 @@
+"""Targets by name, and how their compilers name devices."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshwise as mw
+from meshwise.errors import ClusterError
+from meshwise.targets.catalog import TARGETS, compile_target, target_of
+from meshwise.targets.reserve import reserves, usable_bytes
+
+
+def test_gpus_are_hosts_of_eight() -> None:
+    h100 = compile_target("h100")
+    assert [h100.topology(n) for n in (1, 2, 8, 12, 64)] == [
+        *("1x1x1", "1x1x2", "1x1x8", "1x3x4", "1x8x8")
+    ]
+
+
+def test_properties_are_a_text_that_names_the_device() -> None:
+    for target in TARGETS.values():
+        assert target.gpu is not None
+        text = target.gpu.text()
+        assert f"device_memory_size: {target.memory_bytes} " in text
+        assert f'"{target.gpu.description}"' in text
+
+
+def test_devices_of_the_catalog_have_targets() -> None:
+    device = mw.Cluster.virtual("1x dgx-h100").mesh((8,)).device
+    assert target_of(device.name) is compile_target("h100")
+    with pytest.raises(ClusterError, match="no compiler is known for abacus; name a target: v100"):
+        target_of("abacus")
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(ClusterError, match="no target 'h10'; there are v100, a100-40"):
+        compile_target("h10")
+
+
+def test_what_is_kept_back_has_names_and_sources() -> None:
+    for target in TARGETS.values():
+        parts = reserves(target)
+        assert all(part.name and part.source and part.num_bytes > 0 for part in parts)
+        assert usable_bytes(target) == target.memory_bytes - sum(p.num_bytes for p in parts)
