@@ -147,7 +147,7 @@ def property_settings(examples: int) -> settings:
     )
 
 
-@property_settings(8)
+@property_settings(60)
 @given(cases(("equal", "few rows"), (PAIR,), (None, 2), ((2, 4), (4,), (8,))))
 def test_pipelines_fit_or_are_refused(case: Case) -> None:
     check(case)
