@@ -8,6 +8,9 @@ from typing import Generic, TypeVar
 
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind
 
+# Names of the programs that run for each micro-batch.
+PASSES = ("forward", "backward", "weights")
+
 _Part = TypeVar("_Part")
 _Other = TypeVar("_Other")
 

@@ -13,8 +13,8 @@ import os
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -77,63 +77,81 @@ def compile_programs(
     """
     compiler = installed_compiler(target.platform)
     kept = AnswerFolder(folder or _default_folder())
-    requests = [_request(target, compiler, program) for program in programs]
-    keys = [
-        _key(program.digest, request, compiler)
-        for program, request in zip(programs, requests, strict=True)
-    ]
-    answers = {key: answer for key in dict.fromkeys(keys) if (answer := kept.read(key)) is not None}
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    first = {key: n for n, key in reversed(list(enumerate(keys)))}
-    for n in sorted(n for key, n in first.items() if key not in answers):
-        todo.put(n)
-    tell = listener or _tell_nobody
-    for key in answers:
-        tell(programs[first[key]].name, answers[key])
-    failures: list[Exception] = []
+    jobs = [_job(target, compiler, program) for program in programs]
+    answers: dict[str, CompileAnswer] = {}
+    missing: list[_Job] = []
 
-    def work() -> None:
+    def done(job: _Job, answer: CompileAnswer) -> None:
+        answers[job.key] = answer
+        (listener or _tell_nobody)(job.name, answer)
+
+    for job in {job.key: job for job in reversed(jobs)}.values():
+        answer = kept.read(job.key)
+        if answer is None:
+            missing.append(job)
+        else:
+            done(job, answer)
+    for job, answer in _compiled(missing[::-1], num_processes or os.cpu_count() or 1):
+        if answer.error:
+            raise ProgramError(
+                f"{compiler.name} does not compile {job.name} for {target.name}: {answer.error}"
+            )
+        kept.write(job.key, answer)
+        done(job, answer)
+    return [answers[job.key] for job in jobs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A program that is to be compiled, and the name of its answer on disk."""
+
+    name: str
+    key: str
+    request: CompileRequest
+
+
+def _compiled(jobs: Sequence[_Job], most: int) -> Iterator[tuple[_Job, CompileAnswer]]:
+    """Compile in child processes, and yield answers as they come; what is not read is ended."""
+    todo: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    made: queue.SimpleQueue[tuple[_Job, CompileAnswer]] = queue.SimpleQueue()
+    for job in jobs:
+        todo.put(job)
+    with ExitStack() as stack:
+        for _ in range(min(len(jobs), most)):
+            child = stack.enter_context(ChildProcess(SCRIPT))
+            threading.Thread(target=_work, args=(child, todo, made), daemon=True).start()
+        for _ in jobs:
+            while True:
+                # In short waits, so that Ctrl-C is noticed.
+                with suppress(queue.Empty):
+                    yield made.get(timeout=0.2)
+                    break
+
+
+def _work(
+    child: ChildProcess,
+    todo: queue.SimpleQueue[_Job],
+    made: queue.SimpleQueue[tuple[_Job, CompileAnswer]],
+) -> None:
+    """Compile one program after the other in a child process; an end of it is an answer too."""
+    while True:
         try:
-            with ChildProcess(SCRIPT) as child:
-                children.append(child)
-                while not failures:
-                    try:
-                        n = todo.get_nowait()
-                    except queue.Empty:
-                        return
-                    answer = _answered(child, requests[n], programs[n].name, target, compiler)
-                    answers[keys[n]] = answer
-                    kept.write(keys[n], answer)
-                    tell(programs[n].name, answer)
-        except Exception as error:  # The caller raises it.
-            failures.append(error)
-
-    children: list[ChildProcess] = []
-    number = min(todo.qsize(), num_processes or os.cpu_count() or 1)
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(timeout=0.2)
-    finally:
-        # Ctrl-C: what nobody waits for is ended.
-        for child in children:
-            child.kill()
-    if failures:
-        raise failures[0]
-    return [answers[key] for key in keys]
+            job = todo.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            child.send(job.request)
+            made.put((job, child.receive()))
+        except (EOFError, OSError, ValueError):
+            made.put((job, CompileAnswer(error="the compiler's process ended")))
 
 
 def _tell_nobody(name: str, answer: CompileAnswer) -> None:
     del name, answer
 
 
-def _request(
-    target: CompileTarget, compiler: InstalledCompiler, program: TargetProgram
-) -> CompileRequest:
-    return CompileRequest(
+def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProgram) -> _Job:
+    request = CompileRequest(
         module=program.module,
         num_devices=program.num_devices,
         options=dict(program.options),
@@ -142,36 +160,12 @@ def _request(
         topology=target.topology(program.num_devices),
         device_text=target.gpu.text() if target.gpu is not None else "",
     )
-
-
-def _answered(
-    child: ChildProcess,
-    request: CompileRequest,
-    name: str,
-    target: CompileTarget,
-    compiler: InstalledCompiler,
-) -> CompileAnswer:
-    try:
-        child.send(request)
-        answer: CompileAnswer = child.receive()
-    except (EOFError, OSError) as error:
-        raise ProgramError(
-            f"the process of {compiler.name} ended while it compiled {name} for {target.name}; "
-            "the compiler may not take this device or this program"
-        ) from error
-    if answer.error:
-        raise ProgramError(
-            f"{compiler.name} does not compile {name} for {target.name}: {answer.error}"
-        )
-    return answer
-
-
-def _key(digest: str, request: CompileRequest, compiler: InstalledCompiler) -> str:
-    rest = (
-        *(digest, request.num_devices, sorted(request.options.items()), request.topology),
-        *(request.device_text, compiler.name),
+    parts = (
+        *(program.digest, request.num_devices, sorted(request.options.items())),
+        *(request.topology, request.device_text, compiler.name),
     )
-    return hashlib.sha256(repr(rest).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    return _Job(name=program.name, key=key, request=request)
 
 
 def _default_folder() -> Path:

@@ -103,8 +103,10 @@ def pipeline_programs(
         layers,
         choices,
         plan.num_microbatches,
-        [abstract_mesh(stage.mesh) for stage in plan.stages],
-        platforms=platforms,
+        [
+            (abstract_mesh(stage.mesh), platform)
+            for stage, platform in zip(plan.stages, platforms, strict=True)
+        ],
         splits_backward=schedule.splits_backward,
         mesh_of_stage=schedule.mesh_of_stage,
     ):

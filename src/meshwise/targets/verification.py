@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import table
-from meshwise.program.layer_parts import LayerParts
+from meshwise.program.layer_parts import PASSES, LayerParts
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.runtime.pipeline.fidelity import peaks_of_stages
 from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
@@ -192,22 +192,12 @@ def verify_pipeline(
     runs: list[_Run] = []
     sizes: list[tuple[int, LayerParts[ProgramBytes]]] = []
     for layer in made:
-        number = {id(part): next(answers) for part in layer.parts.programs}
-        for part in layer.parts.programs:
-            each = plan.num_microbatches if part in layer.parts.passes else 1
-            runs.append(
-                _Run(stage=layer.stage, program=part[0], answer=number[id(part)], count=each)
-            )
-        sizes.append(
-            (
-                layer.stage,
-                layer.parts.map(
-                    lambda _, part, number=number: program_bytes(
-                        part[1], number[id(part)].peak_bytes
-                    )
-                ),
-            )
-        )
+        found = layer.parts.map(lambda _, part: (part, next(answers)))
+        for name, ((program, _), answer) in found.named():
+            each = plan.num_microbatches if name in PASSES else 1
+            runs.append(_Run(stage=layer.stage, program=program, answer=answer, count=each))
+        in_bytes = found.map(lambda _, part: program_bytes(part[0][1], part[1].peak_bytes))
+        sizes.append((layer.stage, in_bytes))
     return _verification(plan, target, runs, peaks_of_stages(plan, sizes))
 
 

@@ -144,7 +144,7 @@ def compiled_layers(
         layers,
         choices,
         num_microbatches,
-        meshes,
+        [(mesh, platform_of(mesh)) for mesh in meshes],
         splits_backward=splits_backward,
         mesh_of_stage=mesh_of_stage,
     ):
@@ -171,9 +171,8 @@ def lowered_layers(
     layers: Layering,
     choices: Sequence[StageChoice],
     num_microbatches: int,
-    meshes: Sequence[Mesh | AbstractMesh],
+    places: Sequence[tuple[Mesh | AbstractMesh, str]],
     *,
-    platforms: Sequence[str] | None = None,
     splits_backward: bool = False,
     mesh_of_stage: Sequence[int] | None = None,
 ) -> Iterator[LoweredLayer]:
@@ -183,8 +182,7 @@ def lowered_layers(
         layers: The layers of the step.
         choices: The stages, in order; together they hold every layer once.
         num_microbatches: B.
-        meshes: For each stage its mesh, with devices or without.
-        platforms: For each stage that of its mesh without devices; None: those of the devices.
+        places: For each stage its mesh, with devices or without, and their platform, as "cpu".
         splits_backward: Whether gradients of weights are programs of their own.
         mesh_of_stage: For each stage the number of its mesh; None: one each.
 
@@ -197,13 +195,12 @@ def lowered_layers(
         for k, decision in enumerate(choice.decisions, start=choice.first_layer)
     ]
     stage_of = [s for s, choice in enumerate(choices) for _ in choice.decisions]
-    places = range(len(choices)) if mesh_of_stage is None else mesh_of_stage
-    neighbours = _Neighbours(planned, [places[s] for s in stage_of])
+    numbers = range(len(choices)) if mesh_of_stage is None else mesh_of_stage
+    neighbours = _Neighbours(planned, [numbers[s] for s in stage_of])
     for k, (layer, s) in enumerate(zip(planned, stage_of, strict=True)):
-        platform = None if platforms is None else platforms[s]
-        where = platform or platform_of(meshes[s])
+        mesh, platform = places[s]
         lowering = LayerLowering(
-            layer, choices[s].mesh, neighbours.coming(k), in_order=where == "cpu"
+            layer, choices[s].mesh, neighbours.coming(k), in_order=platform == "cpu"
         )
         functions = _functions(
             lowering,
@@ -211,7 +208,7 @@ def lowered_layers(
             neighbours.readers(k),
             splits_backward=splits_backward,
         )
-        parts = _lowered(lowering, functions, meshes[s], platform)
+        parts = _lowered(lowering, functions, mesh, platform)
         yield LoweredLayer(layer=k, stage=s, planned=layer, parts=parts)
 
 
@@ -261,11 +258,12 @@ def programs_alone(
         Its programs; none overwrites what it is given.
     """
     layer = planned_layer(made, decision, logical)
-    lowering = LayerLowering(layer, logical, {}, in_order=platform_of(mesh) == "cpu")
+    platform = platform_of(mesh)
+    lowering = LayerLowering(layer, logical, {}, in_order=platform == "cpu")
     crossings = zip(layer.leaving, made.graph.leaving, strict=True)
     readers = {a: {number + 1: None} for a, c in crossings if c.cotangent >= 0}
     functions = _functions(lowering, set(layer.leaving), readers)
-    return _lowered(lowering, functions, mesh, None, overwrites=False)
+    return _lowered(lowering, functions, mesh, platform, overwrites=False)
 
 
 def _functions(
@@ -294,7 +292,7 @@ def _lowered(
     lowering: LayerLowering,
     functions: LayerParts[DeviceProgram],
     mesh: Mesh | AbstractMesh,
-    platform: str | None,
+    platform: str,
     *,
     overwrites: bool = True,
 ) -> LayerParts[LoweredProgram]:

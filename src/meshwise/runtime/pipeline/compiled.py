@@ -160,7 +160,7 @@ def lowered_program(
     logical: LogicalMesh,
     mesh: Mesh | AbstractMesh,
     *,
-    platform: str | None = None,
+    platform: str,
     overwrites: bool = True,
 ) -> LoweredProgram:
     """Lower a program.
@@ -170,7 +170,7 @@ def lowered_program(
         specs: Gives the global shape and dtype of each input.
         logical: The mesh as planned.
         mesh: Its devices; it may have more axes, along which all do the same.
-        platform: Of a mesh without devices; None: that of the devices.
+        platform: The platform of its devices, as "cpu".
         overwrites: Whether inputs that are donated are.
 
     Returns:
@@ -181,32 +181,24 @@ def lowered_program(
     given = tuple(specs(n) for n in function.inputs)
     ends = [border_spec(n.layout, names) for n in function.outputs]
     distinct = _Distinct(function, ends)
-    # Which results are one value shows only when the program is traced.
-    nothing = jax.shard_map(
-        lambda *args: (distinct(*args), ())[1],
-        mesh=abstract_mesh(logical),
-        in_specs=in_specs,
-        out_specs=(),
-        check_vma=False,
-    )
-    jax.eval_shape(nothing, *given)
-    places = tuple(distinct.places)
+    places = distinct.traced_places(abstract_mesh(logical), in_specs, given)
     out_specs = tuple(spec for n, spec in enumerate(ends) if places.index(places[n]) == n)
     mapped = jax.shard_map(
         distinct, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in in_specs)
     out_shardings = tuple(NamedSharding(mesh, spec) for spec in out_specs)
-    where = platform or platform_of(mesh)
     jitted = jax.jit(
         mapped,
         in_shardings=in_shardings,
         out_shardings=out_shardings,
         donate_argnums=function.donated if overwrites else (),
         # A stage of one device is one of several: its memory is planned as theirs is.
-        compiler_options=compile_options(where, max(logical.num_devices, 2)),
+        compiler_options=compile_options(platform, max(logical.num_devices, 2)),
     )
-    lowered = jitted.trace(*given).lower(lowering_platforms=(where,) if platform else None)
+    lowered = jitted.trace(*given).lower(
+        lowering_platforms=(platform,) if isinstance(mesh, AbstractMesh) else None
+    )
     made = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info]
     return LoweredProgram(
         function=function,
@@ -237,6 +229,23 @@ class _Distinct:
         self.function, self.ends = function, ends
         self.places: list[int] = []
         self.__name__ = "distinct"
+
+    def traced_places(
+        self,
+        mesh: AbstractMesh,
+        in_specs: Sequence[PartitionSpec],
+        given: Sequence[jax.ShapeDtypeStruct],
+    ) -> tuple[int, ...]:
+        """Return `places`: which results are one value shows only when the program is traced."""
+        nothing = jax.shard_map(
+            lambda *args: (self(*args), ())[1],
+            mesh=mesh,
+            in_specs=tuple(in_specs),
+            out_specs=(),
+            check_vma=False,
+        )
+        jax.eval_shape(nothing, *given)
+        return tuple(self.places)
 
     def __call__(self, *args: jax.Array) -> tuple[jax.Array, ...]:
         function = self.function
