@@ -41,7 +41,7 @@ def megatron_sharded(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restri
     base = megatron(graph, mesh, info)
     sharded: dict[int, tuple[Layout, ...]] = {}
     for i, role in enumerate(info.roles):
-        layouts = whole_layouts(graph.tensors[graph.inputs[i]], mesh.sizes)
+        layouts = whole_layouts(graph.tensors[graph.inputs[i]].shape, mesh.sizes)
         split = tuple(w for w in layouts if 0 in used_axes(w))
         if role == OPTIMIZER and mesh.sizes[0] > 1 and split:
             sharded[i] = split
