@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
-from meshwise.assignment import solve as solving
+from meshwise.assignment.search import within_row
 from meshwise.assignment.solver_time import SolverTime
+from meshwise.inter.layer_cost import state_costs
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -40,13 +41,14 @@ def planned(method: mw.Auto) -> mw.Plan:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     """Seconds and seed of each solve, as they are asked for."""
     found: list[tuple[float, int]] = []
-    inner = solving._solved
+    inner = state_costs.solve
 
-    def recorded(problem: Any, best: Any, time_limit_s: float, seed: int, *, exact: bool) -> Any:
-        found.append((time_limit_s, seed))
-        return inner(problem, best, time_limit_s, seed, exact=exact)
+    def recorded(problem: Any, **options: Any) -> Any:
+        found.append((options["time_limit_s"], options["seed"]))
+        return inner(problem, **options)
 
-    monkeypatch.setattr(solving, "_solved", recorded)
+    for module in (state_costs, within_row):
+        monkeypatch.setattr(module, "solve", recorded)
     return found
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from meshwise.cluster.spec import Cluster
 from meshwise.errors import ClusterError, PlanError
 from meshwise.plan.plan import Plan
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step import PlannedCall, PlannedProgram
 from meshwise.targets.catalog import CompileTarget, compile_target, target_of
 from meshwise.targets.compiler import Listener
+from meshwise.targets.packages import installed_compiler
 from meshwise.targets.verification import Verification, verify_pipeline, verify_step
 
 
@@ -32,10 +36,10 @@ def verify_planned(
     """
     match planned:
         case PlannedProgram():
-            where = _target(planned.plan, target)
+            where = _target(_devices(planned.plan), target)
             return verify_step(planned.traced, planned.plan, where, listener)
         case PlannedPipeline():
-            where = _target(planned.plan, target)
+            where = _target(_devices(planned.plan), target)
             return verify_pipeline(planned.layers, planned.plan, planned.decisions, where, listener)
         case _:
             raise PlanError(
@@ -43,12 +47,30 @@ def verify_planned(
             )
 
 
-def _target(plan: Plan, name: str | None) -> CompileTarget:
+def check_target(cluster: Cluster, name: str | None = None) -> None:
+    """Check before planning that there will be a compiler to verify with.
+
+    Args:
+        cluster: What is planned for.
+        name: Name of the target; None: the devices of the cluster.
+
+    Raises:
+        ClusterError: there is no such target, or its compiler is not installed.
+    """
+    found = [group.host.device.name for group in cluster.groups]
+    installed_compiler(_target(found, name).platform)
+
+
+def _target(device_names: Iterable[str], name: str | None) -> CompileTarget:
     if name is not None:
         return compile_target(name)
-    devices = list(dict.fromkeys(stage.mesh.device.name for stage in plan.stages))
+    devices = list(dict.fromkeys(device_names))
     if len(devices) > 1:
         raise ClusterError(
             f"the stages run on {', '.join(devices)}; name one target for all, as target='h100'"
         )
     return target_of(devices[0])
+
+
+def _devices(plan: Plan) -> list[str]:
+    return [stage.mesh.device.name for stage in plan.stages]

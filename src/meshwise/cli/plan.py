@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from meshwise.api.verify import verify_planned
+from meshwise.api.verify import check_target, verify_planned
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, trace_option
 from meshwise.cli.steps import chosen_step, model_names
-from meshwise.cli.verify import told_by
+from meshwise.cli.verify import DOES_NOT_FIT, told_by
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import MeshwiseError
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
@@ -152,9 +154,10 @@ def plan(
     No device is needed, and none is touched, unless layers are measured. Times are predictions
     from the cluster's data.
     """
-    for path in (out, trace_file, html_file):
-        if path is not None:
-            check_writable(path)
+    for path in filter(None, (out, trace_file, html_file)):
+        check_writable(path)
+    if target is not None and not verify:
+        raise click.UsageError("--target goes with --verify")
     start = time.monotonic()
 
     def report(text: str) -> None:
@@ -180,12 +183,13 @@ def plan(
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:
+        if verify:
+            check_target(cluster, target)
         with collection_paused():
             fun, state, rows = chosen_step(model, step, batch, dtype)
             planned = plan_pipeline(fun, (state, rows), {}, signature, request, report)
         found, timeline = planned.plan, planned.timeline
         found = dataclasses.replace(found, model=f"{model}, {dtype}" if model else step or "")
-        verified = verify_planned(planned, target, told_by(report)) if verify else None
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
@@ -195,5 +199,29 @@ def plan(
     if out is not None:
         write_atomically(out, found.to_json())
     click.echo(found.to_json() if as_json else found.explain(), nl=False)
-    if verified is not None:
-        click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
+    if verify:
+        _verify(planned, target, report, is_beside=as_json)
+
+
+def _verify(
+    planned: PlannedPipeline,
+    target: str | None,
+    report: Callable[[str], None],
+    *,
+    is_beside: bool,
+) -> None:
+    """Print what the compiler says of a plan that is written already.
+
+    Args:
+        planned: The plan.
+        target: Name of the target; None: the devices of the cluster.
+        report: Is given a line for each program.
+        is_beside: Whether the standard output holds JSON, so that the text goes beside it.
+    """
+    try:
+        verified = verify_planned(planned, target, told_by(report))
+    except MeshwiseError as error:
+        raise click.ClickException(f"the plan is not verified: {error}") from error
+    click.echo(f"\n{verified.explain()}", nl=False, err=is_beside)
+    if not verified.fits:
+        raise click.exceptions.Exit(DOES_NOT_FIT)

@@ -14,6 +14,7 @@ from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compiler import Listener
+from meshwise.trace.step import Statistics
 from meshwise.units import bytes_text, seconds_text
 
 EXAMPLES = """
@@ -28,12 +29,24 @@ Examples:
 """
 
 
+# Exit code of a plan that does not fit by the compiler; 1 is that of an error.
+DOES_NOT_FIT = 3
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--model", help=f"The model that was planned: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
 @click.option("--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows.")
 @click.option("--dtype", default="float16", show_default=True, help="Of a named model's products.")
+@click.option(
+    "--microbatch-statistics",
+    "statistics",
+    type=click.Choice(["exact", "local"]),
+    default="exact",
+    show_default=True,
+    help="As it was planned.",
+)
 @click.option("--target", metavar="NAME", help="As h100; the devices of the plan by default.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 def verify(
@@ -42,13 +55,14 @@ def verify(
     step: str | None,
     batch: int,
     dtype: str,
+    statistics: Statistics,
     target: str | None,
     as_json: bool,
 ) -> None:
     """Compile the programs of the plan in the file PLAN with the compiler of a target.
 
     No device is needed. Programs that were compiled once are kept in the user's cache folder. Ends
-    with 1 if the plan does not fit by the compiler.
+    with 3 if the plan does not fit by the compiler, with 1 if it cannot be verified.
     """
     start = time.monotonic()
 
@@ -63,13 +77,14 @@ def verify(
             method=mw.Replay(found),
             cluster=found.cluster,
             num_microbatches=found.num_microbatches,
+            microbatch_statistics=statistics,
         )
         verified = replayed.verify(state, rows, target=target, listener=told_by(report))
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     click.echo(verified.to_json() if as_json else verified.explain(), nl=False)
     if not verified.fits:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(DOES_NOT_FIT)
 
 
 def told_by(report: Callable[[str], None]) -> Listener:

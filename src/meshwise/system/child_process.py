@@ -34,8 +34,8 @@ class ChildProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        # Relative folders come last: a `queue.py` of the working directory is not imported.
-        path = os.pathsep.join(map(os.path.abspath, sorted(sys.path, key=_is_relative)))
+        # The working directory comes last: its `queue.py` is not imported.
+        path = os.pathsep.join(map(os.path.abspath, sorted(sys.path, key=_is_working_directory)))
         self.process = subprocess.Popen(
             # -P: what lies in the working directory is imported only where it is here.
             [sys.executable, "-P", "-c", script],
@@ -120,8 +120,8 @@ def requests() -> Iterator[tuple[Any, Callable[[object], None]]]:
         yield pickle.loads(waiting.get()), partial(_send, answers)
 
 
-def _is_relative(folder: str) -> bool:
-    return not os.path.isabs(folder)
+def _is_working_directory(folder: str) -> bool:
+    return folder in ("", os.curdir)
 
 
 def _send(pipe: IO[bytes], value: object) -> None:

@@ -122,7 +122,8 @@ class CompileTarget:
             ClusterError: there is no such slice.
         """
         if self.gpu is not None:
-            each = math.gcd(num_devices, self.devices_per_host)
+            each = min(num_devices, self.devices_per_host)
+            each = each if num_devices % each == 0 else math.gcd(num_devices, each)
             return f"1x{num_devices // each}x{each}"
         if num_devices not in self.slices:
             there = ", ".join(map(str, self.slices))
@@ -247,6 +248,9 @@ def target_of(device: str) -> CompileTarget:
     Raises:
         ClusterError: there is no compiler for it.
     """
+    for target in _ALL:
+        if target.gpu is not None and target.gpu.description == device:
+            return target
     if device not in _OF_DEVICE:
         raise ClusterError(
             f"no compiler is known for {device}; name a target: {', '.join(TARGETS)}"

@@ -89,17 +89,19 @@ def answer_requests() -> None:
             wanted = devices[place][: request.num_devices]
             made = compile_module(request.module, wanted, request.options)
             stats = made.get_compiled_memory_stats()
-        except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-            answer(CompileAnswer(error=str(error), seconds=time.monotonic() - start))
+            (module,) = made.hlo_modules()
+            text = module.to_string()
+        except Exception as error:  # Of any kind: the one that asks must know it.
+            reason = str(error) if isinstance(error, RuntimeError) else repr(error)
+            answer(CompileAnswer(error=reason, seconds=time.monotonic() - start))
             continue
-        (module,) = made.hlo_modules()
         answer(
             CompileAnswer(
                 argument_bytes=stats.argument_size_in_bytes,
                 output_bytes=stats.output_size_in_bytes,
                 alias_bytes=stats.alias_size_in_bytes,
                 temporary_bytes=stats.temp_size_in_bytes,
-                text=module.to_string(),
+                text=text,
                 seconds=time.monotonic() - start,
             )
         )

@@ -23,6 +23,7 @@ from meshwise.system.child_process import ChildProcess
 from meshwise.targets.catalog import CompileTarget
 from meshwise.targets.child import SCRIPT, CompileAnswer, CompileRequest
 from meshwise.targets.packages import InstalledCompiler, installed_compiler
+from meshwise.units import GIB
 
 # Of all answers so many are kept, those that were read last.
 _MOST_KEPT = 2_000
@@ -47,6 +48,11 @@ class TargetProgram:
     options: Mapping[str, str | bool]
 
 
+# What a compiler reads from its environment.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+# Bytes of memory that a compilation of one program may take.  Assumption.
+_BYTES_A_PROCESS = 2 * GIB
+
 # Is told the name of each program whose answer is there, and the answer.
 Listener = Callable[[str, CompileAnswer], None]
 
@@ -66,7 +72,7 @@ def compile_programs(
         programs: The programs; equal ones are compiled once.
         listener: Is told of each answer.
         folder: Where answers are kept; by default the user's cache folder.
-        num_processes: Compilations at a time; by default one a core.
+        num_processes: Compilations at a time; by default one a core, as far as memory goes.
 
     Returns:
         The answers, in the order of the programs.
@@ -91,7 +97,7 @@ def compile_programs(
             missing.append(job)
         else:
             done(job, answer)
-    for job, answer in _compiled(missing[::-1], num_processes or os.cpu_count() or 1):
+    for job, answer in _compiled(missing[::-1], num_processes or _num_processes()):
         if answer.error:
             raise ProgramError(
                 f"{compiler.name} does not compile {job.name} for {target.name}: {answer.error}"
@@ -142,8 +148,9 @@ def _work(
         try:
             child.send(job.request)
             made.put((job, child.receive()))
-        except (EOFError, OSError, ValueError):
-            made.put((job, CompileAnswer(error="the compiler's process ended")))
+        except Exception as error:  # Whatever it is, somebody waits for an answer.
+            reason = f"the compiler's process ended ({type(error).__name__})"
+            made.put((job, CompileAnswer(error=reason)))
 
 
 def _tell_nobody(name: str, answer: CompileAnswer) -> None:
@@ -163,9 +170,15 @@ def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProg
     parts = (
         *(program.digest, request.num_devices, sorted(request.options.items())),
         *(request.topology, request.device_text, compiler.name),
+        *(os.environ.get(name, "") for name in _FLAGS),
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return _Job(name=program.name, key=key, request=request)
+
+
+def _num_processes() -> int:
+    free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return max(min(len(os.sched_getaffinity(0)), free_bytes // _BYTES_A_PROCESS), 1)
 
 
 def _default_folder() -> Path:

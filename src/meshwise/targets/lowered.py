@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from meshwise.errors import ProgramError
 from meshwise.jax_compat import module_of
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
@@ -53,8 +54,22 @@ def step_program(traced: TracedStep, plan: Plan, platform: str) -> TargetProgram
     mesh = abstract_mesh(plan.mesh)
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
     jitted = jitted_step(traced, plan.decision, plan.mesh, mesh, platform)
-    lowered = jitted.trace(*specs).lower(lowering_platforms=(platform,))
+    try:
+        lowered = jitted.trace(*specs).lower(lowering_platforms=(platform,))
+    except NotImplementedError as error:
+        raise not_lowered("the step", platform, error) from error
     return target_program("the step", lowered, plan.mesh.num_devices, platform)
+
+
+def not_lowered(name: str, platform: str, error: NotImplementedError) -> ProgramError:
+    """Return the error for a program that JAX cannot lower for a platform.
+
+    Args:
+        name: Name of the program.
+        platform: `cuda` or `tpu`.
+        error: What JAX says.
+    """
+    return ProgramError(f"JAX does not lower {name} for {platform}: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

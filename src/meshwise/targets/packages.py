@@ -36,9 +36,6 @@ PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
             extra="target-gpu",
             follows_jax=True,
         ),
-        "tpu": CompilerPackage(
-            name="libtpu", file="libtpu/libtpu.so", extra="target-tpu", follows_jax=False
-        ),
     }
 )
 

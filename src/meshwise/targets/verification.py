@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
-from meshwise.plan.text.columns import table
+from meshwise.plan.text.columns import WIDTH, table
 from meshwise.program.layer_parts import PASSES, LayerParts
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.runtime.pipeline.fidelity import peaks_of_stages
@@ -17,7 +18,7 @@ from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
 from meshwise.targets.catalog import CompileTarget
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
-from meshwise.targets.lowered import pipeline_programs, step_program
+from meshwise.targets.lowered import not_lowered, pipeline_programs, step_program
 from meshwise.targets.packages import installed_compiler
 from meshwise.targets.reserve import reserves, usable_bytes
 from meshwise.trace.layers.layering import Layering
@@ -62,11 +63,19 @@ class VerifiedStage:
         stage: Number of the stage.
         predicted_bytes: The peak that the plan says.
         compiled_bytes: The peak that the compiler says.
+        limit_bytes: What a device of the stage may hold: the memory that it was planned for, and at
+            most that of the target less the reserve.
     """
 
     stage: int
     predicted_bytes: int
     compiled_bytes: int
+    limit_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiled programs fit."""
+        return self.compiled_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +108,8 @@ class Verification:
         compiler: Name and version of the compiler.
         memory_bytes: Memory of one device.
         reserves: What is kept back of it: names and bytes.
-        usable_bytes: What programs may hold.
+        usable_bytes: What programs may hold; JAX gives them that much of a GPU only with
+            `XLA_PYTHON_CLIENT_MEM_FRACTION` at this share of the memory (0.75 by default).
         stages: Memory of each stage.
         programs: The programs that were compiled, equal ones once.
         collectives: By kind and axes.
@@ -116,8 +126,8 @@ class Verification:
 
     @property
     def fits(self) -> bool:
-        """Whether the compiled programs and the reserve fit into the memory of every device."""
-        return self.compiled_bytes <= self.usable_bytes
+        """Whether the compiled programs of every stage fit into its devices."""
+        return all(stage.fits for stage in self.stages)
 
     @property
     def predicted_bytes(self) -> int:
@@ -186,14 +196,22 @@ def verify_pipeline(
         ClusterError: the compiler is not installed, or has no such devices.
         ProgramError: the compiler refuses a program.
     """
-    made = list(pipeline_programs(layers, plan, decisions, [target.platform] * len(plan.stages)))
+    # Before minutes of lowering.
+    installed_compiler(target.platform)
+    platforms = [target.platform] * len(plan.stages)
+    try:
+        made = list(pipeline_programs(layers, plan, decisions, platforms))
+    except NotImplementedError as error:
+        raise not_lowered("a layer", target.platform, error) from error
     programs = [program for layer in made for program, _ in layer.parts.programs]
     answers = iter(compile_programs(target, programs, listener=listener))
     runs: list[_Run] = []
     sizes: list[tuple[int, LayerParts[ProgramBytes]]] = []
     for layer in made:
         found = layer.parts.map(lambda _, part: (part, next(answers)))
-        for name, ((program, _), answer) in found.named():
+        for name, ((program, lowered), answer) in found.named():
+            if not lowered.outputs:
+                continue  # It never runs.
             each = plan.num_microbatches if name in PASSES else 1
             runs.append(_Run(stage=layer.stage, program=program, answer=answer, count=each))
         in_bytes = found.map(lambda _, part: program_bytes(part[0][1], part[1].peak_bytes))
@@ -222,8 +240,13 @@ def _verification(
         reserves={part.name: part.num_bytes for part in reserves(target)},
         usable_bytes=usable_bytes(target),
         stages=tuple(
-            VerifiedStage(stage=s, predicted_bytes=said, compiled_bytes=found)
-            for s, (said, found) in enumerate(zip(predicted, compiled_bytes, strict=True))
+            VerifiedStage(
+                stage=s,
+                predicted_bytes=predicted[s],
+                compiled_bytes=found,
+                limit_bytes=min(plan.stages[s].memory_bytes, usable_bytes(target)),
+            )
+            for s, found in enumerate(compiled_bytes)
         ),
         programs=_programs(runs),
         collectives=_collectives(plan, runs),
@@ -252,12 +275,14 @@ def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
 def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives, ...]:
     sums: Counter[tuple[str, tuple[str, ...], str]] = Counter()
     for item in plan.collectives:
-        key = item.kind, tuple(item.axes)
+        names = plan.stages[item.stage].mesh.names
+        key = item.kind, tuple(sorted(item.axes, key=names.index))
         sums[(*key, "planned_bytes")] += item.num_bytes * item.count
         sums[(*key, "planned_number")] += 1
     for run in runs:
         mesh = plan.stages[run.stage].mesh
-        for found in hlo_collectives(run.answer.text, mesh.sizes):
+        # A loop whose trips nobody knows counts once, as in the plan.
+        for found in hlo_collectives(run.answer.text, mesh.sizes, unknown_trip_count=1):
             key = found.kind, tuple(mesh.names[a] for a in found.axes or ())
             sums[(*key, "compiled_bytes")] += found.num_bytes * found.count * run.count
             sums[(*key, "compiled_number")] += 1
@@ -276,25 +301,31 @@ def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives,
 
 def _lines(found: Verification) -> list[str]:
     state = "fits" if found.fits else "does not fit"
+    fullest = max(found.stages, key=lambda stage: stage.compiled_bytes / stage.limit_bytes)
+    share = found.usable_bytes / found.memory_bytes
+    kept_back = ", ".join(f"{name} {bytes_text(n)}" for name, n in found.reserves.items())
     lines = [
         f"{found.target}, compiled by {found.compiler}: {state}. The fullest device needs "
-        f"{bytes_text(found.compiled_bytes)} of {bytes_text(found.usable_bytes)}",
-        f"({bytes_text(found.memory_bytes)} less "
-        + ", ".join(f"{name} {bytes_text(size)}" for name, size in found.reserves.items())
-        + ").",
+        f"{bytes_text(fullest.compiled_bytes)} of {bytes_text(fullest.limit_bytes)}.",
+        *textwrap.wrap(
+            f"Usable: {bytes_text(found.usable_bytes)} of {bytes_text(found.memory_bytes)}. Kept "
+            f"back: {kept_back}. On GPUs set XLA_PYTHON_CLIENT_MEM_FRACTION={share:.2f}.",
+            WIDTH,
+        ),
         "",
         *table(
-            ("stage", "predicted", "compiled", "predicted / compiled"),
+            ("stage", "predicted", "compiled", "limit", "predicted / compiled"),
             [
                 (
                     str(stage.stage),
                     bytes_text(stage.predicted_bytes),
                     bytes_text(stage.compiled_bytes),
+                    bytes_text(stage.limit_bytes),
                     f"{stage.predicted_bytes / max(stage.compiled_bytes, 1):.3f}",
                 )
                 for stage in found.stages
             ],
-            "lrrr",
+            "lrrrr",
         ),
         "",
         *table(

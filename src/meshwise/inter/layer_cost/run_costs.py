@@ -4,7 +4,7 @@
                      a_i[s_i] + sum over k in i..j of M_k[s_k, s_(k+1)] + r_j[s_(j+1)]
 
 M_k is the matrix of layer k (`inter.layer_cost.state_costs`), a and r what it takes to gather an
-activation that comes from another stage, and a cotangent (`inter.layer_cost.arrival`).  Entries of
+activation that comes from another stage, and a cotangent (`inter.layer_cost.boundary`).  Entries of
 M are bounds until a cheapest chain uses them; then they are solved, and the chains are found anew.
 In the end every cheapest chain has exact entries only, so it is the cheapest of all.
 
