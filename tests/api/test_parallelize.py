@@ -19,7 +19,7 @@ from oracle.parallel import CLUSTER, parallel_step, run_method
 from oracle.problem import Problem, fresh, reference
 
 ROWS, WIDTH = 16, 8
-quick = pytest.mark.usefixtures("x64", "quick_compile")
+quick = pytest.mark.usefixtures("x64", "quick_steps")
 
 
 def create_state(key: jax.Array) -> dict[str, Any]:

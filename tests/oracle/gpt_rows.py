@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -60,15 +61,17 @@ DEAR: list[Row] = [
 COVERING: list[Row] = [*pairwise(QUICK), *DEAR]
 
 
-def first_of_each(rows: list[Row]) -> list[Row]:
-    """Rows with a problem, a method or a number of micro-batches that no row before them has."""
-    seen: set[object] = set()
+def first_of_each(rows: list[Row], known: Iterable[Row] = ()) -> list[Row]:
+    """Few rows that have every problem, method and number of micro-batches; beside known ones."""
+
+    def values(row: Row) -> set[object]:
+        return {row[:5], row[5], row[6]}
+
+    missing = set[object]().union(*map(values, rows)).difference(*map(values, known))
     found: list[Row] = []
-    for row in rows:
-        values = {row[:5], row[5], row[6]}
-        if not values <= seen:
-            found.append(row)
-            seen |= values
+    while missing:
+        found.append(max(rows, key=lambda row: len(values(row) & missing)))
+        missing -= values(found[-1])
     return found
 
 

@@ -93,10 +93,16 @@ def run(step: Callable[..., Any], problem: Problem) -> Trajectory:
     return Trajectory(start=host_copy(problem.state), state=state, outs=tuple(outs))
 
 
+def quick_options_of(problem: Problem) -> dict[str, Any]:
+    """Options that compile the step of a problem soonest; none if it scatters."""
+    jitted = jax.jit(problem.step, static_argnums=problem.options.get("static_argnums", ()))
+    return quick_options(jitted.lower(problem.state, *problem.calls[0], **problem.kwargs))
+
+
 def reference(problem: Problem, compiler_options: Mapping[str, Any] | None = None) -> Trajectory:
     """The run on one device, full batch, as plain `jax.jit` does it."""
     static = problem.options.get("static_argnums", ())
-    options = dict(compiler_options or {})
+    options = quick_options_of(problem) if compiler_options is None else dict(compiler_options)
     jitted = jax.jit(problem.step, static_argnums=static, compiler_options=options)
     done = run(jitted, problem)
     return Trajectory(start=done.start, state=host_copy(done.state), outs=host_copy(done.outs))

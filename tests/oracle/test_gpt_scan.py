@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 SCANNED = [row for row in COVERING if row[0] == "scan"]
 # One of the dear ones, a random decision, always.
-QUICK = [*first_of_each([row for row in SCANNED if row not in DEAR]), DEAR[-1]]
+QUICK = [*first_of_each([row for row in SCANNED if row not in DEAR], [DEAR[-1]]), DEAR[-1]]
 
 
 @pytest.mark.parametrize("row", few(SCANNED, QUICK), ids=row_name)

@@ -15,7 +15,7 @@ import meshwise as mw
 from doubles.few import few
 from oracle.compare import assert_same_x64
 from oracle.parallel import parallel_step, run_method, run_random
-from oracle.problem import Problem, Trajectory, fresh, quick_options, reference, run
+from oracle.problem import Problem, Trajectory, fresh, quick_options_of, reference, run
 from oracle.step_problems import (
     PROBLEMS,
     WIDTH,
@@ -39,9 +39,7 @@ pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
 
 @cache
 def _options(make: Callable[[], Problem]) -> dict[str, Any]:
-    problem = make()
-    jitted = jax.jit(problem.step, static_argnums=problem.options.get("static_argnums", ()))
-    return quick_options(jitted.lower(problem.state, *problem.calls[0], **problem.kwargs))
+    return quick_options_of(make())
 
 
 @cache

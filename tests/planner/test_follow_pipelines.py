@@ -20,6 +20,7 @@ from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.plan.plan import Plan
 from meshwise.schedules.inference import INFERENCE
+from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
@@ -73,7 +74,7 @@ def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     embedding = "0/0/token_embedding/embedding"
     assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
     assert "Dense products and convolutions, stage 1" in str(plan)
-    expected = jax.jit(evaluate_gpt)(host_state(state), batch)
+    expected = quick_jit(evaluate_gpt)(host_state(state), batch)
     for rows in (batch, jax.tree.map(np.asarray, batch)):
         found = evaluation(state, rows)
         assert_same(found, expected)
@@ -134,7 +135,7 @@ def test_a_parameter_of_two_stages_is_sent_and_a_skip_passes_by() -> None:
 
     evaluation = mw.parallelize(plain, method=mw.Follow(staged))
     found = evaluation(state[0], batch["x"])
-    assert_same(found, plain(jax.tree.map(host, state[0]), batch["x"]))
+    assert_same(found, quick_jit(plain)(jax.tree.map(host, state[0]), batch["x"]))
     plan = evaluation.plan(state[0], batch["x"])
     assert plan.warnings == ("0/shared is sent from stage 0 to stage 2 in each call",)
     assert [stage.first_layer for stage in plan.stages] == [0, 1, 2, 3]
@@ -154,7 +155,7 @@ def test_stacks_of_layers_stay_on_their_stages() -> None:
     # No stack is.
     embedding = "0/token_embedding/embedding"
     assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
-    expected = evaluate(jax.tree.map(host, state[0]), batch)
+    expected = quick_jit(evaluate)(jax.tree.map(host, state[0]), batch)
     assert_same(evaluation(state[0], batch), expected)
 
 
@@ -165,7 +166,7 @@ def test_a_plan_from_a_file_is_followed() -> None:
     read = Plan.from_json(staged.plan(*args).to_json())
     evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(read))
     found = evaluation(state, batch)["loss"]
-    assert_same(found, jax.jit(evaluate_gpt)(host_state(state), batch)["loss"])
+    assert_same(found, quick_jit(evaluate_gpt)(host_state(state), batch)["loss"])
 
 
 def test_what_cannot_be_followed_is_refused() -> None:

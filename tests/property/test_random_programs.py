@@ -7,7 +7,7 @@ import pytest
 import meshwise as mw
 from oracle.compare import assert_same_x64
 from oracle.parallel import run_method, run_random
-from oracle.problem import reference
+from oracle.problem import quick_options_of, reference
 from property.random_programs import random_problem
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compile")
@@ -16,6 +16,12 @@ MESHES = ((8,), (2, 4), (2, 2, 2))
 NUM_MICROBATCHES = (1, 2, 4)
 # Each mesh and each number of micro-batches once, all under a planned decision too.
 QUICK = (0, 4, 8)
+
+
+@pytest.fixture(autouse=True)
+def quick_without_scatters(seed: int, request: pytest.FixtureRequest) -> None:
+    if quick_options_of(random_problem(seed)):
+        request.getfixturevalue("quick_steps")
 
 
 def _check(seed: int) -> None:
