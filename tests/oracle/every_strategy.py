@@ -78,14 +78,15 @@ def runs_of(fun: Callable[..., Any], operands: Sequence[Any], primitive: str) ->
         if node.name == primitive
         for i in (*node.inputs, *node.outputs)
     }
-    # One program instead of one for each equation.
-    quick = compiler_options(primitive)
 
     def values_of(args: Sequence[Any]) -> dict[int, Any]:
         found = evaluate(program, args)
         return {i: found[i] for i in wanted}
 
-    values = jax.jit(values_of, compiler_options=quick)(operands)
+    # One program instead of one for each equation; another of them may be a scatter.
+    lowered = jax.jit(values_of).lower(operands)
+    quick = compiler_options("scatter" if "scatter" in lowered.as_text() else primitive)
+    values = lowered.compile(compiler_options=quick)(operands)
     runs: list[Run] = []
     for node in program.nodes:
         if node.name == primitive:

@@ -49,7 +49,9 @@ def _reference(make: Callable[[], Problem]) -> Trajectory:
 
 
 @pytest.fixture
-def quick_without_scatters(make: Callable[[], Problem], request: pytest.FixtureRequest) -> None:
+def quick_without_scatters(
+    x64: None, make: Callable[[], Problem], request: pytest.FixtureRequest
+) -> None:
     if _options(make):
         request.getfixturevalue("quick_steps")
 

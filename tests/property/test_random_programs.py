@@ -19,7 +19,7 @@ QUICK = (0, 4, 8)
 
 
 @pytest.fixture(autouse=True)
-def quick_without_scatters(seed: int, request: pytest.FixtureRequest) -> None:
+def quick_without_scatters(x64: None, seed: int, request: pytest.FixtureRequest) -> None:
     if quick_options_of(random_problem(seed)):
         request.getfixturevalue("quick_steps")
 
