@@ -11,6 +11,7 @@ import jax
 import pytest
 
 import meshwise.spmd.program as lowering
+from meshwise.system.user_cache import user_cache
 from oracle.problem import QUICK_OPTIONS
 
 if "JAX_PLATFORMS" not in os.environ:
@@ -19,17 +20,18 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep compiled programs beside pytest's own cache: the next run compiles only what changed."""
-    if cache := getattr(config, "cache", None):
-        kept = {
-            "jax_compilation_cache_dir": str(cache.mkdir("jax")),
-            "jax_persistent_cache_min_compile_time_secs": 0,
-            "jax_persistent_cache_min_entry_size_bytes": 0,
-        }
-        for name, value in kept.items():
-            jax.config.update(name, value)
-            # For the processes that tests start.
-            os.environ[name.upper()] = str(value)
+    """Keep compiled programs for all checkouts of this user: a run compiles only what changed."""
+    del config
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(user_cache() / "tests")
+    kept = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    for name, value in kept.items():
+        jax.config.update(name, value)
+        # For the processes that tests start.
+        os.environ[name.upper()] = str(value)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

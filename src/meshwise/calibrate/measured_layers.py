@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from meshwise.calibrate.layer_times import Measure
 from meshwise.calibrate.timed_program import Measurable
 from meshwise.calibrate.workers import Workers
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.user_cache import user_cache
 
 
 @contextmanager
@@ -25,8 +25,7 @@ def measuring() -> Iterator[Measure]:
 
 def kept_folder() -> Path:
     """Where times are kept; it may not exist yet."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return home / "meshwise" / "measured"
+    return user_cache() / "measured"
 
 
 class KeptTimes:

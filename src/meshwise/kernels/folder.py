@@ -23,6 +23,8 @@ import llvmlite.binding as llvm  # pyright: ignore[reportMissingTypeStubs]
 import numba
 from numba.core import config as numba_config
 
+from meshwise.system.user_cache import user_cache
+
 _UNUSED_S = 30 * 24 * 3600.0
 _NAME = "kernels-"
 # The end of the name of an empty file that says that all kernels of a package are in the folder.
@@ -51,10 +53,9 @@ def kernel_folder() -> Path | None:
         if max(status.st_mtime_ns, status.st_ctime_ns) >= _START_NS:
             return None
         digest.update(text)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     # A name of its own: others may write where temporary files are.
     temporary = Path(tempfile.gettempdir()) / f"meshwise-{_user()}"
-    folder = own_folder((home / "meshwise", temporary), f"{_NAME}{digest.hexdigest()[:16]}")
+    folder = own_folder((user_cache(), temporary), f"{_NAME}{digest.hexdigest()[:16]}")
     if folder is not None:
         remove_unused(folder, time.time())
     return folder

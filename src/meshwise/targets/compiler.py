@@ -20,6 +20,7 @@ from pathlib import Path
 
 from meshwise.errors import ProgramError
 from meshwise.system.child_process import ChildProcess
+from meshwise.system.user_cache import user_cache
 from meshwise.targets.catalog import CompileTarget
 from meshwise.targets.child import SCRIPT, CompileAnswer, CompileRequest
 from meshwise.targets.packages import InstalledCompiler, installed_compiler
@@ -82,7 +83,7 @@ def compile_programs(
         ProgramError: the compiler refuses a program, or its process ended.
     """
     compiler = installed_compiler(target.platform)
-    kept = AnswerFolder(folder or _default_folder())
+    kept = AnswerFolder(folder or user_cache() / "targets")
     jobs = [_job(target, compiler, program) for program in programs]
     answers: dict[str, CompileAnswer] = {}
     missing: list[_Job] = []
@@ -179,11 +180,6 @@ def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProg
 def _num_processes() -> int:
     free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return max(min(len(os.sched_getaffinity(0)), free_bytes // _BYTES_A_PROCESS), 1)
-
-
-def _default_folder() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return home / "meshwise" / "targets"
 
 
 class AnswerFolder:
