@@ -24,9 +24,10 @@ def operator(kind: str, num_operands: int = 1) -> Operator:
 
 
 def test_targets_have_names() -> None:
-    assert {name: target.name for name, target in TARGETS.items()} == {"cpu": "cpu"}
-    assert target_of(DEVICE) is memory_model("cpu")
-    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu"):
+    assert {name: target.name for name, target in TARGETS.items()} == {"cpu": "cpu", "gpu": "gpu"}
+    assert target_of(DEVICE) is memory_model("gpu")
+    assert target_of(replace(DEVICE, name="TPU v5e")) is memory_model("cpu")
+    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu"):
         memory_model("abacus")
 
 

@@ -117,16 +117,17 @@ class _Highest:
         # Results that overwrite no argument have a place of their own for the whole step.
         apart = frozenset[int]() if program.is_body else _not_donated(made)
         inner = {i: body.num_bytes for i, body in bodies.items()}
-        order = self.target.order(made, program.values)
-        top = most_live(made, sizes, apart, inner, order)
+        orders = self.target.orders(made, program.values)
+        tops = [most_live(made, sizes, apart, inner, order) for order in orders]
+        heaps = [heap_bytes(top.lifetimes) for top in tops]
+        top, heap = min(zip(tops, heaps, strict=True), key=lambda found: found[1])
         if top.instruction < 0:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
         margin = 0.0 if program.is_body else self.target.margin_share
         return Peak(
-            num_bytes=math.ceil(heap_bytes(top.lifetimes) * (1 + margin))
-            + sum(sizes[b] for b in apart),
+            num_bytes=math.ceil(heap * (1 + margin)) + sum(sizes[b] for b in apart),
             buffers=(*buffers, *(body.buffers if body else ())),
         )
 

@@ -9,12 +9,16 @@ from meshwise.cluster.mesh import DeviceSpec
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 
+# Dtypes of which a device may have no products: XLA converts to float32, and rounds the results.
+# Source: XLA change_op_data_type.cc, float_normalization.cc.
+_NARROW, _WIDE, _WIDE_BYTES = frozenset(("bfloat16", "float16")), "float32", 4
+
 
 class Target(Protocol):
     """The rules by which a compiler gives memory to the program of one device.
 
     All of them are pure functions.  `memory.peak` asks them in this order: how each operator is
-    treated, which values get a buffer, and in which order the instructions run.
+    treated, which values get a buffer, and in which orders the instructions may run.
     """
 
     @property
@@ -44,11 +48,27 @@ class Target(Protocol):
         """Return what runs after fusion, and on which buffers."""
         ...
 
-    def order(self, program: Instructions, values: Sequence[LocalValue]) -> list[int]:
-        """Return positions of the instructions in the order in which they run.
+    def orders(
+        self, program: Instructions, values: Sequence[LocalValue]
+    ) -> tuple[Sequence[int], ...]:
+        """Return orders of the instructions, of which the compiler takes the one of least memory.
 
         Args:
             program: The instructions.
             values: The values of the program.
         """
         ...
+
+
+def product_itemsize(tensor: Tensor, device: DeviceSpec) -> int:
+    """Return bytes of an element where XLA widens the dtypes of which a device has no products.
+
+    Args:
+        tensor: What a dense product reads or makes.
+        device: The device.
+    """
+    if tensor.dtype not in _NARROW:
+        return tensor.itemsize
+    rates = dict(device.flop_per_s)
+    is_slower = rates.get(tensor.dtype, 0.0) < rates.get(_WIDE, 0.0)
+    return _WIDE_BYTES if is_slower else tensor.itemsize

@@ -8,9 +8,13 @@ from types import MappingProxyType
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
 from meshwise.memory.cpu.target import CpuTarget
+from meshwise.memory.gpu.target import GpuTarget
 from meshwise.memory.target import Target
 
-TARGETS: Mapping[str, Target] = MappingProxyType({"cpu": CpuTarget()})
+TARGETS: Mapping[str, Target] = MappingProxyType({"cpu": CpuTarget(), "gpu": GpuTarget()})
+
+# Parts of the names of GPUs, in the catalog and as drivers report them.
+_GPUS = ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300")
 
 
 def memory_model(name: str) -> Target:
@@ -28,6 +32,11 @@ def memory_model(name: str) -> Target:
 
 
 def target_of(device: DeviceSpec) -> Target:
-    """Return the memory rules of the compiler of a device; all devices have those of a CPU yet."""
-    del device
-    return memory_model("cpu")
+    """Return the memory rules of the compiler of a device.
+
+    A device that is not known, and a TPU, has those of a CPU: they ask for more.
+
+    Args:
+        device: The device.
+    """
+    return memory_model("gpu" if any(part in device.name for part in _GPUS) else "cpu")

@@ -21,9 +21,16 @@ from meshwise.targets.compiler import TargetProgram
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import TracedStep
 
-# Autotuning runs kernels, which needs the device.
+# Autotuning runs kernels, which needs the device.  It chooses between cuBLAS and Triton for each
+# product; without it all are Triton's, in tiles that do not fit some of them ("Couldn't find output
+# tile sizes", jax-cuda12-pjrt 0.10.2).  With cuBLAS all compile, and none holds less.
 _WITHOUT_DEVICE: Mapping[str, Mapping[str, str | bool]] = MappingProxyType(
-    {"cuda": MappingProxyType({"xla_gpu_autotune_level": "0"}), "tpu": MappingProxyType({})}
+    {
+        "cuda": MappingProxyType(
+            {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
+        ),
+        "tpu": MappingProxyType({}),
+    }
 )
 
 

@@ -46,7 +46,6 @@ def reserves(target: CompileTarget) -> tuple[Reserve, ...]:
             source="assumed; libtpu keeps room for its own programs and infeed",
         )
         return runtime, fragmentation
-    has_large_workspace = target.gpu.compute_capability >= (9, 0)
     return (
         Reserve(
             name="CUDA context and modules",
@@ -57,11 +56,6 @@ def reserves(target: CompileTarget) -> tuple[Reserve, ...]:
             name="NCCL buffers",
             num_bytes=1024 * MIB,
             source="assumed; NCCL_BUFFSIZE of 4 MiB for each channel, peer and protocol",
-        ),
-        Reserve(
-            name="cuBLAS workspace",
-            num_bytes=(32 if has_large_workspace else 4) * MIB,
-            source="cuBLAS documentation, cublasSetWorkspace: 32 MiB on Hopper, 4 MiB before",
         ),
         fragmentation,
     )

@@ -1,14 +1,15 @@
-"""What XLA:CPU fuses, and which values get a buffer.
+"""What XLA fuses, and which values get a buffer.
 
 Fusion runs from the results backwards: a fusible value goes into what reads it; into several
 readers only if that repeats nothing expensive.  What an opaque instruction reads is a buffer.
 
-Source: XLA InstructionFusion and CpuInstructionFusion, read off compiled programs.
+Source: XLA InstructionFusion, CpuInstructionFusion and PriorityFusion, read off compiled programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwise.memory.local_program import (
@@ -22,9 +23,27 @@ from meshwise.memory.local_program import (
 _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 
 
-def instructions(program: LocalProgram) -> Instructions:
-    """Return what runs after fusion, and on which buffers."""
-    made = _Fusion(program)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionRules:
+    """In what compilers differ.
+
+    Attributes:
+        by_traffic: Whether readers compute a value again, reductions too, where that moves fewer
+            bytes, and what reads the same is computed at once; if not, wherever nothing expensive
+            is repeated.
+    """
+
+    by_traffic: bool
+
+
+def instructions(program: LocalProgram, rules: FusionRules) -> Instructions:
+    """Return what runs after fusion, and on which buffers.
+
+    Args:
+        program: The program of one device.
+        rules: Those of the compiler.
+    """
+    made = _Fusion(program, rules)
     made.assemble()
     over_input, after = made.donations()
     return Instructions(
@@ -65,14 +84,26 @@ class Buffers(NamedTuple):
     is_repeated: list[bool]
 
 
-def buffers_of(program: LocalProgram, users: list[list[int]]) -> Buffers:
+def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules) -> Buffers:
     """Return what fusion makes of each value.
 
     Args:
         program: The program of one device.
         users: For each value its readers.
+        rules: Those of the compiler.
     """
     values, leaving = program.values, frozenset(program.outputs)
+    read_bytes = _read_bytes(values) if rules.by_traffic else ()
+
+    def is_kept(v: int, num_readers: int) -> bool:
+        value = values[v]
+        if not rules.by_traffic:
+            return value.is_expensive
+        if value.is_expensive:
+            return read_bytes[v] >= value.num_bytes
+        again = num_readers * read_bytes[v]
+        return again > read_bytes[v] + (1 + num_readers) * value.num_bytes
+
     has, is_repeated = [False] * len(values), [False] * len(values)
     # The instructions that compute a value; none if it is never read.
     roots: list[frozenset[int]] = [frozenset()] * len(values)
@@ -87,8 +118,8 @@ def buffers_of(program: LocalProgram, users: list[list[int]]) -> Buffers:
         has[v] = (
             value.kind not in _FUSED
             or v in leaving
-            or (value.is_expensive and len(found) > 1)
-            or not all(_takes_in(values[u].kind, len(users[v])) for u in live)
+            or (len(found) > 1 and is_kept(v, len(found)))
+            or not all(_takes_in(values[u].kind, len(users[v]), rules) for u in live)
         )
         if value.kind in _FUSED and has[v]:
             is_unary = sum(_is_wide(values, u, v) for u in set(value.inputs)) <= 1
@@ -97,6 +128,19 @@ def buffers_of(program: LocalProgram, users: list[list[int]]) -> Buffers:
         if is_repeated[v]:
             roots[v] |= found
     return Buffers(has, is_repeated)
+
+
+def _read_bytes(values: Sequence[LocalValue]) -> list[int]:
+    """Return bytes that must be read to compute each value, where all that is fusible is fused."""
+    sources: list[frozenset[int]] = []
+    found: list[int] = []
+    for v, value in enumerate(values):
+        if value.kind in _FUSED:
+            sources.append(frozenset[int]().union(*(sources[u] for u in value.inputs)))
+        else:
+            sources.append(frozenset((v,)))
+        found.append(sum(values[u].num_bytes for u in sources[v]))
+    return found
 
 
 def _is_wide(values: Sequence[LocalValue], operand: int, v: int) -> bool:
@@ -112,8 +156,10 @@ def _is_wide(values: Sequence[LocalValue], operand: int, v: int) -> bool:
     return True
 
 
-def _takes_in(reader: InstructionKind, num_readers: int) -> bool:
+def _takes_in(reader: InstructionKind, num_readers: int, rules: FusionRules) -> bool:
     """Return whether a reader computes an operand by itself."""
+    if reader == InstructionKind.REDUCE and rules.by_traffic:
+        return True
     return reader in _FUSED or (
         reader in (InstructionKind.REDUCE, InstructionKind.INITIAL) and num_readers == 1
     )
@@ -122,20 +168,22 @@ def _takes_in(reader: InstructionKind, num_readers: int) -> bool:
 class _Fusion:
     """Instructions while they are put together."""
 
-    def __init__(self, program: LocalProgram) -> None:
-        self.program, self.values = program, program.values
+    def __init__(self, program: LocalProgram, rules: FusionRules) -> None:
+        self.program, self.values, self.rules = program, program.values, rules
         count = len(self.values)
         self.users: list[list[int]] = [[] for _ in range(count)]
         for v, value in enumerate(self.values):
             for u in dict.fromkeys(value.inputs):
                 self.users[u].append(v)
-        self.has_buffer, self.is_repeated = buffers_of(program, self.users)
+        self.has_buffer, self.is_repeated = buffers_of(program, self.users, rules)
         self.root = list(range(count))
         # Buffers that a value without one is computed from.
         self.sources: list[tuple[int, ...]] = [()] * count
         # Buffers of values that it computes again.
         self.repeated_in: list[tuple[int, ...]] = [()] * count
         self.position: dict[int, int] = {}
+        # Instructions by what they read.
+        self.siblings: dict[frozenset[int], int] = {}
         self.value: list[int] = []
         self.defines: list[tuple[int, ...]] = []
         self.may_reuse: list[tuple[int, ...]] = []
@@ -177,10 +225,27 @@ class _Fusion:
             if shared is not None:
                 self.root[v] = shared
                 continue
+            sibling = self.sibling(v)
+            if sibling is not None:
+                self.position[v] = sibling
+                self.defines[sibling] = (*self.defines[sibling], v)
+                continue
             self.position[v] = len(self.value)
             self.value.append(v)
             self.defines.append(() if v in self.program.loops else (v,))
             self.may_reuse.append(self.reusable(v))
+
+    def sibling(self, v: int) -> int | None:
+        """Return the instruction that makes another value as long from the same buffers, if any."""
+        value = self.values[v]
+        is_alone = value.kind not in _FUSED or v in self.program.aliases
+        if not self.rules.by_traffic or is_alone or not self.sources[v]:
+            return None
+        key = frozenset(self.sources[v])
+        found = self.siblings.setdefault(key, len(self.value))
+        if found == len(self.value):
+            return None
+        return found if self.values[self.value[found]].num_bytes == value.num_bytes else None
 
     def read(self, v: int, value: LocalValue) -> None:
         """Find the buffers from which a value is computed."""

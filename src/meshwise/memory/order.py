@@ -1,0 +1,218 @@
+"""The order in which XLA runs the instructions of a program.
+
+Source: XLA hlo_memory_scheduler.cc (DFSMemoryScheduler, PostOrderScheduler, ListScheduler).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from meshwise.memory.local_program import Instructions, LocalValue
+
+_Rank = tuple[int, int, int]
+
+# XLA caps the number of further readers by that of its instructions; it has constants and parts of
+# tuples that are no values here.  Fitted to 89 programs (docs/measurements/fidelity.md).
+_INSTRUCTIONS_PER_VALUE = 1.5
+
+
+class _Step(NamedTuple):
+    """What ranks depend on.
+
+    Attributes:
+        operands: Instructions whose buffers it reads.
+        num_readers: Instructions that read its buffers.
+        num_bytes: Bytes of its buffers.
+        num_paths: Over how many paths it reaches each operand.
+    """
+
+    operands: Sequence[int]
+    num_readers: int
+    num_bytes: int
+    num_paths: int
+
+
+class _Dependences(NamedTuple):
+    """What must run before what.
+
+    Attributes:
+        operands: For each instruction those whose buffers it reads.
+        before: Those, and others that must run before it.
+        results: Instructions whose buffers leave the program.
+    """
+
+    operands: list[list[int]]
+    before: list[list[int]]
+    results: list[int]
+
+
+def _dependences(program: Instructions) -> _Dependences:
+    maker = {b: i for i, step in enumerate(program.steps) for b in step.defines}
+    operands = [
+        [j for j in dict.fromkeys(maker[b] for b in step.reads if b in maker) if j != i]
+        for i, step in enumerate(program.steps)
+    ]
+    before = [
+        [j for j in dict.fromkeys((*reads, *step.after)) if j != i]
+        for i, (reads, step) in enumerate(zip(operands, program.steps, strict=True))
+    ]
+    results = list(dict.fromkeys(maker[b] for b in program.results if b in maker))
+    return _Dependences(operands, before, results)
+
+
+def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:
+    """Return positions of the instructions as XLA's depth-first scheduler runs them.
+
+    It walks from the results; of the operands of an instruction it visits first the one below
+    which values have most further readers, then the one with most bytes below it.  What is below
+    is summed over operands, so shared values count often.
+
+    Args:
+        program: The instructions.
+        values: The values of the program.
+    """
+    graph = _dependences(program)
+    operands, before, results = graph.operands, graph.before, graph.results
+    num_readers = [0] * len(program.steps)
+    for reads in (*operands, results):
+        for j in reads:
+            num_readers[j] += 1
+    own = [sum(values[b].num_bytes for b in step.defines) for step in program.steps]
+    num_paths = [values[step.value].num_paths for step in program.steps]
+    most_readers = int(_INSTRUCTIONS_PER_VALUE * program.num_values)
+    first = _post_order(results, operands)
+    rank = _ranks(
+        [_Step(*parts) for parts in zip(operands, num_readers, own, num_paths, strict=True)],
+        first,
+        most_readers,
+    )
+    return _post_order(sorted(results, key=rank.__getitem__), before, rank)
+
+
+def _ranks(steps: Sequence[_Step], order: Sequence[int], most_readers: int) -> list[_Rank]:
+    """Return ranks: first what has most further readers below, then most bytes below.
+
+    Readers are capped by a number, bytes by all that was made up to here, so deep down the age of
+    instructions decides: XLA made fusions last, from the results backwards.
+    """
+    extra, total = [0] * len(steps), [0] * len(steps)
+    all_bytes = 0
+    for i in order:
+        step = steps[i]
+        all_bytes += step.num_bytes
+        readers = step.num_paths * sum(extra[j] for j in step.operands)
+        below = step.num_paths * sum(total[j] for j in step.operands)
+        extra[i] = min(max(step.num_readers - 1, 0) + readers, most_readers)
+        total[i] = min(step.num_bytes + below, all_bytes)
+    return [(-extra[i], -total[i], -i) for i in range(len(steps))]
+
+
+def _post_order(
+    results: Sequence[int], before: Sequence[Sequence[int]], rank: Sequence[_Rank] | None = None
+) -> list[int]:
+    """Return a walk depth first from each result: operands as they stand, or lowest rank first."""
+    done, is_open = [False] * len(before), [False] * len(before)
+    order: list[int] = []
+    for end in (*results, *range(len(before))):
+        stack = [end]
+        while stack:
+            i = stack[-1]
+            if done[i]:
+                stack.pop()
+                continue
+            is_open[i] = True
+            # What is open already waits for this one: the two could only take turns by a copy.
+            waiting = [j for j in before[i] if not done[j] and not is_open[j]]
+            if not waiting:
+                done[i] = True
+                order.append(i)
+                stack.pop()
+            elif rank is None:
+                stack.extend(reversed(waiting))
+            else:
+                stack.extend(sorted(waiting, key=rank.__getitem__, reverse=True))
+    return order
+
+
+def post_order(program: Instructions) -> list[int]:
+    """Return positions of the instructions as XLA's post-order scheduler runs them.
+
+    It walks depth first from the results, operands as they stand.
+
+    Args:
+        program: The instructions.
+    """
+    graph = _dependences(program)
+    return _post_order(graph.results, graph.before)
+
+
+def list_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:
+    """Return positions of the instructions as XLA's list scheduler runs them.
+
+    Of what could run next it takes what makes least bytes more than it frees, then what most
+    others read.
+
+    Args:
+        program: The instructions.
+        values: The values of the program.
+    """
+    return _ListSchedule(program, values).order()
+
+
+class _ListSchedule:
+    """Instructions while they are put in order; a rank is old once a buffer has one reader left."""
+
+    def __init__(self, program: Instructions, values: Sequence[LocalValue]) -> None:
+        before = _dependences(program).before
+        counted = {b for s in program.steps for b in s.defines} - program.over_input
+        self.size = {b: values[b].num_bytes for b in counted}
+        self.reads = [[b for b in dict.fromkeys(s.reads) if b in counted] for s in program.steps]
+        self.readers: dict[int, list[int]] = {b: [] for b in counted}
+        for i, reads in enumerate(self.reads):
+            for b in reads:
+                self.readers[b].append(i)
+        results = frozenset(program.results)
+        self.num_left = {b: len(found) + (b in results) for b, found in self.readers.items()}
+        self.made = [sum(self.size.get(b, 0) for b in s.defines) for s in program.steps]
+        self.num_readers = [
+            sum(len(self.readers.get(b, ())) for b in step.defines) for step in program.steps
+        ]
+        self.num_before = [len(found) for found in before]
+        self.after: list[list[int]] = [[] for _ in before]
+        for i, found in enumerate(before):
+            for j in found:
+                self.after[j].append(i)
+
+    def rank(self, i: int) -> _Rank:
+        """Return what is least for what runs next."""
+        freed = sum(self.size[b] for b in self.reads[i] if self.num_left[b] == 1)
+        return self.made[i] - freed, -self.num_readers[i], i
+
+    def order(self) -> list[int]:
+        """Return positions of all instructions."""
+        ready = [self.rank(i) for i, count in enumerate(self.num_before) if not count]
+        heapq.heapify(ready)
+        found: list[int] = []
+        while ready:
+            rank = heapq.heappop(ready)
+            i = rank[-1]
+            # Negative once it has run.
+            if self.num_before[i] or self.rank(i) != rank:
+                continue
+            self.num_before[i] = -1
+            found.append(i)
+            for j in self.freed_by(i):
+                heapq.heappush(ready, self.rank(j))
+        return found
+
+    def freed_by(self, i: int) -> Iterator[int]:
+        """Yield what can run from now on, and what would free more than before."""
+        for j in self.after[i]:
+            self.num_before[j] -= 1
+        last = [b for b in self.reads[i] if self.num_left[b] == 2]
+        for b in self.reads[i]:
+            self.num_left[b] -= 1
+        yield from (j for j in self.after[i] if not self.num_before[j])
+        yield from (j for b in last for j in self.readers[b] if not self.num_before[j])
