@@ -216,13 +216,13 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"memory_bytes": 36 * 1024}, "there is a pipeline with twice the hosts"),
+        ({"memory_bytes": 34 * 1024}, "there is a pipeline with twice the hosts"),
         (
             {"memory_bytes": 55 * 1024, "num_stages": 3},
             "with .*32 micro-batches or with a number of stages of its own choice",
         ),
         (
-            {"memory_bytes": 47 * 1024, "schedules": (GPIPE,)},
+            {"memory_bytes": 44 * 1024, "schedules": (GPIPE,)},
             "with .*schedule 1f1b or with twice",
         ),
     ],
