@@ -86,7 +86,7 @@ def all_costs(layer: ConditionedLayer) -> np.ndarray:
     return layer.bound_s
 
 
-@pytest.mark.parametrize("shape", [(4,), pytest.param((2, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", few([(4,), (2, 2)], [(2, 2)]))
 def test_composed_costs_are_those_of_the_cheapest_states(model: Layering, shape: Any) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
     runs = compose(conditioned(model, mesh))
