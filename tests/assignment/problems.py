@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -135,13 +135,29 @@ def proved(problem: Problem) -> Solution:
 
 
 def optimum(instance: Instance) -> int | None:
-    """Least cost within the limit by trying every choice; None if there is none."""
-    sizes = np.diff(instance.first_choice)
-    best: int | None = None
-    for choice in itertools.product(*(range(k) for k in sizes)):
-        found = evaluate(instance, choice)
-        if found.cost is None or (instance.limit is not None and found.peak > instance.limit):
-            continue
-        if best is None or found.cost < best:
-            best = found.cost
-    return best
+    """Least cost within the limit by trying every choice, all at once; None if there is none."""
+    sizes: list[int] = np.diff(instance.first_choice).tolist()
+    # One column for each choice.
+    every = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
+    taken = every + instance.first_choice[:-1, None]
+    parts = list(instance.costs[taken])
+    for (u, v), first in zip(instance.edges.tolist(), instance.first_entry, strict=False):
+        parts.append(instance.edge_costs[first + every[u] * sizes[v] + every[v]])
+    is_known = np.ones(every.shape[1], bool)
+    cost = np.zeros(every.shape[1], np.int64)
+    for part in parts:
+        is_known &= part < INFINITE_COST
+        cost += np.where(part < INFINITE_COST, part, 0)
+    # Else 64 bits may not hold a sum.
+    assert sum(int(p.max(initial=0, where=p < INFINITE_COST)) for p in parts) < 2**63
+    if instance.limit is not None:
+        used, (begin, end) = instance.usages[taken], instance.intervals.T
+        for time in begin:
+            is_known &= used[(begin <= time) & (time < end)].sum(axis=0) <= instance.limit
+    if not is_known.any():
+        return None
+    best = int(np.flatnonzero(is_known)[cost[is_known].argmin()])
+    found = evaluate(instance, every[:, best].tolist())
+    assert found.cost == cost[best]
+    assert instance.limit is None or found.peak <= instance.limit
+    return found.cost

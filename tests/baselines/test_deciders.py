@@ -6,6 +6,7 @@ Source: docs/facts.md section 6 (figures 7 and 8).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from evaluation.baselines.deciders import DECIDERS
@@ -23,16 +24,21 @@ GIB = 2**30
 MICROBATCHED = ("Megatron-LM", "inter-op only")
 
 
-def results(layers, names, **changes):
-    asked = options(layers, **changes)
-    return {n: DECIDERS[n](layers, HOST, asked, lambda _: None) for n in names}
+def results(layers, names, whole, **changes):
+    """What deciders find; those in `whole` may recompute activations."""
+    asked = options(layers, remats=("none", "full"), **changes)
+    plain = replace(asked, remats=("none",))
+    return {
+        n: DECIDERS[n](layers, HOST, asked if n in whole else plain, lambda _: None) for n in names
+    }
 
 
 @pytest.fixture(scope="module")
 def gpt():
     layers = gpt_layers(64, num_layers=2, hidden=4096, num_heads=32, seq_len=1024, dtype="float16")
     names = set(DECIDERS) - {"DeepSpeed", "Alpa"}
-    return results(layers, names, num_microbatches=(8,), memory_bytes=5 * GIB)
+    whole = ("data parallel",)
+    return results(layers, names, whole, num_microbatches=(8,), memory_bytes=5 * GIB)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +55,8 @@ def moe():
         dtype="float16",
     )
     names = ("DeepSpeed", "data parallel", "ZeRO-3", "intra-op only", "inter-op only")
-    return results(layers, names, num_microbatches=(4,), memory_bytes=4 * GIB)
+    whole = ("data parallel",)
+    return results(layers, names, whole, num_microbatches=(4,), memory_bytes=4 * GIB)
 
 
 def test_data_parallel_does_not_fit_where_others_do(gpt):
@@ -110,6 +117,7 @@ def test_the_search_is_never_above_a_baseline(sizes):
     layers = perceptron_layers(*sizes)
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     asked = options(layers, num_microbatches=(4,), use_all_devices=False, prices=(0.0,))
+    asked = replace(asked, remats=("none", "full"))
     found, _ = search(layers, cluster, asked)
     for name, decide in DECIDERS.items():
         result = decide(layers, cluster, asked, lambda _: None)
@@ -137,7 +145,7 @@ def test_a_rule_chooses_among_plans_not_among_bounds():
 def test_alpas_mode_is_priced_like_the_others():
     layers = perceptron_layers(1024, 256, 1024)
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
-    asked = options(layers, num_microbatches=(4,))
+    asked = options(layers, num_microbatches=(4,), remats=("none",))
     result = DECIDERS["Alpa"](layers, cluster, asked, lambda _: None)
     free = DECIDERS["intra-op only"](layers, cluster, asked, lambda _: None)
     assert result.fits
@@ -150,7 +158,7 @@ def test_alpas_mode_is_priced_like_the_others():
 
 def test_equal_inputs_give_equal_results():
     layers = perceptron_layers(256, 64, 256)
-    asked = options(layers, num_microbatches=(2, 4))
+    asked = options(layers, num_microbatches=(2, 4), remats=("none",))
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     one, two = (megatron_lm(layers, cluster, asked) for _ in range(2))
     assert one == two
@@ -160,7 +168,7 @@ def test_micro_batches_smaller_than_a_group_of_experts_are_passed_over():
     # Groups of 64 tokens are two rows of 32: four micro-batches of one row have none.
     layers = moe_layers(4, num_layers=2, seq_len=32, group_size=64)
     cluster = mw.Cluster.virtual("1x p3.2xlarge")
-    asked = options(layers)
+    asked = options(layers, remats=("none",))
     found = [DECIDERS[n](layers, cluster, asked, lambda _: None) for n in MICROBATCHED]
     ours, _ = search(layers, cluster, asked)
     assert ours.tried[4] == math.inf

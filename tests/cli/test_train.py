@@ -23,6 +23,8 @@ from meshwise.train.options import TrainOptions
 # The package attribute of that name is the command, not its module.
 train_module = importlib.import_module("meshwise.cli.train")
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -90,13 +91,17 @@ def brute_force(problem, num_stages=None):
     """
     best = (math.inf, ())
 
+    @functools.cache
+    def that_end(last, behind):
+        return list(_stages_that_end(problem, last, behind))
+
     def visit(last, behind, stages, fill):
         """Layers up to `last` are open, and the devices before `behind`."""
         nonlocal best
         if fill >= best[0]:
             return
         if last >= 0:
-            for stage, shown in _stages_that_end(problem, last, behind):
+            for stage, shown in that_end(last, behind):
                 visit(stage.first_layer - 1, stage.first_device, [stage, *stages], fill + shown)
             return
         is_wanted = num_stages in (None, len(stages))

@@ -25,7 +25,7 @@ from oracle.problem import quick_jit
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
 CLUSTER = mw.Cluster.virtual("2x p3.8xlarge")
-SIZES = {"num_layers": 2, "seq_len": 8, "dtype": "float64", "param_dtype": "float64"}
+SIZES = {"num_layers": 1, "seq_len": 8, "dtype": "float64", "param_dtype": "float64"}
 
 
 def trained(step: Any, args: Any, **options: Any) -> tuple[Any, Any, Any]:
@@ -49,7 +49,7 @@ def evaluate_gpt(state: Any, batch: Any) -> Any:
 @cache
 def gpt_programs() -> tuple[mw.ParallelStep, mw.ParallelStep]:
     """A step in two stages and the evaluation that follows it, which tests share."""
-    step, _ = gpt_step(CLIPPED)
+    step, _ = gpt_step(CLIPPED, num_layers=1)
     staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
     return staged, mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
 
@@ -64,7 +64,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     staged, evaluation = gpt_programs()
-    _, (state, batch) = gpt_step(CLIPPED)
+    _, (state, batch) = gpt_step(CLIPPED, num_layers=1)
     state, *_ = staged(state, batch)
     plan = evaluation.plan(state, batch)
     assert plan.schedule == INFERENCE.name
@@ -102,7 +102,7 @@ def test_parameters_stay_where_training_left_them(monkeypatch: pytest.MonkeyPatc
     from meshwise.runtime.pipeline.tile_copier import TileCopier
 
     staged, evaluation = gpt_programs()
-    _, (state, batch) = gpt_step(CLIPPED)
+    _, (state, batch) = gpt_step(CLIPPED, num_layers=1)
     state, *_ = staged(state, batch)
     evaluation(state, batch)
     ids = set(map(id, jax.tree.leaves(state[0])))
@@ -144,7 +144,7 @@ def test_a_parameter_of_two_stages_is_sent_and_a_skip_passes_by() -> None:
 def test_stacks_of_layers_stay_on_their_stages() -> None:
     step, args = scanned_gpt()
     staged, state, batch = trained(step, args)
-    config = gpt_config("tiny", **SIZES, scan_layers=True)
+    config = gpt_config("tiny", **{**SIZES, "num_layers": 2}, scan_layers=True)
 
     def evaluate(params: Any, batch: Any) -> Any:
         return mean_cross_entropy(Gpt(config).apply({"params": params}, batch["x"]), batch["y"])
@@ -161,7 +161,7 @@ def test_stacks_of_layers_stay_on_their_stages() -> None:
 
 @pytest.mark.slow
 def test_a_plan_from_a_file_is_followed() -> None:
-    step, args = gpt_step(CLIPPED)
+    step, args = gpt_step(CLIPPED, num_layers=1)
     staged, state, batch = trained(step, args)
     read = Plan.from_json(staged.plan(*args).to_json())
     evaluation = mw.parallelize(evaluate_gpt, method=mw.Follow(read))
@@ -170,7 +170,7 @@ def test_a_plan_from_a_file_is_followed() -> None:
 
 
 def test_what_cannot_be_followed_is_refused() -> None:
-    step, (state, batch) = gpt_step(CLIPPED)
+    step, (state, batch) = gpt_step(CLIPPED, num_layers=1)
     unplanned = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER)
     with pytest.raises(PlanError, match="has no plan yet"):
         mw.parallelize(evaluate_gpt, method=mw.Follow(unplanned)).plan(state, batch)

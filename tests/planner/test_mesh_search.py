@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -14,6 +15,7 @@ import optax
 import pytest
 
 import meshwise as mw
+from doubles.few import few
 from meshwise.baselines import search
 from meshwise.errors import InfeasibleError
 from meshwise.intra.limit import judged
@@ -102,6 +104,12 @@ def _plan(program: Any, method: Any = None, memory_bytes: int | None = None) -> 
     return wrapped.plan(*specs)
 
 
+@functools.cache
+def _free(name: str) -> Any:
+    """The plan of a program without a limit, which tests share."""
+    return _plan(PROGRAMS[name]())
+
+
 def _needed(text: str) -> int:
     """The bytes that an error names."""
     found = re.search(r"smallest plan found peaks at [^(]*\((\d+) bytes\)", text)
@@ -111,8 +119,7 @@ def _needed(text: str) -> int:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_view_has_a_better_plan(name: str) -> None:
-    program = PROGRAMS[name]()
-    best = _plan(program)
+    program, best = PROGRAMS[name](), _free(name)
     alone = [_plan(program, mw.IntraOp(shape)) for shape in VIEWS]
     assert best.step_time_s <= min(plan.step_time_s for plan in alone)
     assert best.status == "optimal"
@@ -125,7 +132,7 @@ def test_no_view_has_a_better_plan(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_view_has_a_better_plan_that_fits(name: str) -> None:
     program = PROGRAMS[name]()
-    limit = int(0.9 * _plan(program).peak_bytes)
+    limit = int(0.9 * _free(name).peak_bytes)
     try:
         best = _plan(program, memory_bytes=limit)
     except InfeasibleError as error:
@@ -156,8 +163,7 @@ def test_the_gap_is_that_of_the_least_bound_of_all_meshes(monkeypatch: Any) -> N
         free = dataclasses.replace(made.free, bound=made.free.bound / 2)
         return dataclasses.replace(made, free=free)
 
-    program = _perceptron()
-    honest = _plan(program)
+    program, honest = _perceptron(), _free("perceptron")
     monkeypatch.setattr(search.MeshPlace, "prepared", prepared)
     plan = _plan(program)
     assert plan.step_time_s == honest.step_time_s
@@ -165,12 +171,12 @@ def test_the_gap_is_that_of_the_least_bound_of_all_meshes(monkeypatch: Any) -> N
     assert 0.3 < plan.gap < 0.6
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", few(PROGRAMS, ["perceptron", "convolutions"]))
 def test_what_an_error_names_is_enough(name: str) -> None:
     program = PROGRAMS[name]()
     least = min(_plan(program, method).peak_bytes for method in (mw.Zero3(), mw.Heuristic()))
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(program[1:]))
-    limit = max(_plan(program).peak_bytes // 3, arguments // CLUSTER.num_devices + 1)
+    limit = max(_free(name).peak_bytes // 3, arguments // CLUSTER.num_devices + 1)
     with pytest.raises(InfeasibleError, match="no plan .* into") as error:
         _plan(program, memory_bytes=limit)
     needed = _needed(str(error.value))
@@ -180,8 +186,8 @@ def test_what_an_error_names_is_enough(name: str) -> None:
 
 
 def test_what_an_error_names_does_not_depend_on_the_limit() -> None:
-    program = _attention()
-    peak = _plan(program).peak_bytes
+    program = _convolutions()
+    peak = _free("convolutions").peak_bytes
     named: set[int] = set()
     for part in (0.3, 0.4):
         with pytest.raises(InfeasibleError) as error:

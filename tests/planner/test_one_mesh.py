@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import jax
@@ -123,9 +124,14 @@ def test_nothing_of_a_gpt_runs_quietly_whole(scan_layers, shape, b):
     assert "bytes run whole on every device" in " ".join(plan.explain().split())
 
 
+@cache
+def _tiny_gpt() -> Problem:
+    return gpt_problem(Case(form="scan", dropout=True))
+
+
 def test_a_gpt_too_small_to_split_says_so():
     """Where latency is all, running whole is best; that is no secret."""
-    problem = gpt_problem(Case(form="scan", dropout=True))
+    problem = _tiny_gpt()
     plan = parallel_step(problem, mw.IntraOp((8,))).plan(problem.state, *problem.calls[0])
     assert plan.replicated.bytes_share > 0.05
     (text,) = plan.warnings
@@ -148,7 +154,7 @@ def test_work_without_a_rule_is_named():
 
 
 def test_one_device_is_a_mesh_too():
-    problem = gpt_problem(Case(form="scan", optimizer="sgd"))
+    problem = _tiny_gpt()
     plan = mw.parallelize(problem.step, cluster=cpu_cluster(1)).plan(
         problem.state, *problem.calls[0]
     )

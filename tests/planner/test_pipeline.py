@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import meshwise as mw
 from doubles.golden_plans import P3, SIGNATURE, golden_plan, gpt_pipeline
+from doubles.perceptron import perceptron
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
@@ -70,18 +71,19 @@ def test_the_simulation_agrees_with_the_formula(two_stages: tuple[Plan, Timeline
 
 
 def test_micro_batches_that_would_cut_a_group_of_tokens_are_passed_over() -> None:
-    config = model_config("moe-tiny", group_size=64)  # two rows of 32 tokens
+    config = model_config("moe-tiny", group_size=64, num_layers=2)  # two rows of 32 tokens
     step, state, batch = model_step(config, 4).abstract
     layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, 1)
-    request = PipelineRequest(cluster=CLUSTER, remats=("none",), num_stages=1)
+    cluster = mw.Cluster.virtual("1x p3.2xlarge")
+    request = PipelineRequest(cluster=cluster, remats=("none",), num_stages=1)
     told: list[str] = []
     options = search_options(layers, flop, request)
-    plan = planned_layers(layers, CLUSTER, options, told.append).plan
+    plan = planned_layers(layers, cluster, options, told.append).plan
     assert plan.num_microbatches <= 2
     assert any(text.startswith("B=4: the step does not separate") for text in told)
     asked = dataclasses.replace(request, num_microbatches=(4,))
     with pytest.raises(TraceError, match="does not separate"):
-        planned_layers(layers, CLUSTER, search_options(layers, flop, asked))
+        planned_layers(layers, cluster, search_options(layers, flop, asked))
 
 
 def test_more_freedom_is_never_slower(two_stages: tuple[Plan, Timeline]) -> None:
@@ -115,7 +117,15 @@ def test_tight_memory_is_kept_or_refused(two_stages: tuple[Plan, Timeline]) -> N
 
 def test_hosts_that_differ() -> None:
     mixed = mw.Cluster.virtual("1x p3.8xlarge + 1x p4d.24xlarge")
-    plan, _ = planned(cluster=mixed, num_layers=2, remats=("none",), use_all_devices=False)
+    step, state, batch = perceptron((1024,) * 3, 4096)
+    request = PipelineRequest(
+        cluster=mixed,
+        num_layers=2,
+        num_microbatches=(4,),
+        remats=("none",),
+        use_all_devices=False,
+    )
+    plan = plan_pipeline(step, (state, batch), {}, SIGNATURE, request).plan
     used = [
         d for s in plan.stages for d in range(s.first_device, s.first_device + s.mesh.num_devices)
     ]

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 import meshwise as mw
 from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.intra.options import IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
+from meshwise.planner import schedule_choice
 from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_request import PipelineRequest
@@ -147,6 +150,20 @@ def property_settings(examples: int) -> settings:
     )
 
 
+@pytest.fixture
+def shared_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are planned once for all cases of a model, as for all schedules of one call."""
+    shared = functools.cache(lambda layers: VariantCosts(layers, IntraOptions()))
+
+    def costs(layers: Layering, intra: IntraOptions, times: None) -> VariantCosts:
+        assert intra == IntraOptions()
+        assert times is None
+        return shared(layers)
+
+    monkeypatch.setattr(schedule_choice, "VariantCosts", costs)
+
+
+@pytest.mark.usefixtures("shared_costs")
 @property_settings(60)
 @given(cases(("equal", "few rows"), (PAIR,), (None, 2), ((2, 4), (4,), (8,))))
 def test_pipelines_fit_or_are_refused(case: Case) -> None:

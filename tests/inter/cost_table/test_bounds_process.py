@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from inter.layer_cost.test_run_costs import layers_of_model
+from inter.layer_cost.test_run_costs import layers_of_perceptron
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table import bounds_process
 from meshwise.inter.cost_table.bounds_process import BoundsProcess
@@ -23,7 +23,7 @@ ASKS = [BoundsKey(MESH, remat, count) for count in (2, 4) for remat in ("none", 
 
 @pytest.fixture(scope="module")
 def layers() -> Any:
-    found = layers_of_model("gpt-tiny", 8, 2, num_layers=2)
+    found = layers_of_perceptron(2)
     # One layer for each process.
     assert len(set(found.classes)) == 2
     return found

@@ -7,6 +7,7 @@ program, and at most 1 % above, also where the direct program has far more time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,9 +42,10 @@ MODELS = (
 SHARES = (0.999, 0.75, 0.25)
 
 
+@functools.cache
 def networks(
     name: str, rows: int, b: int, shape: Any, count: int | None = 3, **changes: Any
-) -> list[LayerNetwork]:
+) -> tuple[LayerNetwork, ...]:
     """The layers of a model on a mesh."""
     step, state, batch = model_step(model_config(name, **changes), rows).abstract
     layers = layers_of(step, (state, batch), {}, SIGNATURE, count, statistics="local")[0]
@@ -51,7 +53,7 @@ def networks(
     known = {
         c: layer_network(layers.graph(c, c, b), mesh, IntraOptions()) for c in set(layers.classes)
     }
-    return [known[c] for c in layers.classes]
+    return tuple(known[c] for c in layers.classes)
 
 
 def composed(layers: Sequence[LayerNetwork]) -> float:

@@ -11,6 +11,8 @@ import pytest
 from evaluation.baselines.built_stages import build_stages
 
 import meshwise as mw
+from doubles.few import few
+from doubles.perceptron import perceptron
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.layer_network import layer_network
@@ -57,9 +59,23 @@ def conditioned(
     return [known[c] for c in layers.classes]
 
 
+def layers_of_perceptron(count: int) -> Layering:
+    """Layers of two products each."""
+    step, state, batch = perceptron((256, 1024) * count + (256,), 512)
+    return layers_of(step, (state, batch), {}, SIGNATURE, count)[0]
+
+
 @pytest.fixture(scope="module")
 def gpt() -> Layering:
     return layers_of_model("gpt-tiny", 8, 3, num_layers=3, dtype="float16")
+
+
+@pytest.fixture(scope="module", params=["perceptron", pytest.param("gpt", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest) -> Layering:
+    """Three layers."""
+    if request.param == "gpt":
+        return request.getfixturevalue("gpt")
+    return layers_of_perceptron(3)
 
 
 def all_costs(layer: ConditionedLayer) -> np.ndarray:
@@ -70,11 +86,11 @@ def all_costs(layer: ConditionedLayer) -> np.ndarray:
     return layer.bound_s
 
 
-@pytest.mark.parametrize("shape", [(4,), pytest.param((2, 2), marks=pytest.mark.slow)])
-def test_composed_costs_are_those_of_the_cheapest_states(gpt: Layering, shape: Any) -> None:
+@pytest.mark.parametrize("shape", few([(4,), (2, 2)], [(2, 2)]))
+def test_composed_costs_are_those_of_the_cheapest_states(model: Layering, shape: Any) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
-    runs = compose(conditioned(gpt, mesh))
-    layers = conditioned(gpt, mesh)
+    runs = compose(conditioned(model, mesh))
+    layers = conditioned(model, mesh)
     matrices = [all_costs(layer) for layer in layers]
     for first in range(len(matrices)):
         total = matrices[first] + B * layers[first].layer.arriving_s[:, None]
@@ -91,9 +107,9 @@ def test_composed_costs_are_those_of_the_cheapest_states(gpt: Layering, shape: A
     assert (runs.gather_s[1, 1] <= arriving_s.max() + layers[1].layer.returning_s.max()).all()
 
 
-def test_no_bound_is_above_the_cost(gpt: Layering) -> None:
+def test_no_bound_is_above_the_cost(model: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
-    for layer in conditioned(gpt, mesh):
+    for layer in conditioned(model, mesh):
         at_first = layer.bound_s.copy()
         for a, b in np.ndindex(at_first.shape):
             layer.sharpen(a, b)
@@ -110,7 +126,7 @@ def untied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwise.intra.plan_graph._TIE_NODES", 10**9)
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+@pytest.mark.parametrize("shape", few([(4,), (2, 2)], [(2, 2)]))
 @pytest.mark.usefixtures("untied")
 def test_one_layer_costs_what_its_own_plan_costs(gpt: Layering, shape: Any) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
@@ -125,19 +141,19 @@ def test_one_layer_costs_what_its_own_plan_costs(gpt: Layering, shape: Any) -> N
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 @pytest.mark.usefixtures("untied")
-def test_a_run_costs_about_what_its_plan_as_a_whole_costs(gpt: Layering, shape: Any) -> None:
+def test_a_run_costs_about_what_its_plan_as_a_whole_costs(model: Layering, shape: Any) -> None:
     # As a whole, clusters of operators reach over the cuts, which ties choices that are free
     # here, and sums may stay partial there.
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh(shape)
-    costs = compose(conditioned(gpt, mesh, alone=True)).cost_s
-    direct = plan_graph(gpt.graph(0, 2, B).graph, mesh, IntraOptions())
+    costs = compose(conditioned(model, mesh, alone=True)).cost_s
+    direct = plan_graph(model.graph(0, 2, B).graph, mesh, IntraOptions())
     assert 0.9 * direct.objective_s <= costs[0, 2] <= 1.03 * direct.objective_s
 
 
-def test_costs_are_seconds_and_bytes_at_their_price(gpt: Layering) -> None:
+def test_costs_are_seconds_and_bytes_at_their_price(model: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
     price = 1e-9
-    layers = conditioned(gpt, mesh, price)
+    layers = conditioned(model, mesh, price)
     runs = compose(layers)
     for k, layer in enumerate(layers):
         plan = entries(layers, k, cheapest_states(layers, k, k))[0]
@@ -146,15 +162,15 @@ def test_costs_are_seconds_and_bytes_at_their_price(gpt: Layering) -> None:
         assert plan.cost_s <= (plan.loop_s + plan.once_s + price * held) * (1 + 1e-9)
         assert plan.cost_s > plan.loop_s + plan.once_s
         assert layer.layer.piece.num_microbatches == B
-    free = compose(conditioned(gpt, mesh))
+    free = compose(conditioned(model, mesh))
     assert runs.resident_bytes[0, 2] < free.resident_bytes[0, 2]
     assert runs.loop_s[0, 2] + runs.once_s[0, 2] >= free.loop_s[0, 2] + free.once_s[0, 2] - 1e-12
 
 
 @pytest.mark.parametrize("price", [0.0, 1e-9, 1e-5])
-def test_held_bytes_are_those_of_the_plan(gpt: Layering, price: float) -> None:
+def test_held_bytes_are_those_of_the_plan(model: Layering, price: float) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
-    for layer in conditioned(gpt, mesh, price):
+    for layer in conditioned(model, mesh, price):
         for a, b in np.ndindex(layer.bound_s.shape):
             entry = layer.entry(a, b)
             if entry is None:
@@ -172,9 +188,9 @@ def test_held_bytes_are_those_of_the_plan(gpt: Layering, price: float) -> None:
             assert passing == pytest.approx(entry.memory.microbatch_bytes, rel=1e-3)
 
 
-def test_no_run_is_below_its_bound(gpt: Layering) -> None:
+def test_no_run_is_below_its_bound(model: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
-    costs = VariantCosts(gpt, IntraOptions())
+    costs = VariantCosts(model, IntraOptions())
     runs = costs.runs(Variant(mesh=mesh, remat="none", price=BytePrice()), 4)
     own = costs.bounds(mesh, "none", 4)
     assert runs is not None
@@ -193,12 +209,12 @@ def test_no_run_is_below_its_bound(gpt: Layering) -> None:
     assert (bounds.loop_s[some] > 0.25 * busy_s[some]).all()
 
 
-def table_of(gpt: Layering, report: Any) -> LazyTable:
+def table_of(model: Layering, report: Any) -> LazyTable:
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     options = SearchOptions(batch_size=8, step_flop=1e9, prices=(1e-3,))
     kinds, submeshes = submeshes_of(cluster, every=False, memory_bytes=None)
     ways = [variants_of(kind, options, 1e-3) for kind in kinds]
-    costs = VariantCosts(gpt, options.intra)
+    costs = VariantCosts(model, options.intra)
     return LazyTable(costs, submeshes, ways, 4, bounds_of=2, report=report)
 
 
@@ -211,10 +227,10 @@ def planned(told: list[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(gpt: Layering) -> tuple[LazyTable, int]:
+def whole(model: Layering) -> tuple[LazyTable, int]:
     """A table with everything planned, and how often layers were planned for it."""
     told: list[str] = []
-    table = table_of(gpt, told.append)
+    table = table_of(model, told.append)
     exists = np.isfinite(table.costs().microbatch_s)
     stages = [
         StageSpan(first_layer=i, last_layer=j, submesh=m, variant=v, first_device=0)
@@ -228,11 +244,11 @@ def whole(gpt: Layering) -> tuple[LazyTable, int]:
 # Nothing is worth it but what the best stages use; or much is.
 @pytest.mark.parametrize("at_most_s", [0.0, np.inf])
 def test_a_table_of_bounds_finds_what_a_whole_table_finds(
-    gpt: Layering, whole: tuple[LazyTable, int], at_most_s: float
+    model: Layering, whole: tuple[LazyTable, int], at_most_s: float
 ) -> None:
     best = build_stages(problem_of(whole[0]))
     told: list[str] = []
-    lazy = table_of(gpt, told.append)
+    lazy = table_of(model, told.append)
     found = build_stages(problem_of(lazy))
     while lazy.plan(found.stages, 4, at_most_s):
         assert found.total_s <= best.total_s * (1 + 1e-9)
@@ -243,9 +259,9 @@ def test_a_table_of_bounds_finds_what_a_whole_table_finds(
 
 
 def test_no_stage_is_below_its_bound_of_less_work(
-    gpt: Layering, whole: tuple[LazyTable, int]
+    model: Layering, whole: tuple[LazyTable, int]
 ) -> None:
-    bounds = table_of(gpt, lambda _: None).costs()
+    bounds = table_of(model, lambda _: None).costs()
     costs = whole[0].costs()
     exists = np.isfinite(costs.microbatch_s)
     assert exists.any(axis=(0, 1)).sum() > 4
@@ -256,23 +272,23 @@ def test_no_stage_is_below_its_bound_of_less_work(
         assert (bound[exists] <= known[exists] * (1 + 1e-6)).all(), name
 
 
-def test_some_runs_cost_what_they_cost_among_all(gpt: Layering) -> None:
+def test_some_runs_cost_what_they_cost_among_all(model: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
     wanted = np.zeros((3, 3), np.bool_)
     wanted[0, 1] = wanted[2, 2] = True
-    some = compose(conditioned(gpt, mesh), wanted)
-    every = compose(conditioned(gpt, mesh))
+    some = compose(conditioned(model, mesh), wanted)
+    every = compose(conditioned(model, mesh))
     assert (np.isfinite(some.cost_s) >= wanted).all()
     assert not np.isfinite(some.cost_s[0, 2])
     known = np.isfinite(some.cost_s)
     assert some.cost_s[known] == pytest.approx(every.cost_s[known], rel=1e-9)
 
 
-def test_rematerialisation_holds_less_and_takes_longer(gpt: Layering) -> None:
+def test_rematerialisation_holds_less_and_takes_longer(model: Layering) -> None:
     mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
     found = {}
     for remat in ("none", "full"):
-        network = layer_network(gpt.graph(1, 1, B, remat), mesh, IntraOptions())
+        network = layer_network(model.graph(1, 1, B, remat), mesh, IntraOptions())
         layer = ConditionedLayer(network, BytePrice())
         state = int(np.argmin(np.diagonal(layer.bound_s)))
         entry = layer.entry(state, state)

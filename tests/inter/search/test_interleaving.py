@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import meshwise as mw
 from doubles.in_flight import in_flight
-from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host
+from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host, unet_step
+from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.best_cuts import best_cuts
@@ -82,12 +83,18 @@ def test_what_a_mesh_holds_is_the_most_of_any_time(n: int, v: int, rounds: int, 
         assert sum(count * sizes[k] for k, count in held.items()) == most
 
 
-def step(**options: Any) -> tuple[Any, Any]:
-    made, args = gpt_step(CLIPPED)
+def step(made_of: Any = unet_step, **options: Any) -> tuple[Any, Any]:
+    made, args = made_of()
     method = mw.Auto(stages=options.pop("stages", 4), schedule=NAME)
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
     options = {"num_microbatches": 4} | options
     return mw.parallelize(made, method=method, cluster=cluster, **options), args
+
+
+def shapes_step() -> tuple[Any, Any]:
+    """Four layers that are only planned, with activations of some size."""
+    made, state, batch = perceptron((256,) * 5, 64)
+    return made, (state, batch)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +116,9 @@ def test_meshes_take_turns(plan: Plan) -> None:
     assert "0, 2" in text
 
 
-def test_what_is_predicted_is_what_is_simulated(plan: Plan) -> None:
+def test_what_is_predicted_is_what_is_simulated() -> None:
+    parallel, args = step(shapes_step)
+    plan = parallel.plan(*args)
     simulation = simulate_plan(plan)
     assert simulation.timeline.step_time_s == plan.simulated_s == plan.step_time_s
     # Predicted are what a mesh holds most and the most that one stage uses, together.
@@ -138,7 +147,7 @@ def test_a_file_keeps_it_and_an_edited_one_is_refused(plan: Plan) -> None:
 
 
 def test_nothing_that_is_left_out_promises_more() -> None:
-    made, state, batch = model_step(model_config("gpt-1.3b", num_layers=4), 64).abstract
+    made, state, batch = perceptron((1024,) * 9, 64)
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     layers, flop = layers_of(made, (state, batch), {}, signature, 4)
     cluster, schedule = mw.Cluster.virtual("2x p3.2xlarge"), Interleaved(chunks=2)
@@ -176,21 +185,20 @@ def test_what_cannot_be_interleaved_is_refused(options: dict[str, Any], message:
         parallel.plan(*args)
 
 
-@pytest.mark.usefixtures("x64")
 def test_too_little_memory_is_told() -> None:
-    parallel, args = step(memory_bytes=500_000)
-    with pytest.raises(InfeasibleError, match="no interleaved pipeline fits.*of 488 KiB") as caught:
+    parallel, args = step(shapes_step, memory_bytes=1_250_000)
+    with pytest.raises(InfeasibleError, match="no interleaved pipeline fits.*of 1.19") as caught:
         parallel.plan(*args)
     # With the memory that it names there is one.
     enough = int(re.findall(r"memory_bytes=(\d+)", str(caught.value))[0])
-    parallel, args = step(memory_bytes=enough)
+    parallel, args = step(shapes_step, memory_bytes=enough)
     assert parallel.plan(*args).peak_bytes <= enough
 
 
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_its_file_trains_as_on_one_device(plan: Plan) -> None:
-    made, args = gpt_step(CLIPPED)
-    expected = [host(x) for x in jax.tree.leaves(jax.jit(made)(*args))]
+    made, args = unet_step()
+    expected = [host(x) for x in jax.tree.leaves(quick_jit(made)(*args))]
     kept = Plan.from_json(plan.to_json())
     replayed = mw.parallelize(made, method=mw.Replay(kept), num_microbatches=4)
     assert_equal([host(x) for x in jax.tree.leaves(replayed(*args))], expected)
@@ -200,7 +208,7 @@ def test_its_file_trains_as_on_one_device(plan: Plan) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_steps", "x64")
 def test_it_trains_as_on_one_device() -> None:
-    parallel, args = step()
+    parallel, args = step(lambda: gpt_step(CLIPPED))
     expected = [host(x) for x in jax.tree.leaves(quick_jit(gpt_step(CLIPPED)[0])(*args))]
     assert_equal([host(x) for x in jax.tree.leaves(parallel(*args))], expected)
 

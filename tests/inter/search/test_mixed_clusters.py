@@ -14,6 +14,7 @@ import pytest
 from benchmarks.mixed_clusters import on_real_devices
 from evaluation.baselines.built_stages import build_stages
 
+from doubles.few import few_or_all
 from meshwise.cluster.spec import Cluster
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
@@ -132,9 +133,10 @@ def test_twenty_clusters_have_two_kinds_of_devices_and_two_speeds_of_nics():
         assert len({host.nics_bytes_per_s for host in hosts}) == 2, path
 
 
-@pytest.fixture(scope="module")
-def seconds():
-    return {path.stem: compared(Cluster.from_file(path)) for path in FILES}
+@pytest.fixture(scope="module", params=few_or_all(4, 20))
+def seconds(request):
+    files = FILES[:: len(FILES) // request.param]
+    return {path.stem: compared(Cluster.from_file(path)) for path in files}
 
 
 def test_never_worse_than_treating_all_devices_as_the_slowest(seconds):
@@ -143,9 +145,9 @@ def test_never_worse_than_treating_all_devices_as_the_slowest(seconds):
         assert ours <= promised * (1 + 1e-9), name
 
 
-def test_fifteen_are_ten_percent_better(seconds):
+def test_three_of_four_are_ten_percent_better(seconds):
     gains = {name: 1 - ours / real for name, (ours, real, _) in seconds.items()}
-    assert sum(gain >= 0.1 for gain in gains.values()) >= 15, gains
+    assert sum(gain >= 0.1 for gain in gains.values()) >= 0.75 * len(gains), gains
 
 
 @pytest.mark.parametrize("num_stages", [None, 2])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
+from doubles.perceptron import perceptron
 from meshwise.assignment.search.within_row import Within
 from meshwise.errors import InfeasibleError
 from meshwise.inter.layer_cost.joint_run import JointRun
@@ -30,7 +31,6 @@ from meshwise.trace.step import StepSignature
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 B = 8
-MEMORY_BYTES = 1_400_000
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,20 @@ def gpt():
     return layers_of(step, (state, batch), {}, SIGNATURE, 3)
 
 
+@pytest.fixture(scope="module", params=["perceptron", pytest.param("gpt", marks=pytest.mark.slow)])
+def bound(request):
+    """Three layers, their FLOP, and memory in which they fit only if their plans differ."""
+    if request.param == "gpt":
+        return *request.getfixturevalue("gpt"), 1_400_000
+    step, state, batch = perceptron((256, 64, 256, 64), 32)
+    return *layers_of(step, (state, batch), {}, SIGNATURE, 3), 550_000
+
+
 @pytest.fixture(scope="module")
-def tight(gpt):
+def tight(bound):
     """What the search finds where nothing fits at one price, and little is held at the other."""
-    layers, flop = gpt
-    return search(layers, CLUSTER, options(flop, MEMORY_BYTES))
+    layers, flop, memory_bytes = bound
+    return search(layers, CLUSTER, options(flop, memory_bytes))
 
 
 def options(flop: float, memory_bytes: int) -> SearchOptions:
@@ -59,8 +68,8 @@ def options(flop: float, memory_bytes: int) -> SearchOptions:
     )
 
 
-def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) -> None:
-    (layers, flop), (found, costs) = gpt, tight
+def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight) -> None:
+    (layers, flop, memory_bytes), (found, costs) = bound, tight
     told: list[str] = []
     better = replanned(found, costs, told.append)
     assert told[0] == "layers 0 to 2 within the memory of their stage"
@@ -68,7 +77,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     (stage,) = better.plan.stages
     plan = stage_plan(better, costs, stage)
     assert better.replanned == {stage: plan}
-    assert plan.memory.peak_bytes(1.0) <= MEMORY_BYTES
+    assert plan.memory.peak_bytes(1.0) <= memory_bytes
     assert better.plan.time == step_time(better.problem, better.plan.stages)
     assert better.plan.bound_s <= better.plan.total_s
     decisions = stage_decisions(better, costs)[0]
@@ -78,7 +87,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(gpt, tight) 
     written, timeline = finished(
         layers, CLUSTER, better, costs, batch_size=32, step_flop=flop, cuts=layers.ranges
     )
-    assert max(timeline.peak_bytes) <= MEMORY_BYTES
+    assert max(timeline.peak_bytes) <= memory_bytes
     assert written.step_time_s == better.plan.total_s
     assert Plan.from_json(written.to_json()) == written
 
@@ -138,14 +147,14 @@ def test_planned_again_is_planned_the_same_and_leaves_nothing_to_gain(
     assert held <= memory_bytes
 
 
-def test_what_fits_at_no_usual_price_is_found(gpt) -> None:
-    layers, flop = gpt
-    asked = replace(options(flop, MEMORY_BYTES), prices=PRICES)
+def test_what_fits_at_no_usual_price_is_found(bound) -> None:
+    layers, flop, memory_bytes = bound
+    asked = replace(options(flop, memory_bytes), prices=PRICES)
     with pytest.raises(InfeasibleError):
         search(layers, CLUSTER, asked)
     told: list[str] = []
     found = planned_layers(layers, CLUSTER, asked, told.append)
     plan, timeline = found.plan, found.timeline
     assert any("as little as they can" in text for text in told)
-    assert max(timeline.peak_bytes) <= MEMORY_BYTES
+    assert max(timeline.peak_bytes) <= memory_bytes
     assert plan.num_microbatches == B
