@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import NamedLayers, finished
@@ -70,7 +70,7 @@ def mixed_clusters(quick: bool) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for path in sorted(CLUSTERS.glob("*.toml")):
         if not quick or path.stem in QUICK:
-            result[path.stem] = _compared(Cluster.from_file(path), layers, costs, options)
+            result[path.stem] = _compared(ClusterSpec.from_file(path), layers, costs, options)
     gains = [row["real_simulated_s"] / row["ours_simulated_s"] for row in result.values()]
     result["summary"] = {
         "clusters": len(gains),
@@ -83,7 +83,7 @@ def mixed_clusters(quick: bool) -> dict[str, Any]:
 
 
 def _compared(
-    cluster: Cluster, layers: NamedLayers, costs: VariantCosts, options: SearchOptions
+    cluster: ClusterSpec, layers: NamedLayers, costs: VariantCosts, options: SearchOptions
 ) -> dict[str, Any]:
     start = time.process_time()
     whole = {"batch_size": options.batch_size, "step_flop": options.step_flop}
@@ -109,7 +109,7 @@ def _compared(
 
 
 def on_real_devices(
-    naive: FoundPipeline, slowest: Cluster, cluster: Cluster, costs: VariantCosts
+    naive: FoundPipeline, slowest: ClusterSpec, cluster: ClusterSpec, costs: VariantCosts
 ) -> FoundPipeline:
     """A plan for equal hosts put on the hosts that are there, in their order.
 
@@ -173,7 +173,7 @@ def on_real_devices(
     )
 
 
-def _places(naive: FoundPipeline, slowest: Cluster, cluster: Cluster) -> list[Place]:
+def _places(naive: FoundPipeline, slowest: ClusterSpec, cluster: ClusterSpec) -> list[Place]:
     """Where the stages of a plan for equal hosts lie."""
     size = slowest.devices_per_host
     shapes = [naive.kinds[s.submesh].shape for s in naive.plan.stages]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from meshwise.cluster.host import HostSpec
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 
 
-def with_rate(cluster: Cluster, dtype: str, flop_per_s: float, why: str) -> Cluster:
+def with_rate(cluster: ClusterSpec, dtype: str, flop_per_s: float, why: str) -> ClusterSpec:
     """Return the cluster, with another reached rate of dense products of one dtype.
 
     Args:
@@ -28,7 +28,7 @@ def with_rate(cluster: Cluster, dtype: str, flop_per_s: float, why: str) -> Clus
     return dataclasses.replace(cluster, groups=groups)
 
 
-def first_devices(cluster: Cluster, count: int) -> Cluster:
+def first_devices(cluster: ClusterSpec, count: int) -> ClusterSpec:
     """Some devices of one host, alone.
 
     Args:
@@ -39,4 +39,4 @@ def first_devices(cluster: Cluster, count: int) -> Cluster:
     num_nics = max(group.host.num_nics * count // group.host.num_devices, 1)
     host = dataclasses.replace(group.host, num_devices=count, num_nics=num_nics)
     groups = (dataclasses.replace(group, count=1, host=host),)
-    return Cluster(name=f"{count} of the devices of a {group.host.name}", groups=groups)
+    return ClusterSpec(name=f"{count} of the devices of a {group.host.name}", groups=groups)

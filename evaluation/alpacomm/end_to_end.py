@@ -15,7 +15,7 @@ from evaluation.transfers.host_tasks import HostedMesh, host_tasks
 from evaluation.transfers.strategies import BROADCAST, hops
 from evaluation.transfers.ways import GATHERED, SEND_RECV, SIGNAL
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.layout import Layout
 from meshwise.resharding.between import gather_s
 from meshwise.schedules.eager_one_f_one_b import EAGER
@@ -73,7 +73,7 @@ def run_way(planned: PlannedStages, way: Way) -> Timeline:
     Raises:
         ValueError: two stages share a host.
     """
-    cluster = Cluster.virtual(planned.cluster)
+    cluster = ClusterSpec.virtual(planned.cluster)
     stages = planned.stages
     chunks = [replace(s.chunk, forward_gather_s=0.0, backward_gather_s=0.0) for s in stages]
     boundaries: list[StageBoundary] = []
@@ -107,7 +107,7 @@ def run_way(planned: PlannedStages, way: Way) -> Timeline:
 
 def _flows(
     planned: PlannedStages,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     strategy: str,
     ends: Sequence[tuple[Stage, Layout]],
     num_bytes: int,
@@ -148,7 +148,7 @@ def _hosted(stage: Stage) -> HostedMesh:
     return HostedMesh(sizes=stage.mesh, hosts=tuple(h for h in hosts for _ in range(devices)))
 
 
-def _mesh(cluster: Cluster, stage: Stage) -> LogicalMesh:
+def _mesh(cluster: ClusterSpec, stage: Stage) -> LogicalMesh:
     return cluster.submesh(stage.first_host, stage.submesh[0]).kind.mesh(stage.mesh)
 
 

@@ -19,7 +19,7 @@ from evaluation.alpacomm.settings import SETTINGS
 from evaluation.alpacomm.stages import PlannedStages
 from evaluation.paper.plots import save_picture
 from evaluation.paper.tables import markdown
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, seconds_text
@@ -139,7 +139,7 @@ def _ratio(runs: Runs, planned: PlannedStages, one: str, other: str) -> str:
 def _step(runs: Runs, planned: PlannedStages, way: str) -> str:
     found = runs[planned.setting, way]
     peak = max(found.peak_bytes)
-    memory = Cluster.virtual(planned.cluster).host_at(0).device.memory_bytes
+    memory = ClusterSpec.virtual(planned.cluster).host_at(0).device.memory_bytes
     text = bytes_text(peak)
     return f"{seconds_text(found.step_time_s)} ({f'**{text}**' if peak > memory else text})"
 

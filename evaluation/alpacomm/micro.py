@@ -18,7 +18,7 @@ from evaluation.transfers.cross_mesh import (
 )
 from evaluation.transfers.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
 from evaluation.transfers.ways import GATHERED
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.simulate.actions import HostLinks
 from meshwise.simulate.flows import host_links
 
@@ -81,7 +81,7 @@ def run_case(case: Case) -> CaseResult:
 
 def _hosts(case: Case) -> list[HostLinks]:
     """Hosts as published: ten gigabits a second between them, links as in the catalog."""
-    (links,) = host_links(Cluster.virtual(f"1x {HOST}"))
+    (links,) = host_links(ClusterSpec.virtual(f"1x {HOST}"))
     published = HostLinks(nic_bytes_per_s=NIC_BYTES_PER_S, link_bytes_per_s=links.link_bytes_per_s)
     return [published] * (case.source[0] + case.destination[0])
 

@@ -20,7 +20,7 @@ from evaluation.baselines.result import Refused
 from evaluation.paper.settings import FLOAT16_FLOP_PER_S
 from evaluation.rates import with_rate
 from evaluation.steps import HALF, layers_of_model
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -115,7 +115,7 @@ def planned_stages(setting: EndToEnd, report: Report = lambda _: None) -> Planne
         InfeasibleError: no plan fits.
     """
     cluster = with_rate(
-        Cluster.virtual(setting.cluster_text),
+        ClusterSpec.virtual(setting.cluster_text),
         "float16",
         FLOAT16_FLOP_PER_S,
         "Megatron-LM on one V100",
@@ -150,7 +150,7 @@ def planned_stages(setting: EndToEnd, report: Report = lambda _: None) -> Planne
 
 
 def _searched(
-    layers: Layering, cluster: Cluster, options: SearchOptions, report: Report
+    layers: Layering, cluster: ClusterSpec, options: SearchOptions, report: Report
 ) -> tuple[Stage, ...]:
     costs = VariantCosts(layers, options.intra)
     found, _ = search(layers, cluster, options, report, costs)
@@ -183,7 +183,7 @@ def _searched(
 
 
 def _megatron(
-    setting: EndToEnd, layers: Layering, cluster: Cluster, options: SearchOptions
+    setting: EndToEnd, layers: Layering, cluster: ClusterSpec, options: SearchOptions
 ) -> tuple[Stage, ...]:
     """Between its stages rows are split over dp and whole on each device of tp."""
     assert setting.grid is not None

@@ -17,7 +17,7 @@ from evaluation.baselines.result import Candidate, Refused
 from evaluation.baselines.simulated import simulate
 from evaluation.rates import first_devices, with_rate
 from evaluation.steps import HALF, layers_of_model
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.sizes.gpt_sizes import gpt_config
@@ -80,13 +80,13 @@ def alpa_layers() -> tuple[Layering, float]:
 
 def megatron_run(layers: Layering, step_flop: float, flop_per_s: float) -> Simulated:
     """Megatron-LM's step on one V100."""
-    cluster = first_devices(Cluster.virtual(HOST), 1)
+    cluster = first_devices(ClusterSpec.virtual(HOST), 1)
     return _run(layers, step_flop, flop_per_s, cluster, _MEGATRON_POINT)
 
 
 def alpa_run(layers: Layering, step_flop: float, flop_per_s: float) -> Simulated:
     """The published run: (dp, op, pp) = (2, 2, 2), 4 micro-batches, everything recomputed."""
-    return _run(layers, step_flop, flop_per_s, Cluster.virtual(HOST), _ALPA_POINT)
+    return _run(layers, step_flop, flop_per_s, ClusterSpec.virtual(HOST), _ALPA_POINT)
 
 
 def rate_of_products(layers: Layering, step_flop: float) -> float:
@@ -109,7 +109,11 @@ def _step_s(layers: Layering, step_flop: float, flop_per_s: float) -> float:
 
 
 def _run(
-    layers: Layering, step_flop: float, flop_per_s: float, cluster: Cluster, point: MegatronPoint
+    layers: Layering,
+    step_flop: float,
+    flop_per_s: float,
+    cluster: ClusterSpec,
+    point: MegatronPoint,
 ) -> Simulated:
     cluster = with_rate(cluster, "float16", flop_per_s, "Megatron-LM on one V100")
     options = SearchOptions(
@@ -132,7 +136,7 @@ def _run(
     )
 
 
-def _timeline(found: Candidate | Refused, cluster: Cluster) -> Timeline:
+def _timeline(found: Candidate | Refused, cluster: ClusterSpec) -> Timeline:
     if isinstance(found, Refused):
         raise InfeasibleError(f"{found.label}: {found.why}")
     return simulate(found.pipeline, cluster)

@@ -12,13 +12,15 @@ from evaluation.baselines.one_stage import HEURISTIC, OneStage, expert_meshes
 from evaluation.baselines.restricted_stages import one_device_a_stage
 from evaluation.baselines.result import BaselineResult
 from evaluation.baselines.stage_search import StageSearch
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageProblem
 
-Decider = Callable[[LayerSource, Cluster, SearchOptions, Callable[[str], object]], BaselineResult]
+Decider = Callable[
+    [LayerSource, ClusterSpec, SearchOptions, Callable[[str], object]], BaselineResult
+]
 
 
 def _alpa_stages(problem: StageProblem) -> StagePlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
@@ -21,7 +21,7 @@ def memory_of(kind: SubmeshKind, options: SearchOptions) -> float:
     return options.memory_bytes or kind.device.memory_bytes
 
 
-def whole(cluster: Cluster) -> SubmeshKind:
+def whole(cluster: ClusterSpec) -> SubmeshKind:
     """Return the whole cluster as one mesh.
 
     Raises:
@@ -33,7 +33,7 @@ def whole(cluster: Cluster) -> SubmeshKind:
 
 
 def variants(
-    kind: SubmeshKind, meshes: Sequence[LogicalMesh], cluster: Cluster, options: SearchOptions
+    kind: SubmeshKind, meshes: Sequence[LogicalMesh], cluster: ClusterSpec, options: SearchOptions
 ) -> tuple[Variant, ...]:
     """Return every memory option on every logical mesh."""
     rate = max(r for _, r in kind.device.flop_per_s)

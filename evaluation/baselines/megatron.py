@@ -15,7 +15,7 @@ from evaluation.baselines.megatron_grid import (
     stage_kind,
 )
 from evaluation.baselines.result import BaselineResult, Candidate, Refused, best_of
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions
@@ -25,7 +25,7 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 
 def megatron_lm(
     source: LayerSource,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     *,
@@ -65,7 +65,7 @@ def megatron_lm(
     return best_of("Megatron-LM", tried(), cluster, memory_of(_part(cluster, 1), options))
 
 
-def _part(cluster: Cluster, stages: int) -> SubmeshKind:
+def _part(cluster: ClusterSpec, stages: int) -> SubmeshKind:
     kind = stage_kind(cluster, stages)
     assert kind is not None
     return kind
@@ -74,7 +74,7 @@ def _part(cluster: Cluster, stages: int) -> SubmeshKind:
 def megatron_candidate(
     point: MegatronPoint,
     source: LayerSource,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     costs: MethodCosts,
 ) -> Candidate | Refused:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from evaluation.baselines.block_layers import Body
 from evaluation.baselines.result import Refused
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.clustering.operator_clustering import Ranges
 
@@ -48,7 +48,7 @@ class MegatronPoint:
 
 
 def megatron_grid(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     num_blocks: int,
     batch_size: int,
     microbatch_counts: Sequence[int],
@@ -104,7 +104,7 @@ def megatron_grid(
     return points, refused
 
 
-def stage_kind(cluster: Cluster, stages: int) -> SubmeshKind | None:
+def stage_kind(cluster: ClusterSpec, stages: int) -> SubmeshKind | None:
     """Return the equal part of the cluster that each stage gets; None if there is none.
 
     Raises:

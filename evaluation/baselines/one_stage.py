@@ -11,7 +11,7 @@ from evaluation.baselines.layer_costs import MethodCosts, seconds_of
 from evaluation.baselines.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.baselines.methods import plan_baseline
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
@@ -43,7 +43,7 @@ class OneStage:
     def __call__(
         self,
         source: LayerSource,
-        cluster: Cluster,
+        cluster: ClusterSpec,
         options: SearchOptions,
         report: Callable[[str], object] = lambda _: None,
     ) -> BaselineResult:

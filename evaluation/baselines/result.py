@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evaluation.baselines.simulated import SimulatedPipeline, simulate
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.stage import Remat
 
 
@@ -110,7 +110,7 @@ class BaselineResult:
 
 
 def best_of(
-    name: str, found: Iterable[Candidate | Refused], cluster: Cluster, memory_bytes: float
+    name: str, found: Iterable[Candidate | Refused], cluster: ClusterSpec, memory_bytes: float
 ) -> BaselineResult:
     """Return the candidate with the least simulated time among those that fit as simulated.
 

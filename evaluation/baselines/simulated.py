@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.stages.placement import place_stages
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
@@ -32,7 +32,7 @@ class SimulatedPipeline:
     schedule: PipelineSchedule
 
 
-def simulate(pipeline: SimulatedPipeline, cluster: Cluster) -> Timeline:
+def simulate(pipeline: SimulatedPipeline, cluster: ClusterSpec) -> Timeline:
     """One step on a cluster of equal hosts.
 
     Raises:
@@ -52,7 +52,7 @@ def simulate(pipeline: SimulatedPipeline, cluster: Cluster) -> Timeline:
     )
 
 
-def _hosts_of(meshes: Sequence[SubmeshKind], cluster: Cluster) -> list[range]:
+def _hosts_of(meshes: Sequence[SubmeshKind], cluster: ClusterSpec) -> list[range]:
     """Return the hosts of each mesh."""
     if len(meshes) == 1:
         return [range(meshes[0].num_hosts)]

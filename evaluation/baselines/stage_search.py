@@ -16,7 +16,7 @@ from evaluation.baselines.result import (
     best_of,
 )
 from evaluation.baselines.simulated import SimulatedPipeline
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.variant import Variant
@@ -51,7 +51,7 @@ class StageSearch:
     def __call__(
         self,
         source: LayerSource,
-        cluster: Cluster,
+        cluster: ClusterSpec,
         options: SearchOptions,
         report: Callable[[str], object] = lambda _: None,
     ) -> BaselineResult:

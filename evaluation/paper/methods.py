@@ -15,7 +15,7 @@ from evaluation.baselines.result import BaselineResult
 from evaluation.paper.ablations import equal_layer, equal_operator
 from evaluation.paper.result import Answer, StageRow
 from evaluation.paper.ways import seconds_by_way
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import finished
@@ -47,7 +47,7 @@ class Work:
     """
 
     layers: Layering
-    cluster: Cluster
+    cluster: ClusterSpec
     options: SearchOptions
     costs: VariantCosts
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from evaluation.rates import first_devices, with_rate
 from evaluation.steps import BFLOAT16, HALF
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.named import model_config
 from meshwise.models.steps import Config
 from meshwise.units import TERA
@@ -55,13 +55,13 @@ class Setting:
         return model_config(self.model, **{**half, **dict(self.changes)})
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterSpec:
         """Where it runs."""
-        one = Cluster.virtual(f"1x {self.host}")
+        one = ClusterSpec.virtual(f"1x {self.host}")
         if self.num_devices < one.num_devices:
             found = first_devices(one, self.num_devices)
         else:
-            found = Cluster.virtual(f"{self.num_devices // one.num_devices}x {self.host}")
+            found = ClusterSpec.virtual(f"{self.num_devices // one.num_devices}x {self.host}")
         if self.host != HOST:
             return found
         return with_rate(found, "float16", FLOAT16_FLOP_PER_S, "Megatron-LM on one V100")

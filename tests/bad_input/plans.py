@@ -13,18 +13,18 @@ from bad_input.case import STATE, Case, X, plan, step
 from doubles.golden_plans import golden_plan
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.description.cluster_file import cluster_fields
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError
 
 
-def described(**changed: Any) -> Cluster:
+def described(**changed: Any) -> ClusterSpec:
     """A cluster of a description in which some numbers of the device are changed."""
     device = {"name": "card", "memory_bytes": 2**34, "memory_bytes_per_s": 7e11, "source": "test"}
     rates = {"flop_per_s": {"float32": 8e12}}
     link = {"latency_s": 3e-6, "bytes_per_s": 1e11} | changed.pop("link", {})
     host = {"num_devices": 4, "link": link, "nic": link, "device": device | rates | changed}
     name, groups = cluster_fields({"num_hosts": 2, "host": host}, "our.toml")
-    return Cluster(name=name, groups=groups)
+    return ClusterSpec(name=name, groups=groups)
 
 
 def edited(**changed: Any) -> mw.Plan:

@@ -15,7 +15,7 @@ from doubles.layered_steps import SIGNATURE, Step
 from meshwise.calibrate.layer_times import Measure
 from meshwise.calibrate.timed_program import Exported, Measurable
 from meshwise.calibrate.workers import Workers
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
@@ -46,7 +46,7 @@ def case() -> tuple[Step, tuple[Any, ...]]:
 def planned(case: Any, measure: bool | Measure, hosts: int = 2) -> PlannedPipeline:
     step, args = case
     request = PipelineRequest(
-        cluster=Cluster.virtual(f"{hosts}x p3.2xlarge"),
+        cluster=ClusterSpec.virtual(f"{hosts}x p3.2xlarge"),
         num_layers=4,
         num_microbatches=(2,),
         num_stages=min(hosts, 2),

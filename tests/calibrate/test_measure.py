@@ -16,7 +16,7 @@ from meshwise.calibrate.clock import Repetition, seconds_a_turn
 from meshwise.calibrate.measure import QUICK_SIZES, calibrate, group_sizes
 from meshwise.cluster.collectives import COLLECTIVES
 from meshwise.cluster.description.profile import read_profile
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 from meshwise.runtime.hlo.collectives import hlo_collectives
 
@@ -118,7 +118,7 @@ def test_a_profile_of_two_devices(tmp_path, reports: list[tuple[int, int, str]])
     numbers = [device.memory_bytes_per_s, profile.host.link.bytes_per_s, device.rate("float32")]
     assert all(0 < number < math.inf for number in numbers)
     assert "measured by meshwise calibrate" in device.source
-    assert Cluster.from_profile(path).mesh((2,)).num_devices == 2
+    assert ClusterSpec.from_profile(path).mesh((2,)).num_devices == 2
     # Each measurement was told, with how many there are.
     assert [done for done, _, _ in reports] == list(range(1, len(reports) + 1))
     assert {total for _, total, _ in reports} == {len(reports)} == {3 + 1 + 5 * 2}

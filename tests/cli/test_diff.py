@@ -14,7 +14,7 @@ import meshwise as mw
 from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.plan import Plan
 from meshwise.units import GIB
 
@@ -109,7 +109,7 @@ def test_other_numbers_of_stages(tmp_path: Path) -> None:
 def test_the_same_name_of_another_cluster(tmp_path: Path) -> None:
     group = FOUR.cluster.groups[0]
     fast = dataclasses.replace(group.host, nic=dataclasses.replace(group.host.nic, latency_s=0.0))
-    cluster = Cluster(name=FOUR.cluster.name, groups=(dataclasses.replace(group, host=fast),))
+    cluster = ClusterSpec(name=FOUR.cluster.name, groups=(dataclasses.replace(group, host=fast),))
     found = rows(tmp_path, FOUR, dataclasses.replace(FOUR, cluster=cluster))
     assert found["Planned"]["cluster"]["b"] == "other hosts, links or memory"
 

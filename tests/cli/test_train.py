@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.simulate.trace import chrome_trace
 from meshwise.train.options import TrainOptions
@@ -130,7 +130,7 @@ def test_a_cluster_by_name_or_file_reaches_the_planner(
     args = [*small_run(tmp_path), "--fresh", "--cluster"]
     assert CliRunner().invoke(main, [*args, str(path)]).exit_code == 0
     assert CliRunner().invoke(main, [*args, "dgx-a100"]).exit_code == 0
-    assert [options.cluster for options in options_seen] == [Cluster.virtual("dgx-a100")] * 2
+    assert [options.cluster for options in options_seen] == [ClusterSpec.virtual("dgx-a100")] * 2
     refused = CliRunner().invoke(main, [*args, "dgx-a99"])
     assert refused.exit_code == 2
     assert "no host 'dgx-a99' in the catalog" in refused.stderr

@@ -18,7 +18,7 @@ from meshwise.cluster.description.profile import (
     Profile,
     read_profile,
 )
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 
 LAB = """
@@ -176,7 +176,7 @@ def error_of(make: Callable[[], object]) -> str:
 
 
 def test_the_description_that_the_cases_change_is_right(tmp_path: Path):
-    cluster = Cluster.from_file(written(tmp_path, LAB))
+    cluster = ClusterSpec.from_file(written(tmp_path, LAB))
     assert (cluster.num_devices, cluster.nic.bytes_per_s) == (8, 2.5e9)
     assert cluster.device.dense_s(1.5e9, "float32") == pytest.approx(1.5e-3)
 
@@ -187,7 +187,7 @@ def test_the_description_that_the_cases_change_is_right(tmp_path: Path):
 def test_a_wrong_value_is_refused(tmp_path: Path, old: str, new: str, told: str):
     assert LAB.count(old) >= 1
     path = written(tmp_path, LAB.replace(old, new, 1))
-    error = error_of(lambda: Cluster.from_file(path))
+    error = error_of(lambda: ClusterSpec.from_file(path))
     assert told in error
     assert error.startswith(f"cluster file {path}")
 
@@ -197,12 +197,12 @@ def test_a_wrong_value_is_refused(tmp_path: Path, old: str, new: str, told: str)
 )
 def test_a_wrong_description_is_refused(tmp_path: Path, text: str, told: str):
     path = written(tmp_path, text)
-    assert told in error_of(lambda: Cluster.from_file(path))
+    assert told in error_of(lambda: ClusterSpec.from_file(path))
 
 
 def test_what_is_no_file_of_text_is_refused(tmp_path: Path):
     def told(path: Path) -> str:
-        return error_of(lambda: Cluster.from_file(path))
+        return error_of(lambda: ClusterSpec.from_file(path))
 
     assert "it is a folder; name a file in it" in told(tmp_path)
     assert "No such file" in told(tmp_path / "none.toml")
@@ -233,7 +233,7 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path):
 )
 def test_a_text_that_names_no_cluster_is_refused(text: str, told: str):
     with pytest.raises(ClusterError, match=told):
-        Cluster.named(text)
+        ClusterSpec.named(text)
 
 
 # -- right descriptions -------------------------------------------------------------------------
@@ -263,7 +263,7 @@ source = "test"
 
 
 def test_groups_with_their_own_nics(tmp_path: Path):
-    cluster = Cluster.from_file(written(tmp_path, GROUPS))
+    cluster = ClusterSpec.from_file(written(tmp_path, GROUPS))
     assert [(g.count, g.host.name) for g in cluster.groups] == [
         (2, "p3.16xlarge"), (3, "p3.16xlarge with 1 x 1.25 GB/s NIC"), (1, "box"),
     ]  # fmt: skip
@@ -277,7 +277,7 @@ def test_groups_with_their_own_nics(tmp_path: Path):
 
 def test_equal_groups_join(tmp_path: Path):
     text = '[[hosts]]\ncount = 2\nhost = "h200"\n' * 2
-    assert Cluster.from_file(written(tmp_path, text)) == Cluster.virtual("4x h200")
+    assert ClusterSpec.from_file(written(tmp_path, text)) == ClusterSpec.virtual("4x h200")
 
 
 # -- profiles -----------------------------------------------------------------------------------
@@ -312,18 +312,18 @@ def edited(folder: Path, **changes: Any) -> Path:
 def test_a_profile_reads_back_equal(tmp_path: Path):
     path = written(tmp_path, profile().to_json(), "profile.json")
     assert read_profile(path) == profile()
-    cluster = Cluster.from_profile(path)
+    cluster = ClusterSpec.from_profile(path)
     assert cluster.host == profile().host
-    assert Cluster.named(str(path)) == cluster
+    assert ClusterSpec.named(str(path)) == cluster
     assert profile().matmul[0].flop == 2 * 128**3
 
 
 def test_a_description_names_a_profile_beside_it(tmp_path: Path):
     written(tmp_path, profile().to_json(), "p.json")
-    one = Cluster.from_file(written(tmp_path, 'profile = "p.json"'))
+    one = ClusterSpec.from_file(written(tmp_path, 'profile = "p.json"'))
     assert one.groups[0].host == profile().host
     text = '[[hosts]]\ncount = 3\nprofile = "p.json"\nnum_nics = 2\n[[hosts]]\nprofile = "p.json"'
-    cluster = Cluster.from_file(written(tmp_path, text))
+    cluster = ClusterSpec.from_file(written(tmp_path, text))
     assert [(g.count, g.host.num_nics) for g in cluster.groups] == [(3, 2), (1, 1)]
 
 
@@ -374,7 +374,7 @@ def test_a_wrong_profile_is_refused(tmp_path: Path, changes: dict[str, Any], tol
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str | bytes, told: str):
     path = written(tmp_path, text, "profile.json")
     with pytest.raises(ClusterError, match=told):
-        Cluster.from_profile(path)
+        ClusterSpec.from_profile(path)
 
 
 def test_there_are_at_least_thirty_kinds():

@@ -6,7 +6,7 @@ import pytest
 
 from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.host import HostSpec
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 
 GIB = 2**30
@@ -66,7 +66,7 @@ def test_numbers_are_plausible_and_have_a_source(host: HostSpec):
     ],
 )
 def test_slices_have_googles_names(text: str, hosts: int, per_host: int, device: str):
-    cluster = Cluster.virtual(text)
+    cluster = ClusterSpec.virtual(text)
     assert (cluster.num_hosts, cluster.devices_per_host) == (hosts, per_host)
     assert cluster.device.name == device
     # On the torus leaving a host costs what staying costs.
@@ -90,4 +90,4 @@ def test_slices_have_googles_names(text: str, hosts: int, per_host: int, device:
 )
 def test_slices_that_are_not_sold_are_refused(text: str, told: str):
     with pytest.raises(ClusterError, match=told):
-        Cluster.virtual(text)
+        ClusterSpec.virtual(text)

@@ -10,14 +10,14 @@ from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.host import HostGroup, HostSpec, Link, slowest
 from meshwise.cluster.mesh import DeviceSpec
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 
-MIXED = Cluster.virtual("2x p3.16xlarge + 3x dgx-a100")
+MIXED = ClusterSpec.virtual("2x p3.16xlarge + 3x dgx-a100")
 OLD, NEW = HOSTS["p3.16xlarge"], HOSTS["dgx-a100"]
 
 
-def with_nics(num_nics: int, nic_bytes_per_s: float) -> Cluster:
+def with_nics(num_nics: int, nic_bytes_per_s: float) -> ClusterSpec:
     """Two hosts of 8 devices whose links are not in the way."""
     host = dataclasses.replace(
         OLD,
@@ -25,7 +25,7 @@ def with_nics(num_nics: int, nic_bytes_per_s: float) -> Cluster:
         nic=Link(latency_s=1e-5, bytes_per_s=nic_bytes_per_s),
         link=Link(latency_s=1e-6, bytes_per_s=1e15),
     )
-    return Cluster(name="nics", groups=(HostGroup(count=2, host=host),))
+    return ClusterSpec(name="nics", groups=(HostGroup(count=2, host=host),))
 
 
 def test_groups_of_a_text_keep_their_order_and_neighbours_join():
@@ -34,8 +34,8 @@ def test_groups_of_a_text_keep_their_order_and_neighbours_join():
         "2x p3.16xlarge + 3x dgx-a100", 5, 40,
     )  # fmt: skip
     assert MIXED.is_mixed
-    assert Cluster.virtual("2x h200+H200") == Cluster.virtual("3x h200")
-    between = Cluster.virtual("h200 + dgx-h100 + h200")
+    assert ClusterSpec.virtual("2x h200+H200") == ClusterSpec.virtual("3x h200")
+    between = ClusterSpec.virtual("h200 + dgx-h100 + h200")
     assert between.is_mixed
     assert [between.host_at(i).name for i in range(3)] == ["h200", "dgx-h100", "h200"]
 
@@ -95,14 +95,14 @@ def test_the_slowest_cluster_has_equal_hosts():
     assert not whole.is_mixed
     assert whole.num_devices == 40
     assert whole.device == MIXED.submesh(0, 5).kind.device
-    equal = Cluster.virtual("2x h200")
+    equal = ClusterSpec.virtual("2x h200")
     assert equal.slowest() is equal
     # Hosts with more devices leave some idle.
-    assert Cluster.virtual("p3.8xlarge + p3.16xlarge").slowest().num_devices == 8
+    assert ClusterSpec.virtual("p3.8xlarge + p3.16xlarge").slowest().num_devices == 8
 
 
 def test_a_submesh_of_equal_hosts_is_priced_as_the_cluster():
-    cluster = Cluster.virtual("4x dgx-a100")
+    cluster = ClusterSpec.virtual("4x dgx-a100")
     for shape in ((2, 8), (16,), (4, 4), (2, 2, 4)):
         assert cluster.submesh(1, 2).kind.mesh(shape) == cluster.mesh(shape)
     assert cluster.submesh(3, 1, 4, 4).kind.mesh((2, 2)) == cluster.mesh((2, 2))
@@ -132,7 +132,7 @@ def test_each_device_with_its_own_nic_reaches_it():
 
 
 def test_the_papers_submeshes():
-    cluster = Cluster.virtual("2x p3.8xlarge")
+    cluster = ClusterSpec.virtual("2x p3.8xlarge")
     shapes = [kind.shape for kind in cluster.submesh_kinds()]
     assert shapes == [(1, 1), (1, 2), (1, 4), (2, 4)]
     places = cluster.submeshes()
@@ -147,7 +147,7 @@ def test_the_papers_submeshes():
 
 
 def test_a_host_that_is_no_power_of_two_has_powers_and_the_whole():
-    shapes = [kind.shape for kind in Cluster.virtual("2x gb200-nvl72").submesh_kinds()]
+    shapes = [kind.shape for kind in ClusterSpec.virtual("2x gb200-nvl72").submesh_kinds()]
     assert shapes == [(1, 2**p) for p in range(7)] + [(1, 72), (2, 72)]
 
 
@@ -164,7 +164,7 @@ def test_kinds_of_a_mixed_cluster_tell_its_hosts_apart():
 
 
 def test_device_numbers_count_host_by_host():
-    cluster = Cluster.virtual("2x p3.8xlarge + 2x p3.16xlarge")
+    cluster = ClusterSpec.virtual("2x p3.8xlarge + 2x p3.16xlarge")
     assert cluster.device_numbers(cluster.submesh(0, 1, 2, 2)) == (2, 3)
     assert cluster.device_numbers(cluster.submesh(1, 2)) == (4, 5, 6, 7, 8, 9, 10, 11)
     assert cluster.device_numbers(cluster.submesh(2, 2, 4)) == (12, 13, 14, 15, 20, 21, 22, 23)
@@ -237,7 +237,7 @@ def test_the_slowest_device_takes_the_longest_time_at_each_size():
 )
 def test_a_cluster_that_cannot_be_is_refused(groups: tuple[HostGroup, ...], told: str):
     with pytest.raises(ClusterError, match=told):
-        Cluster(name="c", groups=groups)
+        ClusterSpec(name="c", groups=groups)
 
 
 def test_equal_hosts_of_one_machine_have_one_kind():

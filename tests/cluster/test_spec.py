@@ -9,18 +9,18 @@ import pytest
 from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 
 GBIT = 1e9 / 8
 
 
 def test_virtual_cluster_takes_hosts_from_the_catalog():
-    cluster = Cluster.virtual("8x p3.16xlarge")
+    cluster = ClusterSpec.virtual("8x p3.16xlarge")
     assert (cluster.num_hosts, cluster.devices_per_host, cluster.num_devices) == (8, 8, 64)
     assert cluster.device.name == "V100-SXM2-16GB"
-    assert Cluster.virtual(" 8 x P3.16xlarge ") == cluster
-    assert Cluster.virtual("p4d.24xlarge").num_hosts == 1
+    assert ClusterSpec.virtual(" 8 x P3.16xlarge ") == cluster
+    assert ClusterSpec.virtual("p4d.24xlarge").num_hosts == 1
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_virtual_cluster_takes_hosts_from_the_catalog():
     ],
 )
 def test_every_host_of_the_catalog_can_be_planned_for(name):
-    cluster = Cluster.virtual(f"2x {name}")
+    cluster = ClusterSpec.virtual(f"2x {name}")
     host = HOSTS[name]
     assert cluster.mesh((2, host.num_devices)).num_devices == 2 * host.num_devices
     assert "assumed" in host.device.source
@@ -58,16 +58,16 @@ def test_peaks_are_those_of_the_datasheets():
 @pytest.mark.parametrize("text", ["", "8x", "x p3.16xlarge", "0x p3.16xlarge", "8 p3", "-1x h200"])
 def test_text_that_names_no_cluster_is_refused(text):
     with pytest.raises(ClusterError, match="write the number of hosts and their kind"):
-        Cluster.virtual(text)
+        ClusterSpec.virtual(text)
 
 
 def test_unknown_host_is_named_with_the_known_ones():
     with pytest.raises(ClusterError, match=r"no host 'p9.huge' in the catalog; known: p3.2xlarge"):
-        Cluster.virtual("2x p9.huge")
+        ClusterSpec.virtual("2x p9.huge")
 
 
 def test_axis_inside_a_host_uses_the_link_and_across_hosts_the_shared_nic():
-    cluster = Cluster.virtual("2x p3.16xlarge")
+    cluster = ClusterSpec.virtual("2x p3.16xlarge")
     nic, link = cluster.nic.bytes_per_s, cluster.link.bytes_per_s
     across, inside = cluster.mesh((2, 8)).axes
     assert inside.link_bytes_per_s == link
@@ -81,14 +81,14 @@ def test_axis_inside_a_host_uses_the_link_and_across_hosts_the_shared_nic():
     ("shape", "shares"), [((16,), (1,)), ((4, 4), (4, 0)), ((8, 2), (2, 0)), ((2, 2, 4), (8, 0, 0))]
 )
 def test_nic_is_shared_by_the_rings_that_leave_a_host(shape, shares):
-    cluster = Cluster.virtual("2x p3.16xlarge")
+    cluster = ClusterSpec.virtual("2x p3.16xlarge")
     for axis, share in zip(cluster.mesh(shape).axes, shares, strict=True):
         wanted = cluster.nic.bytes_per_s / share if share else cluster.link.bytes_per_s
         assert axis.link_bytes_per_s == wanted
 
 
 def test_one_ring_over_all_hosts_equals_the_hierarchy_up_to_the_fast_part():
-    cluster = Cluster.virtual("2x p3.16xlarge")
+    cluster = ClusterSpec.virtual("2x p3.16xlarge")
     num_bytes = 10**9
     flat = collective_time_s("all-reduce", (0,), num_bytes, cluster.mesh((16,)))
     by_axis = collective_time_s("all-reduce", (0, 1), num_bytes, cluster.mesh((2, 8)))
@@ -98,7 +98,7 @@ def test_one_ring_over_all_hosts_equals_the_hierarchy_up_to_the_fast_part():
 
 
 def test_a_fast_nic_is_never_faster_than_the_link():
-    assert Cluster.virtual("2x tpu-v4").mesh((2, 4)).axes[0].link_bytes_per_s == pytest.approx(
+    assert ClusterSpec.virtual("2x tpu-v4").mesh((2, 4)).axes[0].link_bytes_per_s == pytest.approx(
         HOSTS["tpu-v4"].link.bytes_per_s
     )
 
@@ -123,11 +123,11 @@ def test_names_of_axes():
 )
 def test_shape_that_does_not_fit_is_refused(shape, text):
     with pytest.raises(ClusterError, match=text):
-        Cluster.virtual("4x p3.16xlarge").mesh(shape)
+        ClusterSpec.virtual("4x p3.16xlarge").mesh(shape)
 
 
 def test_part_of_a_host_is_a_mesh_and_three_hosts_are():
-    cluster = Cluster.virtual("4x p3.16xlarge")
+    cluster = ClusterSpec.virtual("4x p3.16xlarge")
     assert cluster.mesh((2, 2)).axes[0].link_bytes_per_s == cluster.link.bytes_per_s
     assert cluster.mesh((3, 8)).num_devices == 24
 
@@ -136,7 +136,7 @@ def test_mesh_shapes_are_all_ordered_factorisations():
     """Also where the axes are alike: a dim that both split is tiled in their order."""
     assert cpu_cluster(8).mesh_shapes() == ((8,), (2, 4), (4, 2), (2, 2, 2))
     assert cpu_cluster(1).mesh_shapes() == ((1,),)
-    cluster = Cluster.virtual("2x p3.16xlarge")
+    cluster = ClusterSpec.virtual("2x p3.16xlarge")
     shapes = cluster.mesh_shapes()
     assert {(16,), (2, 8), (4, 4), (8, 2)} <= set(shapes)
     assert all(math.prod(shape) == 16 for shape in shapes)
@@ -178,12 +178,12 @@ def written(tmp_path, text):
 
 
 def test_cluster_from_file(tmp_path):
-    cluster = Cluster.from_file(written(tmp_path, LAB))
+    cluster = ClusterSpec.from_file(written(tmp_path, LAB))
     assert (cluster.name, cluster.num_devices, cluster.host.name) == ("lab", 8, "card")
     assert cluster.device.rate("bfloat16") == 6e13
     assert cluster.mesh((2, 4)).axes[0].link_bytes_per_s == 1.25e9 / 4
-    named = Cluster.from_file(written(tmp_path, 'num_hosts = 8\nhost = "p3.16xlarge"\n'))
-    assert named == Cluster.virtual("8x p3.16xlarge")
+    named = ClusterSpec.from_file(written(tmp_path, 'num_hosts = 8\nhost = "p3.16xlarge"\n'))
+    assert named == ClusterSpec.virtual("8x p3.16xlarge")
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_cluster_from_file(tmp_path):
 )
 def test_wrong_file_is_refused_naming_the_key(tmp_path, old, new, text):
     with pytest.raises(ClusterError, match=text):
-        Cluster.from_file(written(tmp_path, LAB.replace(old, new)))
+        ClusterSpec.from_file(written(tmp_path, LAB.replace(old, new)))
 
 
 def test_file_with_an_unknown_host_or_no_file_is_refused(tmp_path):
     path = written(tmp_path, 'num_hosts = 1\nhost = "cray"\n')
     with pytest.raises(ClusterError, match="no host 'cray' in the catalog"):
-        Cluster.from_file(path)
+        ClusterSpec.from_file(path)
     path = written(tmp_path, "num_hosts = 1\nhost = 7\n")
     with pytest.raises(ClusterError, match="host must be a table, got 7"):
-        Cluster.from_file(path)
+        ClusterSpec.from_file(path)
     with pytest.raises(ClusterError, match=r"cannot read cluster file .*No such file"):
-        Cluster.from_file(tmp_path / "none.toml")
+        ClusterSpec.from_file(tmp_path / "none.toml")

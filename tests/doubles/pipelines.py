@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.plan import Plan
@@ -47,12 +47,12 @@ def layer(number: int, num_layers: int) -> Layer:
 def pipeline(
     num_stages: int = 2,
     num_microbatches: int = 8,
-    cluster: str | Cluster = "1x p3.8xlarge",
+    cluster: str | ClusterSpec = "1x p3.8xlarge",
     layers_a_stage: int = 3,
     **changes: Any,
 ) -> Plan:
     """Equal stages, the last one a little slower, each on as many devices as there are for it."""
-    where = Cluster.virtual(cluster) if isinstance(cluster, str) else cluster
+    where = ClusterSpec.virtual(cluster) if isinstance(cluster, str) else cluster
     each = where.num_devices // num_stages
     size = min(each, where.devices_per_host)
     shape = (2, each // 2) if each > 1 else (1, 1)

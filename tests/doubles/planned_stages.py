@@ -9,7 +9,7 @@ from dataclasses import replace
 import jax
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.layer_cost.layer_network import layer_network
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
@@ -27,7 +27,7 @@ def logical_mesh(shape: tuple[int, ...]) -> LogicalMesh:
 
     Like the CPUs for which stages are compiled they have no units for narrow floats.
     """
-    one = Cluster.virtual("p3.16xlarge").mesh((2, 4))
+    one = ClusterSpec.virtual("p3.16xlarge").mesh((2, 4))
     axes = [replace(one.axes[i % 2], size=size, latency_s=0.0) for i, size in enumerate(shape)]
     wide = dict(one.device.flop_per_s)["float32"]
     slow = replace(

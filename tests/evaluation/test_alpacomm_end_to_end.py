@@ -18,12 +18,12 @@ from evaluation.alpacomm.end_to_end_page import end_to_end_page, simulated_runs
 from evaluation.alpacomm.settings import SETTINGS, planned_stages
 from evaluation.alpacomm.stages import PlannedStages, Stage, in_two_dims
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.layout import parse_layout
 from meshwise.simulate.chunks import Chunk
 
-NIC = Cluster.virtual("2x p3.8xlarge").host_at(0).nics_bytes_per_s
-LATENCY = Cluster.virtual("2x p3.8xlarge").host_at(0).nic.latency_s
+NIC = ClusterSpec.virtual("2x p3.8xlarge").host_at(0).nics_bytes_per_s
+LATENCY = ClusterSpec.virtual("2x p3.8xlarge").host_at(0).nic.latency_s
 CHUNK = Chunk(
     forward_s=1.0,
     backward_s=2.0,

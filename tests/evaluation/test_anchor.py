@@ -17,7 +17,7 @@ from evaluation.anchor.anchor import (
 )
 from evaluation.rates import first_devices, with_rate
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from models.closed_forms import training_flop
 
@@ -30,7 +30,7 @@ def test_the_published_flop_count_recomputation() -> None:
 
 
 def test_only_the_rate_of_one_dtype_changes() -> None:
-    cluster = Cluster.virtual("2x p3.16xlarge")
+    cluster = ClusterSpec.virtual("2x p3.16xlarge")
     changed = with_rate(cluster, "float16", 1e12, "a test")
     assert changed.device.rate("float16") == 1e12
     assert changed.device.rate("float32") == cluster.device.rate("float32")

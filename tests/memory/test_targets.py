@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import LoopRule
@@ -14,7 +14,7 @@ from meshwise.memory.cpu.target import CpuTarget
 from meshwise.memory.local_program import InstructionKind
 from meshwise.memory.targets import TARGETS, memory_model, target_of
 
-DEVICE = Cluster.virtual("1x p3.16xlarge").mesh((8,)).device
+DEVICE = ClusterSpec.virtual("1x p3.16xlarge").mesh((8,)).device
 
 
 def operator(kind: str, num_operands: int = 1) -> Operator:

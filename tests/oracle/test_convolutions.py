@@ -15,7 +15,7 @@ from jax import lax
 
 import meshwise as mw
 from doubles.random_decision import random_decision
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.graph.loops import is_feasible
 from meshwise.plan.counts.collectives import collective_s, collectives
@@ -178,7 +178,7 @@ def test_blocks_of_an_image_mean_the_same() -> None:
 def test_a_large_image_is_split_and_its_edges_are_paid_for() -> None:
     problem = smoothing()
     x = jax.ShapeDtypeStruct((1, 4096, 4096, 1), jnp.float64)
-    cluster = Cluster.virtual("1x p3.16xlarge")
+    cluster = ClusterSpec.virtual("1x p3.16xlarge")
     step = mw.parallelize(problem.step, method=mw.IntraOp((8,)), cluster=cluster)
     plan = step.plan(problem.state, {"x": x})
     large = dataclasses.replace(problem, calls=(({"x": x},),))

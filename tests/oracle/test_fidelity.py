@@ -22,7 +22,7 @@ from benchmarks.fidelity_cases import HELD_OUT_SEEDS, LISTED, drawn
 import meshwise as mw
 from doubles.few import few_rows
 from doubles.random_decision import random_decision
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.counts.collectives import collectives
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo.collectives import hlo_collectives
@@ -150,7 +150,7 @@ def test_collectives_of_a_random_decision(
 
 
 def check_collectives(traced: TracedStep, sizes: tuple[int, ...], seed: int) -> None:
-    logical = Cluster.virtual("1x p3.16xlarge").mesh(sizes)
+    logical = ClusterSpec.virtual("1x p3.16xlarge").mesh(sizes)
     decision = random_decision(traced.graph, logical, random.Random(seed))
     mesh = concrete_mesh(logical, jax.devices()[:8])
     text = compile_decided(traced, decision, logical, mesh).as_text()

@@ -13,7 +13,7 @@ from benchmarks.fidelity_cases import Case, GptCase
 
 import meshwise as mw
 from doubles.random_decision import random_decision
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.gpt import GptConfig
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.plan.counts.collectives import collectives
@@ -27,7 +27,7 @@ from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-CLUSTER = Cluster.virtual("1x p3.16xlarge")
+CLUSTER = ClusterSpec.virtual("1x p3.16xlarge")
 
 
 def padded_step(vocab: int, hidden: int, rows: int, num_microbatches: int) -> TracedStep:

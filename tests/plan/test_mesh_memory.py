@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from doubles.pipelines import pipeline, with_memory
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.report.plan_memory import simulated_memory
@@ -54,7 +54,7 @@ def test_a_mesh_has_what_the_least_of_its_stages_says() -> None:
 
 
 def test_where_hosts_differ_the_mesh_is_meant() -> None:
-    cluster = Cluster.virtual("1x p3.8xlarge + 1x p4d.24xlarge")
+    cluster = ClusterSpec.virtual("1x p3.8xlarge + 1x p4d.24xlarge")
     mixed = dataclasses.replace(SMALL, cluster=cluster)
     assert "stage 0 needs 5.25 GiB, its smallest device has 5 GiB" in mixed.explain()
 
@@ -71,7 +71,7 @@ def test_a_simulation_starts_with_it_and_says_it_once() -> None:
 
 
 def test_a_changed_simulation_is_judged_by_itself() -> None:
-    larger = Changes(cluster=Cluster.virtual("1x p4d.24xlarge"))
+    larger = Changes(cluster=ClusterSpec.virtual("1x p4d.24xlarge"))
     assert simulated_memory(SMALL, simulate_plan(SMALL, larger)).fits
     halves = Changes(num_microbatches=4)
     tight = with_memory(PLAN, 6 * GIB, 6 * GIB)

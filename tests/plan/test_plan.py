@@ -14,7 +14,7 @@ from doubles.graph_builders import Builder, mesh, perceptron, random_graph
 from doubles.random_decision import random_decision
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.host import HostGroup
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.graph.layout import parse_layout
 from meshwise.plan.counts.work import DecidedProgram, work_of
@@ -329,7 +329,7 @@ def test_measured_times_of_products_read_back_and_are_left_out_where_there_are_n
     times = (("float32", ((2e6, 1e-3), (16e6, 2e-3))),)
     measured = dataclasses.replace(host.device, dense_times=times)
     group = HostGroup(count=1, host=dataclasses.replace(host, device=measured))
-    on = Cluster(name="measured", groups=(group,)).mesh((2, 4))
+    on = ClusterSpec(name="measured", groups=(group,)).mesh((2, 4))
     graph = perceptron(1, 8, 8)
     decision = random_decision(graph, on, random.Random(0))
     plan = plan_of(graph, decision, on)

@@ -15,7 +15,7 @@ from doubles.pipelines import pipeline
 from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.description.cluster_file import cluster_fields
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.graph.layout import layout_text
 from meshwise.plan.plan import Plan
@@ -45,16 +45,16 @@ def test_reads_back_equal_and_writes_equal_bytes(plan: Plan) -> None:
 @pytest.mark.parametrize(
     "cluster",
     [
-        *(Cluster.virtual(name) for name in sorted(HOSTS)),
-        Cluster.virtual("v5e-16"),
-        Cluster.virtual("2x p3.16xlarge + 3x dgx-a100"),
-        Cluster.virtual("2x p3.16xlarge + 3x dgx-a100").slowest(),
+        *(ClusterSpec.virtual(name) for name in sorted(HOSTS)),
+        ClusterSpec.virtual("v5e-16"),
+        ClusterSpec.virtual("2x p3.16xlarge + 3x dgx-a100"),
+        ClusterSpec.virtual("2x p3.16xlarge + 3x dgx-a100").slowest(),
     ],
     ids=lambda cluster: cluster.name,
 )
-def test_a_cluster_reads_back_equal(cluster: Cluster) -> None:
+def test_a_cluster_reads_back_equal(cluster: ClusterSpec) -> None:
     name, groups = cluster_fields(json.loads(json.dumps(cluster.table())), "x")
-    assert Cluster(name=name, groups=groups) == cluster
+    assert ClusterSpec(name=name, groups=groups) == cluster
 
 
 def golden() -> dict[str, Any]:

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import meshwise as mw
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.sizes.moe_sizes import moe_config
 from meshwise.models.sizes.wide_resnet_sizes import wide_resnet_config
@@ -25,12 +25,12 @@ from meshwise.planner.one_mesh import make_plan
 from meshwise.request.plan_request import PlanRequest
 from meshwise.trace.step import StepSignature, open_step, trace_step
 
-ONE_HOST = Cluster.virtual("1x p3.16xlarge")
-TWO_HOSTS = Cluster.virtual("2x p3.8xlarge")
+ONE_HOST = ClusterSpec.virtual("1x p3.16xlarge")
+TWO_HOSTS = ClusterSpec.virtual("2x p3.8xlarge")
 MB = 10**6
 
 
-def plan_of(step: Any, *specs: Any, cluster: Cluster = ONE_HOST) -> mw.Plan:
+def plan_of(step: Any, *specs: Any, cluster: ClusterSpec = ONE_HOST) -> mw.Plan:
     return mw.parallelize(step, method=mw.IntraOp((8,)), cluster=cluster).plan(*specs)
 
 

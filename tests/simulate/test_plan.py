@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from doubles.pipelines import pipeline
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.inter.search.split_stage import at_peak
 from meshwise.plan.plan import Plan
@@ -44,7 +44,7 @@ def test_free_transfers_give_the_closed_form() -> None:
         nic=dataclasses.replace(PLAN.cluster.host.nic, latency_s=0.0),
     )
     group = dataclasses.replace(PLAN.cluster.groups[0], host=host)
-    cluster = Cluster(name="no latency", groups=(group,))
+    cluster = ClusterSpec(name="no latency", groups=(group,))
     plan = dataclasses.replace(PLAN, stages=stages, cluster=cluster)
     # 1F1B and GPipe: B t + (n - 1) t, then the update.
     for name in ("1f1b", "gpipe"):
@@ -68,7 +68,7 @@ def test_memory_follows_schedule_and_microbatches() -> None:
 
 
 def test_another_cluster_has_other_links_and_memory() -> None:
-    found = simulate_plan(PLAN, Changes(cluster=Cluster.virtual("4x p4d.24xlarge")))
+    found = simulate_plan(PLAN, Changes(cluster=ClusterSpec.virtual("4x p4d.24xlarge")))
     assert found.timeline.step_time_s < PLAN.simulated_s
     assert found.memory_bytes[0] > PLAN.stages[0].memory_bytes
     assert found.notes == (
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_named() -> None:
     ("changes", "message"),
     [
         (
-            Changes(cluster=Cluster.virtual("1x p3.8xlarge")),
+            Changes(cluster=ClusterSpec.virtual("1x p3.8xlarge")),
             r"field 'stages\[2\]': 2 devices .* not in cluster '1x p3.8xlarge' of 1 hosts and 4",
         ),
         (Changes(num_microbatches=5), "5 micro-batches do not divide the batch of 32"),

@@ -22,11 +22,11 @@ _CATALOG_HOSTS = (
 )
 
 
-class Cluster(spec.Cluster):
-    """A cluster; see `meshwise.cluster.spec.Cluster`."""
+class Cluster(spec.ClusterSpec):
+    """A cluster; see `meshwise.cluster.spec.ClusterSpec`."""
 
     @classmethod
-    def local(cls) -> spec.Cluster:
+    def local(cls) -> spec.ClusterSpec:
         """Return the devices that this process sees; see `local_cluster`.
 
         Raises:
@@ -35,7 +35,7 @@ class Cluster(spec.Cluster):
         return local_cluster()
 
 
-def local_cluster() -> spec.Cluster:
+def local_cluster() -> spec.ClusterSpec:
     """Describe the devices of this process: GPUs by their data sheet, memory as JAX may use it.
 
     Raises:
@@ -54,20 +54,20 @@ def local_cluster() -> spec.Cluster:
             nics = max(len(devices) * host.num_nics // host.num_devices, 1)
             host = dataclasses.replace(host, num_devices=len(devices), device=device, num_nics=nics)
             group = HostGroup(count=1, host=host)
-            return spec.Cluster(name=f"{len(devices)} x {kind}", groups=(group,))
+            return spec.ClusterSpec(name=f"{len(devices)} x {kind}", groups=(group,))
     raise ClusterError(
         f"no data sheet for device {kind!r}; describe the host in a TOML file and pass "
         "cluster=Cluster.from_file(...)"
     )
 
 
-def check_cluster(cluster: object) -> spec.Cluster:
+def check_cluster(cluster: object) -> spec.ClusterSpec:
     """Return the cluster, if it is one.
 
     Raises:
         ClusterError: it is the text, the file or the number of devices that is meant.
     """
-    if isinstance(cluster, spec.Cluster):
+    if isinstance(cluster, spec.ClusterSpec):
         return cluster
     path = os.fspath(cluster) if isinstance(cluster, (str, os.PathLike)) else ""
     if isinstance(cluster, os.PathLike) or path.endswith((".toml", ".json")):

@@ -17,7 +17,7 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.local_cluster import check_cluster, local_cluster
 from meshwise.api.parallel_step import ParallelStep
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
 from meshwise.jax_compat import PyTree
 from meshwise.request.methods import Auto, Method, check_method
@@ -31,7 +31,7 @@ def parallelize(
     fun: Callable[..., PyTree] | None = None,
     *,
     method: Method | None = None,
-    cluster: Cluster | None = None,
+    cluster: ClusterSpec | None = None,
     num_microbatches: int | Literal["auto"] = 1,
     batch_argnums: int | Sequence[int] = DEFAULT_BATCH_ARGNUMS,
     batch_dims: PyTree = 0,

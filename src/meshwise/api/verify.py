@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError
 from meshwise.plan.plan import Plan
 from meshwise.planner.schedule_choice import PlannedPipeline
@@ -47,7 +47,7 @@ def verify_planned(
             )
 
 
-def check_target(cluster: Cluster, name: str | None = None) -> None:
+def check_target(cluster: ClusterSpec, name: str | None = None) -> None:
     """Check before planning that there will be a compiler to verify with.
 
     Args:

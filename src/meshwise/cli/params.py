@@ -11,7 +11,7 @@ from typing import cast
 
 import click
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 
 _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -92,18 +92,18 @@ class MethodName(click.ParamType[str]):
         self.fail(f"{value!r} is not a method; there are {names} and megatron:DxT", param, ctx)
 
 
-class ClusterName(click.ParamType[Cluster]):
+class ClusterName(click.ParamType[ClusterSpec]):
     """A `.toml` file, a `.json` profile, or hosts by name as `8x p3.16xlarge`."""
 
     name = "cluster"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Cluster:
+    ) -> ClusterSpec:
         """Return the cluster."""
-        if isinstance(value, Cluster):
+        if isinstance(value, ClusterSpec):
             return value
         try:
-            return Cluster.named(str(value))
+            return ClusterSpec.named(str(value))
         except ClusterError as error:
             self.fail(str(error), param, ctx)

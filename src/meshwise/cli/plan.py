@@ -14,7 +14,7 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, trace_option
 from meshwise.cli.steps import chosen_step, model_names
 from meshwise.cli.verify import DOES_NOT_FIT, told_by
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.pipeline import plan_pipeline
@@ -129,7 +129,7 @@ Examples:
 def plan(
     model: str | None,
     step: str | None,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     batch: int,
     dtype: str,
     layers: int | None,

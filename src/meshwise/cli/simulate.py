@@ -9,7 +9,7 @@ import click
 
 from meshwise.cli.outputs import check_writable, echo_text
 from meshwise.cli.params import ClusterName, trace_option
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
 from meshwise.report.plan_memory import simulated_memory
@@ -45,7 +45,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 def simulate(
     plan: Path,
-    cluster: Cluster | None,
+    cluster: ClusterSpec | None,
     schedule: str | None,
     microbatches: int | None,
     trace_file: Path | None,

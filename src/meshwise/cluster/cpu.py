@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from meshwise.cluster.host import HostGroup, HostSpec, Link
 from meshwise.cluster.mesh import DeviceSpec
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 from meshwise.units import GIB, GIGA, MICRO
 
@@ -30,7 +30,7 @@ HOP_LATENCY_S = 25 * MICRO
 HOST_MEMORY_BYTES = 16 * GIB
 
 
-def cpu_cluster(num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES) -> Cluster:
+def cpu_cluster(num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES) -> ClusterSpec:
     """Return one host whose cores run virtual devices.
 
     Args:
@@ -59,4 +59,4 @@ def cpu_cluster(num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES)
         source=device.source,
     )
     group = HostGroup(count=1, host=host)
-    return Cluster(name=f"{num_devices} virtual CPU devices", groups=(group,))
+    return ClusterSpec(name=f"{num_devices} virtual CPU devices", groups=(group,))

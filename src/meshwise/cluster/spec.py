@@ -24,7 +24,7 @@ from meshwise.errors import ClusterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterSpec:
     """Hosts, joined by a network in which links between hosts do not disturb each other.
 
     Attributes:
@@ -90,7 +90,7 @@ class Cluster:
         return Link(latency_s=host.nic.latency_s, bytes_per_s=host.nics_bytes_per_s)
 
     @classmethod
-    def virtual(cls, text: str) -> Cluster:
+    def virtual(cls, text: str) -> ClusterSpec:
         """Return a cluster of catalog hosts, which need not be there, see `cluster.text`.
 
         `8x p3.16xlarge`, `4x p3.16xlarge + 4x dgx-a100`, or a TPU slice, `v5e-256`.
@@ -105,7 +105,7 @@ class Cluster:
         return cls(name=name, groups=groups)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Cluster:
+    def from_file(cls, path: str | Path) -> ClusterSpec:
         """Read a TOML description; `cluster.description.cluster_file` documents its keys.
 
         Raises:
@@ -116,7 +116,7 @@ class Cluster:
         return cls(name=name, groups=groups)
 
     @classmethod
-    def from_profile(cls, path: str | Path) -> Cluster:
+    def from_profile(cls, path: str | Path) -> ClusterSpec:
         """Return the host that `meshwise calibrate` measured.
 
         Raises:
@@ -127,7 +127,7 @@ class Cluster:
         return cls(name=f"{profile.host.name}, measured {profile.created}", groups=(group,))
 
     @classmethod
-    def named(cls, text: str) -> Cluster:
+    def named(cls, text: str) -> ClusterSpec:
         """Return the cluster of a `.toml` file, of a `.json` profile, or of text as for `virtual`.
 
         Raises:
@@ -151,7 +151,7 @@ class Cluster:
             ],
         }
 
-    def slowest(self) -> Cluster:
+    def slowest(self) -> ClusterSpec:
         """As many equal hosts, each as slow in everything as the slowest; itself if all are equal.
 
         Where hosts have different numbers of devices, each keeps as many as the smallest has.
@@ -160,7 +160,7 @@ class Cluster:
             return self
         host = slowest([group.host for group in self.groups])
         group = HostGroup(count=self.num_hosts, host=host)
-        return Cluster(name=f"{self.name}, each as the slowest", groups=(group,))
+        return ClusterSpec(name=f"{self.name}, each as the slowest", groups=(group,))
 
     def host_at(self, number: int) -> HostSpec:
         """Return the kind of the host of a number.

@@ -62,7 +62,12 @@ class Peak:
 
 
 def peak(
-    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, target: Target | None = None
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    target: Target | None = None,
+    *,
+    is_layer: bool = False,
 ) -> Peak:
     """Return the highest point of a whole program, bodies included.
 
@@ -71,10 +76,12 @@ def peak(
         decision: What was decided for it.
         mesh: Where it runs.
         target: Whose compiler it is for; that of the mesh's devices by default.
+        is_layer: Whether it is a program of one layer.  So short a program may run in any of the
+            orders, as XLA moves what hides a collective, so that the highest counts.
     """
     target = target or target_of(mesh.device)
     program = program_of_graph(graph, decision, mesh, target)
-    inside = _Highest(mesh, target).of_program(graph, decision, program, ())
+    inside = _Highest(mesh, target, is_layer).of_program(graph, decision, program, ())
     arguments = [_buffer(graph, program, v, ()) for v in range(len(graph.inputs))]
     buffers = sorted((*arguments, *inside.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
     return Peak(
@@ -91,6 +98,7 @@ class _Highest:
 
     mesh: LogicalMesh
     target: Target
+    is_layer: bool
 
     def of_program(
         self,
@@ -120,7 +128,8 @@ class _Highest:
         orders = self.target.orders(made, program.values)
         tops = [most_live(made, sizes, apart, inner, order) for order in orders]
         heaps = [heap_bytes(top.lifetimes) for top in tops]
-        top, heap = min(zip(tops, heaps, strict=True), key=lambda found: found[1])
+        choose = max if self.is_layer else min
+        top, heap = choose(zip(tops, heaps, strict=True), key=lambda found: found[1])
         if top.instruction < 0:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]

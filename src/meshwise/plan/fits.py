@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
@@ -123,7 +123,7 @@ def check_fits(meshes: Iterable[MeshBytes], remedy: str) -> None:
         raise PlanError(f"this plan does not fit: {'; '.join(wrong)}; {remedy}")
 
 
-def check_state_fits(state_bytes: int, cluster: Cluster, memory_bytes: int | None) -> None:
+def check_state_fits(state_bytes: int, cluster: ClusterSpec, memory_bytes: int | None) -> None:
     """Check that all devices together can hold the state of a step, before anything is planned.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.counts.contents import arguments
 from meshwise.plan.counts.shares import communication
 from meshwise.plan.counts.work import DecidedProgram, Work
@@ -18,7 +18,7 @@ def program_stage(
     *,
     step_time_s: float,
     peak_bytes: int,
-    cluster: Cluster | None = None,
+    cluster: ClusterSpec | None = None,
 ) -> Stage:
     """Return the only stage of a plan whose step is one program; it may use all memory.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.stage import Stage
 
@@ -25,7 +25,7 @@ class StageHosts:
     num_devices: int
 
 
-def stage_hosts(stage: Stage, cluster: Cluster) -> StageHosts | None:
+def stage_hosts(stage: Stage, cluster: ClusterSpec) -> StageHosts | None:
     """Return the devices of a stage; None if the cluster does not have them."""
     num_hosts, num_devices = stage.submesh
     left, host = stage.first_device, 0
@@ -43,19 +43,19 @@ def stage_hosts(stage: Stage, cluster: Cluster) -> StageHosts | None:
     return StageHosts(hosts=hosts, first_device=left, num_devices=num_devices)
 
 
-def placed(stage: Stage, cluster: Cluster) -> StageHosts:
+def placed(stage: Stage, cluster: ClusterSpec) -> StageHosts:
     """Return the devices of a stage that `check_places` has found in the cluster."""
     place = stage_hosts(stage, cluster)
     assert place is not None
     return place
 
 
-def device_memory_bytes(stage: Stage, cluster: Cluster) -> int:
+def device_memory_bytes(stage: Stage, cluster: ClusterSpec) -> int:
     """Return the bytes of the smallest device that a stage of a cluster has."""
     return min(cluster.host_at(h).device.memory_bytes for h in placed(stage, cluster).hosts)
 
 
-def check_places(stages: Sequence[Stage], cluster: Cluster) -> None:
+def check_places(stages: Sequence[Stage], cluster: ClusterSpec) -> None:
     """Check that a cluster has the devices of every stage, and none of them twice.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.counts.collectives import Collective
 from meshwise.plan.counts.flop import NOTHING_REPLICATED, Replicated
@@ -69,7 +69,7 @@ class PlanRecord:
     stages: tuple[Stage, ...]
     decisions: tuple[GraphDecision, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    cluster: Cluster | None = None
+    cluster: ClusterSpec | None = None
     model: str = ""
     batch_size: int = 0
     num_microbatches: int = 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshwise.baselines.search import MeshPlace
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.options import IntraResult
 from meshwise.intra.price import step_time_s
@@ -41,7 +41,7 @@ def finished_plan(
     result: IntraResult,
     request: PlanRequest,
     *,
-    cluster: Cluster | None,
+    cluster: ClusterSpec | None,
     where: str = "on this mesh",
 ) -> Plan:
     """Return everything that a plan says about a decision; verified.
@@ -76,7 +76,7 @@ def finished_plan(
         stages=(stage,),
         decisions=(decision,),
         collectives=work.collectives,
-        cluster=cluster and Cluster(name=cluster.name, groups=cluster.groups),
+        cluster=cluster and ClusterSpec(name=cluster.name, groups=cluster.groups),
         batch_size=_batch_size(step),
         num_microbatches=step.num_microbatches,
         simulated_s=seconds,

@@ -11,7 +11,7 @@ from functools import partial
 from meshwise.baselines.methods import plan_baseline
 from meshwise.baselines.search import MeshPlace, Search
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
@@ -133,14 +133,14 @@ def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[Trace
 
 
 def _plan_for(
-    trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
+    trace: TraceFn, request: PlanRequest, cluster: ClusterSpec, num_microbatches: int
 ) -> tuple[TracedStep, Plan]:
     with collection_paused():
         return _best_plan(trace, request, cluster, num_microbatches)
 
 
 def _best_plan(
-    trace: TraceFn, request: PlanRequest, cluster: Cluster, num_microbatches: int
+    trace: TraceFn, request: PlanRequest, cluster: ClusterSpec, num_microbatches: int
 ) -> tuple[TracedStep, Plan]:
     """Return the plan on the mesh on which the step is fastest, padded where that is faster."""
     step = trace(num_microbatches, cluster.num_devices)
@@ -219,7 +219,7 @@ def _may_pad(method: Method) -> bool:
     )
 
 
-def _meshes(method: Method, cluster: Cluster) -> list[LogicalMesh]:
+def _meshes(method: Method, cluster: ClusterSpec) -> list[LogicalMesh]:
     """Return the logical meshes that a method tries."""
     match method:
         case IntraOp(mesh_shape=shape) | Heuristic(mesh_shape=shape) if shape is not None:
@@ -248,7 +248,7 @@ class _Candidate:
     traced: TracedStep
     step: TracedStep
     place: MeshPlace
-    cluster: Cluster | None
+    cluster: ClusterSpec | None
 
     def planned(self, request: PlanRequest) -> Plan:
         """Return the plan of the method.
@@ -311,7 +311,7 @@ class _KnownStep:
 def _candidates(
     step: TracedStep,
     request: PlanRequest,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     meshes: Sequence[LogicalMesh],
     memory: int,
 ) -> list[_Candidate]:
@@ -327,7 +327,7 @@ def _candidate(
     memory: int,
     forced: Forced = NOTHING_FORCED,
     *,
-    cluster: Cluster | None,
+    cluster: ClusterSpec | None,
 ) -> _Candidate:
     """Return a traced step on a mesh, with what is asked.
 
@@ -373,7 +373,7 @@ def plan_on(
     memory: int,
     forced: Forced = NOTHING_FORCED,
     *,
-    cluster: Cluster | None = None,
+    cluster: ClusterSpec | None = None,
 ) -> Plan:
     """Plan a traced step on one mesh.
 

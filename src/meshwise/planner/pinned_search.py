@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.search.finishing import NamedLayers
@@ -46,7 +46,7 @@ class PipelineSearch:
     """
 
     layers: Layering
-    cluster: Cluster
+    cluster: ClusterSpec
     options: SearchOptions
     report: Callable[[str], object]
     pins: Sequence[PipelinePin]
@@ -120,7 +120,7 @@ def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Var
 
 def _search(
     source: NamedLayers,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     report: Callable[[str], object],
     costs: VariantCosts,
@@ -190,7 +190,7 @@ def _texts(pins: Sequence[PipelinePin]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _contradiction(pins: Sequence[PipelinePin], cluster: Cluster, num_layers: int) -> str:
+def _contradiction(pins: Sequence[PipelinePin], cluster: ClusterSpec, num_layers: int) -> str:
     shapes = dict.fromkeys(kind.shape for kind in cluster.submesh_kinds())
     there = (
         f"{num_layers} layers, {cluster.num_devices} devices of {cluster.name}, submeshes "

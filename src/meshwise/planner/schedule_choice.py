@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.search.finishing import NamedLayers, finished, stage_decisions
@@ -60,7 +60,7 @@ class PlannedPipeline:
 
 def planned_layers(
     layers: Layering,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     pins: Sequence[PipelinePin] = (),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.request.methods import Auto
@@ -40,7 +40,7 @@ class PipelineRequest:
         seed: Of the solver.
     """
 
-    cluster: Cluster
+    cluster: ClusterSpec
     num_layers: int | None = None
     num_microbatches: tuple[int, ...] | None = None
     num_stages: int | None = None

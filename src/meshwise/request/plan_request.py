@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.request.methods import Method
 from meshwise.rules.kernel import ForeignRule
 from meshwise.trace.step import Statistics
@@ -18,7 +18,7 @@ class PlanRequest:
     """What a user asks of a plan; see `parallelize`."""
 
     method: Method
-    cluster: Callable[[], Cluster]
+    cluster: Callable[[], ClusterSpec]
     num_microbatches: int | Literal["auto"] = 1
     statistics: Statistics = "exact"
     pins: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.flows import flows_between, host_links
 from meshwise.simulate.pipeline import simulate_pipeline
@@ -63,7 +63,7 @@ class Chunk:
 
 
 def simulate_chunks(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     table: Schedule,
     chunks: Sequence[Chunk],
     meshes: Sequence[tuple[Sequence[int], int]],

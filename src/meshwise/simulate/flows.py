@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.simulate.actions import Flow, HostLinks
 
 
-def host_links(cluster: Cluster) -> list[HostLinks]:
+def host_links(cluster: ClusterSpec) -> list[HostLinks]:
     """Return links of every host, for the simulator."""
     hosts = [cluster.host_at(h) for h in range(cluster.num_hosts)]
     return [
@@ -21,7 +21,7 @@ def host_links(cluster: Cluster) -> list[HostLinks]:
 
 
 def flows_between(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     source: tuple[Sequence[int], int],
     destination: tuple[Sequence[int], int],
     num_bytes: float,

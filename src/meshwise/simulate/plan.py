@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.places import check_places, device_memory_bytes, placed
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
@@ -31,7 +31,7 @@ class Changes:
             proportion to its rows.
     """
 
-    cluster: Cluster | None = None
+    cluster: ClusterSpec | None = None
     schedule: PipelineSchedule | None = None
     num_microbatches: int | None = None
 
@@ -51,7 +51,7 @@ class Simulation:
         notes: Texts that say what was taken for granted.
     """
 
-    cluster: Cluster
+    cluster: ClusterSpec
     schedule: str
     num_microbatches: int
     stages: tuple[Stage, ...]
@@ -135,7 +135,7 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
     )
 
 
-def _one_program(plan: PlanRecord, cluster: Cluster, changes: Changes) -> Simulation:
+def _one_program(plan: PlanRecord, cluster: ClusterSpec, changes: Changes) -> Simulation:
     """Simulate a step that is one program: one task, of the time that was predicted."""
     if changes.schedule is not None or changes.num_microbatches is not None:
         raise PlanError(
@@ -174,14 +174,14 @@ def _cut_into(stage: Stage, planned: int, count: int) -> Stage:
     )
 
 
-def _memory_bytes(plan: PlanRecord, other: Cluster | None) -> tuple[int, ...]:
+def _memory_bytes(plan: PlanRecord, other: ClusterSpec | None) -> tuple[int, ...]:
     """Return what a device of each mesh has: the least of its hosts on another cluster."""
     if other is None:
         return mesh_memory_bytes(plan)
     return tuple(device_memory_bytes(stage, other) for stage in one_a_mesh(plan.stages))
 
 
-def _notes(plan: PlanRecord, cluster: Cluster, num_microbatches: int) -> list[str]:
+def _notes(plan: PlanRecord, cluster: ClusterSpec, num_microbatches: int) -> list[str]:
     notes: list[str] = []
     if num_microbatches != plan.num_microbatches:
         notes.append(
@@ -205,6 +205,6 @@ def _notes(plan: PlanRecord, cluster: Cluster, num_microbatches: int) -> list[st
     return notes
 
 
-def _devices(stage: Stage, cluster: Cluster) -> str:
+def _devices(stage: Stage, cluster: ClusterSpec) -> str:
     names = {cluster.host_at(h).device.name for h in placed(stage, cluster).hosts}
     return " and ".join(sorted(names))

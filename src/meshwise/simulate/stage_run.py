@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.places import placed
 from meshwise.plan.stage import Stage
 from meshwise.schedules.schedule import Schedule
@@ -14,7 +14,7 @@ from meshwise.simulate.timeline import Timeline
 
 def simulate_stages(
     stages: Sequence[Stage],
-    cluster: Cluster,
+    cluster: ClusterSpec,
     table: Schedule,
     *,
     hides_transfers: bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.stage import Stage
 from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.in_flight import held_at_peak
@@ -18,7 +18,7 @@ _SAME = 1e-9
 
 
 def asked_delays(
-    schedule: PipelineSchedule, stages: Sequence[Stage], cluster: Cluster, count: int
+    schedule: PipelineSchedule, stages: Sequence[Stage], cluster: ClusterSpec, count: int
 ) -> tuple[int, ...]:
     """Return the half steps by which each stage delays its gradients of weights: as few as suffice.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.gpt import GptConfig
 from meshwise.models.sizes.gpt_sizes import BYTES, gpt_config
 
@@ -61,7 +61,7 @@ class TrainOptions:
     stages: int | Literal["auto"] | None = None
     schedule: str | None = None
     memory_bytes: int | None = None
-    cluster: Cluster | None = None
+    cluster: ClusterSpec | None = None
     dump_ilp: Path | None = None
     measure: bool = False
     fresh: bool = False

@@ -15,7 +15,7 @@ from benchmarks.mixed_clusters import on_real_devices
 from evaluation.baselines.built_stages import build_stages
 
 from doubles.few import few_or_all
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -128,7 +128,7 @@ def compared(cluster):
 def test_twenty_clusters_have_two_kinds_of_devices_and_two_speeds_of_nics():
     assert len(FILES) == 20
     for path in FILES:
-        hosts = [group.host for group in Cluster.from_file(path).groups]
+        hosts = [group.host for group in ClusterSpec.from_file(path).groups]
         assert len({host.device.name for host in hosts}) == 2, path
         assert len({host.nics_bytes_per_s for host in hosts}) == 2, path
 
@@ -136,7 +136,7 @@ def test_twenty_clusters_have_two_kinds_of_devices_and_two_speeds_of_nics():
 @pytest.fixture(scope="module", params=few_or_all(4, 20))
 def seconds(request):
     files = FILES[:: len(FILES) // request.param]
-    return {path.stem: compared(Cluster.from_file(path)) for path in files}
+    return {path.stem: compared(ClusterSpec.from_file(path)) for path in files}
 
 
 def test_never_worse_than_treating_all_devices_as_the_slowest(seconds):
@@ -174,9 +174,9 @@ def test_either_direction_is_enumerated(num_stages):
 
 @pytest.mark.parametrize("name", ["v100-small-p4d", "a100-h100-2", "h100-p4d-one"])
 def test_toy_steps_on_filed_clusters_are_enumerated(name):
-    groups = Cluster.from_file(FILES[0].with_name(f"{name}.toml")).groups
+    groups = ClusterSpec.from_file(FILES[0].with_name(f"{name}.toml")).groups
     # One host of each kind.
-    cluster = Cluster(name=name, groups=tuple(replace(g, count=1) for g in groups))
+    cluster = ClusterSpec(name=name, groups=tuple(replace(g, count=1) for g in groups))
     source = Blocks(classes=(0, 1, 1, 3))
     options = replace(OPTIONS, use_all_devices=True, num_microbatches=(4,))
     found, _ = search(source, cluster, options, costs=Formulas(source, IntraOptions()))
@@ -197,7 +197,7 @@ def test_on_equal_hosts_there_is_one_direction():
 def test_the_order_of_hosts_in_the_file_does_not_matter():
     plans = []
     for text in ("1x p3.16xlarge + 1x p4d.24xlarge", "1x p4d.24xlarge + 1x p3.16xlarge"):
-        cluster = Cluster.virtual(text)
+        cluster = ClusterSpec.virtual(text)
         costs = Formulas(Blocks(), IntraOptions())
         options = replace(OPTIONS, num_stages=2, use_all_devices=True)
         found, _ = search(Blocks(), cluster, options, costs=costs)
@@ -214,7 +214,7 @@ def test_the_order_of_hosts_in_the_file_does_not_matter():
 
 def test_stages_of_one_host_follow_each_other_in_any_order_of_sizes():
     _, submeshes = submeshes_of(
-        Cluster.virtual("1x p3.8xlarge + 1x p4d.24xlarge"), every=False, memory_bytes=None
+        ClusterSpec.virtual("1x p3.8xlarge + 1x p4d.24xlarge"), every=False, memory_bytes=None
     )
     starts = {(str(m), m.is_inner): m.starts for m in submeshes}
     assert starts["(1,2) on p3.8xlarge", False] == (0,)
@@ -228,7 +228,7 @@ def test_stages_of_one_host_follow_each_other_in_any_order_of_sizes():
 def test_transfers_inside_hosts_are_told_from_those_between_them():
     """Whichever way the pipeline runs, the boundary of the two hosts goes over their NICs."""
     for text in ("1x p3.16xlarge + 1x p4d.24xlarge", "2x p4d.24xlarge"):
-        cluster = Cluster.virtual(text)
+        cluster = ClusterSpec.virtual(text)
         costs = Formulas(Blocks(), IntraOptions())
         options = replace(OPTIONS, num_stages=4, use_all_devices=True)
         found, _ = search(Blocks(), cluster, options, costs=costs)
@@ -248,7 +248,7 @@ def test_transfers_inside_hosts_are_told_from_those_between_them():
 
 @pytest.mark.parametrize("wish", [None, False, True])
 def test_devices_may_stay_idle_where_hosts_differ(wish):
-    cluster = Cluster.virtual("1x p3.16xlarge + 4x dgx-h100")
+    cluster = ClusterSpec.virtual("1x p3.16xlarge + 4x dgx-h100")
     costs = Formulas(Blocks(), IntraOptions())
     options = replace(OPTIONS, use_all_devices=wish)
     found, _ = search(Blocks(), cluster, options, costs=costs)

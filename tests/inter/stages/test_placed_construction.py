@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.search.search_space import submeshes_of
 from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
@@ -15,7 +15,7 @@ from meshwise.inter.stages.transfers import transfer_s
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.chunks import Chunk, simulate_chunks
 
-CLUSTER = Cluster.virtual("2x p3.16xlarge")
+CLUSTER = ClusterSpec.virtual("2x p3.16xlarge")
 
 
 class Layers:

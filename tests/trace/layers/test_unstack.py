@@ -16,7 +16,7 @@ import pytest
 import meshwise as mw
 from doubles.layered_steps import CLIPPED, SIGNATURE, Step, assert_equal, gpt_step
 from doubles.scanned_steps import LAMB, Args, remat_scan, scanned_gpt, second_dim
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
 from meshwise.jax_compat import jaxpr_as_fun
 from meshwise.pieces.piece import PieceGraph
@@ -90,7 +90,7 @@ def _contents(piece: PieceGraph) -> Any:
 
 @pytest.mark.slow
 def test_the_plan_is_that_of_separate_layers() -> None:
-    cluster = Cluster.virtual("2x p3.2xlarge")
+    cluster = ClusterSpec.virtual("2x p3.2xlarge")
     request = PipelineRequest(cluster=cluster, num_microbatches=(2,), num_stages=2)
     one, two = (
         plan_pipeline(

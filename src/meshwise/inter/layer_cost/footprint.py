@@ -118,7 +118,7 @@ def footprint(
     others = (programs.before, programs.forward, *programs.after([programs.final]))
     for program, known in (*((program, counted) for program in others), *backward):
         there = {*program.inputs, *program.outputs} & known
-        extra = peak(program.part.graph, program.part.decision, mesh).num_bytes
+        extra = peak(program.part.graph, program.part.decision, mesh, is_layer=True).num_bytes
         temporary = max(temporary, extra - sum(map(num_bytes, there)))
     return Footprint(
         resident_bytes=resident,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
@@ -98,7 +98,7 @@ class _Chosen:
     costs: VariantCosts
     known: _KnownLayers = field(default_factory=_KnownLayers)
 
-    def stages(self, cluster: Cluster) -> tuple[tuple[Stage, ...], Schedule, tuple[int, ...]]:
+    def stages(self, cluster: ClusterSpec) -> tuple[tuple[Stage, ...], Schedule, tuple[int, ...]]:
         """Return the stages at their places, their schedule, and the delays in it.
 
         Args:
@@ -124,7 +124,7 @@ class _Chosen:
 
     def plan(
         self,
-        cluster: Cluster,
+        cluster: ClusterSpec,
         stages: tuple[Stage, ...],
         delays: tuple[int, ...],
         timeline: Timeline,
@@ -145,7 +145,7 @@ class _Chosen:
         schedule, count = found.problem.schedule, found.problem.num_microbatches
         return Plan(
             # As its file gives it: without what a user's own kind of cluster can do besides.
-            cluster=Cluster(name=cluster.name, groups=cluster.groups),
+            cluster=ClusterSpec(name=cluster.name, groups=cluster.groups),
             batch_size=batch_size,
             num_microbatches=count,
             schedule=schedule.table_name,
@@ -172,7 +172,7 @@ class _Chosen:
         variant = self.found.variants[span.submesh][span.variant]
         return self.costs.piece(layer, variant, self.found.problem.num_microbatches)
 
-    def _first_devices(self, cluster: Cluster) -> Sequence[int]:
+    def _first_devices(self, cluster: ClusterSpec) -> Sequence[int]:
         spans, problem = self.found.plan.stages, self.found.problem
         is_placed = any(problem.costs.submeshes[s.submesh].starts is not None for s in spans)
         if problem.schedule.chunks > 1 or is_placed:
@@ -242,7 +242,7 @@ class _Chosen:
 
 def finished(
     source: NamedLayers,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     found: FoundPipeline,
     costs: VariantCosts,
     *,

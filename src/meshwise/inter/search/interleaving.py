@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -70,7 +70,7 @@ class _Interleaved:
 
 
 def interleaved_pipelines(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     schedule: PipelineSchedule,
     costs: VariantCosts,
@@ -147,7 +147,7 @@ class _Waiting(NamedTuple):
 
 
 def _most_promising(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     schedule: PipelineSchedule,
     costs: VariantCosts,
@@ -220,7 +220,7 @@ def _fill_share(schedule: PipelineSchedule) -> float:
 
 
 def _shapes(
-    cluster: Cluster, options: SearchOptions, schedule: PipelineSchedule, num_layers: int
+    cluster: ClusterSpec, options: SearchOptions, schedule: PipelineSchedule, num_layers: int
 ) -> list[_Shape]:
     """Meshes that fill the cluster in turns, and numbers of micro-batches that they divide."""
     counts, chunks = microbatch_counts(options), schedule.chunks
@@ -314,7 +314,7 @@ def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
 
 
 def _what_is_missing(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     schedule: PipelineSchedule,
     costs: VariantCosts,

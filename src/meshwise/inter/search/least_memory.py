@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -70,7 +70,7 @@ class LeastMemory:
 
 
 def least_memory(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     costs: VariantCosts,
     counts: Sequence[int],
@@ -99,7 +99,7 @@ def least_memory(
     return None
 
 
-def too_little_memory(cluster: Cluster, options: SearchOptions, least: LeastMemory) -> str:
+def too_little_memory(cluster: ClusterSpec, options: SearchOptions, least: LeastMemory) -> str:
     """Return the text of an error: what there is, and with how much there would be a pipeline.
 
     Args:
@@ -113,7 +113,7 @@ def too_little_memory(cluster: Cluster, options: SearchOptions, least: LeastMemo
     )
 
 
-def no_pipeline_fits(cluster: Cluster, options: SearchOptions) -> str:
+def no_pipeline_fits(cluster: ClusterSpec, options: SearchOptions) -> str:
     """Return the beginning of such a text: the memory and the devices that there are.
 
     Args:
@@ -130,7 +130,7 @@ def no_pipeline_fits(cluster: Cluster, options: SearchOptions) -> str:
 
 
 def _least_at(
-    cluster: Cluster, options: SearchOptions, costs: VariantCosts, counts: Sequence[int]
+    cluster: ClusterSpec, options: SearchOptions, costs: VariantCosts, counts: Sequence[int]
 ) -> LeastMemory | None:
     """The least at prices of the memory that the options allow."""
     kinds, submeshes = asked_submeshes(cluster, replace(options, places=False))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -61,7 +61,7 @@ def some_stages(problem: StageProblem, num_stages: int | None) -> tuple[StageSpa
 
 
 def fits_without_costs(
-    cluster: Cluster, options: SearchOptions, num_layers: int, num_microbatches: int
+    cluster: ClusterSpec, options: SearchOptions, num_layers: int, num_microbatches: int
 ) -> bool:
     """Whether stages could be cut as the pins say if they took no memory: nothing is planned.
 
@@ -77,7 +77,7 @@ def fits_without_costs(
     )
 
 
-def check_stages(cluster: Cluster, options: SearchOptions, num_layers: int) -> None:
+def check_stages(cluster: ClusterSpec, options: SearchOptions, num_layers: int) -> None:
     """Check that stages of some layers could be cut and placed if they took no memory.
 
     Args:
@@ -95,7 +95,7 @@ def check_stages(cluster: Cluster, options: SearchOptions, num_layers: int) -> N
 
 
 def _free_problems(
-    cluster: Cluster, options: SearchOptions, num_layers: int, num_microbatches: int
+    cluster: ClusterSpec, options: SearchOptions, num_layers: int, num_microbatches: int
 ) -> list[StageProblem]:
     """For each schedule the problem in which every stage takes a second and no memory."""
     kinds, submeshes = asked_submeshes(cluster, replace(options, places=False))
@@ -108,7 +108,7 @@ def _free_problems(
 
 
 def fits(
-    cluster: Cluster, options: SearchOptions, costs: VariantCosts, counts: Sequence[int]
+    cluster: ClusterSpec, options: SearchOptions, costs: VariantCosts, counts: Sequence[int]
 ) -> bool:
     """Whether there is a plan at one of some numbers of micro-batches.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshwise.cluster.host import HostGroup
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.microbatch_counts import microbatch_counts
 from meshwise.inter.search.pin_conflicts import fits
@@ -15,7 +15,7 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 
 
 def remedies(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     costs: VariantCosts,
     report: Callable[[str], object] = lambda _: None,
@@ -55,8 +55,8 @@ def least_memory_counts(options: SearchOptions, num_devices: int) -> Sequence[in
 
 
 def _changes(
-    cluster: Cluster, options: SearchOptions, counts: Sequence[int]
-) -> Iterator[tuple[str, Cluster, SearchOptions, Sequence[int]]]:
+    cluster: ClusterSpec, options: SearchOptions, counts: Sequence[int]
+) -> Iterator[tuple[str, ClusterSpec, SearchOptions, Sequence[int]]]:
     if "full" not in options.remats:
         yield "remat full", cluster, replace(options, remats=(*options.remats, "full")), counts
     if options.num_microbatches is not None:
@@ -76,5 +76,5 @@ def _changes(
     if options.use_all_devices or (options.use_all_devices is None and not cluster.is_mixed):
         yield "idle devices", cluster, replace(options, use_all_devices=False), counts
     groups = tuple(HostGroup(count=2 * g.count, host=g.host) for g in cluster.groups)
-    twice = Cluster(name=f"twice {cluster.name}", groups=groups)
+    twice = ClusterSpec(name=f"twice {cluster.name}", groups=groups)
     yield f"twice the hosts ({twice.num_hosts})", twice, options, counts

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.bounds_process import BoundsProcess
@@ -79,7 +79,7 @@ class FoundPipeline:
 
 def search(
     source: LayerSource,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     costs: VariantCosts | None = None,
@@ -161,7 +161,7 @@ class _Search:
         refused: Why the step does not separate, where it does not.
     """
 
-    cluster: Cluster
+    cluster: ClusterSpec
     options: SearchOptions
     report: Callable[[str], object]
     costs: VariantCosts

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant import Variant
@@ -80,7 +80,7 @@ class SearchOptions:
 
 
 def submeshes_of(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     *,
     every: bool,
     memory_bytes: int | None,
@@ -133,7 +133,7 @@ def _submesh(kind: SubmeshKind, memory_bytes: int | None) -> StageSubmesh:
 
 
 def asked_submeshes(
-    cluster: Cluster, options: SearchOptions
+    cluster: ClusterSpec, options: SearchOptions
 ) -> tuple[list[SubmeshKind], list[StageSubmesh]]:
     """`submeshes_of` for options."""
     kinds, submeshes = submeshes_of(
@@ -151,7 +151,7 @@ def _with_reserve(submesh: StageSubmesh, share: float) -> StageSubmesh:
     return replace(submesh, memory_bytes=submesh.memory_bytes - reserved, reserved_bytes=reserved)
 
 
-def _starts(cluster: Cluster, place: Place) -> Iterator[tuple[int, int]]:
+def _starts(cluster: ClusterSpec, place: Place) -> Iterator[tuple[int, int]]:
     """First devices of a submesh at a place, and of the same in its host up to the next place.
 
     Stages follow each other without gaps in any order of sizes, so places are not aligned.
@@ -191,7 +191,7 @@ def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tup
     )
 
 
-def guessed_s(kinds: Sequence[SubmeshKind], cluster: Cluster, options: SearchOptions) -> float:
+def guessed_s(kinds: Sequence[SubmeshKind], cluster: ClusterSpec, options: SearchOptions) -> float:
     """About what a step takes."""
     rate = max(max(r for _, r in k.device.flop_per_s) for k in kinds)
     return options.guess_s or 3 * options.step_flop / (rate * cluster.num_devices)
@@ -207,7 +207,7 @@ def _views(kind: SubmeshKind, pins: Sequence[StagePin]) -> tuple[LogicalMesh, ..
 
 def stage_problem(
     costs: StageCosts,
-    cluster: Cluster,
+    cluster: ClusterSpec,
     options: SearchOptions,
     num_microbatches: int,
     schedule: PipelineSchedule,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.stages.directions import build_either_way
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan, build_stages_below
@@ -20,7 +20,7 @@ from meshwise.inter.stages.stage_problem import StageProblem
 
 
 def build_placed(
-    problem: StageProblem, cluster: Cluster, at_most_s: float, *, num_stages: int | None = None
+    problem: StageProblem, cluster: ClusterSpec, at_most_s: float, *, num_stages: int | None = None
 ) -> StagePlan | None:
     """The best stages, at their places if submeshes have any, if they take less than `at_most_s`.
 
@@ -49,7 +49,7 @@ def build_placed(
     return replace(free, stages=stages, bound_s=bound_s)
 
 
-def _outer(problem: StageProblem, cluster: Cluster) -> list[int]:
+def _outer(problem: StageProblem, cluster: ClusterSpec) -> list[int]:
     """The submeshes that begin a host, if `place_stages` has a place for all shapes."""
     submeshes = problem.costs.submeshes
     if cluster.is_mixed or any(m.starts is None for m in submeshes):

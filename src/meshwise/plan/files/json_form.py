@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from meshwise.cluster.description.cluster_file import cluster_fields
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError
 from meshwise.plan.counts.collectives import Collective
 from meshwise.plan.counts.contents import Argument, DenseOperator
@@ -50,12 +50,12 @@ VERSION = 4
 _SUMS = ("peak_bytes", "device_flop")
 
 
-def _read_cluster(value: Json, where: str) -> Cluster:
+def _read_cluster(value: Json, where: str) -> ClusterSpec:
     try:
         name, groups = cluster_fields(value, f"field {where!r}")
     except ClusterError as error:
         raise PlanError(str(error)) from error
-    return Cluster(name=name, groups=groups)
+    return ClusterSpec(name=name, groups=groups)
 
 
 def _read_seconds(value: Json, where: str) -> float:
@@ -169,7 +169,7 @@ _PLAN = {
     "stages": list_of(_STAGE),
     "decisions": list_of(DECISION),
     "collectives": list_of(_COLLECTIVE),
-    "cluster": or_none(Form(_read_cluster, Cluster.table)),
+    "cluster": or_none(Form(_read_cluster, ClusterSpec.table)),
     "model": TEXT,
     "batch_size": SIZE,
     "num_microbatches": COUNT,

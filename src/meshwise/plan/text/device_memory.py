@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.files.json_read import Json
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.text.columns import WIDTH, shortened
@@ -179,7 +179,7 @@ def mesh_memory_bytes(plan: PlanRecord) -> tuple[int, ...]:
     return tuple(least[mesh] for mesh in sorted(least))
 
 
-def memory_holder(plan: PlanRecord, cluster: Cluster | None) -> str:
+def memory_holder(plan: PlanRecord, cluster: ClusterSpec | None) -> str:
     """Return what has the memory of a mesh, as a noun: where hosts differ, its smallest device.
 
     Args:

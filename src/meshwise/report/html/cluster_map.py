@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.cluster.spec import Cluster
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import MemoryCheck
@@ -69,7 +69,7 @@ def cluster_map(plan: Plan, check: MemoryCheck) -> str:
     )
 
 
-def _hosts(plan: Plan, cluster: Cluster) -> list[_Hosts]:
+def _hosts(plan: Plan, cluster: ClusterSpec) -> list[_Hosts]:
     owner: dict[tuple[int, int], int] = {}
     for number, stage in enumerate(plan.stages):
         place = placed(stage, cluster)

@@ -1,0 +1,110 @@
+"""What XLA:GPU fuses and in which orders it runs, on programs of known memory."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwise.memory.gpu.target import GpuTarget
+from meshwise.memory.local_program import (
+    InstructionKind,
+    Instructions,
+    LocalInstruction,
+    LocalProgram,
+    LocalValue,
+)
+from meshwise.memory.order import depth_first_order, list_order, post_order
+
+INPUT, FUSIBLE = InstructionKind.INPUT, InstructionKind.FUSIBLE
+REDUCE, OPAQUE = InstructionKind.REDUCE, InstructionKind.OPAQUE
+
+Row = tuple[InstructionKind, tuple[int, ...], int]
+
+
+def instructions_of(*rows: Row, outputs: tuple[int, ...], dear: int = -1) -> Instructions:
+    """A program from (kind, inputs, bytes), of which one value is expensive."""
+    program = LocalProgram()
+    for v, (kind, inputs, num_bytes) in enumerate(rows):
+        program.add(LocalValue(kind, inputs, num_bytes, 0, 0, is_expensive=v == dear))
+    program.outputs.extend(outputs)
+    return GpuTarget().instructions(program)
+
+
+def made_by(program: Instructions) -> list[tuple[int, ...]]:
+    return [step.defines for step in program.steps]
+
+
+def two_readers(source_bytes: int) -> list[Row]:
+    """exp(product), read by a sum and by a second product."""
+    return [
+        (INPUT, (), 64),
+        (OPAQUE, (0,), source_bytes),
+        (FUSIBLE, (1,), 128),
+        (REDUCE, (2,), 8),
+        (FUSIBLE, (2, 3), 128),
+        (OPAQUE, (4,), 8),
+    ]
+
+
+def test_an_expensive_value_is_computed_again_from_fewer_bytes() -> None:
+    # As a softmax in float32 of scores in bfloat16.
+    narrow = instructions_of(*two_readers(64), outputs=(5,), dear=2)
+    assert made_by(narrow) == [(1,), (3,), (4,), (5,)]
+    wide = instructions_of(*two_readers(128), outputs=(5,), dear=2)
+    assert made_by(wide) == [(1,), (2,), (3,), (4,), (5,)]
+
+
+def test_what_reads_the_same_is_made_at_once() -> None:
+    rows: list[Row] = [
+        (INPUT, (), 64),
+        (OPAQUE, (0,), 128),
+        (FUSIBLE, (1,), 128),
+        (FUSIBLE, (1,), 128),
+        (FUSIBLE, (1,), 256),
+        *((OPAQUE, (v,), 8) for v in (2, 3, 4)),
+    ]
+    assert made_by(instructions_of(*rows, outputs=(5, 6, 7)))[:3] == [(1,), (2, 3), (4,)]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Instructions, list[LocalValue]]:
+    """Instructions with one buffer each, which read earlier ones."""
+    count = draw(st.integers(1, 12))
+    steps: list[LocalInstruction] = []
+    values: list[LocalValue] = []
+    for i in range(count):
+        earlier = st.sets(st.integers(0, i - 1), max_size=3) if i else st.just(set[int]())
+        reads, after = tuple(sorted(draw(earlier))), tuple(sorted(draw(earlier)))
+        steps.append(LocalInstruction(i, reads, (), (i,), (), after))
+        values.append(LocalValue(OPAQUE, reads, draw(st.integers(1, 100)), i, i))
+    results = tuple(sorted(draw(st.sets(st.integers(0, count - 1), min_size=1))))
+    program = Instructions(
+        steps=tuple(steps), results=results, over_input=frozenset(), num_values=count
+    )
+    return program, values
+
+
+@given(programs())
+def test_every_order_runs_each_instruction_once_after_what_it_reads(
+    drawn: tuple[Instructions, list[LocalValue]],
+) -> None:
+    program, values = drawn
+    for order in (
+        depth_first_order(program, values),
+        post_order(program),
+        list_order(program, values),
+    ):
+        assert sorted(order) == list(range(len(program.steps)))
+        place = {i: now for now, i in enumerate(order)}
+        for i, step in enumerate(program.steps):
+            assert all(place[j] < place[i] for j in (*step.reads, *step.after))
+
+
+def test_the_list_scheduler_frees_before_it_makes() -> None:
+    # 0 -> 1 (large) -> 3 (small); 0 -> 2 (large) -> 4 (small).
+    sizes = [10, 100, 100, 1, 1]
+    reads = [(), (0,), (0,), (1,), (2,)]
+    steps = [LocalInstruction(i, r, (), (i,), ()) for i, r in enumerate(reads)]
+    values = [LocalValue(OPAQUE, r, size, 0, 0) for r, size in zip(reads, sizes, strict=True)]
+    program = Instructions(steps=tuple(steps), results=(3, 4), over_input=frozenset(), num_values=5)
+    assert list_order(program, values) == [0, 1, 3, 2, 4]
