@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
+from meshwise.api.verified_plan import plan_verified
 from meshwise.api.verify import check_target, verify_planned
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, trace_option
 from meshwise.cli.steps import chosen_step, model_names
-from meshwise.cli.verify import DOES_NOT_FIT, told_by
+from meshwise.cli.verify import told_by
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
+from meshwise.jax_compat import PyTree
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
@@ -26,6 +28,7 @@ from meshwise.schedules.registry import ALL, SEARCHED, choices, named
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
+from meshwise.targets.verification import Verification
 from meshwise.trace.step import Statistics, StepSignature
 
 EXAMPLES = """
@@ -114,7 +117,8 @@ Examples:
 @click.option(
     "--verify",
     is_flag=True,
-    help="Compile the plan's programs with the compiler of its devices, which need not be here.",
+    help="Compile the plan's programs with the compiler of its devices, which need not be here, "
+    "and plan with less memory until they fit.",
 )
 @click.option("--target", metavar="NAME", help="With --verify: for these devices, as h100.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
@@ -181,15 +185,21 @@ def plan(
         pins=pinned,
         measure=measure,
     )
-    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     try:
         if verify:
             check_target(cluster, target)
         with collection_paused():
-            fun, state, rows = chosen_step(model, step, batch, dtype)
-            planned = plan_pipeline(fun, (state, rows), {}, signature, request, report)
+            chosen = chosen_step(model, step, batch, dtype)
+        planner = _Planner(request, chosen, report, out if verify else None)
+        verified: Verification | None = None
+        if verify:
+            planned, verified = plan_verified(
+                planner.plan, lambda p: verify_planned(p, target, told_by(report)), report
+            )
+        else:
+            planned = planner.plan(None)
         found, timeline = planned.plan, planned.timeline
-        found = dataclasses.replace(found, model=f"{model}, {dtype}" if model else step or "")
+        found = replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
@@ -199,29 +209,35 @@ def plan(
     if out is not None:
         write_atomically(out, found.to_json())
     click.echo(found.to_json() if as_json else found.explain(), nl=False)
-    if verify:
-        _verify(planned, target, report, is_beside=as_json)
+    if verified is not None:
+        click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
 
 
-def _verify(
-    planned: PlannedPipeline,
-    target: str | None,
-    report: Callable[[str], None],
-    *,
-    is_beside: bool,
-) -> None:
-    """Print what the compiler says of a plan that is written already.
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Plans the step for so much memory as it is told.
 
-    Args:
-        planned: The plan.
-        target: Name of the target; None: the devices of the cluster.
-        report: Is given a line for each program.
-        is_beside: Whether the standard output holds JSON, so that the text goes beside it.
+    Attributes:
+        request: What is asked.
+        step: A step, its state and its batch.
+        report: Is told of progress.
+        first: Where a plan is written before it is compiled: it took long, and that may fail.
     """
-    try:
-        verified = verify_planned(planned, target, told_by(report))
-    except MeshwiseError as error:
-        raise click.ClickException(f"the plan is not verified: {error}") from error
-    click.echo(f"\n{verified.explain()}", nl=False, err=is_beside)
-    if not verified.fits:
-        raise click.exceptions.Exit(DOES_NOT_FIT)
+
+    request: PipelineRequest
+    step: tuple[Callable[..., PyTree], PyTree, PyTree]
+    report: Callable[[str], None]
+    first: Path | None
+
+    def plan(self, num_bytes: int | None) -> PlannedPipeline:
+        """Plan for so many bytes a device; None: as asked."""
+        asked = self.request
+        if num_bytes is not None:
+            asked = replace(asked, memory_bytes=num_bytes)
+        signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+        fun, *args = self.step
+        with collection_paused():
+            made = plan_pipeline(fun, tuple(args), {}, signature, asked, self.report)
+        if self.first is not None:
+            write_atomically(self.first, made.plan.to_json())
+        return made

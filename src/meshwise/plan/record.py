@@ -63,6 +63,7 @@ class PlanRecord:
         memory_price: What more memory would save, if it was asked.
         warnings: What the user should know.
         padding: Dims that are longer inside than in the user's step.
+        verified: The compiler by which it fits, and how full a device is; empty if none was asked.
     """
 
     step_time_s: float
@@ -95,6 +96,7 @@ class PlanRecord:
     memory_price: MemoryPrice | None = None
     warnings: tuple[str, ...] = ()
     padding: Padding = NOT_PADDED
+    verified: str = ""
 
     @property
     def peak_bytes(self) -> int:

@@ -195,7 +195,10 @@ _PLAN = {
     "memory_price": or_none(_MEMORY_PRICE),
     "warnings": list_of(TEXT),
     "padding": _PADDING,
+    "verified": TEXT,
 }
+# Left out where they are empty.
+_OPTIONAL = ("verified",)
 
 
 def plan_to_json(plan: PlanRecord) -> str:
@@ -205,7 +208,8 @@ def plan_to_json(plan: PlanRecord) -> str:
         PlanError: a number is infinite or not a number.
     """
     sums = {"peak_bytes": plan.peak_bytes, "device_flop": float(plan.device_flop)}
-    return json_text({"format": FORMAT, "version": VERSION, **sums, **written(plan, _PLAN)})
+    fields = {n: x for n, x in written(plan, _PLAN).items() if x or n not in _OPTIONAL}
+    return json_text({"format": FORMAT, "version": VERSION, **sums, **fields})
 
 
 def fields_from_json(text: str) -> dict[str, Any]:
@@ -217,7 +221,8 @@ def fields_from_json(text: str) -> dict[str, Any]:
     older = {FORMAT: OLDER_PLANS, PIPELINE_FORMAT: OLDER_PIPELINES}
     data = document(text, VERSION, older, FORMAT)
     told = {key: data.pop(key) for key in _SUMS if key in data}
-    found = read_fields(data, _PLAN)
+    known = {n: form for n, form in _PLAN.items() if n not in _OPTIONAL or n in data}
+    found = read_fields(data, known)
     if not found["stages"]:
         raise PlanError("field 'stages': a plan needs at least one stage")
     for number, stage in enumerate(found["stages"]):

@@ -99,6 +99,7 @@ def _summary(plan: PlanRecord) -> list[str]:
         ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
         *_simulated(plan),
         ("memory", f"{memory} on the worst device (predicted)"),
+        *([("verified", plan.verified)] if plan.verified else []),
         ("dense work", f"{flop_text(plan.device_flop)} on the worst device"),
         ("batch", f"{_batch(plan)}{plan.num_microbatches} micro-batches{schedule}"),
         (
