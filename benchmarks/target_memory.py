@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import meshwise as mw
 from benchmarks.fits import rows_of
+from meshwise.units import bytes_text
 
 # A few layers of the models by name: what repeats tells no more.
 MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -97,9 +98,8 @@ def answer(case: Case, target: str) -> dict[str, Any]:
     from meshwise.models.steps import model_step
 
     changes = {**MODELS[case.model], **({"remat": True} if case.remat else {})}
-    step, *args = model_step(
-        model_config(case.model, dtype=case.dtype, **changes), BATCH
-    ).abstract  # fmt: skip
+    config = model_config(case.model, dtype=case.dtype, **changes)
+    step, *args = model_step(config, BATCH).abstract
     row: dict[str, Any] = {"case": list(case), "target": target}
     start = time.monotonic()
     try:
@@ -132,6 +132,26 @@ def summary(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def page(rows: list[dict[str, Any]]) -> str:
+    """A table in Markdown of some rows."""
+    lines = [
+        "| program | dtype | remat | method | B | held out | compiled | predicted / compiled |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        model, dtype, remat, method, count, is_held_out = row["case"]
+        stages = row.get("stages", ())
+        compiled = ", ".join(bytes_text(c) for _, c in stages)
+        ratios = ", ".join(f"{p / c:.3f}" for p, c in stages) or "refused by the planner"
+        cells = [model, dtype, _mark(remat), method, str(count), _mark(is_held_out)]
+        lines.append(f"| {' | '.join([*cells, compiled, ratios])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mark(value: bool) -> str:
+    return "yes" if value else ""
+
+
 def main() -> None:
     """Compile programs and print what came out."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -139,6 +159,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="Rows; those there are kept.")
+    parser.add_argument("--page", type=Path, help="The rows as a table in Markdown.")
     options = parser.parse_args()
     rows = rows_of(options.out) if options.out.exists() else []
     done = {(tuple(row["case"]), row["target"]) for row in rows}
@@ -152,6 +173,8 @@ def main() -> None:
             file.flush()
             ratios = " ".join(f"{p / c:.3f}" for p, c in row.get("stages", ()))
             print(*case, ratios or row.get("error"), row["seconds"], flush=True)
+    if options.page is not None:
+        options.page.write_text(page(rows))
     for is_held_out in (False, True):
         some = [row for row in rows if row["case"][-1] == is_held_out]
         print("held out:" if is_held_out else "fitted:", summary(some))

@@ -13,7 +13,6 @@ import pytest
 
 import meshwise as mw
 from doubles.layered_steps import CLIPPED, gpt_step, host, unet_step
-from doubles.scanned_steps import scanned_gpt
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.models.gpt import Gpt
 from meshwise.models.losses import mean_cross_entropy
@@ -141,22 +140,51 @@ def test_a_parameter_of_two_stages_is_sent_and_a_skip_passes_by() -> None:
     assert [stage.first_layer for stage in plan.stages] == [0, 1, 2, 3]
 
 
+def scanned_net(state: Any, x: Any) -> Any:
+    """Layers under `scan`, between a product and the same one transposed."""
+    params, _ = state
+    x, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x @ params["ends"], params["stack"])
+    return x @ params["ends"].T
+
+
+def scanned_step(state: Any, batch: Any) -> Any:
+    params, momentum = state
+    loss, grads = mw.value_and_grad(
+        lambda p: jnp.mean((scanned_net((p, momentum), batch["x"]) - batch["y"]) ** 2)
+    )(params)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    return (jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum), loss
+
+
+@cache
+def scanned_programs() -> tuple[Any, mw.ParallelStep, Any, Any]:
+    """A pipeline after a step, the evaluation that follows it, its state, the batch."""
+    # Large enough that either stage has two layers of the stack.
+    draw = np.random.default_rng(2).normal
+    shapes = {"ends": (6, 128), "stack": (4, 128, 128)}
+    params = {name: jnp.asarray(draw(size=shape) / 12) for name, shape in shapes.items()}
+    rows = {name: jnp.asarray(draw(size=(512, 6))) for name in "xy"}
+    args = (params, jax.tree.map(jnp.zeros_like, params)), rows
+    staged, state, batch = trained(scanned_step, args)
+    return staged.plan(*args), mw.parallelize(scanned_net, method=mw.Follow(staged)), state, batch
+
+
+def test_stacks_of_layers_are_evaluated() -> None:
+    _, evaluation, state, batch = scanned_programs()
+    expected = quick_jit(scanned_net)(jax.tree.map(host, state), batch["x"])
+    assert_same(evaluation(state, batch["x"]), expected)
+
+
+@pytest.mark.xfail(reason="a scan is taken apart where it is in the loss only (decision 17)")
 def test_stacks_of_layers_stay_on_their_stages() -> None:
-    step, args = scanned_gpt()
-    staged, state, batch = trained(step, args)
-    config = gpt_config("tiny", **{**SIZES, "num_layers": 2}, scan_layers=True)
-
-    def evaluate(params: Any, batch: Any) -> Any:
-        return mean_cross_entropy(Gpt(config).apply({"params": params}, batch["x"]), batch["y"])
-
-    evaluation = mw.parallelize(evaluate, method=mw.Follow(staged))
-    plan = evaluation.plan(state[0], batch)
-    assert len(plan.stages) == 2
+    plan, evaluation, state, batch = scanned_programs()
+    names = [[a.name for k in stage.layers for a in k.arguments] for stage in plan.stages]
+    assert "0/0/stack[1]" in names[0]
+    assert "0/0/stack[2]" in names[1]
+    followed = evaluation.plan(state, batch["x"])
+    assert len(followed.stages) == 2
     # No stack is.
-    embedding = "0/token_embedding/embedding"
-    assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
-    expected = quick_jit(evaluate)(jax.tree.map(host, state[0]), batch)
-    assert_same(evaluation(state[0], batch), expected)
+    assert followed.warnings == ("0/0/ends is sent from stage 0 to stage 1 in each call",)
 
 
 @pytest.mark.slow
