@@ -15,13 +15,17 @@ from meshwise.memory.target import product_itemsize
 
 _RULES = FusionRules(by_traffic=True)
 
+# Workspaces of cuBLAS and cuDNN, and what is moved to hide a collective, are not modelled: without
+# a margin 3 of 66 stages were more than 7 % too low (docs/measurements/target_memory.md).
+_MARGIN_SHARE = 0.03
+
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """The compiler XLA:GPU."""
 
     name: str = "gpu"
-    margin_share: float = 0.0
+    margin_share: float = _MARGIN_SHARE
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""
