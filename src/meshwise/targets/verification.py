@@ -304,7 +304,7 @@ def _lines(found: Verification) -> list[str]:
     fullest = max(found.stages, key=lambda stage: stage.compiled_bytes / stage.limit_bytes)
     share = found.usable_bytes / found.memory_bytes
     kept_back = ", ".join(f"{name} {bytes_text(n)}" for name, n in found.reserves.items())
-    lines = [
+    return [
         f"{found.target}, compiled by {found.compiler}: {state}. The fullest device needs "
         f"{bytes_text(fullest.compiled_bytes)} of {bytes_text(fullest.limit_bytes)}.",
         *textwrap.wrap(
@@ -313,55 +313,55 @@ def _lines(found: Verification) -> list[str]:
             WIDTH,
         ),
         "",
-        *table(
-            ("stage", "predicted", "compiled", "limit", "predicted / compiled"),
-            [
-                (
-                    str(stage.stage),
-                    bytes_text(stage.predicted_bytes),
-                    bytes_text(stage.compiled_bytes),
-                    bytes_text(stage.limit_bytes),
-                    f"{stage.predicted_bytes / max(stage.compiled_bytes, 1):.3f}",
-                )
-                for stage in found.stages
-            ],
-            "lrrrr",
-        ),
+        *_stage_table(found.stages),
         "",
-        *table(
-            ("program", "runs", "arguments", "results", "in place", "temporary", "compiled in"),
-            [
-                (
-                    program.name,
-                    str(program.count),
-                    bytes_text(program.argument_bytes),
-                    bytes_text(program.output_bytes),
-                    bytes_text(program.alias_bytes),
-                    bytes_text(program.temporary_bytes),
-                    seconds_text(program.compile_s),
-                )
-                for program in found.programs
-            ],
-            "lrrrrrr",
-        ),
+        *_program_table(found.programs),
+        *(["", *_collective_table(found.collectives)] if found.collectives else []),
     ]
-    if found.collectives:
-        lines += [
-            "",
-            *table(
-                ("collective", "axes", "planned", "number", "compiled", "number"),
-                [
-                    (
-                        item.kind,
-                        ", ".join(item.axes) or "-",
-                        bytes_text(item.planned_bytes),
-                        str(item.planned_number),
-                        bytes_text(item.compiled_bytes),
-                        str(item.compiled_number),
-                    )
-                    for item in found.collectives
-                ],
-                "llrrrr",
-            ),
-        ]
-    return lines
+
+
+def _stage_table(stages: Sequence[VerifiedStage]) -> list[str]:
+    rows = [
+        (
+            str(stage.stage),
+            bytes_text(stage.predicted_bytes),
+            bytes_text(stage.compiled_bytes),
+            bytes_text(stage.limit_bytes),
+            f"{stage.predicted_bytes / max(stage.compiled_bytes, 1):.3f}",
+        )
+        for stage in stages
+    ]
+    return table(("stage", "predicted", "compiled", "limit", "predicted / compiled"), rows, "lrrrr")
+
+
+def _program_table(programs: Sequence[VerifiedProgram]) -> list[str]:
+    head = ("program", "runs", "arguments", "results", "in place", "temporary", "compiled in")
+    rows = [
+        (
+            program.name,
+            str(program.count),
+            bytes_text(program.argument_bytes),
+            bytes_text(program.output_bytes),
+            bytes_text(program.alias_bytes),
+            bytes_text(program.temporary_bytes),
+            seconds_text(program.compile_s),
+        )
+        for program in programs
+    ]
+    return table(head, rows, "lrrrrrr")
+
+
+def _collective_table(collectives: Sequence[VerifiedCollectives]) -> list[str]:
+    rows = [
+        (
+            item.kind,
+            ", ".join(item.axes) or "-",
+            bytes_text(item.planned_bytes),
+            str(item.planned_number),
+            bytes_text(item.compiled_bytes),
+            str(item.compiled_number),
+        )
+        for item in collectives
+    ]
+    head = ("collective", "axes", "planned", "number", "compiled", "number")
+    return table(head, rows, "llrrrr")
