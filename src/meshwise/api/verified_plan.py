@@ -30,7 +30,8 @@ def plan_verified(
         report: Is told of each new limit.
 
     Returns:
-        The plan, with the memory that was asked for, and what the compiler says of it.
+        The plan, with the memory that was asked for (planned again: the least of its devices), and
+        what the compiler says of it.
 
     Raises:
         InfeasibleError: no plan was found that fits by the compiler.
@@ -47,8 +48,10 @@ def plan_verified(
                 f"no plan was found that fits by the compiler: {_need(worst)}; planned for less: "
                 f"{error}"
             ) from error
-        limit = limit or min(stage.memory_bytes for stage in found.plan.stages)
-        found = _with_memory(found, limit)
+        if less is None:
+            limit = min(stage.memory_bytes for stage in found.plan.stages)
+        else:
+            found = _with_memory(found, limit)
         verified = verify(found)
         if verified.fits:
             made = f"{verified.compiler} for {verified.target}: {_need(_fullest(verified))}"
