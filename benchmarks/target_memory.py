@@ -1,7 +1,7 @@
 """Predicted memory beside what a target's compiler says, for programs that are drawn by seed.
 
 A third of the programs of each seed is held out: no number of a model of memory may be fitted to
-it.  The compiler must be installed (`meshwise doctor` says how); no device is needed.
+it.  The compiler must be installed (`pip install "meshwise[target-gpu]"`); no device is needed.
 
     python -m benchmarks.target_memory --target h100 --number 30 --out memory.jsonl
 """
@@ -44,7 +44,7 @@ METHODS: Mapping[str, mw.Method] = MappingProxyType(
     }
 )
 CLUSTERS: Mapping[str, str] = MappingProxyType(
-    {"h100": "1x dgx-h100", "a100-80": "1x dgx-a100", "v5e": "v5e-8", "v5p": "v5p-8"}
+    {"h100": "1x dgx-h100", "a100-80": "1x dgx-a100", "v5e": "v5e-8", "v5p": "v5p-16"}
 )
 BATCH = 32
 

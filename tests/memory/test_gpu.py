@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.memory.gpu.target import GpuTarget
+from meshwise.memory.gpu.target import GPU
 from meshwise.memory.local_program import (
     InstructionKind,
     Instructions,
@@ -27,7 +27,7 @@ def instructions_of(*rows: Row, outputs: tuple[int, ...], dear: int = -1) -> Ins
     for v, (kind, inputs, num_bytes) in enumerate(rows):
         program.add(LocalValue(kind, inputs, num_bytes, 0, 0, is_expensive=v == dear))
     program.outputs.extend(outputs)
-    return GpuTarget().instructions(program)
+    return GPU.instructions(program)
 
 
 def made_by(program: Instructions) -> list[tuple[int, ...]]:
@@ -91,7 +91,7 @@ def test_every_order_runs_each_instruction_once_after_what_it_reads(
     program, values = drawn
     for order in (
         depth_first_order(program, values),
-        post_order(program),
+        post_order(program, values),
         list_order(program, values),
     ):
         assert sorted(order) == list(range(len(program.steps)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwise.memory.cpu.target import CpuTarget
+from meshwise.memory.cpu.target import CPU
 from meshwise.memory.heap import heap_bytes
 from meshwise.memory.live import most_live
 from meshwise.memory.local_program import (
@@ -14,7 +14,7 @@ from meshwise.memory.local_program import (
 
 INPUT, FUSIBLE, VIEW = InstructionKind.INPUT, InstructionKind.FUSIBLE, InstructionKind.VIEW
 REDUCE, OPAQUE = InstructionKind.REDUCE, InstructionKind.OPAQUE
-TARGET = CpuTarget()
+TARGET = CPU
 
 
 def made(

@@ -10,7 +10,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import LoopRule
-from meshwise.memory.cpu.target import CpuTarget
+from meshwise.memory.cpu.target import CPU
 from meshwise.memory.local_program import InstructionKind
 from meshwise.memory.targets import TARGETS, memory_model, target_of
 
@@ -41,11 +41,11 @@ def test_targets_have_names() -> None:
     ],
 )
 def test_kinds(kind: str, treated: InstructionKind) -> None:
-    assert CpuTarget().treatment(operator(kind), ()).kind == treated
+    assert CPU.treatment(operator(kind), ()).kind == treated
 
 
 def test_a_scatter_is_in_place_and_wants_its_updates_in_order() -> None:
-    treated = CpuTarget().treatment(operator("scatter-add", 3), ())
+    treated = CPU.treatment(operator("scatter-add", 3), ())
     assert treated.is_in_place
     assert treated.rewritten == ((1, InstructionKind.FUSIBLE), (2, InstructionKind.FUSIBLE))
 
@@ -62,7 +62,7 @@ def test_a_convolution_copies_what_lies_in_another_order(
     orders: tuple[tuple[int, ...], ...], rewritten: tuple[int, ...], is_copied: bool
 ) -> None:
     op = replace(operator("conv_general_dilated", 2), heavy=True, dim_orders=orders)
-    treated = CpuTarget().treatment(op, ())
+    treated = CPU.treatment(op, ())
     assert tuple(k for k, _ in treated.rewritten) == rewritten
     assert treated.is_copied == is_copied
 
@@ -70,13 +70,13 @@ def test_a_convolution_copies_what_lies_in_another_order(
 def test_the_gradient_of_a_largest_of_windows_needs_indices() -> None:
     rule = LoopRule((), ((), ((), (), ())), ((),))
     op = replace(operator("select_and_scatter_add", 2), rule=rule)
-    assert CpuTarget().treatment(op, ()).num_indices == 3
+    assert CPU.treatment(op, ()).num_indices == 3
 
 
 def test_narrow_products_are_wide_where_the_device_has_none() -> None:
     half = Tensor(shape=(8,), dtype="float16", itemsize=2)
     single = Tensor(shape=(8,), dtype="float32", itemsize=4)
     slow = replace(DEVICE, flop_per_s=(("float32", 2.0), ("float16", 1.0)))
-    assert CpuTarget().product_itemsize(half, DEVICE) == 2
-    assert CpuTarget().product_itemsize(half, slow) == 4
-    assert CpuTarget().product_itemsize(single, slow) == 4
+    assert CPU.product_itemsize(half, DEVICE) == 2
+    assert CPU.product_itemsize(half, slow) == 4
+    assert CPU.product_itemsize(single, slow) == 4

@@ -2,5 +2,6 @@
 
 `peak.peak` is what others call; `targets` lists the targets; `target.Target` is what each of them
 answers.  `program` (the program of one device), `live` and `liveness` are shared by all of them,
-`fusion` and `order` what XLA's compilers share; `cpu/` and `gpu/` hold the rules of each.
+`treatment`, `fusion`, `order` and `xla_target` are what XLA's compilers share; `cpu/` and `gpu/`
+say in what they differ.
 """

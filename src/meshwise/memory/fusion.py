@@ -1,9 +1,10 @@
 """What XLA fuses, and which values get a buffer.
 
 Fusion runs from the results backwards: a fusible value goes into what reads it; into several
-readers only if that repeats nothing expensive.  What an opaque instruction reads is a buffer.
+readers only if that repeats nothing expensive, or moves fewer bytes (`FusionRules`).  What an
+opaque instruction reads is a buffer.
 
-Source: XLA InstructionFusion, CpuInstructionFusion and PriorityFusion, read off compiled programs.
+Source: XLA InstructionFusion, CpuInstructionFusion, PriorityFusion; compiled programs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionRules:
-    """In what compilers differ.
+    """How a compiler decides what is fused.
 
     Attributes:
         by_traffic: Whether readers compute a value again, reductions too, where that moves fewer

@@ -136,14 +136,16 @@ def _post_order(
     return order
 
 
-def post_order(program: Instructions) -> list[int]:
+def post_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:
     """Return positions of the instructions as XLA's post-order scheduler runs them.
 
     It walks depth first from the results, operands as they stand.
 
     Args:
         program: The instructions.
+        values: The values of the program, which do not matter here.
     """
+    del values
     graph = _dependences(program)
     return _post_order(graph.results, graph.before)
 

@@ -9,10 +9,6 @@ from meshwise.cluster.mesh import DeviceSpec
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 
-# Dtypes of which a device may have no products: XLA converts to float32, and rounds the results.
-# Source: XLA change_op_data_type.cc, float_normalization.cc.
-_NARROW, _WIDE, _WIDE_BYTES = frozenset(("bfloat16", "float16")), "float32", 4
-
 
 class Target(Protocol):
     """The rules by which a compiler gives memory to the program of one device.
@@ -58,17 +54,3 @@ class Target(Protocol):
             values: The values of the program.
         """
         ...
-
-
-def product_itemsize(tensor: Tensor, device: DeviceSpec) -> int:
-    """Return bytes of an element where XLA widens the dtypes of which a device has no products.
-
-    Args:
-        tensor: What a dense product reads or makes.
-        device: The device.
-    """
-    if tensor.dtype not in _NARROW:
-        return tensor.itemsize
-    rates = dict(device.flop_per_s)
-    is_slower = rates.get(tensor.dtype, 0.0) < rates.get(_WIDE, 0.0)
-    return _WIDE_BYTES if is_slower else tensor.itemsize

@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
-from meshwise.memory.cpu.target import CpuTarget
-from meshwise.memory.gpu.target import GpuTarget
+from meshwise.memory.cpu.target import CPU
+from meshwise.memory.gpu.target import GPU
 from meshwise.memory.target import Target
 
-TARGETS: Mapping[str, Target] = MappingProxyType({"cpu": CpuTarget(), "gpu": GpuTarget()})
+TARGETS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU})
 
 # Parts of the names of GPUs, in the catalog and as drivers report them.
 _GPUS = ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300")

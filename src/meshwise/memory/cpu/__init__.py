@@ -1,1 +1,1 @@
-"""The rules of XLA:CPU: how operators are treated, what is fused, in which order it runs."""
+"""XLA:CPU: its margin, its rule of fusion, its scheduler."""

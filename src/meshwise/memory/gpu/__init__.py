@@ -1,1 +1,1 @@
-"""The rules of XLA:GPU: how operators are treated, what is fused, what is held for later."""
+"""XLA:GPU: its margin, its rules of fusion, its schedulers."""

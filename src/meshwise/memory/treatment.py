@@ -1,4 +1,4 @@
-"""How XLA:CPU treats operators: what it fuses, repeats, moves and copies.
+"""How XLA treats operators: what it fuses, repeats, moves and copies.
 
 Source: docs/xla_cpu.md section 3, and the files of XLA named below.
 """
@@ -33,7 +33,7 @@ PARTS: Mapping[str, int] = MappingProxyType({"erfc": 3})
 
 
 def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
-    """Return how XLA:CPU treats an operator without bodies.
+    """Return how XLA treats an operator without bodies, on a CPU; on a GPU it is taken to be alike.
 
     Args:
         op: The operator.

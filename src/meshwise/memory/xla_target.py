@@ -1,0 +1,57 @@
+"""A compiler that is built on XLA: what its targets share, and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshwise.cluster.mesh import DeviceSpec
+from meshwise.graph.graph import Operator, Tensor
+from meshwise.memory.fusion import FusionRules, instructions
+from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
+from meshwise.memory.treatment import treatment
+
+# Dtypes of which a device may have no products: XLA converts to float32, and rounds the results.
+# Source: XLA change_op_data_type.cc, float_normalization.cc.
+_NARROW, _WIDE, _WIDE_BYTES = frozenset(("bfloat16", "float16")), "float32", 4
+
+Scheduler = Callable[[Instructions, Sequence[LocalValue]], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaTarget:
+    """A compiler of the XLA family; it answers `memory.target.Target`.
+
+    Attributes:
+        name: Name of the target.
+        margin_share: What it may need on top of the temporaries, as a share of them.
+        rules: How it fuses.
+        schedulers: Of their orders it takes the one of least memory.
+    """
+
+    name: str
+    margin_share: float
+    rules: FusionRules
+    schedulers: tuple[Scheduler, ...]
+
+    def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
+        """Return how the compiler treats an operator without bodies."""
+        return treatment(op, shapes)
+
+    def product_itemsize(self, tensor: Tensor, device: DeviceSpec) -> int:
+        """Return bytes of an element of a tensor where a dense product reads or makes it."""
+        if tensor.dtype not in _NARROW:
+            return tensor.itemsize
+        rates = dict(device.flop_per_s)
+        is_slower = rates.get(tensor.dtype, 0.0) < rates.get(_WIDE, 0.0)
+        return _WIDE_BYTES if is_slower else tensor.itemsize
+
+    def instructions(self, program: LocalProgram) -> Instructions:
+        """Return what runs after fusion, and on which buffers."""
+        return instructions(program, self.rules)
+
+    def orders(
+        self, program: Instructions, values: Sequence[LocalValue]
+    ) -> tuple[Sequence[int], ...]:
+        """Return orders of the instructions, of which the compiler takes that of least memory."""
+        return tuple(scheduler(program, values) for scheduler in self.schedulers)
