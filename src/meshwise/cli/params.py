@@ -1,6 +1,7 @@
 """Types of command-line values: mesh shapes, sizes in bytes, numbers that may be `auto`.
 
-`trace_option` is an option that several commands have.
+`batch_option`, `dtype_option`, `statistics_option` and `trace_option` are options that several
+commands have.
 """
 
 from __future__ import annotations
@@ -16,6 +17,20 @@ from meshwise.errors import ClusterError
 
 _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
+batch_option = click.option(
+    "--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows."
+)
+dtype_option = click.option(
+    "--dtype", default="float16", show_default=True, help="Of a named model's products."
+)
+statistics_option = click.option(
+    "--microbatch-statistics",
+    "statistics",
+    type=click.Choice(["exact", "local"]),
+    default="exact",
+    show_default=True,
+    help="Of the full batch, or (batch norm) of each micro-batch alone.",
+)
 trace_option = click.option(
     "--trace",
     "trace_file",

@@ -12,7 +12,14 @@ import click
 from meshwise.api.verified_plan import plan_verified
 from meshwise.api.verify import check_target, verify_planned
 from meshwise.cli.outputs import check_writable
-from meshwise.cli.params import ByteSize, ClusterName, trace_option
+from meshwise.cli.params import (
+    ByteSize,
+    ClusterName,
+    batch_option,
+    dtype_option,
+    statistics_option,
+    trace_option,
+)
 from meshwise.cli.steps import chosen_step, model_names
 from meshwise.cli.verify import told_by
 from meshwise.cluster.spec import ClusterSpec
@@ -60,8 +67,8 @@ Examples:
 @click.option(
     "--cluster", type=ClusterName(), required=True, help="As '8x p3.16xlarge', or a file."
 )
-@click.option("--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows.")
-@click.option("--dtype", default="float16", show_default=True, help="Of a named model's products.")
+@batch_option
+@dtype_option
 @click.option("--layers", type=click.IntRange(1), help="Layers to cut into; as many as repeat.")
 @click.option(
     "--microbatches",
@@ -87,14 +94,7 @@ Examples:
     help="What the backward pass may compute again; may be repeated. none and full by default.",
 )
 @click.option("--memory", type=ByteSize(), help="Of a device, as 14GiB; the cluster's by default.")
-@click.option(
-    "--microbatch-statistics",
-    "statistics",
-    type=click.Choice(["exact", "local"]),
-    default="exact",
-    show_default=True,
-    help="Of the full batch, or (batch norm) of each micro-batch alone.",
-)
+@statistics_option
 @click.option(
     "--pin",
     "pins",

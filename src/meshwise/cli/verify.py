@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import meshwise as mw
+from meshwise.cli.params import batch_option, dtype_option, statistics_option
 from meshwise.cli.steps import chosen_step, model_names
 from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
@@ -37,16 +38,9 @@ DOES_NOT_FIT = 3
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--model", help=f"The model that was planned: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
-@click.option("--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows.")
-@click.option("--dtype", default="float16", show_default=True, help="Of a named model's products.")
-@click.option(
-    "--microbatch-statistics",
-    "statistics",
-    type=click.Choice(["exact", "local"]),
-    default="exact",
-    show_default=True,
-    help="As it was planned.",
-)
+@batch_option
+@dtype_option
+@statistics_option
 @click.option("--target", metavar="NAME", help="As h100; the devices of the plan by default.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 def verify(
