@@ -145,6 +145,19 @@ def test_what_is_no_stack_of_layers_stays() -> None:
     assert not found.notes
 
 
+def test_without_a_loss_the_caller_says_what_the_parameters_are() -> None:
+    def forward(params: Any, x: Any) -> Any:
+        return net(params, x, layer=product, around=lambda f: f)
+
+    args = {"stack": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 4)))}, jnp.ones((4, 4))
+    opened = open_step(forward, args, {}, SIGNATURE)
+    assert unstacked(opened).step is opened
+    found = unstacked(opened, (0,))
+    assert found.step.names == ("0/stack[0]", "0/stack[1]", "0/stack[2]", "1")
+    (made,) = quick_jit(jaxpr_as_fun(found.step.closed))(*args[0]["stack"], args[1])
+    np.testing.assert_allclose(made, quick_jit(forward)(*args), rtol=1e-6)
+
+
 def test_a_scan_that_is_hidden_is_told() -> None:
     step, args = small(
         lambda p, x: jnp.sum(net(p, x, layer=product, around=jax.checkpoint)), optax.sgd(0.1)

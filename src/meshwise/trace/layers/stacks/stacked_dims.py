@@ -1,12 +1,13 @@
 """Which arrays of a step are stacks of layers, found without running anything.
 
-A `scan` of the loss over stacked parameters goes over layers.  What it reads slice by slice is a
-stack, and so is what is joined with a stack element by element: gradients, moments, their updates.
+A heavy `scan` over stacked parameters goes over layers: one of the loss, or one of the step over
+arguments that the caller names.  What it reads slice by slice is a stack, and so is what is joined
+with a stack element by element: gradients, moments, their updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts, source_line
@@ -25,7 +26,7 @@ class Stacks:
     """What is taken apart into layers.
 
     Attributes:
-        scans: Scans over layers, equations of losses.
+        scans: Scans over layers, equations of the step and of its losses.
         dims: For each variable that is a stack the dim of the layers.
         losses: The flat jaxpr of each loss, by its equation.
         notes: What was found, for people: scans that are cut and scans that are not.
@@ -51,21 +52,21 @@ def has_scans(jaxpr: FlatJaxpr) -> bool:
     return False
 
 
-def find_stacks(flat: ClosedJaxpr, batch: Iterable[int]) -> Stacks:
+def find_stacks(flat: ClosedJaxpr, batch: Iterable[int], parameters: Iterable[int] = ()) -> Stacks:
     """Look for scans over layers in a step.
 
     Args:
         flat: Closed jaxpr of the step, calls taken apart.
         batch: Positions of the arguments that are batch data.
+        parameters: Positions of the arguments whose scans outside of losses go over layers.
     """
     jaxpr = flat.jaxpr
     rows = dependent(jaxpr.eqns, [jaxpr.invars[i] for i in batch])
     same = _Same()
     same.add(jaxpr.eqns)
     losses: dict[Eqn, ClosedJaxpr] = {}
-    seeds: list[Place] = []
-    scans: set[Eqn] = set()
-    notes: list[str] = []
+    found = _Scans()
+    found.look(jaxpr.eqns, rows, [jaxpr.invars[i] for i in parameters])
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != LOSS:
             continue
@@ -73,26 +74,55 @@ def find_stacks(flat: ClosedJaxpr, batch: Iterable[int]) -> Stacks:
         _join_loss(same, eqn, loss)
         inside = loss.jaxpr
         given = [v for v, o in zip(inside.invars, eqn.invars, strict=True) if o in rows]
-        moving = dependent(inside.eqns, given)
-        varied = dependent(inside.eqns, [inside.invars[w] for w in eqn.params["wrt"]])
-        for inner in inside.eqns:
-            where = source_line(inner.source_info)
-            stacked = [v for v in _sliced(inner) if v not in moving]
-            if stacked and not varied.isdisjoint(stacked) and _is_heavy(inner):
-                scans.add(inner)
-                notes.append(f"{inner.params['length']} layers scanned at {where} are cut apart")
-                seeds += [(v, 0) for v in stacked]
-                seeds += [(v, 0) for v in inner.outvars[scan_counts(inner.params)[1] :]]
-            elif inner.primitive.name != "scan" and not varied.isdisjoint(variables(inner.invars)):
-                notes += (
+        wrt = [inside.invars[w] for w in eqn.params["wrt"]]
+        found.look(inside.eqns, dependent(inside.eqns, given), wrt)
+    return Stacks(
+        scans=frozenset(found.scans),
+        dims=same.with_any(found.seeds),
+        losses=losses,
+        notes=tuple(found.notes),
+    )
+
+
+class _Scans:
+    """Scans over layers, as they are found.
+
+    Attributes:
+        scans: The scans.
+        seeds: What they read and make slice by slice.
+        notes: For people.
+    """
+
+    def __init__(self) -> None:
+        self.scans: set[Eqn] = set()
+        self.seeds: list[Place] = []
+        self.notes: list[str] = []
+
+    def look(self, equations: Sequence[Eqn], moving: Collection[Var], wrt: Iterable[Var]) -> None:
+        """Look through the equations of a step or a loss.
+
+        Args:
+            equations: The equations.
+            moving: What depends on batch data.
+            wrt: The parameters.
+        """
+        varied = dependent(equations, wrt)
+        for eqn in equations:
+            name = eqn.primitive.name
+            stacked = [v for v in _sliced(eqn) if v not in moving]
+            if stacked and not varied.isdisjoint(stacked) and _is_heavy(eqn):
+                self.scans.add(eqn)
+                where = source_line(eqn.source_info)
+                self.notes.append(f"{eqn.params['length']} layers scanned at {where} are cut apart")
+                self.seeds += [(v, 0) for v in stacked]
+                self.seeds += [(v, 0) for v in eqn.outvars[scan_counts(eqn.params)[1] :]]
+            elif name not in ("scan", LOSS) and not varied.isdisjoint(variables(eqn.invars)):
+                self.notes += (
                     f"the scan at {source_line(e.source_info)} stays whole: it is inside of "
-                    f"{inner.primitive.name} at {where}"
-                    for e in _scans_inside(inner)
+                    f"{name} at {source_line(eqn.source_info)}"
+                    for e in _scans_inside(eqn)
                     if _is_heavy(e)
                 )
-    return Stacks(
-        scans=frozenset(scans), dims=same.with_any(seeds), losses=losses, notes=tuple(notes)
-    )
 
 
 def _sliced(eqn: Eqn) -> list[Var]:

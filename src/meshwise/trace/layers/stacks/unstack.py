@@ -9,7 +9,7 @@ Source: docs/decisions/0020.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -72,11 +72,12 @@ class Unstacked:
     notes: tuple[str, ...]
 
 
-def unstacked(opened: OpenStep) -> Unstacked:
+def unstacked(opened: OpenStep, parameters: Collection[int] = ()) -> Unstacked:
     """Take the stacks of a step apart; a step without scans over layers stays as it is.
 
     Args:
         opened: The user's step.
+        parameters: Positions of flat arguments whose scans go over layers outside of losses too.
 
     Returns:
         The step on single layers, and where the user's arguments are in it.
@@ -85,7 +86,7 @@ def unstacked(opened: OpenStep) -> Unstacked:
     if not has_scans(opened.closed.jaxpr):
         return alone
     flat = inlined(opened.closed)
-    stacks = find_stacks(flat, opened.batch_dims)
+    stacks = find_stacks(flat, opened.batch_dims, parameters)
     if not stacks.scans:
         return replace(alone, notes=stacks.notes)
     jaxpr = flat.jaxpr
