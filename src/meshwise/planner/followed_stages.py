@@ -18,7 +18,7 @@ from meshwise.plan.fingerprint import joint_fingerprint
 from meshwise.plan.fits import local_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
-from meshwise.planner.followed_layouts import followed, nothing_followed
+from meshwise.planner.followed_layouts import distance, followed, nothing_followed
 from meshwise.planner.one_mesh import Forced, plan_on
 from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import IntraOp
@@ -51,7 +51,8 @@ def followed_stages(call: StepCall, plan: Plan, request: PlanRequest) -> Followe
     """
     _check(request)
     with collection_paused():
-        ends = unstacked(open_step(call.fun, call.args, call.kwargs, call.signature))
+        opened = open_step(call.fun, call.args, call.kwargs, call.signature)
+        ends = unstacked(opened, _stacks(opened, plan))
         step = ends.step
         homes = _homes(step, plan)
         closed = inlined(step.closed)
@@ -162,6 +163,22 @@ def _check(request: PlanRequest) -> None:
                 f"{name} is not supported together with Follow of a pipeline; leave it out"
                 + ("; and pass smaller batches" if name == "num_microbatches" else "")
             )
+
+
+def _stacks(step: OpenStep, plan: Plan) -> list[int]:
+    """Return the flat arguments of which the pipeline has the layers one by one."""
+    first = [
+        item.name
+        for stage in plan.stages
+        for layer in stage.layers
+        for item in layer.arguments
+        if item.name.endswith("[0]")
+    ]
+    return [
+        n
+        for n, name in enumerate(step.names)
+        if any(distance(f"{name}[0]", other) is not None for other in first)
+    ]
 
 
 def _homes(step: OpenStep, plan: Plan) -> list[ArgumentHome | None]:

@@ -165,7 +165,8 @@ class Follow:
     fills the rest, on the same mesh; pins win.
 
     Where the other step runs in stages, this one is cut where its arguments live; it is a forward
-    pass, whose stages run one after the other on the whole batch.
+    pass, whose stages run one after the other on the whole batch.  A `scan` over layers is taken
+    apart as in training, so that each stage runs the layers that it holds.
 
     Attributes:
         step: The other step, planned before this one, or its plan.
