@@ -4,7 +4,7 @@ Stacked arguments and results become one for each layer, the `scan` over them it
 the other, and the update works on each layer alone.  So layers can be cut, planned and placed as
 if the model had been written without `scan`.
 
-Source: docs/decisions/0020.
+Source: docs/decisions/0014.
 """
 
 from __future__ import annotations
