@@ -1,4 +1,4 @@
-"""Light operators: those that a compiler fuses with others and that planning clusters."""
+"""What a compiler does with an operator by its name: fuses it with others, or emits nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ ALONE = frozenset(
     "gather scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max sort top_k "
     "conv_general_dilated cumsum cumprod cummax cummin cumlogsumexp approx_top_k".split()
 )
+# The result is the buffer of the operand, for XLA removes copies and reads other shapes in place.
+_BITCASTS = frozenset(
+    ("reshape", "squeeze", "expand_dims", "optimization_barrier", "copy", "stop_gradient")
+)
 
 
 def is_light(op: Operator) -> bool:
-    """Return whether an operator may join a cluster of operators."""
+    """Return whether an operator may join a cluster of operators: compilers fuse it with others."""
     alone = op.heavy or op.apart or op.kind in ALONE
     return not alone and not op.bodies and op.rule.ruled
+
+
+def is_bitcast(op: Operator) -> bool:
+    """Return whether the result is the operand, read with another shape or none.
+
+    Args:
+        op: The operator.
+    """
+    return op.kind in _BITCASTS

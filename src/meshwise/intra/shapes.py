@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import Layout, local_shape
+from meshwise.graph.light import is_bitcast
 from meshwise.graph.loops import Strategy, divides, operand_layouts, result_layouts
 from meshwise.intra.blocks.partition import OperatorBlock
 
@@ -104,7 +105,7 @@ def is_view(op: Operator) -> bool:
     Args:
         op: The operator.
     """
-    return op.kind in ("broadcast_in_dim", "iota", "reshape", "squeeze", "copy", "expand_dims")
+    return is_bitcast(op) or op.kind in ("broadcast_in_dim", "iota")
 
 
 class Walk:

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.light import is_light
-
-# Results share the buffer of the operand.
-_BITCASTS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "copy"))
+from meshwise.graph.light import is_bitcast, is_light
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +32,6 @@ class Liveness:
     end: tuple[int, ...]
     fused: frozenset[int]
     last_use_of: tuple[int, ...]
-
-
-def is_bitcast(op: Operator) -> bool:
-    """Return whether the result shares the buffer of the operand.
-
-    Args:
-        op: The operator.
-    """
-    return op.kind in _BITCASTS
 
 
 def writes_through(op: Operator) -> bool:

@@ -10,10 +10,9 @@ from functools import cache
 from types import MappingProxyType
 
 from meshwise.graph.graph import Operator
-from meshwise.graph.light import is_light
+from meshwise.graph.light import is_bitcast, is_light
 from meshwise.memory.local_program import InstructionKind, Treatment
 
-VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "optimization_barrier", "stop_gradient"))
 # Not repeated for a second reader. Source: XLA InstructionFusion::IsExpensive.
 EXPENSIVE = frozenset(
     "exp exp2 expm1 log log1p tanh tan sin cos logistic sqrt rsqrt cbrt pow div rem erf "
@@ -97,7 +96,7 @@ def _treatment_by_name(name: str, kind: InstructionKind, num_operands: int) -> T
 
 
 def _kind(op: Operator) -> InstructionKind:
-    if op.kind in VIEWS:
+    if is_bitcast(op):
         return InstructionKind.VIEW
     if op.kind in FUSIBLE_ALONE:
         return InstructionKind.FUSIBLE

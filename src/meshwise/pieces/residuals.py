@@ -15,8 +15,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.light import is_bitcast
 from meshwise.graph.minimum_cut import INFINITE, source_side
-from meshwise.memory.liveness import is_bitcast, writes_through
+from meshwise.memory.liveness import writes_through
 
 # Cheap to write down, dear to compute.
 _DEAR = frozenset(("random_bits", "threefry2x32", "random_fold_in", "random_wrap", "random_split"))
