@@ -100,6 +100,35 @@ def test_every_order_runs_each_instruction_once_after_what_it_reads(
             assert all(place[j] < place[i] for j in (*step.reads, *step.after))
 
 
+@st.composite
+def donating_programs(draw: st.DrawFn) -> LocalProgram:
+    """A program whose results may take the places of its arguments."""
+    program = LocalProgram()
+    count, made = draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    for _ in range(count):
+        program.add(LocalValue(INPUT, (), 128, 0, 0))
+    for v in range(count, count + made):
+        inputs = tuple(sorted(draw(st.sets(st.integers(0, v - 1), min_size=1, max_size=3))))
+        program.add(LocalValue(draw(st.sampled_from((FUSIBLE, OPAQUE))), inputs, 128, v, v))
+    results = draw(st.permutations(range(count, count + made)))[:count]
+    program.outputs.extend(results)
+    program.aliases.update(zip(results, draw(st.permutations(range(count))), strict=False))
+    return program
+
+
+@given(donating_programs())
+def test_every_order_runs_what_reads_a_donated_argument_first(program: LocalProgram) -> None:
+    made = GPU.instructions(program)
+    for order in GPU.orders(made, program.values):
+        place = {i: now for now, i in enumerate(order)}
+        assert sorted(place) == list(range(len(made.steps)))
+        makers = {b: i for i, step in enumerate(made.steps) for b in step.defines}
+        for result in made.over_input:
+            for i, step in enumerate(made.steps):
+                is_reader = program.aliases[result] in step.reads and i != makers[result]
+                assert not is_reader or place[i] < place[makers[result]]
+
+
 def test_the_list_scheduler_frees_before_it_makes() -> None:
     # 0 -> 1 (large) -> 3 (small); 0 -> 2 (large) -> 4 (small).
     sizes = [10, 100, 100, 1, 1]

@@ -132,7 +132,7 @@ def test_donated_argument_is_overwritten_after_its_last_reader() -> None:
     assert peak_of(program) < 256
 
 
-def test_two_results_that_overwrite_each_others_arguments_end() -> None:
+def test_of_two_results_that_overwrite_each_others_arguments_one_is_copied() -> None:
     program = made(
         (INPUT, (), 128),
         (INPUT, (), 128),
@@ -141,7 +141,21 @@ def test_two_results_that_overwrite_each_others_arguments_end() -> None:
         outputs=(2, 3),
     )
     program.aliases.update({2: 1, 3: 0})
-    assert peak_of(program) == 0
+    assert TARGET.instructions(program).over_input == {2}
+    assert peak_of(program) == 128
+
+
+def test_a_result_that_is_read_beside_what_it_overwrites_is_copied() -> None:
+    # sum(f(old), f(new)) of products, so that nothing is computed again.
+    program = made(
+        (INPUT, (), 128),
+        (OPAQUE, (0,), 128),
+        (OPAQUE, (0, 1), 64),
+        outputs=(1, 2),
+    )
+    program.aliases[1] = 0
+    assert TARGET.instructions(program).over_input == frozenset()
+    assert peak_of(program) == 192
 
 
 def test_a_value_that_is_never_read_is_not_made() -> None:

@@ -119,6 +119,39 @@ def test_memory_where_the_state_is_kept(donate: Any, rows: int) -> None:
     assert 1 - MEMORY_BELOW <= ratio <= 1 + MEMORY_ABOVE
 
 
+def half_square(params: Any, rows: Any) -> Any:
+    return jnp.sum(jnp.tanh(rows @ params) ** 2)
+
+
+def swapping(state: Any, rows: Any) -> Any:
+    first, second = state
+    return (0.9 * second + rows.sum(), 1.1 * first), rows.sum()
+
+
+def telling_the_change(state: Any, rows: Any) -> Any:
+    new = state - 0.1 * jax.grad(half_square)(state, rows)
+    return new, jnp.sum((new - state) ** 2)
+
+
+def telling_the_change_of_a_mean(state: Any, rows: Any) -> Any:
+    params, mean = state
+    params = params - 0.1 * jax.grad(half_square)(params, rows)
+    change = half_square(params, rows) - half_square(mean, rows)
+    return (params, 0.9 * mean + 0.1 * params), change
+
+
+@pytest.mark.parametrize(
+    ("step", "num_arrays"),
+    [(swapping, 2), (telling_the_change, 1), (telling_the_change_of_a_mean, 2)],
+)
+def test_memory_where_old_and_new_state_are_read(step: Any, num_arrays: int) -> None:
+    state = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * num_arrays
+    args = tuple(state) if num_arrays > 1 else state[0], jax.ShapeDtypeStruct((512, 256), "float32")
+    parallel = mw.parallelize(step, method=mw.DataParallel(), donate_argnums=(0,))
+    ratio = parallel.plan(*args).peak_bytes / parallel.measured_peak_bytes(*args)
+    assert 1 - MEMORY_BELOW <= ratio <= 1 + MEMORY_ABOVE
+
+
 def perceptron(num_microbatches: int) -> TracedStep:
     def step(params: Any, x: Any) -> Any:
         def loss(params: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ import meshwise as mw
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
-from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, check_state_fits, local_bytes
+from meshwise.plan.fits import (
+    MeshBytes,
+    StageBytes,
+    check_fits,
+    check_state_fits,
+    local_bytes,
+    meshes_of,
+)
 from meshwise.schedules.registry import make_schedule
 from meshwise.units import GIB
 
@@ -72,6 +80,20 @@ def test_the_peak_of_a_mesh_is_that_of_a_walk_over_its_tasks(
             splits_backward=table.splits_backward,
         )
         assert found.peak() == brute_force(tasks, mine, table.splits_backward)
+
+
+def test_a_mesh_of_several_stages_holds_most_where_their_sum_is_largest() -> None:
+    table = make_schedule(
+        "interleaved-1f1b", num_stages=4, num_microbatches=8, num_meshes=2, delays=()
+    )
+    plan: Any = SimpleNamespace(table=lambda: table, num_meshes=2)
+    stages = [StageBytes(state=0, resident=0, microbatch=n) for n in (120, 120, 80, 80)]
+    first, second = meshes_of(plan, stages, (700, 600, 500, 400))
+    # Four micro-batches in flight of stage 0, and one of stage 2; with stages of 100 bytes each it
+    # might be three and two, which are 520 bytes.
+    assert first.peak() == 560
+    assert (first.name, first.memory, set(first.stages)) == ("mesh 0", 500, {0, 2})
+    assert (second.name, second.memory, set(second.stages)) == ("mesh 1", 400, {1, 3})
 
 
 def mesh_of(memory: int, **changes: int) -> MeshBytes:

@@ -10,6 +10,7 @@ Source: XLA InstructionFusion, CpuInstructionFusion, PriorityFusion; compiled pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -302,24 +303,41 @@ class _Fusion:
         return found
 
     def donations(self) -> tuple[set[int], list[tuple[int, ...]]]:
-        """Return results that overwrite an argument, and what must have run before each."""
-        aliases = self.program.aliases
+        """Return results that overwrite an argument, and what must have run before each.
+
+        What reads the argument runs first.  If it needs the result for that, XLA makes the result
+        elsewhere and copies it over the argument in the end.
+
+        Source: XLA copy_insertion.cc.
+        """
         readers: dict[int, list[int]] = {}
         for i, v in enumerate(self.value):
             for b in self.sources[v]:
                 readers.setdefault(b, []).append(i)
+        followers = [{i for b in made for i in readers.get(b, ())} for made in self.defines]
         over_input: set[int] = set()
-        after: list[tuple[int, ...]] = [()] * len(self.value)
-        for v, argument in aliases.items():
+        after: list[dict[int, None]] = [{} for _ in self.value]
+        for v, argument in self.program.aliases.items():
             value = self.values[v]
             if value.kind == InstructionKind.INPUT or self.root[v] != v:
                 continue
-            over_input.add(v)
             maker = self.position[value.inputs[0] if value.kind == InstructionKind.PART else v]
-            # Later readers come first too, unless they may depend on the new value.
-            after[maker] = tuple(
-                i
-                for i in readers.get(argument, ())
-                if i < maker or (i > maker and v not in readers and self.value[i] not in aliases)
-            )
-        return over_input, after
+            first = [i for i in readers.get(argument, ()) if i != maker]
+            if first and not _reachable(maker, followers).isdisjoint(first):
+                continue
+            over_input.add(v)
+            after[maker] |= dict.fromkeys(first)
+            for i in first:
+                followers[i].add(maker)
+        return over_input, [tuple(found) for found in after]
+
+
+def _reachable(start: int, followers: Sequence[AbstractSet[int]]) -> set[int]:
+    """Return what runs after an instruction."""
+    found: set[int] = set()
+    todo = [start]
+    while todo:
+        new = followers[todo.pop()] - found - {start}
+        found |= new
+        todo += new
+    return found

@@ -123,7 +123,7 @@ class _Highest:
             if time is not None:
                 bodies[i] = self.largest_body(graph, decision, time, path)
         # Results that overwrite no argument have a place of their own for the whole step.
-        apart = frozenset[int]() if program.is_body else _not_donated(made)
+        apart = frozenset[int]() if program.is_body else _apart(program, made)
         inner = {i: body.num_bytes for i, body in bodies.items()}
         orders = self.target.orders(made, program.values)
         tops = [most_live(made, sizes, apart, inner, order) for order in orders]
@@ -152,9 +152,9 @@ class _Highest:
         return max(found, key=lambda body: body.num_bytes)
 
 
-def _not_donated(made: Instructions) -> frozenset[int]:
+def _apart(program: LocalProgram, made: Instructions) -> frozenset[int]:
     defined = {b for step in made.steps for b in step.defines}
-    return frozenset(b for b in made.results if b in defined and b not in made.over_input)
+    return frozenset(b for b in made.results if b in defined and b not in program.aliases)
 
 
 def _buffer(graph: Graph, program: LocalProgram, v: int, path: tuple[int, ...]) -> Buffer:

@@ -18,6 +18,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
+from meshwise.plan.plan import Plan
 from meshwise.units import bytes_text
 
 # What to do where the planner itself made a plan that does not fit.
@@ -80,6 +81,33 @@ class MeshBytes:
                 held -= stage.weights
         # Whichever stage runs, its program finds room for its temporary values.
         return most + max(stage.temporary for stage in self.stages.values())
+
+
+def meshes_of(
+    plan: Plan, stages: Sequence[StageBytes], memory: Sequence[int]
+) -> tuple[MeshBytes, ...]:
+    """Return the meshes of a pipeline, with all that runs on them in a step.
+
+    Args:
+        plan: The pipeline.
+        stages: What a device holds for each stage.
+        memory: For each stage the bytes of a device that it may use.
+    """
+    table = plan.table()
+    is_shared = plan.num_meshes < len(stages)
+    found: list[MeshBytes] = []
+    for mesh in range(table.num_meshes):
+        mine = [k for k, on in enumerate(table.mesh_of_stage) if on == mesh]
+        found.append(
+            MeshBytes(
+                name=f"mesh {mesh}" if is_shared else f"stage {mesh}",
+                memory=min(memory[k] for k in mine),
+                stages={k: stages[k] for k in mine},
+                tasks=[(task.stage, task.kind) for task in table.tasks[mesh]],
+                splits_backward=table.splits_backward,
+            )
+        )
+    return tuple(found)
 
 
 def local_bytes(tensor: Tensor, layout: Layout, sizes: Sequence[int]) -> int:

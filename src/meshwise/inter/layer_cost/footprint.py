@@ -24,6 +24,7 @@ from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.pieces.split_backward import split_backward
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fits import StageBytes
 
 N = TypeVar("N", int, float)
 
@@ -54,6 +55,20 @@ class Footprint:
         """
         held = in_flight * self.microbatch_bytes + waiting * self.weight_bytes
         return self.resident_bytes + held + self.temporary_bytes
+
+    def of_stage(self, state_bytes: int) -> StageBytes:
+        """Return what the last look at a plan counts.
+
+        Args:
+            state_bytes: Parameters and optimizer state alone.
+        """
+        return StageBytes(
+            state=state_bytes,
+            resident=self.resident_bytes,
+            microbatch=self.microbatch_bytes,
+            weights=self.weight_bytes,
+            temporary=self.temporary_bytes,
+        )
 
 
 def joint_footprint(parts: Collection[Footprint]) -> Footprint:

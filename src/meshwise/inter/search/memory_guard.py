@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from meshwise.inter.layer_cost.footprint import Footprint, footprint, joint_footprint
 from meshwise.pieces.piece import PieceGraph
-from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
+from meshwise.plan.fits import StageBytes, check_fits, local_bytes, meshes_of
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 
@@ -28,25 +28,8 @@ def check_pipeline_fits(
     Raises:
         PlanError: a mesh needs more memory than its devices have.
     """
-    table = plan.table()
-    bytes_of = _stage_bytes(plan, pieces, table.splits_backward)
-    numbers = range(len(plan.stages))
-    is_shared = plan.num_meshes < len(plan.stages)
-    check_fits(
-        (
-            MeshBytes(
-                name=f"mesh {mesh}" if is_shared else f"stage {mesh}",
-                memory=min(
-                    memory(plan.stages[k]) for k in numbers if table.mesh_of_stage[k] == mesh
-                ),
-                stages={k: bytes_of[k] for k in numbers if table.mesh_of_stage[k] == mesh},
-                tasks=[(task.stage, task.kind) for task in table.tasks[mesh]],
-                splits_backward=table.splits_backward,
-            )
-            for mesh in range(table.num_meshes)
-        ),
-        remedy,
-    )
+    stages = _stage_bytes(plan, pieces, plan.table().splits_backward)
+    check_fits(meshes_of(plan, stages, [memory(stage) for stage in plan.stages]), remedy)
 
 
 def _stage_bytes(plan: Plan, pieces: PieceOf, splits_backward: bool) -> list[StageBytes]:
@@ -75,13 +58,5 @@ def _stage_bytes(plan: Plan, pieces: PieceOf, splits_backward: bool) -> list[Sta
     for number, stage in enumerate(plan.stages):
         every = list(layers(number, stage))
         whole = joint_footprint([held for held, _ in every])
-        found.append(
-            StageBytes(
-                state=sum(state for _, state in every),
-                resident=whole.resident_bytes,
-                microbatch=whole.microbatch_bytes,
-                weights=whole.weight_bytes,
-                temporary=whole.temporary_bytes,
-            )
-        )
+        found.append(whole.of_stage(sum(state for _, state in every)))
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from meshwise.plan.fits import meshes_of
 from meshwise.plan.plan import Plan
-from meshwise.plan.stage import mesh_peaks
 from meshwise.program.instructions import Run
 from meshwise.program.layer_parts import LayerParts
 from meshwise.runtime.device_memory import device_peak_bytes
@@ -72,12 +72,6 @@ def peaks_of_stages(
     of_stage: list[list[LayerParts[ProgramBytes]]] = [[] for _ in plan.stages]
     for stage, parts in layers:
         of_stage[stage].append(parts)
-    held: list[int] = []
-    temporary: list[int] = []
-    for stage, mine in zip(plan.stages, of_stage, strict=True):
-        found = measured_footprint(mine)
-        waiting = 0 if stage.weights is None else stage.weights.waiting
-        temporary.append(found.temporary_bytes)
-        held.append(found.peak_bytes(stage.in_flight, waiting) - found.temporary_bytes)
-    of_meshes = mesh_peaks(plan.mesh_of_stage, held, temporary)
-    return [of_meshes[m] for m in plan.mesh_of_stage]
+    stages = [measured_footprint(mine).of_stage(0) for mine in of_stage]
+    meshes = meshes_of(plan, stages, [stage.memory_bytes for stage in plan.stages])
+    return [meshes[m].peak() for m in plan.mesh_of_stage]
