@@ -43,9 +43,7 @@ METHODS: Mapping[str, mw.Method] = MappingProxyType(
         "2 stages": mw.Auto(stages=2),
     }
 )
-CLUSTERS: Mapping[str, str] = MappingProxyType(
-    {"h100": "1x dgx-h100", "a100-80": "1x dgx-a100", "v5e": "v5e-8", "v5p": "v5p-16"}
-)
+CLUSTERS: Mapping[str, str] = MappingProxyType({"h100": "1x dgx-h100", "a100-80": "1x dgx-a100"})
 BATCH = 32
 
 

@@ -369,7 +369,7 @@ class CompilerPlugin:
     plugin is a file, so that the process needs no device and no driver.  JAX 0.10.2.
 
     Args:
-        platform: `cuda` or `tpu`.
+        platform: How JAX names the platform, as `cuda`.
         path: File of the plugin.
     """
 
@@ -382,15 +382,12 @@ class CompilerPlugin:
         """Return devices to compile for.
 
         Args:
-            topology: How the compiler names the devices, as "1x1x8" or "v5e:2x4".
-            device_text: Properties of a GPU as text; empty for a TPU.
+            topology: How the compiler names the devices, as "1x1x8".
+            device_text: Properties of a device as text.
         """
-        if device_text:
-            made = xla_client.make_c_api_device_topology(
-                self._api, self.platform, topology=topology, target_config=device_text
-            )
-        else:
-            made = xla_client.make_c_api_device_topology(self._api, topology)
+        made = xla_client.make_c_api_device_topology(
+            self._api, self.platform, topology=topology, target_config=device_text
+        )
         return made._make_compile_only_devices()
 
 

@@ -31,9 +31,7 @@ def test_a_target_without_verify_is_refused() -> None:
 def test_what_cannot_be_verified_is_refused_before_planning(
     monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], text: str
 ) -> None:
-    missing = CompilerPackage(
-        name="missing-compiler", file="x.so", extra="target-gpu", follows_jax=False
-    )
+    missing = CompilerPackage(name="missing-compiler", file="x.so", extra="target-gpu")
     monkeypatch.setattr(packages, "PACKAGES", {"cuda": missing})
     found = CliRunner().invoke(plan, [*OPTIONS, "--verify", *more])
     assert found.exit_code == 1

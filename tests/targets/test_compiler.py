@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
-from meshwise.errors import ClusterError
-from meshwise.targets import packages
+from meshwise.errors import ClusterError, ProgramError
+from meshwise.runtime.device_memory import CompiledBytes
+from meshwise.targets import compiler, packages
+from meshwise.targets.catalog import compile_target
 from meshwise.targets.child import CompileAnswer
-from meshwise.targets.compiler import AnswerFolder
-from meshwise.targets.packages import CompilerPackage, installed_compiler
+from meshwise.targets.compiler import AnswerFolder, TargetProgram, compile_programs
+from meshwise.targets.packages import CompilerPackage, InstalledCompiler, installed_compiler
 
 ANSWER = CompileAnswer(
-    argument_bytes=5, output_bytes=3, alias_bytes=2, temporary_bytes=7, text="HLO", seconds=1.5
+    memory=CompiledBytes(argument_bytes=5, output_bytes=3, alias_bytes=2, temporary_bytes=7),
+    text="HLO",
+    seconds=1.5,
 )
 
 
@@ -22,11 +28,22 @@ def test_an_answer_on_disk_reads_back(tmp_path: Path) -> None:
     assert folder.read("a") is None
     folder.write("a", ANSWER)
     assert folder.read("a") == ANSWER
-    assert ANSWER.peak_bytes == 13
+    assert ANSWER.memory.peak_bytes == 13
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["a.json.gz"]
 
 
-@pytest.mark.parametrize("content", [b"", b"torn", None])
+# As they were kept before bytes stood in an object of their own.
+OLD = {
+    **{"argument_bytes": 5, "output_bytes": 3, "alias_bytes": 2, "temporary_bytes": 7},
+    **{"text": "HLO", "seconds": 1.5, "error": ""},
+}
+OTHER_FORMS = (OLD, OLD | {"memory": {}}, {"memory": 5, "text": "", "seconds": 1.0}, [], 5, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"torn", None, *(gzip.compress(json.dumps(form).encode()) for form in OTHER_FORMS)],
+)
 def test_what_cannot_be_read_is_as_if_it_were_not_there(
     tmp_path: Path, content: bytes | None
 ) -> None:
@@ -47,13 +64,24 @@ def test_a_folder_that_cannot_be_made_keeps_nothing(tmp_path: Path) -> None:
 def test_a_compiler_that_is_missing_is_named_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    missing = CompilerPackage(
-        name="no-such-compiler", file="x.so", extra="target-gpu", follows_jax=False
-    )
+    missing = CompilerPackage(name="no-such-compiler", file="x.so", extra="target-gpu")
     monkeypatch.setattr(packages, "PACKAGES", {"cuda": missing})
     with pytest.raises(
         ClusterError,
-        match=r"no-such-compiler, is not installed: `pip install \"no-such-compiler\"`, or "
-        r"`pip install \"meshwise\[target-gpu\]\"`",
+        match=r"no-such-compiler, is not installed: `pip install \"no-such-compiler==[0-9.]+\"`, "
+        r"or `pip install \"meshwise\[target-gpu\]\"`",
     ):
         installed_compiler("cuda")
+
+
+def test_what_the_process_that_compiles_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = InstalledCompiler(name="a compiler 1.0", path=str(tmp_path / "missing.so"))
+    monkeypatch.setattr(compiler, "installed_compiler", lambda _: installed)
+    program = TargetProgram(name="the step", module=b"", digest="0", num_devices=1, options={})
+    with pytest.raises(
+        ProgramError, match=r"a compiler 1\.0 does not compile the step for h100: .*missing\.so"
+    ):
+        compile_programs(compile_target("h100"), [program], folder=tmp_path)
+    assert not list(tmp_path.iterdir())

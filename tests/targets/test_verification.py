@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +14,11 @@ import optax
 import pytest
 
 import meshwise as mw
-from meshwise.errors import ClusterError, ProgramError
+from meshwise.errors import ClusterError, PlanError, ProgramError
+from meshwise.targets import lowered
+from meshwise.targets.catalog import TARGETS, CompileTarget
+from meshwise.targets.reserve import reserves, usable_bytes
+from meshwise.targets.verification import Verification, VerifiedStage
 
 CLUSTER = mw.Cluster.virtual("1x dgx-h100")
 WIDTH, ROWS = 64, 32
@@ -52,8 +60,8 @@ def test_the_compiler_says_what_a_plan_needs_and_sends() -> None:
     # State and rows of one device at least.
     (program,) = found.programs
     state_bytes = 3 * 2 * 4 * WIDTH * WIDTH * 4 // 8
-    assert program.argument_bytes >= state_bytes
-    assert program.alias_bytes >= state_bytes
+    assert program.memory.argument_bytes >= state_bytes
+    assert program.memory.alias_bytes >= state_bytes
     for item in found.collectives:
         assert item.compiled_bytes == pytest.approx(item.planned_bytes, rel=0.05)
         assert item.compiled_number <= item.planned_number
@@ -85,3 +93,74 @@ def test_an_unknown_target_is_refused() -> None:
     step = mw.parallelize(train_step, method=mw.DataParallel(), cluster=CLUSTER)
     with pytest.raises(ClusterError, match="no target 'h1'"):
         step.verify(*arguments(), target="h1")
+
+
+@pytest.mark.usefixtures("compiler_double")
+def test_programs_hold_what_the_compiler_says() -> None:
+    step = mw.parallelize(train_step, method=mw.DataParallel(), cluster=CLUSTER)
+    found = step.verify(*arguments())
+    (program,) = found.programs
+    assert found.compiled_bytes == program.memory.peak_bytes == 13
+    assert json.loads(found.to_json())["programs"] == [
+        {
+            "name": "the step",
+            "count": 1,
+            "memory": {
+                **{"argument_bytes": 5, "output_bytes": 3},
+                **{"alias_bytes": 2, "temporary_bytes": 7},
+            },
+            "compile_s": 1.5,
+        }
+    ]
+
+
+@pytest.mark.usefixtures("compiler_double")
+def test_a_step_that_jax_does_not_lower_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise ValueError("64 is odd")  # As Pallas says of a kernel.
+
+    monkeypatch.setattr(lowered, "jitted_step", lambda *_: jax.jit(refused))
+    step = mw.parallelize(train_step, method=mw.DataParallel(), cluster=CLUSTER)
+    with pytest.raises(ProgramError, match="JAX does not lower the step for cuda: 64 is odd"):
+        step.verify(*arguments())
+
+
+@pytest.mark.usefixtures("compiler_double")
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ValueError("64 is odd"), ProgramError, "JAX does not lower layer 1 for cuda: 64 is odd"),
+        (PlanError("our own"), PlanError, "^our own$"),
+    ],
+)
+def test_a_layer_that_jax_does_not_lower_is_named(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], text: str
+) -> None:
+    lowered_layers = lowered.lowered_layers
+
+    def first_layer_only(*args: Any, **options: Any) -> Iterator[Any]:
+        yield from itertools.islice(lowered_layers(*args, **options), 1)
+        raise error
+
+    monkeypatch.setattr(lowered, "lowered_layers", first_layer_only)
+    step = mw.parallelize(train_step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
+    with pytest.raises(kind, match=text):
+        step.verify(*arguments())
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_the_recommended_pool_holds_what_is_usable(target: CompileTarget) -> None:
+    stage = VerifiedStage(stage=0, predicted_bytes=1, compiled_bytes=1, limit_bytes=1)
+    found = Verification(
+        target=target.name,
+        compiler="a compiler 1.0",
+        memory_bytes=target.memory_bytes,
+        reserves=reserves(target),
+        usable_bytes=usable_bytes(target),
+        stages=(stage,),
+        programs=(),
+        collectives=(),
+    )
+    (fraction,) = re.findall(r"XLA_PYTHON_CLIENT_MEM_FRACTION=(0\.\d{4})\.", found.explain())
+    more = float(fraction) * target.memory_bytes - usable_bytes(target)
+    assert 0 <= more < 0.001 * target.memory_bytes

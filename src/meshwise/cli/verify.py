@@ -89,8 +89,7 @@ def told_by(report: Callable[[str], None]) -> Listener:
     """
 
     def tell(name: str, answer: CompileAnswer) -> None:
-        report(
-            f"compiled {name} in {seconds_text(answer.seconds)}: {bytes_text(answer.peak_bytes)}"
-        )
+        peak = bytes_text(answer.memory.peak_bytes)
+        report(f"compiled {name} in {seconds_text(answer.seconds)}: {peak}")
 
     return tell

@@ -1,14 +1,54 @@
-"""How much memory devices have."""
+"""How much memory devices have, and what compiled programs hold of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from meshwise.errors import ProgramError
 from meshwise.runtime.devices import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledBytes:
+    """What a compiler says of a program: bytes of one device.
+
+    Attributes:
+        argument_bytes: Arguments.
+        output_bytes: Results.
+        alias_bytes: Results that lie where donated arguments lay.
+        temporary_bytes: Everything else, at its highest.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes while the program runs: arguments, results, temporaries."""
+        held = self.argument_bytes + self.output_bytes - self.alias_bytes
+        return held + self.temporary_bytes
+
+
+def reported_bytes(stats: Any) -> CompiledBytes:
+    """Return what a compiler says of a program.
+
+    Args:
+        stats: As the executable reports them.  Their `peak_memory_in_bytes` omits temporaries in
+            JAX 0.10.2.
+    """
+    return CompiledBytes(
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+        temporary_bytes=stats.temp_size_in_bytes,
+    )
 
 
 def host_memory_bytes() -> int:
@@ -37,16 +77,8 @@ def device_peak_bytes(compiled: jax.stages.Compiled) -> int:
 
     Raises:
         ProgramError: The backend does not analyse memory.
-
-    Source: `memory_analysis()`, argument + output - alias + temp.  Its `peak_memory_in_bytes`
-    omits temporaries in JAX 0.10.2.
     """
     stats = compiled.memory_analysis()
     if stats is None:
         raise ProgramError("the backend gives no memory analysis of the compiled program")
-    return (
-        stats.argument_size_in_bytes
-        + stats.output_size_in_bytes
-        - stats.alias_size_in_bytes
-        + stats.temp_size_in_bytes
-    )
+    return reported_bytes(stats).peak_bytes

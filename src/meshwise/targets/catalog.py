@@ -1,20 +1,18 @@
 """Devices for which programs can be compiled without having one.
 
-XLA:GPU compiles for the properties of a device, which are a text.  XLA:TPU compiles for a slice by
-its name.  Numbers of GPUs are those that drivers report, as listed in XLA's own descriptions.
+XLA:GPU compiles for the properties of a device, which are a text.  Numbers of GPUs are those that
+drivers report, as listed in XLA's own descriptions (openxla/xla,
+xla/backends/gpu/target_config/specs).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshwise.errors import ClusterError
-
-_GPU_SOURCE = "openxla/xla, xla/backends/gpu/target_config/specs"
-_TPU_SOURCE = "libtpu, names of slices; Google Cloud TPU documentation"
 
 # The versions of CUDA and cuDNN that JAX's CUDA 12 wheels are made for.
 _CUDA, _CUDNN = (12, 8), (9, 10)
@@ -93,21 +91,20 @@ class CompileTarget:
 
     Attributes:
         name: Name in the catalog, as `h100`.
-        platform: `cuda` or `tpu`.
-        memory_bytes: Memory of one device.
+        gpu: Properties of the device.
         devices_per_host: Devices of one host, at most.
-        gpu: Properties of a GPU; None for a TPU.
-        slices: For a TPU the shapes of slices by number of chips.
-        source: Where the numbers are from.
+        platform: How JAX names the platform.
     """
 
     name: str
-    platform: str
-    memory_bytes: int
-    devices_per_host: int
-    gpu: GpuProperties | None = None
-    slices: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    source: str
+    gpu: GpuProperties
+    devices_per_host: int = 8
+    platform: str = "cuda"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one device."""
+        return self.gpu.memory_bytes
 
     def topology(self, num_devices: int) -> str:
         """Return how the compiler names so many devices.
@@ -116,32 +113,10 @@ class CompileTarget:
             num_devices: Devices of the mesh.
 
         Returns:
-            "slices x hosts x devices of a host" for GPUs, as "1x2x8"; the name of a slice for TPUs.
-
-        Raises:
-            ClusterError: there is no such slice.
+            "slices x hosts x devices of a host", as "1x2x8".
         """
-        if self.gpu is not None:
-            each = min(num_devices, self.devices_per_host)
-            each = each if num_devices % each == 0 else math.gcd(num_devices, each)
-            return f"1x{num_devices // each}x{each}"
-        if num_devices not in self.slices:
-            there = ", ".join(map(str, self.slices))
-            raise ClusterError(
-                f"{self.name} has no slice of {num_devices} chips; there are {there}"
-            )
-        return f"{self.name}:{self.slices[num_devices]}"
-
-
-def _gpu(name: str, gpu: GpuProperties, devices_per_host: int = 8) -> CompileTarget:
-    return CompileTarget(
-        name=name,
-        platform="cuda",
-        memory_bytes=gpu.memory_bytes,
-        devices_per_host=devices_per_host,
-        gpu=gpu,
-        source=_GPU_SOURCE,
-    )
+        each = math.gcd(num_devices, min(num_devices, self.devices_per_host))
+        return f"1x{num_devices // each}x{each}"
 
 
 _A100_80 = GpuProperties(
@@ -216,13 +191,13 @@ _V100 = GpuProperties(
 )
 
 _ALL = (
-    _gpu("v100", _V100),
-    _gpu("a100-40", _A100_40),
-    _gpu("a100-80", _A100_80),
-    _gpu("h100", _H100),
-    _gpu("h200", _H200),
-    _gpu("b200", _B200),
-    _gpu("gb200", _GB200, devices_per_host=4),
+    CompileTarget(name="v100", gpu=_V100),
+    CompileTarget(name="a100-40", gpu=_A100_40),
+    CompileTarget(name="a100-80", gpu=_A100_80),
+    CompileTarget(name="h100", gpu=_H100),
+    CompileTarget(name="h200", gpu=_H200),
+    CompileTarget(name="b200", gpu=_B200),
+    CompileTarget(name="gb200", gpu=_GB200, devices_per_host=4),
 )
 TARGETS: Mapping[str, CompileTarget] = MappingProxyType({target.name: target for target in _ALL})
 
@@ -249,7 +224,7 @@ def target_of(device: str) -> CompileTarget:
         ClusterError: there is no compiler for it.
     """
     for target in _ALL:
-        if target.gpu is not None and target.gpu.description == device:
+        if target.gpu.description == device:
             return target
     if device not in _OF_DEVICE:
         raise ClusterError(

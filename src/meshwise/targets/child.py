@@ -10,6 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
+from meshwise.jax_compat import CompilerPlugin, compile_module
+from meshwise.runtime.device_memory import CompiledBytes, reported_bytes
 from meshwise.system.child_process import requests
 
 # What a parent starts (`system.child_process.ChildProcess`).
@@ -24,10 +28,10 @@ class CompileRequest:
         module: StableHLO as MLIR bytecode.
         num_devices: Devices of its mesh.
         options: Compile options by name.
-        platform: `cuda` or `tpu`.
+        platform: How JAX names the platform, as `cuda`.
         plugin: File of the compiler's plugin.
         topology: How the compiler names the devices.
-        device_text: Properties of a GPU as text; empty for a TPU.
+        device_text: Properties of a device as text.
     """
 
     module: bytes
@@ -41,41 +45,26 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileAnswer:
-    """What the compiler says of a program; of one device, in bytes.
+    """What the compiler says of a program.
 
     Attributes:
-        argument_bytes: Arguments.
-        output_bytes: Results.
-        alias_bytes: Results that lie where donated arguments lay.
-        temporary_bytes: Everything else, at its highest.
+        memory: Bytes of one device.
         text: Optimised and scheduled HLO.
         seconds: Seconds of compilation.
-        error: Why it does not compile; empty if it does.
     """
 
-    argument_bytes: int = 0
-    output_bytes: int = 0
-    alias_bytes: int = 0
-    temporary_bytes: int = 0
-    text: str = ""
-    seconds: float = 0.0
-    error: str = ""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes of one device while the program runs."""
-        held = self.argument_bytes + self.output_bytes - self.alias_bytes
-        return held + self.temporary_bytes
+    memory: CompiledBytes
+    text: str
+    seconds: float
 
 
 def answer_requests() -> None:
-    """Compile what is asked for until nobody asks any more."""
-    import jax
+    """Compile what is asked for until nobody asks any more.
 
+    The answer is a `CompileAnswer`, or a text that says why the program does not compile.
+    """
     # This process has no devices of its own.
     jax.config.update("jax_platforms", "cpu")
-    from meshwise.jax_compat import CompilerPlugin, compile_module
-
     plugins: dict[str, CompilerPlugin] = {}
     devices: dict[tuple[str, str], list[Any]] = {}
     for request, answer in requests():
@@ -88,20 +77,10 @@ def answer_requests() -> None:
                 devices[place] = plugins[request.plugin].devices(*place)
             wanted = devices[place][: request.num_devices]
             made = compile_module(request.module, wanted, request.options)
-            stats = made.get_compiled_memory_stats()
+            memory = reported_bytes(made.get_compiled_memory_stats())
             (module,) = made.hlo_modules()
             text = module.to_string()
         except Exception as error:  # Of any kind: the one that asks must know it.
-            reason = str(error) if isinstance(error, RuntimeError) else repr(error)
-            answer(CompileAnswer(error=reason, seconds=time.monotonic() - start))
+            answer(str(error) if isinstance(error, RuntimeError) else repr(error))
             continue
-        answer(
-            CompileAnswer(
-                argument_bytes=stats.argument_size_in_bytes,
-                output_bytes=stats.output_size_in_bytes,
-                alias_bytes=stats.alias_size_in_bytes,
-                temporary_bytes=stats.temp_size_in_bytes,
-                text=text,
-                seconds=time.monotonic() - start,
-            )
-        )
+        answer(CompileAnswer(memory=memory, text=text, seconds=time.monotonic() - start))

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshwise.errors import ProgramError
+from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.system.child_process import ChildProcess
 from meshwise.system.user_cache import user_cache
 from meshwise.targets.catalog import CompileTarget
@@ -49,8 +50,6 @@ class TargetProgram:
     options: Mapping[str, str | bool]
 
 
-# What a compiler reads from its environment.
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # Bytes of memory that a compilation of one program may take.  Assumption.
 _BYTES_A_PROCESS = 2 * GIB
 
@@ -79,7 +78,7 @@ def compile_programs(
         The answers, in the order of the programs.
 
     Raises:
-        ClusterError: the compiler is not installed, or has no such devices.
+        ClusterError: the compiler is not installed.
         ProgramError: the compiler refuses a program, or its process ended.
     """
     compiler = installed_compiler(target.platform)
@@ -99,9 +98,9 @@ def compile_programs(
         else:
             done(job, answer)
     for job, answer in _compiled(missing[::-1], num_processes or _num_processes()):
-        if answer.error:
+        if isinstance(answer, str):
             raise ProgramError(
-                f"{compiler.name} does not compile {job.name} for {target.name}: {answer.error}"
+                f"{compiler.name} does not compile {job.name} for {target.name}: {answer}"
             )
         kept.write(job.key, answer)
         done(job, answer)
@@ -117,10 +116,10 @@ class _Job:
     request: CompileRequest
 
 
-def _compiled(jobs: Sequence[_Job], most: int) -> Iterator[tuple[_Job, CompileAnswer]]:
+def _compiled(jobs: Sequence[_Job], most: int) -> Iterator[tuple[_Job, CompileAnswer | str]]:
     """Compile in child processes, and yield answers as they come; what is not read is ended."""
     todo: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-    made: queue.SimpleQueue[tuple[_Job, CompileAnswer]] = queue.SimpleQueue()
+    made: queue.SimpleQueue[tuple[_Job, CompileAnswer | str]] = queue.SimpleQueue()
     for job in jobs:
         todo.put(job)
     with ExitStack() as stack:
@@ -138,7 +137,7 @@ def _compiled(jobs: Sequence[_Job], most: int) -> Iterator[tuple[_Job, CompileAn
 def _work(
     child: ChildProcess,
     todo: queue.SimpleQueue[_Job],
-    made: queue.SimpleQueue[tuple[_Job, CompileAnswer]],
+    made: queue.SimpleQueue[tuple[_Job, CompileAnswer | str]],
 ) -> None:
     """Compile one program after the other in a child process; an end of it is an answer too."""
     while True:
@@ -150,8 +149,7 @@ def _work(
             child.send(job.request)
             made.put((job, child.receive()))
         except Exception as error:  # Whatever it is, somebody waits for an answer.
-            reason = f"the compiler's process ended ({type(error).__name__})"
-            made.put((job, CompileAnswer(error=reason)))
+            made.put((job, f"the compiler's process ended ({type(error).__name__})"))
 
 
 def _tell_nobody(name: str, answer: CompileAnswer) -> None:
@@ -166,12 +164,12 @@ def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProg
         platform=target.platform,
         plugin=compiler.path,
         topology=target.topology(program.num_devices),
-        device_text=target.gpu.text() if target.gpu is not None else "",
+        device_text=target.gpu.text(),
     )
     parts = (
         *(program.digest, request.num_devices, sorted(request.options.items())),
         *(request.topology, request.device_text, compiler.name),
-        *(os.environ.get(name, "") for name in _FLAGS),
+        os.environ.get("XLA_FLAGS", ""),  # What a compiler reads from its environment.
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return _Job(name=program.name, key=key, request=request)
@@ -195,8 +193,9 @@ class AnswerFolder:
         try:
             fields = json.loads(gzip.decompress(path.read_bytes()))
             os.utime(path)
-            return CompileAnswer(**fields)
-        except (OSError, EOFError, ValueError, TypeError, zlib.error):
+            return CompileAnswer(**fields | {"memory": CompiledBytes(**fields["memory"])})
+        # Files of another form too.
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
             return None
 
     def write(self, key: str, answer: CompileAnswer) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from meshwise.errors import ProgramError
+from meshwise.errors import MeshwiseError, ProgramError
 from meshwise.jax_compat import module_of
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
@@ -24,13 +25,8 @@ from meshwise.trace.step import TracedStep
 # Autotuning runs kernels, which needs the device.  It chooses between cuBLAS and Triton for each
 # product; without it all are Triton's, in tiles that do not fit some of them ("Couldn't find output
 # tile sizes", jax-cuda12-pjrt 0.10.2).  With cuBLAS all compile, and none holds less.
-_WITHOUT_DEVICE: Mapping[str, Mapping[str, str | bool]] = MappingProxyType(
-    {
-        "cuda": MappingProxyType(
-            {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
-        ),
-        "tpu": MappingProxyType({}),
-    }
+_WITHOUT_DEVICE: Mapping[str, str | bool] = MappingProxyType(
+    {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
 )
 
 
@@ -41,10 +37,10 @@ def target_program(name: str, lowered: Any, num_devices: int, platform: str) -> 
         name: Name for messages.
         lowered: The program, lowered for the platform.
         num_devices: Devices of its mesh.
-        platform: `cuda` or `tpu`.
+        platform: How JAX names the platform, as `cuda`.
     """
     module, digest = module_of(lowered)
-    options = compile_options(platform, num_devices) | dict(_WITHOUT_DEVICE[platform])
+    options = compile_options(platform, num_devices) | dict(_WITHOUT_DEVICE)
     return TargetProgram(
         name=name, module=module, digest=digest, num_devices=num_devices, options=options
     )
@@ -56,27 +52,28 @@ def step_program(traced: TracedStep, plan: Plan, platform: str) -> TargetProgram
     Args:
         traced: The step.
         plan: Its plan.
-        platform: `cuda` or `tpu`.
+        platform: How JAX names the platform.
+
+    Raises:
+        ProgramError: JAX does not lower it.
     """
     mesh = abstract_mesh(plan.mesh)
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    jitted = jitted_step(traced, plan.decision, plan.mesh, mesh, platform)
-    try:
+    with _lowering("the step", platform):
+        jitted = jitted_step(traced, plan.decision, plan.mesh, mesh, platform)
         lowered = jitted.trace(*specs).lower(lowering_platforms=(platform,))
-    except NotImplementedError as error:
-        raise not_lowered("the step", platform, error) from error
     return target_program("the step", lowered, plan.mesh.num_devices, platform)
 
 
-def not_lowered(name: str, platform: str, error: NotImplementedError) -> ProgramError:
-    """Return the error for a program that JAX cannot lower for a platform.
-
-    Args:
-        name: Name of the program.
-        platform: `cuda` or `tpu`.
-        error: What JAX says.
-    """
-    return ProgramError(f"JAX does not lower {name} for {platform}: {error}")
+@contextmanager
+def _lowering(name: str, platform: str) -> Iterator[None]:
+    """Raise a `ProgramError` that names what is lowered, whatever JAX raises."""
+    try:
+        yield
+    except MeshwiseError:
+        raise
+    except Exception as error:  # Of any kind: kernels and rules of lowering raise their own.
+        raise ProgramError(f"JAX does not lower {name} for {platform}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +93,7 @@ def pipeline_programs(
     layers: Layering,
     plan: Plan,
     decisions: Sequence[Sequence[GraphDecision]],
-    platforms: Sequence[str],
+    platform: str,
 ) -> Iterator[TargetLayer]:
     """Lower the layers of a pipeline.
 
@@ -104,10 +101,13 @@ def pipeline_programs(
         layers: The layers of the step.
         plan: Its stages.
         decisions: For each stage those of its layers.
-        platforms: For each stage `cuda` or `tpu`.
+        platform: How JAX names the platform of all stages.
 
     Yields:
         The layers in their order.
+
+    Raises:
+        ProgramError: JAX does not lower a layer.
     """
     choices = [
         StageChoice(
@@ -121,20 +121,20 @@ def pipeline_programs(
         for stage, decided in zip(plan.stages, decisions, strict=True)
     ]
     schedule = plan.table()
-    for made in lowered_layers(
+    found = lowered_layers(
         layers,
         choices,
         plan.num_microbatches,
-        [
-            (abstract_mesh(stage.mesh), platform)
-            for stage, platform in zip(plan.stages, platforms, strict=True)
-        ],
+        [(abstract_mesh(stage.mesh), platform) for stage in plan.stages],
         splits_backward=schedule.splits_backward,
         mesh_of_stage=schedule.mesh_of_stage,
-    ):
-        platform, mesh = platforms[made.stage], plan.stages[made.stage].mesh
+    )
+    for k in range(sum(map(len, decisions))):
+        with _lowering(f"layer {k}", platform):
+            made = next(found)
+        num_devices = plan.stages[made.stage].mesh.num_devices
         parts = made.parts.map(
-            lambda name, part, k=made.layer, n=mesh.num_devices, platform=platform: (
+            lambda name, part, k=k, n=num_devices: (
                 target_program(f"{name} of layer {k}", part.lowered, n, platform),
                 part,
             )

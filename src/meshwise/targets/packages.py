@@ -13,19 +13,17 @@ from meshwise.errors import ClusterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerPackage:
-    """The package that holds a compiler.
+    """The package that holds a compiler, in the version of jaxlib.
 
     Attributes:
         name: Name of the package.
         file: The plugin, in the folder in which packages are installed.
         extra: The extra of Meshwise that installs it.
-        follows_jax: Whether its version is that of jaxlib.
     """
 
     name: str
     file: str
     extra: str
-    follows_jax: bool
 
 
 PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
@@ -34,7 +32,6 @@ PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
             name="jax-cuda12-pjrt",
             file="jax_plugins/xla_cuda12/xla_cuda_plugin.so",
             extra="target-gpu",
-            follows_jax=True,
         ),
     }
 )
@@ -57,7 +54,7 @@ def installed_compiler(platform: str) -> InstalledCompiler:
     """Return the compiler of a platform.
 
     Args:
-        platform: `cuda` or `tpu`.
+        platform: How JAX names the platform, as `cuda`.
 
     Raises:
         ClusterError: it is not installed, or not in the version of the installed jaxlib.
@@ -70,7 +67,7 @@ def installed_compiler(platform: str) -> InstalledCompiler:
         raise ClusterError(
             f"the compiler of this target, {package.name}, is not installed: {_remedy(platform)}"
         ) from error
-    if package.follows_jax and found.version != jaxlib:
+    if found.version != jaxlib:
         raise ClusterError(
             f"{package.name} is {found.version}, but jaxlib is {jaxlib}: {_remedy(platform)}"
         )
@@ -82,5 +79,5 @@ def installed_compiler(platform: str) -> InstalledCompiler:
 
 def _remedy(platform: str) -> str:
     package = PACKAGES[platform]
-    version = f"=={distribution('jaxlib').version}" if package.follows_jax else ""
-    return f'`pip install "{package.name}{version}"`, or `pip install "meshwise[{package.extra}]"`'
+    exact = f"{package.name}=={distribution('jaxlib').version}"
+    return f'`pip install "{exact}"`, or `pip install "meshwise[{package.extra}]"`'

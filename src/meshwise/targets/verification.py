@@ -12,13 +12,14 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import WIDTH, table
 from meshwise.program.layer_parts import PASSES, LayerParts
+from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.runtime.pipeline.fidelity import peaks_of_stages
 from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
 from meshwise.targets.catalog import CompileTarget
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
-from meshwise.targets.lowered import not_lowered, pipeline_programs, step_program
+from meshwise.targets.lowered import pipeline_programs, step_program
 from meshwise.targets.packages import installed_compiler
 from meshwise.targets.reserve import reserves, usable_bytes
 from meshwise.trace.layers.layering import Layering
@@ -28,31 +29,19 @@ from meshwise.units import bytes_text, seconds_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedProgram:
-    """A compiled program; bytes of one device.
+    """A compiled program.
 
     Attributes:
         name: Name of the program.
         count: How often it runs in a step.
-        argument_bytes: Arguments.
-        output_bytes: Results.
-        alias_bytes: Results in the place of donated arguments.
-        temporary_bytes: Everything else, at its highest.
+        memory: Bytes of one device.
         compile_s: Seconds of compilation, when it was compiled.
     """
 
     name: str
     count: int
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temporary_bytes: int
+    memory: CompiledBytes
     compile_s: float
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes of one device while the program runs."""
-        held = self.argument_bytes + self.output_bytes - self.alias_bytes
-        return held + self.temporary_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +97,7 @@ class Verification:
         compiler: Name and version of the compiler.
         memory_bytes: Memory of one device.
         reserves: What is kept back of it: names and bytes.
-        usable_bytes: What programs may hold; JAX gives them that much of a GPU only with
+        usable_bytes: What programs may hold; JAX gives them that much only with
             `XLA_PYTHON_CLIENT_MEM_FRACTION` at this share of the memory (0.75 by default).
         stages: Memory of each stage.
         programs: The programs that were compiled, equal ones once.
@@ -164,14 +153,13 @@ def verify_step(
         listener: Is told of each program that is compiled.
 
     Raises:
-        ClusterError: the compiler is not installed, or has no such devices.
-        ProgramError: the compiler refuses the program.
+        ClusterError: the compiler is not installed.
+        ProgramError: JAX does not lower the program, or the compiler refuses it.
     """
     program = step_program(traced, plan, target.platform)
     (answer,) = compile_programs(target, [program], listener=listener)
-    return _verification(
-        plan, target, [_Run(stage=0, program=program, answer=answer, count=1)], [answer.peak_bytes]
-    )
+    run = _Run(stage=0, program=program, answer=answer, count=1)
+    return _verification(plan, target, [run], [answer.memory.peak_bytes])
 
 
 def verify_pipeline(
@@ -193,16 +181,12 @@ def verify_pipeline(
         listener: Is told of each program that is compiled.
 
     Raises:
-        ClusterError: the compiler is not installed, or has no such devices.
-        ProgramError: the compiler refuses a program.
+        ClusterError: the compiler is not installed.
+        ProgramError: JAX does not lower a program, or the compiler refuses it.
     """
     # Before minutes of lowering.
     installed_compiler(target.platform)
-    platforms = [target.platform] * len(plan.stages)
-    try:
-        made = list(pipeline_programs(layers, plan, decisions, platforms))
-    except NotImplementedError as error:
-        raise not_lowered("a layer", target.platform, error) from error
+    made = list(pipeline_programs(layers, plan, decisions, target.platform))
     programs = [program for layer in made for program, _ in layer.parts.programs]
     answers = iter(compile_programs(target, programs, listener=listener))
     runs: list[_Run] = []
@@ -214,7 +198,7 @@ def verify_pipeline(
                 continue  # It never runs.
             each = plan.num_microbatches if name in PASSES else 1
             runs.append(_Run(stage=layer.stage, program=program, answer=answer, count=each))
-        in_bytes = found.map(lambda _, part: program_bytes(part[0][1], part[1].peak_bytes))
+        in_bytes = found.map(lambda _, part: program_bytes(part[0][1], part[1].memory.peak_bytes))
         sizes.append((layer.stage, in_bytes))
     return _verification(plan, target, runs, peaks_of_stages(plan, sizes))
 
@@ -237,7 +221,7 @@ def _verification(
         target=target.name,
         compiler=installed_compiler(target.platform).name,
         memory_bytes=target.memory_bytes,
-        reserves={part.name: part.num_bytes for part in reserves(target)},
+        reserves=reserves(target),
         usable_bytes=usable_bytes(target),
         stages=tuple(
             VerifiedStage(
@@ -262,10 +246,7 @@ def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
         VerifiedProgram(
             name=same[0].program.name,
             count=sum(run.count for run in same),
-            argument_bytes=same[0].answer.argument_bytes,
-            output_bytes=same[0].answer.output_bytes,
-            alias_bytes=same[0].answer.alias_bytes,
-            temporary_bytes=same[0].answer.temporary_bytes,
+            memory=same[0].answer.memory,
             compile_s=same[0].answer.seconds,
         )
         for same in equal.values()
@@ -302,14 +283,15 @@ def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives,
 def _lines(found: Verification) -> list[str]:
     state = "fits" if found.fits else "does not fit"
     fullest = max(found.stages, key=lambda stage: stage.compiled_bytes / stage.limit_bytes)
-    share = found.usable_bytes / found.memory_bytes
+    # In ten-thousandths, rounded up: the pool has all that is usable.
+    share = -(-found.usable_bytes * 10_000 // found.memory_bytes)
     kept_back = ", ".join(f"{name} {bytes_text(n)}" for name, n in found.reserves.items())
     return [
         f"{found.target}, compiled by {found.compiler}: {state}. The fullest device needs "
         f"{bytes_text(fullest.compiled_bytes)} of {bytes_text(fullest.limit_bytes)}.",
         *textwrap.wrap(
             f"Usable: {bytes_text(found.usable_bytes)} of {bytes_text(found.memory_bytes)}. Kept "
-            f"back: {kept_back}. On GPUs set XLA_PYTHON_CLIENT_MEM_FRACTION={share:.2f}.",
+            f"back: {kept_back}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={share / 10_000:.4f}.",
             WIDTH,
         ),
         "",
@@ -340,10 +322,10 @@ def _program_table(programs: Sequence[VerifiedProgram]) -> list[str]:
         (
             program.name,
             str(program.count),
-            bytes_text(program.argument_bytes),
-            bytes_text(program.output_bytes),
-            bytes_text(program.alias_bytes),
-            bytes_text(program.temporary_bytes),
+            bytes_text(program.memory.argument_bytes),
+            bytes_text(program.memory.output_bytes),
+            bytes_text(program.memory.alias_bytes),
+            bytes_text(program.memory.temporary_bytes),
             seconds_text(program.compile_s),
         )
         for program in programs
