@@ -140,9 +140,24 @@ def telling_the_change_of_a_mean(state: Any, rows: Any) -> Any:
     return (params, 0.9 * mean + 0.1 * params), change
 
 
+def squaring(state: Any, rows: Any) -> Any:
+    return state @ state, rows.sum()
+
+
+def keeping_the_last(state: Any, rows: Any) -> Any:
+    params, last = state
+    return (params - 0.1 * jax.grad(half_square)(params, rows) + 0.1 * last, params), rows.sum()
+
+
 @pytest.mark.parametrize(
     ("step", "num_arrays"),
-    [(swapping, 2), (telling_the_change, 1), (telling_the_change_of_a_mean, 2)],
+    [
+        (swapping, 2),
+        (telling_the_change, 1),
+        (telling_the_change_of_a_mean, 2),
+        (squaring, 1),
+        (keeping_the_last, 2),
+    ],
 )
 def test_memory_where_old_and_new_state_are_read(step: Any, num_arrays: int) -> None:
     state = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * num_arrays

@@ -305,8 +305,8 @@ class _Fusion:
     def donations(self) -> tuple[set[int], list[tuple[int, ...]]]:
         """Return results that overwrite an argument, and what must have run before each.
 
-        What reads the argument runs first.  If it needs the result for that, XLA makes the result
-        elsewhere and copies it over the argument in the end.
+        What reads the argument runs first.  If it needs the result for that, or the result cannot
+        be made over what it is made of, XLA makes it elsewhere and copies it in the end.
 
         Source: XLA copy_insertion.cc.
         """
@@ -322,8 +322,10 @@ class _Fusion:
             if value.kind == InstructionKind.INPUT or self.root[v] != v:
                 continue
             maker = self.position[value.inputs[0] if value.kind == InstructionKind.PART else v]
-            first = [i for i in readers.get(argument, ()) if i != maker]
-            if first and not _reachable(maker, followers).isdisjoint(first):
+            found = readers.get(argument, ())
+            first = [i for i in found if i != maker]
+            is_below = maker not in found or argument in self.may_reuse[maker]
+            if not is_below or (first and not _reachable(maker, followers).isdisjoint(first)):
                 continue
             over_input.add(v)
             after[maker] |= dict.fromkeys(first)

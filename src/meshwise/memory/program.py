@@ -44,7 +44,14 @@ def program_of_graph(
     for t, use in zip(graph.outputs, decision.outputs, strict=True):
         out.outputs.append(writer.use(t, use, end))
     for i, j in graph.aliases:
-        out.aliases.setdefault(out.outputs[j], values[i])
+        value, t = out.outputs[j], graph.outputs[j]
+        is_taken = out.values[value].kind == InstructionKind.INPUT or value in out.aliases
+        if is_taken and value != values[i]:
+            # It is copied over the argument.
+            size = out.values[value].num_bytes
+            value = out.add(LocalValue(InstructionKind.FUSIBLE, (value,), size, t, end))
+            out.outputs[j] = value
+        out.aliases[value] = values[i]
     return out
 
 
