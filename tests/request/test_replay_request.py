@@ -57,6 +57,20 @@ def test_what_contradicts_it_is_refused(plan: Any, options: Any, message: str) -
         mw.parallelize(step, method=mw.Replay(plan), cluster=CLUSTER, **options)
 
 
+def test_what_a_compiler_said_holds_for_the_memory_of_which_it_was_said(plan: Any) -> None:
+    verified = replace(plan, verified="a compiler 1.0 for h100")
+    has = plan.stages[0].memory_bytes
+
+    def replayed(**asked: Any) -> Any:
+        step_of = mw.parallelize(step, method=mw.Replay(verified), cluster=CLUSTER, **asked)
+        return step_of.plan(STATE, BATCH)
+
+    assert replayed().verified == replayed(memory_bytes=has).verified == verified.verified
+    less = replayed(memory_bytes=plan.peak_bytes)
+    assert {stage.memory_bytes for stage in less.stages} == {plan.peak_bytes}
+    assert less.verified == ""
+
+
 def test_less_memory_than_it_needs_is_refused(plan: Any) -> None:
     less = plan.peak_bytes - 1
     with pytest.raises(InfeasibleError, match="that Replay is given needs .* memory_bytes allows"):

@@ -5,72 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwise.errors import InfeasibleError
+from meshwise.errors import InfeasibleError, PlanError
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.targets.verification import Verification, VerifiedStage
 from meshwise.units import bytes_text
 
-# Plans that are compiled, at most, and the part by which the limit falls each time, at least.
+# Plans that are compiled, at most, and the part by which the memory falls each time, at least.
 _MOST_PLANS, _LEAST_STEP = 6, 0.01
 
 
 def plan_verified(
-    plan: Callable[[int | None], PlannedPipeline],
+    plan: Callable[[float], PlannedPipeline],
     verify: Callable[[PlannedPipeline], Verification],
     report: Callable[[str], object] = lambda _: None,
 ) -> tuple[PlannedPipeline, Verification]:
     """Plan until the compiler says that the plan fits.
 
-    A stage for which the compiler needs more than a device has is planned for as much less as the
-    prediction was too low.
+    If the compiler needs more for a stage than a device has, all stages are planned for as much
+    less of their devices' memory as the prediction for the fullest one was too low.
 
     Args:
-        plan: Plans for so many bytes a device; None: what was asked for.
+        plan: Plans for a share of the memory of every device; the plan says the whole memory.
         verify: Says what the compiler makes of a plan.
-        report: Is told of each new limit.
+        report: Is told why it is planned again.
 
     Returns:
-        The plan, with the memory that was asked for (planned again: the least of its devices), and
-        what the compiler says of it.
+        The plan, and what the compiler says of it.
 
     Raises:
         InfeasibleError: no plan was found that fits by the compiler.
+        MeshwiseError: there is no first plan, or it cannot be compiled.
     """
-    limit, less = 0, None
+    share = 1.0
     worst: VerifiedStage | None = None
     for _ in range(_MOST_PLANS):
+        if worst is not None:
+            report(f"by the compiler {_need(worst)}: planned again for {share:.1%} of the memory")
         try:
-            found = plan(less)
-        except InfeasibleError as error:
+            found = plan(share)
+        except (InfeasibleError, PlanError) as error:
             if worst is None:
                 raise
             raise InfeasibleError(
                 f"no plan was found that fits by the compiler: {_need(worst)}; planned for less: "
                 f"{error}"
             ) from error
-        if less is None:
-            limit = min(stage.memory_bytes for stage in found.plan.stages)
-        else:
-            found = _with_memory(found, limit)
         verified = verify(found)
         if verified.fits:
             made = f"{verified.compiler} for {verified.target}: {_need(_fullest(verified))}"
             return replace(found, plan=replace(found.plan, verified=made)), verified
         worst = _fullest(verified)
-        enough = worst.predicted_bytes * worst.limit_bytes // worst.compiled_bytes
-        less = min(enough, int((less or limit) * (1 - _LEAST_STEP)))
-        report(f"by the compiler {_need(worst)}: planned again for {bytes_text(less)}")
+        enough = worst.predicted_bytes * worst.limit_bytes / worst.compiled_bytes
+        has = found.plan.stages[worst.stage].memory_bytes
+        share = min(enough / has, share * (1 - _LEAST_STEP))
     assert worst is not None
     raise InfeasibleError(
         f"none of {_MOST_PLANS} plans fits by the compiler: in the last one {_need(worst)}. Plan "
-        "with less memory (memory_bytes)"
+        "with less memory (--memory)"
     )
-
-
-def _with_memory(found: PlannedPipeline, num_bytes: int) -> PlannedPipeline:
-    """Return what was planned for less, with the memory that there is."""
-    stages = tuple(replace(stage, memory_bytes=num_bytes) for stage in found.plan.stages)
-    return replace(found, plan=replace(found.plan, stages=stages))
 
 
 def _fullest(verified: Verification) -> VerifiedStage:

@@ -36,10 +36,10 @@ def verify_planned(
     """
     match planned:
         case PlannedProgram():
-            where = _target(_devices(planned.plan), target)
+            where = _target("the stages run on", _devices(planned.plan), target)
             return verify_step(planned.traced, planned.plan, where, listener)
         case PlannedPipeline():
-            where = _target(_devices(planned.plan), target)
+            where = _target("the stages run on", _devices(planned.plan), target)
             return verify_pipeline(planned.layers, planned.plan, planned.decisions, where, listener)
         case _:
             raise PlanError(
@@ -58,16 +58,18 @@ def check_target(cluster: ClusterSpec, name: str | None = None) -> None:
         ClusterError: there is no such target, or its compiler is not installed.
     """
     found = [group.host.device.name for group in cluster.groups]
-    installed_compiler(_target(found, name).platform)
+    installed_compiler(_target("the cluster has", found, name).platform)
 
 
-def _target(device_names: Iterable[str], name: str | None) -> CompileTarget:
+def _target(there: str, device_names: Iterable[str], name: str | None) -> CompileTarget:
+    """Return the target of a name or, without one, of the devices that there are."""
     if name is not None:
         return compile_target(name)
     devices = list(dict.fromkeys(device_names))
     if len(devices) > 1:
         raise ClusterError(
-            f"the stages run on {', '.join(devices)}; name one target for all, as target='h100'"
+            f"{there} {', '.join(devices)}; name one target for all, as target='h100' "
+            "(--target h100)"
         )
     return target_of(devices[0])
 

@@ -190,14 +190,14 @@ def plan(
             check_target(cluster, target)
         with collection_paused():
             chosen = chosen_step(model, step, batch, dtype)
-        planner = _Planner(request, chosen, report, out if verify else None)
+        planner = _Planner(request, chosen, report)
         verified: Verification | None = None
         if verify:
             planned, verified = plan_verified(
                 planner.plan, lambda p: verify_planned(p, target, told_by(report)), report
             )
         else:
-            planned = planner.plan(None)
+            planned = planner.plan()
         found, timeline = planned.plan, planned.timeline
         found = replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:
@@ -215,29 +215,22 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Plans the step for so much memory as it is told.
+    """Plans the step for so much of the memory as it is told.
 
     Attributes:
         request: What is asked.
         step: A step, its state and its batch.
         report: Is told of progress.
-        first: Where a plan is written before it is compiled: it took long, and that may fail.
     """
 
     request: PipelineRequest
     step: tuple[Callable[..., PyTree], PyTree, PyTree]
     report: Callable[[str], None]
-    first: Path | None
 
-    def plan(self, num_bytes: int | None) -> PlannedPipeline:
-        """Plan for so many bytes a device; None: as asked."""
-        asked = self.request
-        if num_bytes is not None:
-            asked = replace(asked, memory_bytes=num_bytes)
+    def plan(self, share: float = 1.0) -> PlannedPipeline:
+        """Plan for this share of the memory of every device."""
+        asked = replace(self.request, memory_share=share)
         signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
         fun, *args = self.step
         with collection_paused():
-            made = plan_pipeline(fun, tuple(args), {}, signature, asked, self.report)
-        if self.first is not None:
-            write_atomically(self.first, made.plan.to_json())
-        return made
+            return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report)

@@ -25,6 +25,7 @@ from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.followed_layouts import followed_layouts
+from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.mesh_plan import check_plan_fits, finished_plan, method_name
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.request.pins import pinned
@@ -124,10 +125,7 @@ def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[Trace
         )
     verify_decision(step.graph, plan.decision, plan.mesh)
     if memory_bytes is not None:
-        (stage,) = plan.stages
-        plan = dataclasses.replace(
-            plan, stages=(dataclasses.replace(stage, memory_bytes=memory_bytes),)
-        )
+        plan = limited_plan(plan, lambda _: memory_bytes)
     check_plan_fits(step.graph, plan, REPLAN)
     return step, plan
 

@@ -16,6 +16,7 @@ from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat import PyTree
 from meshwise.plan.fits import check_state_fits
+from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
@@ -105,6 +106,7 @@ def plan_pipeline(
         PinError: a pin is not understood or names nothing.
     """
     pins = read_pins(request.pins)
+    whole, request = request, smaller_request(request)
     check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
     with collection_paused():
         report("tracing")
@@ -120,7 +122,8 @@ def plan_pipeline(
             found = planned_layers(layers, request.cluster, options, report, pins, times)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
-    return replace(found, plan=replace(found.plan, method=method, parameters=parameters))
+    plan = replace(whole_plan(found.plan, whole), method=method, parameters=parameters)
+    return replace(found, plan=plan)
 
 
 @contextmanager

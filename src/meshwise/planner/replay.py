@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshwise.errors import PlanError
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -16,6 +14,7 @@ from meshwise.plan.fits import REPLAN
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Remat, Stage
 from meshwise.plan.verify import verify_decision
+from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.pipeline import layers_of
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step_call import StepCall
@@ -73,8 +72,7 @@ def replayed_pipeline(
     elif plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")
     if memory_bytes is not None:
-        stages = tuple(replace(stage, memory_bytes=memory_bytes) for stage in plan.stages)
-        plan = replace(plan, stages=stages)
+        plan = limited_plan(plan, lambda _: memory_bytes)
     check_pipeline_fits(plan, piece, lambda stage: stage.memory_bytes, REPLAN)
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)

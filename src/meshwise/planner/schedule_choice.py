@@ -21,6 +21,7 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
+from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.pinned_search import PipelineSearch, pinned_search
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.registry import searched_together
@@ -131,7 +132,8 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
         if found is None:
             raise
         enough, planned = found
-        plan = _within(planned.plan, asked)
+        has, cluster = asked.options.memory_bytes, asked.cluster
+        plan = limited_plan(planned.plan, lambda s: has or device_memory_bytes(s, cluster))
         if plan_memory(plan).fits:
             return replace(planned, plan=plan)
         raise InfeasibleError(
@@ -139,16 +141,6 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
             f"{asked.options.schedules[0].choice}. With {bytes_text(enough)} a device "
             f"(memory_bytes={enough}) there is one"
         ) from error
-
-
-def _within(plan: Plan, asked: PipelineSearch) -> Plan:
-    """Return the plan with the memory that there is, whether it fits or not."""
-    has = asked.options.memory_bytes
-    stages = tuple(
-        replace(stage, memory_bytes=has or device_memory_bytes(stage, asked.cluster))
-        for stage in plan.stages
-    )
-    return replace(plan, stages=stages)
 
 
 def _with_more_memory(asked: PipelineSearch) -> tuple[int, PlannedPipeline] | None:

@@ -32,6 +32,7 @@ class PipelineRequest:
         schedules: To choose from.
         remats: To choose from.
         memory_bytes: Memory of a device, in bytes; None: what the cluster has.
+        memory_share: How much of it stages are planned for; the plan says the whole memory.
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
         statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
@@ -47,6 +48,7 @@ class PipelineRequest:
     schedules: tuple[PipelineSchedule, ...] = SEARCHED
     remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
     memory_bytes: int | None = None
+    memory_share: float = 1.0
     use_all_devices: bool | None = None
     statistics: Statistics = "exact"
     pins: Mapping[str, object] | Sequence[tuple[str, object]] = ()

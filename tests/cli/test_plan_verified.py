@@ -1,0 +1,103 @@
+"""`plan --verify`: which plan is written, with which memory, and what is told on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import meshwise.cli.plan as command
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.errors import ProgramError
+from meshwise.plan.plan import Plan
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.targets.verification import Verification, VerifiedStage
+from meshwise.units import MIB
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+OPTIONS = (
+    *("--model", "gpt-tiny", "--cluster", "1x p3.8xlarge", "--batch", "16", "--layers", "3"),
+    *("--microbatches", "4", "--verify"),
+)
+MEMORY = 30 * MIB
+EARLIER = '{"a good plan": "of an earlier run"}'
+
+
+def verified(planned: PlannedPipeline, compiled_bytes: Callable[[int], int]) -> Verification:
+    plan = planned.plan
+    return Verification(
+        target="h100",
+        compiler="a compiler 1.0",
+        memory_bytes=2**40,
+        reserves={},
+        usable_bytes=2**40,
+        stages=tuple(
+            VerifiedStage(
+                stage=s,
+                predicted_bytes=plan.mesh_peak_bytes[mesh],
+                compiled_bytes=compiled_bytes(plan.mesh_peak_bytes[mesh]),
+                limit_bytes=plan.stages[s].memory_bytes,
+            )
+            for s, mesh in enumerate(plan.mesh_of_stage)
+        ),
+        programs=(),
+        collectives=(),
+    )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, Path]]:
+    """Runs `plan --verify --out` with a compiler that makes so many bytes of those predicted."""
+
+    def running(*compiled: Callable[[int], int], options: tuple[str, ...] = ()) -> Any:
+        answers = iter(compiled)
+        monkeypatch.setattr(command, "check_target", lambda *_: None)
+        monkeypatch.setattr(
+            command, "verify_planned", lambda p, *_: verified(p, next(answers, compiled[-1]))
+        )
+        out = tmp_path / "plan.json"
+        out.write_text(EARLIER)
+        asked = [*OPTIONS, *options, "--out", str(out)]
+        return CliRunner().invoke(command.plan, asked), out
+
+    return running
+
+
+def test_what_the_compiler_rejects_is_not_written(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwise.api.verified_plan._MOST_PLANS", 2)
+    found, out = run(lambda _: MEMORY + 1, options=("--memory", str(MEMORY)))
+    assert found.exit_code == 1
+    assert "none of 2 plans fits by the compiler" in found.output
+    assert out.read_text() == EARLIER
+
+
+def test_a_compiler_that_fails_leaves_the_file_as_it_was(run: Any) -> None:
+
+    def failing(_: int) -> int:
+        raise ProgramError("the compiler refuses it")
+
+    found, out = run(failing)
+    assert found.exit_code == 1
+    assert "the compiler refuses it" in found.output
+    assert out.read_text() == EARLIER
+
+
+@pytest.mark.parametrize("options", [(), ("--memory", str(MEMORY))])
+def test_the_plan_that_fits_is_written_with_the_memory_that_there_is(
+    run: Any, options: tuple[str, ...]
+) -> None:
+    cluster = ClusterSpec.virtual("1x p3.8xlarge")
+    has = MEMORY if options else cluster.device.memory_bytes
+    found, out = run(lambda _: has + 1, lambda predicted: predicted, options=options)
+    assert found.exit_code == 0
+    assert found.output.count("planned again for") == 1
+    plan = Plan.from_json(out.read_text())
+    assert plan.verified.startswith("a compiler 1.0 for h100")
+    assert {stage.memory_bytes for stage in plan.stages} == {has}
+    assert plan.cluster == cluster
