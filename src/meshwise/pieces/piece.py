@@ -50,6 +50,8 @@ class PieceGraph:
             pieces: cotangents of what enters once a step.
         forward: Operators of the loop's body that run in the forward pass, ascending.
         border: What the backward pass of a micro-batch has of the forward pass.
+        update: Positions of the results that the update makes: for each of its phases what is sent
+            to be joined with that of other pieces, then the results of the step.
     """
 
     graph: Graph
@@ -62,3 +64,4 @@ class PieceGraph:
     early: tuple[int, ...]
     forward: tuple[int, ...]
     border: Kept
+    update: tuple[tuple[int, ...], ...]

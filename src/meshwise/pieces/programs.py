@@ -6,13 +6,21 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwise.pieces.residuals import ancestors
+from meshwise.pieces.residuals import ancestors, kept_between
 from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.plan.decision import Use
-from meshwise.plan.restricted import GraphPart, Portion, Slot, handed_over, leave, restricted
+from meshwise.plan.restricted import (
+    GraphPart,
+    Portion,
+    Slot,
+    handed_over,
+    leave,
+    restricted,
+    without_collectives,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +47,23 @@ class PiecePrograms:
         forward: For each micro-batch.
         backward: For each micro-batch.
         kept: What backward has of forward; `entering` ones included.
-        final: Results of the graph that come after the loop.
         roles: Who is who.
-        border: What runs after the loop has of what ran before it.
+        once: After the loop: values for other pieces, what each phase of the update sends, the
+            results of the step.
     """
 
     before: PhaseProgram
     forward: PhaseProgram
     backward: PhaseProgram
     kept: tuple[Value, ...]
-    final: tuple[int, ...]
     roles: PieceRoles
-    border: tuple[Slot, ...]
+    once: tuple[PhaseProgram, ...]
 
-    def after(self, groups: Sequence[Collection[int]]) -> list[PhaseProgram]:
-        """Programs that make groups of results, one after the other, once a step.
-
-        Args:
-            groups: Groups of `final`; what an earlier one computes a later one has.
-        """
-        return _after(self.roles, self.border, groups)
+    @property
+    def handed(self) -> frozenset[Value]:
+        """What one program after the loop has of another: all layers hold theirs at once."""
+        made = (v for program in self.once for v in program.outputs)
+        return frozenset(v for v in made if v.role == "border")
 
 
 def piece_programs(roles: PieceRoles) -> PiecePrograms:
@@ -76,9 +81,8 @@ def piece_programs(roles: PieceRoles) -> PiecePrograms:
         forward=_forward(roles, kept),
         backward=_backward(roles, kept),
         kept=tuple(_kept_value(roles, slot) for slot in kept),
-        final=tuple(roles.final_results()),
         roles=roles,
-        border=border,
+        once=tuple(_once(roles, border)),
     )
 
 
@@ -172,9 +176,10 @@ def _backward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
     return _program(part, [value for _, value in there], values)
 
 
-def _after(
-    roles: PieceRoles, border: tuple[Slot, ...], groups: Sequence[Collection[int]]
-) -> list[PhaseProgram]:
+def _once(roles: PieceRoles, border: tuple[Slot, ...]) -> Iterator[PhaseProgram]:
+    update = roles.piece.update
+    of_update = {j for group in update for j in group}
+    groups = [[j for j in roles.final_results() if j not in of_update], *update]
     graph, decision = roles.piece.graph, roles.decision
     slots, inputs = _arguments(roles)
     for slot in border:
@@ -186,22 +191,23 @@ def _after(
             layout = roles.chosen.results[j]
             slots.append(Slot(tensor=roles.loop.outputs[j], layout=layout))
             inputs.append(Value("sum", k, layout))
-    there = {*graph.inputs, *roles.loop.outputs}
-    left = set(roles.phases.after)
-    found: list[PhaseProgram] = []
+    there = {*graph.inputs, *roles.loop.outputs, *(slot.tensor for slot in border)}
+    left, done = set(roles.phases.after), set[int]()
     for g, results in enumerate(groups):
         wanted = sorted(results)
         outputs = [(graph.outputs[j], decision.outputs[j]) for j in wanted]
         now = ancestors(graph, [t for t, _ in outputs]) & left
         left -= now
-        later = [j for group in groups[g + 1 :] for j in group]
+        done |= now
+        later = [
+            (graph.outputs[j], decision.outputs[j]) for group in groups[g + 1 :] for j in group
+        ]
+        # What is cheap is computed again: what is handed over all layers hold at once.
+        reads = [t for i in left for t in graph.operators[i].inputs]
+        again = kept_between(graph, done, [*reads, *(t for t, _ in later)], there).again
+        left |= without_collectives(graph, decision, roles.mesh, again)
         handed = handed_over(
-            graph,
-            decision,
-            roles.mesh,
-            Portion(now, outputs),
-            Portion(left, [(graph.outputs[j], decision.outputs[j]) for j in later]),
-            there,
+            graph, decision, roles.mesh, Portion(now, outputs), Portion(left, later), there
         )
         is_last = g + 1 == len(groups)
         aliases = [(i, wanted.index(j)) for i, j in graph.aliases if j in wanted]
@@ -215,6 +221,5 @@ def _after(
         )
         values = [Value("output", j, decision.outputs[j].layout) for j in wanted]
         more = [Value("border", slot.tensor, slot.layout) for slot in handed]
-        found.append(_program(part, inputs, [*values, *more]))
+        yield _program(part, inputs, [*values, *more])
         slots, inputs = [*slots, *handed], [*inputs, *more]
-    return found

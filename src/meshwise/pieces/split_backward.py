@@ -119,7 +119,7 @@ def _program(found: GraphPart, there: list[Value], made: list[Value]) -> PhasePr
 
 
 def planned_parts(programs: PiecePrograms, *, splits_backward: bool) -> LayerParts[PhaseProgram]:
-    """Return what a planned layer consists of; what it does once at the end is one program.
+    """Return what a planned layer consists of.
 
     Args:
         programs: The programs of the layer.
@@ -134,7 +134,7 @@ def planned_parts(programs: PiecePrograms, *, splits_backward: bool) -> LayerPar
         forward=programs.forward,
         backward=programs.backward if split is None else split.gradient,
         weights=None if split is None else split.weights,
-        once=tuple(programs.after([programs.final])),
+        once=programs.once,
     )
 
 

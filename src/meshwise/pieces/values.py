@@ -105,6 +105,13 @@ class PieceResults:
         )
 
     @property
+    def update_at(self) -> tuple[tuple[int, ...], ...]:
+        """The positions of what each phase of the update sends, then of the results of the step."""
+        place = {value: j for j, value in enumerate(self.in_order())}
+        made = (*self.sent, (*self.state, *self.others))
+        return tuple(tuple(place[value] for value in values) for values in made)
+
+    @property
     def leaving_at(self) -> range:
         """The positions of the activations that leave."""
         return _behind(range(len(self.state)), len(self.leaving))

@@ -244,9 +244,7 @@ def handed_over(
         found.setdefault((t, layout), Slot(tensor=t, layout=layout, use=use))
 
     def is_free(t: int, layout: Layout) -> bool:
-        tensor = graph.tensors[t]
-        steps = path(tensor.shape, tensor.itemsize, home[t], layout, mesh)
-        return all(step.kind in FREE for step in steps)
+        return _is_free(graph.tensors[t], home[t], layout, mesh)
 
     for t, use in (*_uses(graph, decision, second.operators), *second.outputs):
         i = maker.get(t, -1)
@@ -263,6 +261,33 @@ def handed_over(
         elif not is_there:
             keep(t, home[t], None)
     return tuple(found[key] for key in sorted(found, key=lambda k: (k[0], str(k[1]))))
+
+
+def without_collectives(
+    graph: Graph, decision: GraphDecision, mesh: LogicalMesh, operators: Collection[int]
+) -> frozenset[int]:
+    """Return the operators that have all their operands without a collective.
+
+    Args:
+        graph: The whole.
+        decision: The decision about the whole.
+        mesh: Where it runs.
+        operators: Which of its operators are asked about.
+    """
+    home = homes(graph, decision)
+    return frozenset(
+        i
+        for i in operators
+        if all(
+            graph.tensors[t].generated or _is_free(graph.tensors[t], home[t], use.layout, mesh)
+            for t, use in _uses(graph, decision, (i,))
+        )
+    )
+
+
+def _is_free(tensor: Tensor, before: Layout, after: Layout, mesh: LogicalMesh) -> bool:
+    steps = path(tensor.shape, tensor.itemsize, before, after, mesh)
+    return all(step.kind in FREE for step in steps)
 
 
 def _uses(

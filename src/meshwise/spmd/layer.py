@@ -218,9 +218,9 @@ class LayerLowering:
             inputs=tuple(inputs), outputs=(*plain.outputs, *totals), donated=(), run=run
         )
 
-    def after(self, groups: Sequence[Collection[int]]) -> list[DeviceProgram]:
-        """Once a step: for each group of results the program that makes them."""
-        return [self._plain(program) for program in self.layer.programs.after(groups)]
+    def once(self) -> tuple[DeviceProgram, ...]:
+        """Once a step, after all micro-batches, one after the other."""
+        return tuple(map(self._plain, self.layer.programs.once))
 
     def _plain(self, program: PhaseProgram) -> DeviceProgram:
         return DeviceProgram(

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
+import meshwise as mw
 from doubles.few import few
 from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import planned_stages
+from meshwise.inter.layer_cost.footprint import footprint, joint_footprint
 from meshwise.inter.search.layer_work import layer_work
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import layers_of
+from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.fidelity import bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.build import compiled_layers
+from meshwise.runtime.pipeline.memory import measured_footprint, program_bytes
+from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
 
 pytestmark = pytest.mark.usefixtures("quick_steps")
 
@@ -45,3 +52,43 @@ def test_collectives_of_all_programs_are_those_of_the_plan(splits_backward: bool
         assert found == bytes_of(work.collectives), layer.layer
         kinds.update(found)
     assert set(kinds) == {"all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter"}
+
+
+def telling_step(is_orthogonal: bool) -> tuple[Any, Any, Any]:
+    """A step of Adam, or of products of gradients, that returns how far the weights moved."""
+    optimizer = optax.adam(1e-3)
+
+    def loss(weights: Any, rows: Any) -> Any:
+        for w in weights:
+            rows = jnp.tanh(rows @ w)
+        return jnp.mean(rows**2)
+
+    def step(state: Any, rows: Any) -> Any:
+        weights, moments = state
+        value, grads = mw.value_and_grad(loss)(weights, rows)
+        if is_orthogonal:
+            updates = [-0.1 * (g @ g.T @ g) for g in grads]
+        else:
+            updates, moments = optimizer.update(grads, moments, weights)
+        moved = jnp.sqrt(sum(jnp.sum(jnp.tanh(u) ** 2) for u in updates))
+        return (optax.apply_updates(weights, updates), moments), (value, moved)
+
+    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 4
+    moments = jax.eval_shape(optimizer.init, weights)
+    return step, (weights, moments), jax.ShapeDtypeStruct((16, 256), jnp.float32)
+
+
+@pytest.mark.parametrize("is_orthogonal", [False, True])
+def test_what_joins_layers_in_the_update_is_computed_again_or_counted(is_orthogonal: bool) -> None:
+    step, *args = telling_step(is_orthogonal)
+    layers, _ = layers_of(step, tuple(args), {}, SIGNATURE, 4)
+    choices = planned_stages(layers, 2, [(0, 3, (1, 1), "none")])
+    predicted, measured = [], []
+    for layer in compiled_layers(layers, choices, 2):
+        planned = layer.planned
+        # An update of products is held by all layers until its length is known.
+        assert len(planned.programs.handed) == is_orthogonal
+        predicted.append(footprint(planned.made.graph, planned.decision, layer.logical))
+        measured.append(layer.parts.map(lambda _, p: program_bytes(p, device_peak_bytes(p.run))))
+    ratio = joint_footprint(predicted).peak_bytes(1) / measured_footprint(measured).peak_bytes(1)
+    assert 1 - MEMORY_BELOW <= ratio <= 1 + MEMORY_ABOVE

@@ -121,7 +121,7 @@ def footprint(
         for i, layout in enumerate(decision.inputs)
         if i not in crossing and i not in piece.batch_dims
     ]
-    resident = sum(map(num_bytes, {*always, *programs.before.outputs}))
+    resident = sum(map(num_bytes, {*always, *programs.before.outputs, *programs.handed}))
     kept = {*programs.kept, *(v for v in programs.backward.inputs if v.role == "rows")}
     held = sum(map(num_bytes, kept))
     counted = {*always, *programs.before.outputs, *kept}
@@ -130,8 +130,9 @@ def footprint(
     backward = [(programs.backward, counted)]
     if split is not None:
         backward = [(split.gradient, counted), (split.weights, counted | late)]
-    others = (programs.before, programs.forward, *programs.after([programs.final]))
-    for program, known in (*((program, counted) for program in others), *backward):
+    others = [(program, counted) for program in (programs.before, programs.forward)]
+    others += [(program, counted | programs.handed) for program in programs.once]
+    for program, known in (*others, *backward):
         there = {*program.inputs, *program.outputs} & known
         extra = peak(program.part.graph, program.part.decision, mesh, is_layer=True).num_bytes
         temporary = max(temporary, extra - sum(map(num_bytes, there)))

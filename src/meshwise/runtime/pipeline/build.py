@@ -36,7 +36,6 @@ from meshwise.runtime.pipeline.compiled import (
     lowered_program,
     platform_of,
 )
-from meshwise.runtime.pipeline.groups import update_groups
 from meshwise.spmd.backward import backward, gradient_and_weights
 from meshwise.spmd.layer import (
     DeviceProgram,
@@ -284,7 +283,7 @@ def _functions(
         forward=lowering.forward(later),
         backward=back,
         weights=late,
-        once=tuple(lowering.after(update_groups(lowering.layer))),
+        once=lowering.once(),
     )
 
 

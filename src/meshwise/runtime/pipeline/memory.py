@@ -78,6 +78,8 @@ def _of_layer(parts: LayerParts[ProgramBytes]) -> Footprint:
         if isinstance(n.value, StepArgument)
     }
     resident |= parts.before.outputs
+    # What one program of the update has of another, all layers hold at once.
+    resident |= {n: b for p in parts.once for n, b in p.outputs.items() if _is_border(n.value)}
     late = {} if parts.weights is None else parts.weights.inputs
     kept = {n: b for n, b in {**parts.backward.inputs, **late}.items() if _stays(n.value)}
     counted = {**resident, **kept}
@@ -97,6 +99,10 @@ def _stays(value: StepValue) -> bool:
     """Return whether a value is held from the forward to the backward pass of a micro-batch."""
     is_kept = isinstance(value, Local) and value.role in ("kept", "entering")
     return is_kept or isinstance(value, Activation | Rows)
+
+
+def _is_border(value: StepValue) -> bool:
+    return isinstance(value, Local) and value.role == "border"
 
 
 def _waits(value: StepValue) -> bool:

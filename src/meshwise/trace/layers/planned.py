@@ -323,6 +323,7 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
         early=tuple(j for v, j in inward if v in joint.once),
         forward=forward,
         border=border,
+        update=results.update_at,
     )
 
 
