@@ -86,6 +86,9 @@ def test_a_compiler_that_fails_leaves_the_file_as_it_was(run: Any) -> None:
     assert found.exit_code == 1
     assert "the compiler refuses it" in found.output
     assert out.read_text() == EARLIER
+    kept = Plan.from_json((out.parent / "plan.unverified.json").read_text())
+    assert (kept.num_microbatches, kept.verified) == (4, "")
+    assert "plan.unverified.json" in found.output
 
 
 @pytest.mark.parametrize("options", [(), ("--memory", str(MEMORY))])

@@ -194,7 +194,7 @@ def plan(
         verified: Verification | None = None
         if verify:
             planned, verified = plan_verified(
-                planner.plan, lambda p: verify_planned(p, target, told_by(report)), report
+                planner.plan, lambda p: _compiled(p, target, out, report), report
             )
         else:
             planned = planner.plan()
@@ -211,6 +211,20 @@ def plan(
     click.echo(found.to_json() if as_json else found.explain(), nl=False)
     if verified is not None:
         click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
+
+
+def _compiled(
+    planned: PlannedPipeline, target: str | None, out: Path | None, report: Callable[[str], None]
+) -> Verification:
+    """Compile a plan; if that fails or is interrupted, the plan is kept beside `out`."""
+    try:
+        return verify_planned(planned, target, told_by(report))
+    except BaseException:
+        if out is not None:
+            kept = out.with_name(f"{out.stem}.unverified.json")
+            write_atomically(kept, planned.plan.to_json())
+            report(f"the plan that was not compiled is in {kept}")
+        raise
 
 
 @dataclass(frozen=True, slots=True)
