@@ -149,7 +149,9 @@ def test_with_pins_too_the_error_says_what_the_compiler_needs(planner: Planner) 
         except InfeasibleError as error:
             raise PlanError(f"no plan keeps pin 'remat=none': {error}") from error
 
-    with pytest.raises(InfeasibleError, match=r"stage \d needs .*planned for less: no plan keeps"):
+    with pytest.raises(
+        InfeasibleError, match=r"stage \d needs .*of which these numbers are: no plan keeps"
+    ):
         plan_verified(pinned, lambda p: verified_at(p, 10.0))
 
 

@@ -149,10 +149,26 @@ def keeping_the_last(state: Any, rows: Any) -> Any:
     return (params - 0.1 * jax.grad(half_square)(params, rows) + 0.1 * last, params), rows.sum()
 
 
+def skipping(state: Any, rows: Any) -> Any:
+    params, mean = state
+    grads = jax.grad(half_square)(params, rows)
+    is_finite = jnp.isfinite(jnp.sum(grads))
+    new = (params - 0.1 * grads, 0.9 * mean + 0.1 * grads)
+    return jax.lax.cond(is_finite, lambda old, new: new, lambda old, new: old, state, new), rows[0]
+
+
+def updating_rows_of_another_shape(state: Any, rows: Any) -> Any:
+    grads = jax.grad(half_square)(state, rows).reshape(-1, 64)
+    new = state.reshape(-1, 64) - 0.1 * grads / jnp.sqrt(jnp.sum(grads**2, -1, keepdims=True))
+    return new.reshape(state.shape), rows.sum()
+
+
 @pytest.mark.parametrize(
     ("step", "num_arrays"),
     [
         (swapping, 2),
+        (skipping, 2),
+        (updating_rows_of_another_shape, 1),
         (telling_the_change, 1),
         (telling_the_change_of_a_mean, 2),
         (squaring, 1),

@@ -25,7 +25,7 @@ def plan_verified(
     less of their devices' memory as the prediction for the fullest one was too low.
 
     Args:
-        plan: Plans for a share of the memory of every device; the plan says the whole memory.
+        plan: Plans for a share of the memory of every device; the plan names the whole memory.
         verify: Says what the compiler makes of a plan.
         report: Is told why it is planned again.
 
@@ -47,8 +47,8 @@ def plan_verified(
             if worst is None:
                 raise
             raise InfeasibleError(
-                f"no plan was found that fits by the compiler: {_need(worst)}; planned for less: "
-                f"{error}"
+                f"no plan was found that fits by the compiler: {_need(worst)}. Planned for "
+                f"{share:.1%} of the memory, of which these numbers are: {error}"
             ) from error
         verified = verify(found)
         if verified.fits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -222,8 +223,9 @@ def _compiled(
     except BaseException:
         if out is not None:
             kept = out.with_name(f"{out.stem}.unverified.json")
-            write_atomically(kept, planned.plan.to_json())
-            report(f"the plan that was not compiled is in {kept}")
+            with suppress(OSError):
+                write_atomically(kept, planned.plan.to_json())
+                report(f"the plan that was not compiled is in {kept}")
         raise
 
 

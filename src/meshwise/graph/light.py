@@ -22,7 +22,7 @@ def is_light(op: Operator) -> bool:
 
 
 def is_bitcast(op: Operator) -> bool:
-    """Return whether the result is the operand, read with another shape or none.
+    """Return whether the result is the operand, read with another shape or the same.
 
     Args:
         op: The operator.

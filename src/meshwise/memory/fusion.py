@@ -279,10 +279,24 @@ class _Fusion:
         blocked = self.read_otherwise(v)
         return tuple(b for b in self.sources[v] if b not in blocked)
 
-    def read_otherwise(self, v: int) -> set[int]:
+    def may_overwrite(self, i: int, argument: int) -> bool:
+        """Return whether an instruction may write over an argument, which it may read itself.
+
+        XLA looks through a view of an argument.
+        """
+        v = self.value[i]
+        if argument not in self.sources[v] or argument in self.may_reuse[i]:
+            return True
+        if self.values[v].kind in _FUSED and not self.values[v].is_moving:
+            return argument not in self.read_otherwise(v, with_views=False)
+        return v in self.program.branches
+
+    def read_otherwise(self, v: int, *, with_views: bool = True) -> set[int]:
         """Return buffers of which an instruction reads other elements than it writes.
 
-        A view counts: the shapes have to be equal.
+        Args:
+            v: What it makes.
+            with_views: Whether a view counts: where the shapes have to be equal.
 
         Source: XLA hlo_dataflow_analysis.cc (CanShareOperandBufferWithUser).
         """
@@ -291,7 +305,8 @@ class _Fusion:
         while stack:
             reader, is_moved = stack.pop()
             value = self.values[reader]
-            is_moved = is_moved or value.kind == InstructionKind.VIEW or value.is_moving
+            is_view = with_views and value.kind == InstructionKind.VIEW
+            is_moved = is_moved or is_view or value.is_moving
             for u in value.inputs:
                 buffer = self.buffer(reader, u)
                 if buffer is None:
@@ -305,8 +320,8 @@ class _Fusion:
     def donations(self) -> tuple[set[int], list[tuple[int, ...]]]:
         """Return results that overwrite an argument, and what must have run before each.
 
-        What reads the argument runs first.  If it needs the result for that, or the result cannot
-        be made over what it is made of, XLA makes it elsewhere and copies it in the end.
+        What reads the argument runs first.  If one of its readers needs the result, or the result
+        cannot be made over the argument, XLA makes it elsewhere and copies it in the end.
 
         Source: XLA copy_insertion.cc.
         """
@@ -322,10 +337,9 @@ class _Fusion:
             if value.kind == InstructionKind.INPUT or self.root[v] != v:
                 continue
             maker = self.position[value.inputs[0] if value.kind == InstructionKind.PART else v]
-            found = readers.get(argument, ())
-            first = [i for i in found if i != maker]
-            is_below = maker not in found or argument in self.may_reuse[maker]
-            if not is_below or (first and not _reachable(maker, followers).isdisjoint(first)):
+            first = [i for i in readers.get(argument, ()) if i != maker]
+            is_free = not first or _reachable(maker, followers).isdisjoint(first)
+            if not (is_free and self.may_overwrite(maker, argument)):
                 continue
             over_input.add(v)
             after[maker] |= dict.fromkeys(first)
@@ -335,7 +349,7 @@ class _Fusion:
 
 
 def _reachable(start: int, followers: Sequence[AbstractSet[int]]) -> set[int]:
-    """Return what runs after an instruction."""
+    """Return what must run after an instruction."""
     found: set[int] = set()
     todo = [start]
     while todo:

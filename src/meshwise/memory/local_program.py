@@ -90,6 +90,7 @@ class LocalProgram:
         outputs: Positions of the results of the graph.
         aliases: For a result the input whose buffer it takes.
         loops: For each loop or branch the position of its operator.
+        branches: The branches among them: their results may lie over what they read.
         in_loop: Results that are written into a buffer of the loop around.
         is_body: Whether it is the body of a loop, or a branch.
     """
@@ -98,6 +99,7 @@ class LocalProgram:
     outputs: list[int] = field(default_factory=list[int])
     aliases: dict[int, int] = field(default_factory=dict[int, int])
     loops: dict[int, int] = field(default_factory=dict[int, int])
+    branches: set[int] = field(default_factory=set[int])
     in_loop: set[int] = field(default_factory=set[int])
     is_body: bool = False
 

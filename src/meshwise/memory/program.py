@@ -12,7 +12,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.graph.structure import PREDICATE, Structure
+from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
 from meshwise.memory.target import Target
 from meshwise.plan.counts.walk import LayoutCopies
@@ -352,6 +352,8 @@ class _Writer:
         first = op.outputs[0] if op.outputs else -1
         loop = out.add(LocalValue(InstructionKind.OPAQUE, tuple(reads), 0, first, time))
         out.loops[loop] = time
+        if structure.kind == COND:
+            out.branches.add(loop)
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             size = self.bytes_of(self.graph.tensors[t], layout)
             value = out.add(LocalValue(InstructionKind.PART, (loop,), size, t, time))

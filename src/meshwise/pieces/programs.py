@@ -177,6 +177,7 @@ def _backward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
 
 
 def _once(roles: PieceRoles, border: tuple[Slot, ...]) -> Iterator[PhaseProgram]:
+    """Yield the programs after the loop; each has what was there, and what earlier ones hand on."""
     update = roles.piece.update
     of_update = {j for group in update for j in group}
     groups = [[j for j in roles.final_results() if j not in of_update], *update]
@@ -223,3 +224,4 @@ def _once(roles: PieceRoles, border: tuple[Slot, ...]) -> Iterator[PhaseProgram]
         more = [Value("border", slot.tensor, slot.layout) for slot in handed]
         yield _program(part, inputs, [*values, *more])
         slots, inputs = [*slots, *handed], [*inputs, *more]
+        there |= {slot.tensor for slot in handed if slot.use is None}

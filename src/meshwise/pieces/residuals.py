@@ -57,9 +57,9 @@ def kept_between(
 
     Args:
         graph: The whole.
-        first: Operators (positions) of the first part; it holds what they follow from.
+        first: Operators (positions) of the first part.
         wanted: Tensors that the second part reads.
-        free: Inputs of the graph that are there at any time, such as weights.
+        free: Tensors that are there at any time, such as weights.
     """
     maker = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
     border = _Border()

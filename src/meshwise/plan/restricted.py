@@ -229,7 +229,7 @@ def handed_over(
         mesh: Where both portions run.
         first: What runs first.
         second: What runs then, operators of the first portion that run again included.
-        free: Inputs of the whole that both portions have.
+        free: Tensors of the whole that both portions have.
 
     Returns:
         The values, in the order of their tensors.

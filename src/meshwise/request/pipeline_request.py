@@ -32,7 +32,7 @@ class PipelineRequest:
         schedules: To choose from.
         remats: To choose from.
         memory_bytes: Memory of a device, in bytes; None: what the cluster has.
-        memory_share: How much of it stages are planned for; the plan says the whole memory.
+        memory_share: How much of it stages are planned for; the plan names the whole memory.
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.
         statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.

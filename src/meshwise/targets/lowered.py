@@ -70,10 +70,11 @@ def _lowering(name: str, platform: str) -> Iterator[None]:
     """Raise a `ProgramError` that names what is lowered, whatever JAX raises."""
     try:
         yield
-    except MeshwiseError:
+    except (MeshwiseError, AssertionError):
         raise
     except Exception as error:  # Of any kind: kernels and rules of lowering raise their own.
-        raise ProgramError(f"JAX does not lower {name} for {platform}: {error}") from error
+        reason = str(error) or repr(error)
+        raise ProgramError(f"JAX does not lower {name} for {platform}: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,9 @@ def telling_step(is_orthogonal: bool) -> tuple[Any, Any, Any]:
         else:
             updates, moments = optimizer.update(grads, moments, weights)
         moved = jnp.sqrt(sum(jnp.sum(jnp.tanh(u) ** 2) for u in updates))
-        return (optax.apply_updates(weights, updates), moments), (value, moved)
+        new = [w + u / jnp.maximum(1, moved) for w, u in zip(weights, updates, strict=True)]
+        length = jnp.sqrt(sum(jnp.sum(jnp.tanh(w) ** 2) for w in new))
+        return (new, moments), (value, moved, length)
 
     weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 4
     moments = jax.eval_shape(optimizer.init, weights)

@@ -75,8 +75,8 @@ class ConditionedLayer:
 
     Attributes:
         bound_s: About what a plan costs at least, (states that enter, states that leave); what the
-            plan costs where `is_exact`.  Without proofs it may lie above the best plan by what the
-            bounds of other states lie below theirs.
+            plan costs where `is_exact`.  Without proofs a guess is added, so that it may be above
+            the best plan.
         proved_s: No plan costs less.
         is_exact: Which entries were solved.
     """
