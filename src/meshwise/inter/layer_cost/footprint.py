@@ -1,6 +1,7 @@
 """What one device holds for a run of layers in a pipeline.
 
     resident     parameters, optimizer state, gradients that add up: held all the time
+                 (what one program of the update has of another counts as if it were)
     microbatch   what the backward pass of a micro-batch needs of its forward pass: held for every
                  micro-batch in flight
     weights      where the backward pass is split: what the gradients of weights of a micro-batch
