@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from doubles.compiled_plans import verification
 from doubles.golden_plans import gpt_pipeline
 from meshwise.api.verified_plan import plan_verified
 from meshwise.api.verify import check_target
@@ -15,7 +16,7 @@ from meshwise.errors import ClusterError, InfeasibleError, PlanError
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
 from meshwise.planner.schedule_choice import PlannedPipeline
-from meshwise.targets.verification import Verification, VerifiedStage
+from meshwise.targets.verification import Verification
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -57,24 +58,7 @@ def planner(two_stages: PlannedPipeline) -> Planner:
 
 def verified_at(found: PlannedPipeline, factor: float) -> Verification:
     """A compiler that needs so many times what was predicted."""
-    return Verification(
-        target="h100",
-        compiler="a compiler 1.0",
-        memory_bytes=2**40,
-        reserves={},
-        usable_bytes=2**40,
-        stages=tuple(
-            VerifiedStage(
-                stage=s,
-                predicted_bytes=predicted,
-                compiled_bytes=int(factor * predicted),
-                limit_bytes=found.plan.stages[s].memory_bytes,
-            )
-            for s, predicted in enumerate(found.plan.mesh_peak_bytes)
-        ),
-        programs=(),
-        collectives=(),
-    )
+    return verification(found.plan, lambda predicted: int(factor * predicted))
 
 
 def never_fits(found: PlannedPipeline) -> Verification:

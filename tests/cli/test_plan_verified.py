@@ -10,11 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import meshwise.cli.plan as command
+from doubles.compiled_plans import verification
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ProgramError
 from meshwise.plan.plan import Plan
-from meshwise.planner.schedule_choice import PlannedPipeline
-from meshwise.targets.verification import Verification, VerifiedStage
 from meshwise.units import MIB
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
@@ -27,28 +26,6 @@ MEMORY = 30 * MIB
 EARLIER = '{"a good plan": "of an earlier run"}'
 
 
-def verified(planned: PlannedPipeline, compiled_bytes: Callable[[int], int]) -> Verification:
-    plan = planned.plan
-    return Verification(
-        target="h100",
-        compiler="a compiler 1.0",
-        memory_bytes=2**40,
-        reserves={},
-        usable_bytes=2**40,
-        stages=tuple(
-            VerifiedStage(
-                stage=s,
-                predicted_bytes=plan.mesh_peak_bytes[mesh],
-                compiled_bytes=compiled_bytes(plan.mesh_peak_bytes[mesh]),
-                limit_bytes=plan.stages[s].memory_bytes,
-            )
-            for s, mesh in enumerate(plan.mesh_of_stage)
-        ),
-        programs=(),
-        collectives=(),
-    )
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, Path]]:
     """Runs `plan --verify --out` with a compiler that makes so many bytes of those predicted."""
@@ -57,7 +34,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
         answers = iter(compiled)
         monkeypatch.setattr(command, "check_target", lambda *_: None)
         monkeypatch.setattr(
-            command, "verify_planned", lambda p, *_: verified(p, next(answers, compiled[-1]))
+            command,
+            "verify_planned",
+            lambda p, *_: verification(p.plan, next(answers, compiled[-1])),
         )
         out = tmp_path / "plan.json"
         out.write_text(EARLIER)

@@ -61,14 +61,14 @@ def check_target(cluster: ClusterSpec, name: str | None = None) -> None:
     installed_compiler(_target("the cluster has", found, name).platform)
 
 
-def _target(there: str, device_names: Iterable[str], name: str | None) -> CompileTarget:
-    """Return the target of a name or, without one, of the devices that there are."""
+def _target(subject: str, device_names: Iterable[str], name: str | None) -> CompileTarget:
+    """Return the named target; without a name that of the devices, which must be of one kind."""
     if name is not None:
         return compile_target(name)
     devices = list(dict.fromkeys(device_names))
     if len(devices) > 1:
         raise ClusterError(
-            f"{there} {', '.join(devices)}; name one target for all, as target='h100' "
+            f"{subject} {', '.join(devices)}; name one target for all, as target='h100' "
             "(--target h100)"
         )
     return target_of(devices[0])

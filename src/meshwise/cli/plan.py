@@ -195,7 +195,7 @@ def plan(
         verified: Verification | None = None
         if verify:
             planned, verified = plan_verified(
-                planner.plan, lambda p: _compiled(p, target, out, report), report
+                planner.plan, lambda p: _verification(p, target, out, report), report
             )
         else:
             planned = planner.plan()
@@ -214,7 +214,7 @@ def plan(
         click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
 
 
-def _compiled(
+def _verification(
     planned: PlannedPipeline, target: str | None, out: Path | None, report: Callable[[str], None]
 ) -> Verification:
     """Compile a plan; if that fails or is interrupted, the plan is kept beside `out`."""

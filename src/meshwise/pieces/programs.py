@@ -6,7 +6,7 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwise.pieces.residuals import ancestors, kept_between
@@ -112,7 +112,7 @@ def _before(roles: PieceRoles, border: tuple[Slot, ...]) -> PhaseProgram:
         values.append(Value("border", slot.tensor, slot.layout))
     slots, inputs = _arguments(roles)
     part = restricted(graph, roles.decision, roles.phases.before, slots, outputs)
-    return _program(part, inputs, values)
+    return phase_program(part, inputs, values)
 
 
 def _arguments(roles: PieceRoles) -> tuple[list[Slot], list[Value]]:
@@ -121,7 +121,16 @@ def _arguments(roles: PieceRoles) -> tuple[list[Slot], list[Value]]:
     return slots, [Value("input", i, slot.layout) for i, slot in enumerate(slots)]
 
 
-def _program(part: GraphPart, inputs: list[Value], outputs: list[Value]) -> PhaseProgram:
+def phase_program(
+    part: GraphPart, inputs: Sequence[Value], outputs: Iterable[Value]
+) -> PhaseProgram:
+    """Return a part of a graph as a program.
+
+    Args:
+        part: The part.
+        inputs: What is there, of which the part names what it takes.
+        outputs: What it makes.
+    """
     return PhaseProgram(
         part=part, inputs=tuple(inputs[n] for n in part.inputs), outputs=tuple(outputs)
     )
@@ -141,7 +150,7 @@ def _forward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
     )
     values = [Value("leaving", n, use.layout) for _, use, n in leaving]
     values += [_kept_value(roles, slot) for slot in made]
-    return _program(part, list(inputs), values)
+    return phase_program(part, list(inputs), values)
 
 
 def _backward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
@@ -173,7 +182,7 @@ def _backward(roles: PieceRoles, kept: tuple[Slot, ...]) -> PhaseProgram:
         outputs,
         tuple(aliases),
     )
-    return _program(part, [value for _, value in there], values)
+    return phase_program(part, [value for _, value in there], values)
 
 
 def _once(roles: PieceRoles, border: tuple[Slot, ...]) -> Iterator[PhaseProgram]:
@@ -222,6 +231,6 @@ def _once(roles: PieceRoles, border: tuple[Slot, ...]) -> Iterator[PhaseProgram]
         )
         values = [Value("output", j, decision.outputs[j].layout) for j in wanted]
         more = [Value("border", slot.tensor, slot.layout) for slot in handed]
-        yield _program(part, inputs, [*values, *more])
+        yield phase_program(part, inputs, [*values, *more])
         slots, inputs = [*slots, *handed], [*inputs, *more]
         there |= {slot.tensor for slot in handed if slot.use is None}

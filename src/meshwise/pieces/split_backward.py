@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph
-from meshwise.pieces.programs import PhaseProgram, PiecePrograms
+from meshwise.pieces.programs import PhaseProgram, PiecePrograms, phase_program
 from meshwise.pieces.residuals import ancestors, kept_between
 from meshwise.pieces.roles import Value
 from meshwise.plan.decision import Use
@@ -98,23 +98,17 @@ def split_backward(programs: PiecePrograms) -> SplitBackward:
 
     inputs = list(whole.inputs)
     return SplitBackward(
-        gradient=_program(
+        gradient=phase_program(
             part(first, slots, early, handed),
             inputs,
             [*(whole.outputs[n] for n in early), *delayed],
         ),
-        weights=_program(
+        weights=phase_program(
             part(second, [*slots, *handed], late, []),
             [*inputs, *delayed],
             [whole.outputs[n] for n in late],
         ),
         delayed=tuple(delayed),
-    )
-
-
-def _program(found: GraphPart, there: list[Value], made: list[Value]) -> PhaseProgram:
-    return PhaseProgram(
-        part=found, inputs=tuple(there[n] for n in found.inputs), outputs=tuple(made)
     )
 
 

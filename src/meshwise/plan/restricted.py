@@ -243,9 +243,6 @@ def handed_over(
     def keep(t: int, layout: Layout, use: Use | None) -> None:
         found.setdefault((t, layout), Slot(tensor=t, layout=layout, use=use))
 
-    def is_free(t: int, layout: Layout) -> bool:
-        return _is_free(graph.tensors[t], home[t], layout, mesh)
-
     for t, use in (*_uses(graph, decision, second.operators), *second.outputs):
         i = maker.get(t, -1)
         is_known = t in free or (i >= 0 and i not in first.operators)
@@ -253,10 +250,10 @@ def handed_over(
             continue
         is_there = i in second.operators
         if use.layout != home[t] and (t, use) in made:
-            if not (is_there and is_free(t, use.layout)):
+            if not (is_there and _is_free(graph.tensors[t], home[t], use.layout, mesh)):
                 keep(t, use.layout, use)
         elif use.via != home[t] and (t, use.group, use.via) in passed:
-            if not (is_there and is_free(t, use.via)):
+            if not (is_there and _is_free(graph.tensors[t], home[t], use.via, mesh)):
                 keep(t, use.via, replace(use, layout=use.via))
         elif not is_there:
             keep(t, home[t], None)

@@ -13,6 +13,7 @@ from evaluation.baselines.built_stages import build_stages
 import meshwise as mw
 from doubles.few import few
 from doubles.perceptron import perceptron
+from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.layer_network import layer_network
@@ -118,6 +119,30 @@ def test_no_bound_is_above_the_cost(model: Layering) -> None:
         assert (at_first <= exact * (1 + 1e-6)).all()
         assert (sharper <= exact * (1 + 1e-6)).all()
         assert (at_first <= sharper).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_plans_cost_above_their_bounds_is_added_to_others_without_proofs(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = ConditionalBounds.of_pair
+    gap_s = 1e-4
+    monkeypatch.setattr(ConditionalBounds, "of_pair", lambda *args: (tight(*args)[0] - gap_s, None))
+    monkeypatch.setattr(ConditionalBounds, "of_all_pairs", lambda bounds: np.zeros(bounds._shape))
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    piece = layers_of_perceptron(4).graph(1, 1, B)
+    layer = ConditionedLayer(layer_network(piece, mesh, IntraOptions()), BytePrice(), exact=exact)
+    places = list(np.ndindex(layer.bound_s.shape))[:6]
+    for place in places:
+        layer.sharpen(*place)
+    raised_s = layer.bound_s.copy()
+    for place in places[:5]:
+        layer.sharpen(*place)
+    last = places[5]
+    added_s = layer.bound_s[last] - raised_s[last]
+    assert added_s == pytest.approx(0.0 if exact else gap_s, rel=1e-3)
+    # What is proved stays.
+    assert layer.proved_s[last] == raised_s[last]
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""Verifications of pipelines without a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwise.plan.plan import Plan
+from meshwise.targets.verification import Verification, VerifiedStage
+
+
+def verification(plan: Plan, compiled_bytes: Callable[[int], int]) -> Verification:
+    """What a compiler says that needs so many bytes for each stage, from those predicted."""
+    return Verification(
+        target="h100",
+        compiler="a compiler 1.0",
+        memory_bytes=2**40,
+        reserves={},
+        usable_bytes=2**40,
+        stages=tuple(
+            VerifiedStage(
+                stage=s,
+                predicted_bytes=plan.mesh_peak_bytes[mesh],
+                compiled_bytes=compiled_bytes(plan.mesh_peak_bytes[mesh]),
+                limit_bytes=plan.stages[s].memory_bytes,
+            )
+            for s, mesh in enumerate(plan.mesh_of_stage)
+        ),
+        programs=(),
+        collectives=(),
+    )
