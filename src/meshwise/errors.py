@@ -24,7 +24,7 @@ class PinError(MeshwiseError):
 
 
 class InfeasibleError(MeshwiseError):
-    """No plan fits into memory or satisfies the pins."""
+    """No plan was found that fits into memory and satisfies the pins."""
 
 
 class ClusterError(MeshwiseError):

@@ -102,7 +102,7 @@ def stage_memories(
     for number, shape in enumerate(shapes):
         mine = [layer for layer in compiled if layer.stage == number]
         said = [
-            footprint(x.planned.made.graph, x.planned.decision, x.logical, splits_backward=splits)
+            footprint(x.planned.piece, x.planned.roles.decision, x.logical, splits_backward=splits)
             for x in mine
         ]
         predicted = Footprint(

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from doubles.graph_builders import mesh, random_graph
+from meshwise.assignment.problem import Solution
 from meshwise.errors import InfeasibleError
 from meshwise.intra.limit import fit
 from meshwise.intra.network import build_network
@@ -48,3 +49,15 @@ def test_the_bound_holds_also_where_nothing_is_proved(
         assert price == pytest.approx(found.objective_s, rel=1e-9)
         bounded += found.status != "optimal"
     assert bounded > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("time limit", "no plan was found in 2 seconds"), ("infeasible", "pins")]
+)
+def test_the_clock_is_not_called_a_contradiction(
+    status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = Solution(choice=(), cost=math.inf, bound=-math.inf, status=status)
+    monkeypatch.setattr("meshwise.intra.plan_graph.solve", lambda *_, **__: nothing)
+    with pytest.raises(InfeasibleError, match=words):
+        plan_graph(random_graph(0, 6), MESH, IntraOptions(time_limit_s=2.0))

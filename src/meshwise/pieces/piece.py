@@ -48,6 +48,7 @@ class PieceGraph:
         num_microbatches: B.
         early: Positions of results that are known before the first micro-batch, and go to earlier
             pieces: cotangents of what enters once a step.
+        late: Positions of the inputs that are cotangents of what leaves once a step.
         forward: Operators of the loop's body that run in the forward pass, ascending.
         border: What the backward pass of a micro-batch has of the forward pass.
         update: Positions of the results that the update makes: for each of its phases what is sent
@@ -62,6 +63,7 @@ class PieceGraph:
     state: tuple[int, ...]
     num_microbatches: int
     early: tuple[int, ...]
+    late: tuple[int, ...]
     forward: tuple[int, ...]
     border: Kept
     update: tuple[tuple[int, ...], ...]

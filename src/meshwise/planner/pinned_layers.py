@@ -21,6 +21,7 @@ from meshwise.inter.layer_cost.run_costs import RunCosts, compose
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer
 from meshwise.intra.options import IntraOptions
 from meshwise.kernels.arrays import Bools
+from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
 from meshwise.request.pins import is_hit, named_operators, pinned, refuse_unmatched
@@ -72,6 +73,10 @@ class PinnedSource:
     ) -> PieceGraph:
         """The graph to plan of the layers `first` to `last`."""
         return self.layers.graph(first, last, num_microbatches, remat)
+
+    def crossing_names(self, layer: int) -> CrossingNames:
+        """The activations that cross the cuts of a layer."""
+        return self.layers.crossing_names(layer)
 
     def state_names(self, layer: int) -> tuple[str, ...]:
         """Names of parameters and optimizer state, in the order of `PieceGraph.state`."""

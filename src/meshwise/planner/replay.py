@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwise.errors import PlanError
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.layer_cost.arrivals import arrival_works
 from meshwise.inter.search.finishing import pipeline_fingerprint
 from meshwise.inter.search.layer_work import with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
@@ -68,7 +69,10 @@ def replayed_pipeline(
 
     if not plan.fingerprint:
         # Files of earlier versions did not say what programs do.
-        plan = with_work(plan, piece)
+        arrivals = arrival_works(
+            plan.stages, plan.mesh_of_stage, plan.decisions, piece, layers.crossing_names
+        )
+        plan = with_work(plan, piece, arrivals)
     elif plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")
     if memory_bytes is not None:

@@ -64,19 +64,9 @@ def gradient_and_weights(
 def _coming(lowering: LayerLowering, readers: Readers) -> dict[int, list[Name]]:
     """Return the cotangents that come, for each activation that left."""
     return {
-        leaves: coming_cotangents(lowering.layer.leaving[leaves], layout, readers)
-        for leaves, layout in _layouts(lowering).items()
+        leaves: coming_cotangents(lowering.layer.names.leaving[leaves], layout, readers)
+        for leaves, layout in lowering.layer.cotangents_wanted().items()
     }
-
-
-def _layouts(lowering: LayerLowering) -> dict[int, Layout]:
-    """Return the layouts in which sums of cotangents are wanted, for each activation that left."""
-    layer = lowering.layer
-    read = layer.programs.backward.inputs
-    found = {v.number: v.layout for v in read if v.role == "cotangent"}
-    for leaves in layer.roles.passed.values():
-        found.setdefault(leaves, layer.layout_of_cotangent(leaves))
-    return found
 
 
 def _program(
@@ -97,7 +87,7 @@ def _program(
         is_last: Whether cotangents of what entered were made before.
     """
     layer = lowering.layer
-    wanted = _layouts(lowering)
+    wanted = layer.cotangents_wanted()
     passed = {} if is_last else layer.roles.passed
     back = {} if is_last else layer.cotangents_made()
     summed = {v.number for v in program.inputs if v.role == "cotangent"}
@@ -118,9 +108,9 @@ def _program(
             for v in program.inputs
         ]
         made = dict(zip(program.outputs, lowering.run(program, given, body=True), strict=True))
-        found = {layer.entering[v.number]: x for v, x in made.items() if v.role == "inward"}
+        found = {layer.names.entering[v.number]: x for v, x in made.items() if v.role == "inward"}
         for enters, leaves in passed.items():
-            v = layer.entering[enters]
+            v = layer.names.entering[enters]
             found[v] = lowering.moved(total[leaves], wanted[leaves], back[v])
         return [
             *(found[v] for v in back),
@@ -148,6 +138,5 @@ def _total(
     known: Mapping[Name, Array],
 ) -> Array:
     """Add up the cotangents of an activation that left."""
-    piece = lowering.layer.made.graph
-    tensor = piece.graph.tensors[piece.graph.inputs[piece.leaving[leaves].cotangent]]
+    tensor = lowering.layer.cotangent(leaves)
     return lowering.total([(known[n], n.layout) for n in terms], wanted, tensor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import Array
@@ -17,12 +16,12 @@ from jax import Array
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.pieces.programs import PhaseProgram, PiecePrograms, piece_programs
+from meshwise.pieces.neighbours import LayerEnds, Readers
+from meshwise.pieces.programs import PhaseProgram, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
 from meshwise.plan.decision import GraphDecision
 from meshwise.program.names import (
     Activation,
-    CotangentSum,
     CotangentTerm,
     Local,
     MicrobatchIndex,
@@ -34,9 +33,6 @@ from meshwise.program.names import (
 from meshwise.spmd.part import moved as moved_tile
 from meshwise.spmd.part import run_part
 from meshwise.trace.layers.planned import PieceProgram
-
-# For each activation the layers that send a cotangent of it, and how it comes; None: as wanted.
-Readers: TypeAlias = Mapping[Activation, Mapping[int, Layout | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,48 +53,14 @@ class DeviceProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedLayer:
+class PlannedLayer(LayerEnds):
     """A layer with its plan.
 
     Attributes:
         made: The layer as a program.
-        decision: Its plan.
-        roles: What each of its values is.
-        programs: Its programs.
-        entering: Activations that enter in each micro-batch, by number of the crossing.
-        leaving: Activations that leave in each micro-batch, by number of the crossing.
     """
 
     made: PieceProgram
-    decision: GraphDecision
-    roles: PieceRoles
-    programs: PiecePrograms
-    entering: tuple[Activation, ...]
-    leaving: tuple[Activation, ...]
-
-    def cotangents_made(self) -> dict[Activation, Layout]:
-        """Return the activations whose cotangents each micro-batch makes, and their layouts."""
-        found: dict[Activation, Layout] = {}
-        for value in self.programs.backward.outputs:
-            if value.role == "inward":
-                found.setdefault(self.entering[value.number], value.layout)
-        for enters, leaves in self.roles.passed.items():
-            found.setdefault(self.entering[enters], self.layout_of_cotangent(leaves))
-        return found
-
-    def early_cotangents(self) -> dict[Activation, Layout]:
-        """Return the activations whose cotangents are made before the first micro-batch."""
-        results = self.made.results
-        made = dict(zip(results.cotangents_at, results.cotangents, strict=True))
-        return {
-            made[value.number].activation: value.layout
-            for value in self.programs.before.outputs
-            if value.role == "output"
-        }
-
-    def layout_of_cotangent(self, leaves: int) -> Layout:
-        """Return how the cotangent of an activation that left comes in."""
-        return self.decision.inputs[self.made.graph.leaving[leaves].cotangent]
 
 
 def planned_layer(made: PieceProgram, decision: GraphDecision, mesh: LogicalMesh) -> PlannedLayer:
@@ -112,17 +74,8 @@ def planned_layer(made: PieceProgram, decision: GraphDecision, mesh: LogicalMesh
     Returns:
         The layer, ready to lower.
     """
-    roles = PieceRoles(made.graph, decision, mesh)
-    entering = dict(zip(made.inputs.entering_at, made.inputs.entering, strict=True))
-    leaving = dict(zip(made.results.leaving_at, made.results.leaving, strict=True))
-    return PlannedLayer(
-        made=made,
-        decision=decision,
-        roles=roles,
-        programs=piece_programs(roles),
-        entering=tuple(entering[c.value] for c in made.graph.entering),
-        leaving=tuple(leaving[c.value] for c in made.graph.leaving),
-    )
+    programs = piece_programs(PieceRoles(made.graph, decision, mesh))
+    return PlannedLayer(programs=programs, names=made.names, made=made)
 
 
 class LayerLowering:
@@ -146,11 +99,7 @@ class LayerLowering:
         """
         self.layer, self.mesh, self.in_order = layer, mesh, in_order
         self.inputs, self.results = layer.made.inputs.in_order(), layer.made.results.in_order()
-        self.arrival: dict[Activation, Layout] = {}
-        for value in layer.roles.value_of_input.values():
-            if value.role == "entering":
-                entering = layer.entering[value.number]
-                self.arrival[entering] = coming.get(entering, value.layout)
+        self.arrival = layer.arrival(coming)
 
     # -- names --------------------------------------------------------------------------------
 
@@ -172,9 +121,9 @@ class LayerLowering:
             case "index":
                 return MicrobatchIndex()
             case "leaving":
-                return layer.leaving[n]
-            case "entering" if self.arrival[layer.entering[n]] == value.layout:
-                return layer.entering[n]
+                return layer.names.leaving[n]
+            case "entering" if self.arrival[layer.names.entering[n]] == value.layout:
+                return layer.names.entering[n]
             case "cotangent" | "inward":
                 raise AssertionError(f"{value} goes through the sum of its terms")
             case role:
@@ -182,8 +131,13 @@ class LayerLowering:
 
     def _arriving(self, value: Value) -> Name:
         """Return an activation that enters, as it comes in."""
-        entering = self.layer.entering[value.number]
+        entering = self.layer.names.entering[value.number]
         return Name(entering, self.arrival[entering])
+
+    def _arrived(self, value: Value, tile: Array) -> Array:
+        """Return an activation that enters in the layout that the layer reads."""
+        arrival = self.arrival[self.layer.names.entering[value.number]]
+        return self.moved(tile, arrival, value.layout)
 
     # -- programs -----------------------------------------------------------------------------
 
@@ -195,15 +149,14 @@ class LayerLowering:
                 of it, and how it comes; None: as it is wanted.
         """
         layer, plain = self.layer, self._plain(self.layer.programs.before)
-        graph = layer.made.graph.graph
-        of_microbatch = {c.cotangent for c in layer.made.graph.leaving}
+        graph = layer.piece.graph
         totals: dict[Name, Tensor] = {}
         coming: dict[Name, list[Name]] = {}
-        for i, (value, layout) in enumerate(zip(self.inputs, layer.decision.inputs, strict=True)):
-            if isinstance(value, CotangentSum) and i not in of_microbatch:
-                name = Name(value, layout)
-                totals[name] = graph.tensors[graph.inputs[i]]
-                coming[name] = coming_cotangents(value.activation, layout, readers)
+        for i, activation in zip(layer.piece.late, layer.names.late, strict=True):
+            layout = layer.roles.decision.inputs[i]
+            name = Name(self.inputs[i], layout)
+            totals[name] = graph.tensors[graph.inputs[i]]
+            coming[name] = coming_cotangents(activation, layout, readers)
         others = [name for name in plain.inputs if name not in totals]
         inputs = [*(n for names in coming.values() for n in names), *others]
 
@@ -244,30 +197,27 @@ class LayerLowering:
         Args:
             read_later: Activations that later layers read.
         """
-        programs, entering = self.layer.programs, self.layer.entering
+        programs, names = self.layer.programs, self.layer.names
         program = programs.forward
         kept = [v for v in programs.kept if not isinstance(self.name(v).value, Activation)]
+        taken = (*program.inputs, *(v for v in kept if v.role == "entering"))
+        entering = dict.fromkeys(v for v in taken if v.role == "entering")
         inputs = list(
-            dict.fromkeys(
-                self._arriving(v) if v.role == "entering" else self.name(v)
-                for v in (*program.inputs, *(v for v in kept if v.role == "entering"))
-            )
+            dict.fromkeys(self._arriving(v) if v in entering else self.name(v) for v in taken)
         )
         leaving = [
             v
             for v in program.outputs
-            if v.role == "leaving" and self.layer.leaving[v.number] in read_later
+            if v.role == "leaving" and names.leaving[v.number] in read_later
         ]
 
         def run(args: Sequence[Array]) -> list[Array]:
             known = dict(zip(inputs, args, strict=True))
 
             def given(value: Value) -> Array:
-                if value.role != "entering":
-                    return known[self.name(value)]
-                before = self.arrival[entering[value.number]]
-                return self.moved(known[self._arriving(value)], before, value.layout)
+                return arrived[value] if value in arrived else known[self.name(value)]
 
+            arrived = {v: self._arrived(v, known[self._arriving(v)]) for v in entering}
             results = self.run(program, [given(v) for v in program.inputs], body=True)
             made = dict(zip(program.outputs, results, strict=True))
             return [made[v] if v in made else given(v) for v in (*leaving, *kept)]

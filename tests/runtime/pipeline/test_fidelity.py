@@ -14,6 +14,9 @@ import meshwise as mw
 from doubles.few import few
 from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import planned_stages
+from meshwise.cluster.collectives import collective_time_s
+from meshwise.cluster.cpu import cpu_cluster
+from meshwise.inter.layer_cost.arrivals import arrival_works
 from meshwise.inter.layer_cost.footprint import footprint, joint_footprint
 from meshwise.inter.search.layer_work import layer_work
 from meshwise.models.named import model_config
@@ -44,14 +47,65 @@ def test_collectives_of_all_programs_are_those_of_the_plan(splits_backward: bool
             found += compiled_bytes_of(program.run.as_text(), layer.logical.sizes, times)
         planned = layer.planned
         work = layer_work(
-            planned.made.graph,
-            planned.decision,
+            planned.piece,
+            planned.roles.decision,
             layer.logical,
             splits_backward=splits_backward,
         )
         assert found == bytes_of(work.collectives), layer.layer
         kinds.update(found)
     assert set(kinds) == {"all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter"}
+
+
+def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
+    """Each layer adds what the first one made, and lies as suits its own weights."""
+
+    def loss(weights: Any, rows: Any) -> Any:
+        first = x = jnp.tanh(rows @ weights[0])
+        for w in weights[1:]:
+            x = jnp.tanh(x @ w) + first
+        return jnp.mean((x - rows) ** 2)
+
+    def step(weights: Any, rows: Any) -> Any:
+        value, grads = mw.value_and_grad(loss)(weights, rows)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 4
+    rows = jax.ShapeDtypeStruct((512, 256), jnp.float32)
+    parallel = mw.parallelize(
+        step,
+        method=mw.Auto(stages=2, schedule="1f1b"),
+        num_microbatches=4,
+        cluster=cpu_cluster(4),
+        batch_argnums=(1,),
+    )
+    for stage in parallel.fidelity(weights, rows):
+        assert stage.planned_bytes == stage.compiled_bytes
+    # They take the time of their collectives, which is part of the time of the stage.
+    plan = parallel.plan(weights, rows)
+    layers, _ = layers_of(step, (weights, rows), {}, SIGNATURE, lambda _: plan.cuts)
+    works = arrival_works(
+        plan.stages,
+        plan.mesh_of_stage,
+        plan.decisions,
+        lambda s, layer: layers.graph(layer.layer, layer.layer, 4, plan.stages[s].remat),
+        layers.crossing_names,
+    )
+    assert any(work.work.collectives for work in works)
+    for stage in plan.stages:
+        mine = [works[layer.layer] for layer in stage.layers]
+        names = list(stage.mesh.names)
+        sent = [
+            item.count
+            * collective_time_s(
+                item.kind, tuple(map(names.index, item.axes)), item.num_bytes, stage.mesh
+            )
+            for work in mine
+            for item in work.work.collectives
+        ]
+        in_passes = sum(work.forward_s + work.backward_s for work in mine)
+        assert 4 * in_passes == pytest.approx(sum(sent))
+        assert in_passes < stage.forward_s + stage.backward_s
 
 
 def telling_step(is_orthogonal: bool) -> tuple[Any, Any, Any]:
@@ -90,7 +144,7 @@ def test_what_joins_layers_in_the_update_is_computed_again_or_counted(is_orthogo
         planned = layer.planned
         # An update of products is held by all layers until its length is known.
         assert len(planned.programs.handed) == is_orthogonal
-        predicted.append(footprint(planned.made.graph, planned.decision, layer.logical))
+        predicted.append(footprint(planned.piece, planned.roles.decision, layer.logical))
         measured.append(layer.parts.map(lambda _, p: program_bytes(p, device_peak_bytes(p.run))))
     ratio = joint_footprint(predicted).peak_bytes(1) / measured_footprint(measured).peak_bytes(1)
     assert 1 - MEMORY_BELOW <= ratio <= 1 + MEMORY_ABOVE

@@ -107,7 +107,7 @@ def check_planned_memory(pipeline: Pipeline, measured: list[tuple[int, ...]]) ->
     splits = pipeline.schedule.splits_backward
     for stage in range(len(pipeline.meshes)):
         said = [
-            footprint(x.planned.made.graph, x.planned.decision, x.logical, splits_backward=splits)
+            footprint(x.planned.piece, x.planned.roles.decision, x.logical, splits_backward=splits)
             for x in pipeline.compiled
             if x.stage == stage
         ]

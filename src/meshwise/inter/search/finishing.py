@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
+from meshwise.inter.layer_cost.arrivals import ArrivalWork, arrival_works
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.search.layer_work import state_arguments, with_work
@@ -18,6 +19,7 @@ from meshwise.inter.search.split_stage import SplitLayer, at_peak, with_weights_
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan, in_flight
+from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
@@ -75,11 +77,31 @@ class _KnownLayers:
 
 
 class NamedLayers(LayerSource, Protocol):
-    """Layers that know the names of their own state."""
+    """Layers that know the names of their own state and activations."""
 
     def state_names(self, layer: int) -> tuple[str, ...]:
         """Names of parameters and optimizer state, in the order of `PieceGraph.state`."""
         ...
+
+    def crossing_names(self, layer: int) -> CrossingNames:
+        """The activations that cross the cuts of a layer."""
+        ...
+
+
+class _Placed(NamedTuple):
+    """Stages at their places.
+
+    Attributes:
+        stages: The stages.
+        table: Their schedule.
+        delays: Of gradients of weights in it.
+        arrivals: What each layer does to values of others on its mesh.
+    """
+
+    stages: tuple[Stage, ...]
+    table: Schedule
+    delays: tuple[int, ...]
+    arrivals: tuple[ArrivalWork, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +120,8 @@ class _Chosen:
     costs: VariantCosts
     known: _KnownLayers = field(default_factory=_KnownLayers)
 
-    def stages(self, cluster: ClusterSpec) -> tuple[tuple[Stage, ...], Schedule, tuple[int, ...]]:
-        """Return the stages at their places, their schedule, and the delays in it.
+    def placed(self, cluster: ClusterSpec) -> _Placed:
+        """Return the stages at their places.
 
         Args:
             cluster: Where they run.
@@ -113,6 +135,10 @@ class _Chosen:
         stages = tuple(self._stage(index, place) for index, place in enumerate(first))
         if table.splits_backward or schedule.delays_weights:
             stages = tuple(map(self._with_weights_apart, range(len(stages)), stages))
+        arrivals = arrival_works(
+            stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
+        )
+        stages = tuple(_with_arrivals(stage, arrivals) for stage in stages)
         if table.num_meshes < len(stages):
             stages = _on_shared_meshes(stages, table)
         delays = asked_delays(schedule, stages, cluster, count)
@@ -120,13 +146,12 @@ class _Chosen:
             table = with_delays(table, delays)
         if table.splits_backward:
             stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
-        return stages, table, delays
+        return _Placed(stages, table, delays, arrivals)
 
     def plan(
         self,
         cluster: ClusterSpec,
-        stages: tuple[Stage, ...],
-        delays: tuple[int, ...],
+        placed: _Placed,
         timeline: Timeline,
         batch_size: int,
         step_flop: float,
@@ -135,8 +160,7 @@ class _Chosen:
 
         Args:
             cluster: Where it runs.
-            stages: Its stages.
-            delays: Of their gradients of weights.
+            placed: Its stages at their places.
             timeline: Of a simulated step.
             batch_size: Rows of the whole batch.
             step_flop: FLOP of the forward pass on the whole batch.
@@ -150,7 +174,7 @@ class _Chosen:
             num_microbatches=count,
             schedule=schedule.table_name,
             hides_transfers=schedule.hides_transfers,
-            stages=stages,
+            stages=placed.stages,
             step_time_s=found.plan.total_s,
             gap=_gap(found.plan),
             space=found.plan.space,
@@ -160,8 +184,10 @@ class _Chosen:
             tried=tuple(sorted(found.tried.items())),
             step_flop=step_flop,
             decisions=tuple(self.known.decisions),
-            delays=delays,
-            fingerprint=pipeline_fingerprint(stages, lambda c, remat: costs.graph(c, remat, count)),
+            delays=placed.delays,
+            fingerprint=pipeline_fingerprint(
+                placed.stages, lambda c, remat: costs.graph(c, remat, count)
+            ),
         )
 
     def piece(self, number: int, layer: Layer) -> PieceGraph:
@@ -272,16 +298,16 @@ def finished(
     """
     chosen = _Chosen(source=source, found=found, costs=costs)
     schedule = found.problem.schedule
-    stages, table, delays = chosen.stages(cluster)
+    placed = chosen.placed(cluster)
     timeline = simulate_stages(
-        stages,
+        placed.stages,
         cluster,
-        table,
+        placed.table,
         hides_transfers=schedule.hides_transfers,
     )
-    bare = chosen.plan(cluster, stages, delays, timeline, batch_size, step_flop)
+    bare = chosen.plan(cluster, placed, timeline, batch_size, step_flop)
     bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))
-    plan = with_work(bare, chosen.piece)
+    plan = with_work(bare, chosen.piece, placed.arrivals)
     check_pipeline_fits(
         plan, chosen.piece, lambda s: memory_bytes or device_memory_bytes(s, cluster), REPORT
     )
@@ -325,6 +351,17 @@ def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, 
     for mesh in range(table.num_meshes):
         held |= held_on_mesh(table, mesh, sizes)
     return tuple(replace(stage, in_flight=held[k]) for k, stage in enumerate(stages))
+
+
+def _with_arrivals(stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
+    """With the seconds in which its layers change layouts of what comes from others."""
+    mine = [arrivals[layer.layer] for layer in stage.layers]
+    return replace(
+        stage,
+        once_s=stage.once_s + sum(a.once_s for a in mine),
+        forward_s=stage.forward_s + sum(a.forward_s for a in mine),
+        backward_s=stage.backward_s + sum(a.backward_s for a in mine),
+    )
 
 
 def _gap(plan: StagePlan) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.layer_cost.arrivals import ArrivalWork
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import piece_programs
 from meshwise.pieces.roles import PieceRoles
@@ -59,12 +60,15 @@ def state_arguments(
     return tuple(found[i] for i in piece.state)
 
 
-def with_work(plan: Plan, graph_of: Callable[[int, Layer], PieceGraph]) -> Plan:
+def with_work(
+    plan: Plan, graph_of: Callable[[int, Layer], PieceGraph], arrivals: Sequence[ArrivalWork]
+) -> Plan:
     """Return a pipeline's plan with what its programs do: collectives, FLOP, replicated work.
 
     Args:
         plan: The plan, with the decisions about its layers.
         graph_of: Gives the graph that was planned of a layer, by the number of its stage.
+        arrivals: For each layer what it does to values of others.
     """
     splits_backward = plan.table().splits_backward
     # Equal layers with one decision on equal meshes do the same.
@@ -85,7 +89,7 @@ def with_work(plan: Plan, graph_of: Callable[[int, Layer], PieceGraph]) -> Plan:
                     state_arguments(piece, decision, moves),
                 )
             work, state = known[key]
-            found.append(work)
+            found.extend((arrivals[layer.layer].work, work))
             named = zip(state, layer.arguments, strict=True)
             layers.append(
                 replace(layer, arguments=tuple(replace(a, name=b.name) for a, b in named))

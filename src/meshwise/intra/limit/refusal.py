@@ -33,6 +33,18 @@ def no_choice() -> InfeasibleError:
     )
 
 
+def out_of_time(limit_s: float) -> InfeasibleError:
+    """The error where the limit of time ends the search before it has a plan.
+
+    Args:
+        limit_s: The limit, in seconds.
+    """
+    return InfeasibleError(
+        f"no plan was found in {limit_s:g} seconds, which is the limit of time; there may be one: "
+        "give a larger time_limit_s, or none"
+    )
+
+
 def too_large(limit: int, smallest: Peak, *, is_proved: bool) -> TooLargeError:
     """The error that names what is largest and what helps.
 

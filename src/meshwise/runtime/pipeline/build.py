@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.layout import Layout
+from meshwise.pieces.neighbours import Neighbours, Readers
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
 from meshwise.program.layer_parts import LayerParts
@@ -41,7 +41,6 @@ from meshwise.spmd.layer import (
     DeviceProgram,
     LayerLowering,
     PlannedLayer,
-    Readers,
     planned_layer,
 )
 from meshwise.spmd.program import concrete_mesh
@@ -195,7 +194,7 @@ def lowered_layers(
     ]
     stage_of = [s for s, choice in enumerate(choices) for _ in choice.decisions]
     numbers = range(len(choices)) if mesh_of_stage is None else mesh_of_stage
-    neighbours = _Neighbours(planned, [numbers[s] for s in stage_of])
+    neighbours = Neighbours(planned, [numbers[s] for s in stage_of])
     for k, (layer, s) in enumerate(zip(planned, stage_of, strict=True)):
         mesh, platform = places[s]
         lowering = LayerLowering(
@@ -209,36 +208,6 @@ def lowered_layers(
         )
         parts = _lowered(lowering, functions, mesh, platform)
         yield LoweredLayer(layer=k, stage=s, planned=layer, parts=parts)
-
-
-class _Neighbours:
-    """What layers give to each other, and how it lies."""
-
-    def __init__(self, planned: Sequence[PlannedLayer], mesh_of: Sequence[int]) -> None:
-        self.planned, self.mesh_of = planned, mesh_of
-        self.lies: dict[Activation, tuple[int, Layout]] = {}
-        for layer, mesh in zip(planned, mesh_of, strict=True):
-            for value in layer.programs.forward.outputs:
-                if value.role == "leaving":
-                    self.lies[layer.leaving[value.number]] = (mesh, value.layout)
-        self.sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in planned]
-
-    def coming(self, k: int) -> dict[Activation, Layout]:
-        """Return the layouts of activations that are made on the mesh of a layer."""
-        return {a: layout for a, (m, layout) in self.lies.items() if m == self.mesh_of[k]}
-
-    def read_later(self, k: int) -> set[Activation]:
-        """Return the activations that later layers read in each micro-batch."""
-        return {a for p in self.planned[k + 1 :] for a in p.entering}
-
-    def readers(self, k: int) -> Readers:
-        """Return the later layers that send cotangents."""
-        found: dict[Activation, dict[int, Layout | None]] = {}
-        for t in range(k + 1, len(self.planned)):
-            is_here = self.mesh_of[t] == self.mesh_of[k]
-            for activation, layout in self.sent_back[t].items():
-                found.setdefault(activation, {})[t] = layout if is_here else None
-        return found
 
 
 def programs_alone(
@@ -259,9 +228,9 @@ def programs_alone(
     layer = planned_layer(made, decision, logical)
     platform = platform_of(mesh)
     lowering = LayerLowering(layer, logical, {}, in_order=platform == "cpu")
-    crossings = zip(layer.leaving, made.graph.leaving, strict=True)
+    crossings = zip(layer.names.leaving, made.graph.leaving, strict=True)
     readers = {a: {number + 1: None} for a, c in crossings if c.cotangent >= 0}
-    functions = _functions(lowering, set(layer.leaving), readers)
+    functions = _functions(lowering, set(layer.names.leaving), readers)
     return _lowered(lowering, functions, mesh, platform, overwrites=False)
 
 

@@ -6,13 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat import Eqn, Var, bodies
+from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
+from meshwise.program.names import Activation
 from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
 from meshwise.trace.layers.joint import CutStep, Joint, join
-from meshwise.trace.layers.planned import PieceProgram, arguments_of, piece_program
+from meshwise.trace.layers.planned import (
+    PieceProgram,
+    arguments_of,
+    crossing_names,
+    piece_program,
+)
 from meshwise.trace.layers.split import SplitStep
 from meshwise.trace.layers.stacks.unstack import Unstacked
 from meshwise.trace.layers.update import Update
@@ -128,6 +135,16 @@ class Layering:
         of_state = {j: i for i, j in self.split.aliases}
         results = self.update.share(layer, layer).results
         return tuple(self.split.names[of_state[j]] for j in results if j in of_state)
+
+    def crossing_names(self, layer: int) -> CrossingNames:
+        """Return the activations that cross the cuts of a layer."""
+        first = self.classes[layer]
+        mine, equal = self.piece(layer, layer), self.piece(first, first)
+        ours = map(Activation, (*mine.entering, *mine.leaving))
+        theirs = map(Activation, (*equal.entering, *equal.leaving))
+        return crossing_names(self.joint(first, first)).renamed(
+            dict(zip(theirs, ours, strict=True))
+        )
 
     def crossing_bytes(self, layer: int) -> int:
         """Bytes, for the whole batch, of the activations that cross the cut after a layer."""

@@ -12,6 +12,7 @@ from jax import Array
 
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat import Aval, Var
+from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.phases import divided_body
 from meshwise.pieces.piece import Crossing, PieceGraph
 from meshwise.pieces.values import PieceInputs, PieceResults
@@ -48,12 +49,14 @@ class PieceProgram:
         graph: The graph that is made from them.
         inputs: What each input of program and graph is.
         results: What each result is.
+        names: The activations that cross its cuts.
     """
 
     program: Program
     graph: PieceGraph
     inputs: PieceInputs
     results: PieceResults
+    names: CrossingNames
 
 
 def piece_program(
@@ -98,6 +101,7 @@ def piece_program(
         graph=_piece_graph(run, program, adjacent),
         inputs=run.inputs,
         results=run.results,
+        names=crossing_names(joint),
     )
 
 
@@ -312,6 +316,7 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
         [graph.outputs[j] for j in results.leaving_at],
     )
     inward = zip(joint.inward, results.cotangents_at, strict=True)
+    outward = zip(joint.outward, inputs.cotangents_at, strict=True)
     return PieceGraph(
         graph=graph,
         loop=loop,
@@ -321,6 +326,7 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
         state=state,
         num_microbatches=run.batch.num_microbatches,
         early=tuple(j for v, j in inward if v in joint.once),
+        late=tuple(i for v, i in outward if v in joint.once),
         forward=forward,
         border=border,
         update=results.update_at,
@@ -356,6 +362,21 @@ def _leaving(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]
                 num_bytes=num_bytes(run.of_microbatch(v.aval, joint.rows.get(v))),
                 is_adjacent=v in adjacent,
             )
+
+
+def crossing_names(joint: Joint) -> CrossingNames:
+    """Name the activations that cross the cuts of a piece.
+
+    Args:
+        joint: The piece, differentiated.
+    """
+    once = joint.once
+    return CrossingNames(
+        entering=tuple(Activation(v) for v in joint.piece.entering if v not in once),
+        leaving=tuple(Activation(v) for v in joint.piece.leaving if v not in once),
+        early=tuple(Activation(v) for v in joint.inward if v in once),
+        late=tuple(Activation(v) for v in joint.outward if v in once),
+    )
 
 
 def _loop(graph: Graph, length: int) -> int:

@@ -1,0 +1,112 @@
+"""What layers do to values that come from other layers on their mesh: they change layouts.
+
+The state of a cut is the layout of one activation there, and needs no change.  Other values, as
+those that skip layers, come as their makers left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Graph
+from meshwise.intra.price import step_time_s
+from meshwise.pieces.neighbours import CrossingNames, LayerEnds, LayerMoves, Move, Neighbours
+from meshwise.pieces.piece import PieceGraph
+from meshwise.pieces.programs import PiecePrograms, piece_programs
+from meshwise.pieces.roles import PieceRoles
+from meshwise.plan.counts.work import DecidedProgram, Work, work_of
+from meshwise.plan.decision import GraphDecision, Use
+from meshwise.plan.stage import Layer, Stage
+
+# What a plan says of where these collectives come from.
+_WHERE = "value of another layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalWork:
+    """What a layer does to values of other layers on its mesh.
+
+    Attributes:
+        work: In a step, all micro-batches together.
+        once_s: Seconds before the first micro-batch.
+        forward_s: Seconds in the forward pass of a micro-batch.
+        backward_s: Seconds in the backward pass of a micro-batch.
+    """
+
+    work: Work
+    once_s: float
+    forward_s: float
+    backward_s: float
+
+
+def arrival_works(
+    stages: Sequence[Stage],
+    mesh_of: Sequence[Hashable],
+    decisions: Sequence[GraphDecision],
+    graph_of: Callable[[int, Layer], PieceGraph],
+    names_of: Callable[[int], CrossingNames],
+) -> tuple[ArrivalWork, ...]:
+    """Return for each layer what it does to values of other layers on its mesh.
+
+    Args:
+        stages: The stages; together they hold every layer once, in order.
+        mesh_of: For each what is equal for stages on one mesh.
+        decisions: Those that layers name.
+        graph_of: Gives the graph that was planned of a layer, by the number of its stage.
+        names_of: Gives the activations that cross the cuts of a layer.
+    """
+    numbered = [(s, layer) for s, stage in enumerate(stages) for layer in stage.layers]
+    # Equal layers with one decision on equal meshes have the same programs.
+    programs: dict[object, PiecePrograms] = {}
+    ends: list[LayerEnds] = []
+    for s, layer in numbered:
+        key = (layer.equal_to, layer.decision, stages[s].mesh, stages[s].remat)
+        if key not in programs:
+            assert layer.decision is not None  # a plan that is made or replayed has all
+            decision = decisions[layer.decision]
+            programs[key] = piece_programs(PieceRoles(graph_of(s, layer), decision, stages[s].mesh))
+        ends.append(LayerEnds(programs=programs[key], names=names_of(layer.layer)))
+    neighbours = Neighbours(ends, [mesh_of[s] for s, _ in numbered])
+    known: dict[object, ArrivalWork] = {}
+    found: list[ArrivalWork] = []
+    for k, (s, _) in enumerate(numbered):
+        moves, mesh = neighbours.moves(k), stages[s].mesh
+        if (moves, mesh) not in known:
+            known[moves, mesh] = _arrival_work(moves, mesh, ends[k].piece.num_microbatches)
+        found.append(known[moves, mesh])
+    return tuple(found)
+
+
+def _arrival_work(moves: LayerMoves, mesh: LogicalMesh, num_microbatches: int) -> ArrivalWork:
+    runs = [
+        _moving(moves.before, 1),
+        _moving(moves.forward, num_microbatches),
+        _moving(moves.backward, num_microbatches),
+    ]
+    once_s, forward_s, backward_s = (step_time_s(run.graph, run.decision, mesh) for run in runs)
+    work = work_of(runs, mesh)
+    named = tuple(replace(item, where=_WHERE) for item in work.collectives)
+    return ArrivalWork(
+        work=replace(work, collectives=named),
+        once_s=once_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+    )
+
+
+def _moving(moves: Sequence[Move], times: int) -> DecidedProgram:
+    """Return a program that changes layouts and does nothing else."""
+    values = tuple(range(len(moves)))
+    return DecidedProgram(
+        graph=Graph(
+            tensors=tuple(m.tensor for m in moves), operators=(), inputs=values, outputs=values
+        ),
+        decision=GraphDecision(
+            inputs=tuple(m.before for m in moves),
+            operators=(),
+            outputs=tuple(Use(group=0, via=m.before, layout=m.after) for m in moves),
+        ),
+        times=times,
+    )

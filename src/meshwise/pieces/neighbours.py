@@ -1,0 +1,239 @@
+"""What planned layers hand to each other in each micro-batch, and how its layout changes.
+
+A value that was made on the same mesh comes as its maker left it, and the layer that reads it
+changes its layout.  One that comes from another mesh comes as it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from meshwise.graph.graph import Tensor
+from meshwise.graph.layout import Layout
+from meshwise.pieces.piece import PieceGraph
+from meshwise.pieces.programs import PiecePrograms
+from meshwise.pieces.roles import PieceRoles
+from meshwise.program.names import Activation
+
+# For each activation the layers that send a cotangent of it, and how it comes; None: as wanted.
+Readers: TypeAlias = Mapping[Activation, Mapping[int, Layout | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossingNames:
+    """Which activations cross the cuts of a layer.
+
+    Attributes:
+        entering: Those of `PieceGraph.entering`.
+        leaving: Those of `PieceGraph.leaving`.
+        early: Those whose cotangents are the results `PieceGraph.early`.
+        late: Those whose cotangents are the inputs `PieceGraph.late`.
+    """
+
+    entering: tuple[Activation, ...]
+    leaving: tuple[Activation, ...]
+    early: tuple[Activation, ...]
+    late: tuple[Activation, ...]
+
+    def renamed(self, names: Mapping[Activation, Activation]) -> CrossingNames:
+        """Return the same of an equal layer.
+
+        Args:
+            names: For each activation here that of the other layer.
+        """
+        return CrossingNames(
+            entering=tuple(names[a] for a in self.entering),
+            leaving=tuple(names[a] for a in self.leaving),
+            early=tuple(names[a] for a in self.early),
+            late=tuple(names[a] for a in self.late),
+        )
+
+
+class Move(NamedTuple):
+    """A change of layout of a value.
+
+    Attributes:
+        tensor: The whole value.
+        before: How it lies.
+        after: How it shall lie.
+    """
+
+    tensor: Tensor
+    before: Layout
+    after: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMoves:
+    """Changes of layout of what a layer has from others on its mesh.
+
+    Attributes:
+        before: Once a step.
+        forward: In the forward pass of each micro-batch.
+        backward: In its backward pass.
+    """
+
+    before: tuple[Move, ...]
+    forward: tuple[Move, ...]
+    backward: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerEnds:
+    """A planned layer between its neighbours.
+
+    Attributes:
+        programs: Its programs.
+        names: The activations that cross its cuts.
+    """
+
+    programs: PiecePrograms
+    names: CrossingNames
+
+    @property
+    def roles(self) -> PieceRoles:
+        """What each of its values is."""
+        return self.programs.roles
+
+    @property
+    def piece(self) -> PieceGraph:
+        """Its graph."""
+        return self.roles.piece
+
+    def activations_made(self) -> dict[Activation, Layout]:
+        """Return the activations that each micro-batch makes, and how they lie."""
+        return {
+            self.names.leaving[value.number]: value.layout
+            for value in self.programs.forward.outputs
+            if value.role == "leaving"
+        }
+
+    def cotangents_made(self) -> dict[Activation, Layout]:
+        """Return the activations whose cotangents each micro-batch makes, and their layouts."""
+        found: dict[Activation, Layout] = {}
+        for value in self.programs.backward.outputs:
+            if value.role == "inward":
+                found.setdefault(self.names.entering[value.number], value.layout)
+        for enters, leaves in self.roles.passed.items():
+            found.setdefault(self.names.entering[enters], self._wanted(leaves))
+        return found
+
+    def early_cotangents(self) -> dict[Activation, Layout]:
+        """Return the activations whose cotangents are made before the first micro-batch."""
+        named = dict(zip(self.piece.early, self.names.early, strict=True))
+        return {
+            named[value.number]: value.layout
+            for value in self.programs.before.outputs
+            if value.role == "output"
+        }
+
+    def cotangents_wanted(self) -> dict[int, Layout]:
+        """Return how the sums of cotangents are wanted, by number of the activation that left."""
+        read = self.programs.backward.inputs
+        found = {v.number: v.layout for v in read if v.role == "cotangent"}
+        for leaves in self.roles.passed.values():
+            found.setdefault(leaves, self._wanted(leaves))
+        return found
+
+    def arrival(self, coming: Mapping[Activation, Layout]) -> dict[Activation, Layout]:
+        """Return how activations enter.
+
+        Args:
+            coming: The layouts of those that were made on the same mesh.
+        """
+        found: dict[Activation, Layout] = {}
+        for value in self.roles.value_of_input.values():
+            if value.role == "entering":
+                entering = self.names.entering[value.number]
+                found[entering] = coming.get(entering, value.layout)
+        return found
+
+    def cotangent(self, leaves: int) -> Tensor:
+        """Return the cotangent of an activation that left, as a whole value."""
+        graph = self.piece.graph
+        return graph.tensors[graph.inputs[self.piece.leaving[leaves].cotangent]]
+
+    def moves(self, coming: Mapping[Activation, Layout], readers: Readers) -> LayerMoves:
+        """Return the changes of layout of what comes from other layers on the same mesh.
+
+        Args:
+            coming: The layouts of activations that were made there.
+            readers: The layers that send cotangents.
+        """
+        return LayerMoves(
+            before=tuple(self._moves_before(readers)),
+            forward=tuple(self._moves_forward(coming)),
+            backward=tuple(self._moves_backward(readers)),
+        )
+
+    def _moves_before(self, readers: Readers) -> Iterator[Move]:
+        graph = self.piece.graph
+        for i, activation in zip(self.piece.late, self.names.late, strict=True):
+            tensor, wanted = graph.tensors[graph.inputs[i]], self.roles.decision.inputs[i]
+            yield from _moves(tensor, readers.get(activation, {}), wanted)
+
+    def _moves_forward(self, coming: Mapping[Activation, Layout]) -> Iterator[Move]:
+        graph, arrival = self.piece.graph, self.arrival(coming)
+        for v in dict.fromkeys((*self.programs.forward.inputs, *self.programs.kept)):
+            if v.role == "entering":
+                tensor = graph.tensors[graph.inputs[self.piece.entering[v.number].value]]
+                yield from _moves(tensor, {0: arrival[self.names.entering[v.number]]}, v.layout)
+
+    def _moves_backward(self, readers: Readers) -> Iterator[Move]:
+        wanted, back = self.cotangents_wanted(), self.cotangents_made()
+        for leaves, layout in wanted.items():
+            terms = readers.get(self.names.leaving[leaves], {})
+            yield from _moves(self.cotangent(leaves), terms, layout)
+        for enters, leaves in self.roles.passed.items():
+            layout = back[self.names.entering[enters]]
+            yield from _moves(self.cotangent(leaves), {0: wanted[leaves]}, layout)
+
+    def _wanted(self, leaves: int) -> Layout:
+        """Return how the cotangent of an activation that left comes in."""
+        return self.roles.decision.inputs[self.piece.leaving[leaves].cotangent]
+
+
+def _moves(tensor: Tensor, found: Mapping[int, Layout | None], wanted: Layout) -> Iterator[Move]:
+    for before in found.values():
+        if before is not None and before != wanted:
+            yield Move(tensor, before, wanted)
+
+
+class Neighbours:
+    """What layers give to each other, and how it lies."""
+
+    def __init__(self, layers: Sequence[LayerEnds], mesh_of: Sequence[Hashable]) -> None:
+        """Begin.
+
+        Args:
+            layers: All layers, in order.
+            mesh_of: For each what is equal for layers on one mesh.
+        """
+        self.layers, self.mesh_of = layers, mesh_of
+        self._lies: dict[Activation, tuple[Hashable, Layout]] = {}
+        for layer, mesh in zip(layers, mesh_of, strict=True):
+            self._lies |= {a: (mesh, layout) for a, layout in layer.activations_made().items()}
+        self._sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in layers]
+
+    def coming(self, k: int) -> dict[Activation, Layout]:
+        """Return the layouts of activations that are made on the mesh of a layer."""
+        return {a: layout for a, (m, layout) in self._lies.items() if m == self.mesh_of[k]}
+
+    def read_later(self, k: int) -> set[Activation]:
+        """Return the activations that later layers read in each micro-batch."""
+        return {a for p in self.layers[k + 1 :] for a in p.names.entering}
+
+    def readers(self, k: int) -> Readers:
+        """Return the later layers that send cotangents."""
+        found: dict[Activation, dict[int, Layout | None]] = {}
+        for t in range(k + 1, len(self.layers)):
+            is_here = self.mesh_of[t] == self.mesh_of[k]
+            for activation, layout in self._sent_back[t].items():
+                found.setdefault(activation, {})[t] = layout if is_here else None
+        return found
+
+    def moves(self, k: int) -> LayerMoves:
+        """Return the changes of layout of what a layer has from others on its mesh."""
+        return self.layers[k].moves(self.coming(k), self.readers(k))
