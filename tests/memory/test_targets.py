@@ -12,7 +12,7 @@ from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import LoopRule
 from meshwise.memory.cpu.target import CPU
 from meshwise.memory.local_program import InstructionKind
-from meshwise.memory.targets import TARGETS, memory_model, target_of
+from meshwise.memory.targets import MEMORY_MODELS, memory_model, memory_model_of
 
 DEVICE = ClusterSpec.virtual("1x p3.16xlarge").mesh((8,)).device
 
@@ -24,9 +24,12 @@ def operator(kind: str, num_operands: int = 1) -> Operator:
 
 
 def test_targets_have_names() -> None:
-    assert {name: target.name for name, target in TARGETS.items()} == {"cpu": "cpu", "gpu": "gpu"}
-    assert target_of(DEVICE) is memory_model("gpu")
-    assert target_of(replace(DEVICE, name="TPU v5e")) is memory_model("cpu")
+    assert {name: target.name for name, target in MEMORY_MODELS.items()} == {
+        "cpu": "cpu",
+        "gpu": "gpu",
+    }
+    assert memory_model_of(DEVICE) is memory_model("gpu")
+    assert memory_model_of(replace(DEVICE, name="TPU v5e")) is memory_model("cpu")
     with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu"):
         memory_model("abacus")
 

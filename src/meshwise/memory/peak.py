@@ -20,7 +20,7 @@ from meshwise.memory.live import most_live
 from meshwise.memory.local_program import InstructionKind, Instructions, LocalProgram
 from meshwise.memory.program import program_of_body, program_of_graph
 from meshwise.memory.target import Target
-from meshwise.memory.targets import target_of
+from meshwise.memory.targets import memory_model_of
 from meshwise.plan.decision import GraphDecision
 
 # The results of a program are one tuple: a pointer to each. Source: docs/xla_cpu.md section 3.
@@ -79,7 +79,7 @@ def peak(
         is_layer: Whether it is a program of one layer.  So short a program may run in any of the
             orders, as XLA moves what hides a collective, so that the highest counts.
     """
-    target = target or target_of(mesh.device)
+    target = target or memory_model_of(mesh.device)
     program = program_of_graph(graph, decision, mesh, target)
     inside = _Highest(mesh, target, is_layer).of_program(graph, decision, program, ())
     arguments = [_buffer(graph, program, v, ()) for v in range(len(graph.inputs))]

@@ -1,4 +1,4 @@
-"""What a target's compiler is asked about memory, and the targets that there are."""
+"""What a target's compiler is asked about memory."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from meshwise.memory.cpu.target import CPU
 from meshwise.memory.gpu.target import GPU
 from meshwise.memory.target import Target
 
-TARGETS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU})
+MEMORY_MODELS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU})
 
 # Parts of the names of GPUs, in the catalog and as drivers report them.
 _GPUS = ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300")
@@ -26,12 +26,12 @@ def memory_model(name: str) -> Target:
     Raises:
         ClusterError: there is no such target.
     """
-    if name not in TARGETS:
-        raise ClusterError(f"no memory model for {name!r}; there are {', '.join(TARGETS)}")
-    return TARGETS[name]
+    if name not in MEMORY_MODELS:
+        raise ClusterError(f"no memory model for {name!r}; there are {', '.join(MEMORY_MODELS)}")
+    return MEMORY_MODELS[name]
 
 
-def target_of(device: DeviceSpec) -> Target:
+def memory_model_of(device: DeviceSpec) -> Target:
     """Return the memory rules of the compiler of a device.
 
     A device that is not known, and a TPU, has those of a CPU: they ask for more.

@@ -1,4 +1,4 @@
-"""A user's step and a cluster -> a pipeline.  No device is touched."""
+"""A user's step and a cluster become a planned pipeline."""
 
 from __future__ import annotations
 

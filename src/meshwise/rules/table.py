@@ -1,4 +1,4 @@
-"""The table: primitive name -> rule.  A primitive that is not in it runs replicated."""
+"""The table: primitive name -> rule.  A primitive without a rule runs replicated, where that is allowed (I6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Primitives that JAX may stage and that have no rule, each with the reason: for people."""
+"""Primitives that JAX may stage and that have no rule, each with the reason."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Pipeline schedules: which task each mesh runs when, as pure tables with closed forms.
 
-One file holds one schedule, a `PipelineSchedule`; `registry` lists them. Others use:
+A schedule is a `PipelineSchedule` in a file of its own; `registry` lists those that have a name
+for users. Others use:
 
 - `registry`: the schedules by name, and `make_schedule`, which makes a table;
 - `pipeline_schedule.PipelineSchedule`: what every schedule answers;

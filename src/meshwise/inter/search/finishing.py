@@ -28,6 +28,7 @@ from meshwise.plan.fits import REPORT
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Remat, Stage
+from meshwise.plan.verify import verify_decision
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.schedule import Schedule
@@ -62,9 +63,14 @@ class _KnownLayers:
         self._facts: dict[Same, _LayerFacts] = {}
 
     def facts(self, piece: PieceGraph, plan: Entry, mesh: LogicalMesh) -> _LayerFacts:
-        """Return the facts of a layer."""
+        """Return the facts of a layer.
+
+        Raises:
+            PlanError: its decision is not one about its graph, which is an error of the planner.
+        """
         if Same(plan) not in self._facts:
             decision = plan.decision
+            verify_decision(piece.graph, decision, mesh)
             ahead, back = pass_seconds(piece, decision, mesh, plan.loop_s)
             found = _LayerFacts(
                 decision=self.decisions.setdefault(decision, len(self.decisions)),

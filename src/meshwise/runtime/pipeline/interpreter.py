@@ -43,7 +43,7 @@ class Pipeline:
         schedule: In which order.
         indices: For each mesh the numbers of the micro-batches.
         copier: Moves arrays to meshes.
-        commit: So many instructions come before one that overwrites the state.
+        commit: The number of instructions before the first that overwrites the state.
     """
 
     layers: Layering
@@ -120,7 +120,7 @@ class PipelineStep:
         return value[tuple(place)]
 
     def run(self, at_commit: Callable[[], None]) -> list[Array]:
-        """Return all instructions, in an order in which none waits for a later one.
+        """Run all instructions, in an order in which none waits for a later one.
 
         What fails says which instruction it was, and those around it.
 
