@@ -35,10 +35,10 @@ CHEAP: tuple[Method, ...] = (
     mw.Zero3(),
     mw.Megatron(2, 4),
     mw.Heuristic((2, 4)),
-    mw.IntraOp((8,), time_limit_s=5.0),
-    mw.IntraOp((2, 4), time_limit_s=5.0),
+    mw.IntraOp((8,), time_limit_s=60.0),
+    mw.IntraOp((2, 4), time_limit_s=60.0),
 )
-ON_THREE_AXES = mw.IntraOp((2, 2, 2), time_limit_s=5.0)
+ON_THREE_AXES = mw.IntraOp((2, 2, 2), time_limit_s=60.0)
 METHODS = (*CHEAP, ON_THREE_AXES, *(Random(shape) for shape in MESHES))
 FORMS, OPTIMIZERS, SWITCH = ("unrolled", "scan"), ("adam", "adafactor", "sgd"), (False, True)
 LOSSES, NUM_MICROBATCHES = ("mean", "masked"), (1, 2, 4)
