@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.meshwise-setup
 WORKERS ?= 2
 
-.PHONY: help setup train test format lint types layers check bench bench-solver clean
+# Compilers of GPUs and TPUs, in a folder of their own: JAX would look for devices if it found them.
+COMPILERS := build/compilers
+
+.PHONY: help setup train test check-targets format lint types layers check bench bench-solver clean
 
 help:
 	@echo "make train    set up, then train a byte-level GPT on 8 virtual CPU devices"
 	@echo "make test     set up, then run the tests (15 minutes at most on 2 cores)"
 	@echo "make check    format, lint, types, layers, tests"
+	@echo "make check-targets    tests that compile for GPUs and TPUs; no device is needed (1 GB of packages)"
 	@echo "make bench    named benchmarks, JSON into bench-out/"
 	@echo "make bench-solver INSTANCES=DIR    the contest's instances in DIR, within their time limits"
 
@@ -31,6 +35,10 @@ train: setup
 # default starts with the files of most tests, and ends with few tests that take long.
 test: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+check-targets: setup
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(COMPILERS) $$($(BIN)/python -m meshwise.targets.packages)
+	PYTHONPATH=$(COMPILERS) $(BIN)/python -m pytest -q tests/targets $(ARGS)
 
 format: setup
 	$(BIN)/ruff format .

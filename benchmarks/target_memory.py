@@ -43,7 +43,14 @@ METHODS: Mapping[str, mw.Method] = MappingProxyType(
         "2 stages": mw.Auto(stages=2),
     }
 )
-CLUSTERS: Mapping[str, str] = MappingProxyType({"h100": "1x dgx-h100", "a100-80": "1x dgx-a100"})
+CLUSTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "h100": "1x dgx-h100",
+        "a100-80": "1x dgx-a100",
+        "v5e": "1x tpu-v5e",
+        "v5p": "2x tpu-v5p",
+    }
+)
 BATCH = 32
 
 

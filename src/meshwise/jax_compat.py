@@ -374,20 +374,17 @@ class CompilerPlugin:
     """
 
     def __init__(self, platform: str, path: str) -> None:
-        self.platform = platform
         self._api = xla_client.load_pjrt_plugin_dynamically(platform, path)
         xla_client.initialize_pjrt_plugin(platform)
 
-    def devices(self, topology: str, device_text: str) -> list[Any]:
+    def devices(self, name: str, options: Mapping[str, Any]) -> list[Any]:
         """Return devices to compile for.
 
         Args:
-            topology: How the compiler names the devices, as "1x1x8".
-            device_text: Properties of a device as text.
+            name: How the compiler names the devices, as "v5e:2x4".
+            options: What else it asks for.
         """
-        made = xla_client.make_c_api_device_topology(
-            self._api, self.platform, topology=topology, target_config=device_text
-        )
+        made = xla_client.make_c_api_device_topology(self._api, name, **options)
         return made._make_compile_only_devices()
 
 

@@ -27,10 +27,12 @@ def test_targets_have_names() -> None:
     assert {name: target.name for name, target in MEMORY_MODELS.items()} == {
         "cpu": "cpu",
         "gpu": "gpu",
+        "tpu": "tpu",
     }
     assert memory_model_of(DEVICE) is memory_model("gpu")
-    assert memory_model_of(replace(DEVICE, name="TPU v5e")) is memory_model("cpu")
-    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu"):
+    assert memory_model_of(replace(DEVICE, name="TPU v5e")) is memory_model("tpu")
+    assert memory_model_of(replace(DEVICE, name="abacus")) is memory_model("cpu")
+    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu, tpu"):
         memory_model("abacus")
 
 

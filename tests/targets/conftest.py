@@ -1,4 +1,4 @@
-"""XLA:GPU where it is installed, and a double of it."""
+"""XLA:GPU and XLA:TPU where they are installed, and a double of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def gpu_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA:GPU, with an empty folder of answers."""
     if find_spec("jax_plugins") is None or find_spec("jax_plugins.xla_cuda12") is None:
         pytest.skip('needs XLA:GPU: pip install "meshwise[target-gpu]"')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def tpu_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA:TPU, with an empty folder of answers."""
+    if find_spec("libtpu") is None:
+        pytest.skip('needs XLA:TPU: pip install "meshwise[target-tpu]"')
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

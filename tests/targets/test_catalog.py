@@ -7,19 +7,21 @@ import pytest
 import meshwise as mw
 from meshwise.errors import ClusterError
 from meshwise.targets.catalog import TARGETS, compile_target, target_of
+from meshwise.targets.gpus import GPUS
 from meshwise.targets.reserve import reserves, usable_bytes
 
 
 def test_gpus_are_hosts_of_eight() -> None:
     h100 = compile_target("h100")
-    assert [h100.topology(n) for n in (1, 2, 3, 8, 12, 64)] == [
+    assert [h100.slice(n).options["topology"] for n in (1, 2, 3, 8, 12, 64)] == [
         *("1x1x1", "1x1x2", "1x1x3", "1x1x8", "1x3x4", "1x8x8")
     ]
 
 
 def test_properties_are_a_text_that_names_the_device() -> None:
-    for target in TARGETS.values():
+    for target in GPUS:
         text = target.gpu.text()
+        assert target.slice(8).options["target_config"] == text
         assert f"device_memory_size: {target.memory_bytes} " in text
         assert f'"{target.gpu.description}"' in text
 
@@ -29,6 +31,17 @@ def test_devices_of_the_catalog_have_targets() -> None:
     assert target_of(device.name) is compile_target("h100")
     with pytest.raises(ClusterError, match="no compiler is known for abacus; name a target: v100"):
         target_of("abacus")
+
+
+def test_a_mesh_of_tpus_lies_in_the_smallest_slice_that_has_it() -> None:
+    v5e, v5p = compile_target("v5e"), compile_target("v5p")
+    assert [v5e.slice(n).name for n in (1, 2, 4, 5, 16, 256)] == [
+        *("v5e:1x1", "v5e:2x2", "v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:16x16")
+    ]
+    assert [v5p.slice(n).name for n in (4, 16, 100)] == ["v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x8"]
+    assert target_of("TPU v5e") is v5e
+    with pytest.raises(ClusterError, match="no slice of v5e has 257 devices; the largest has 256"):
+        v5e.slice(257)
 
 
 def test_unknown_targets_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Plans as XLA:GPU compiles them for devices that are not here."""
+"""Plans as XLA:GPU and XLA:TPU compile them for devices that are not here."""
 
 from __future__ import annotations
 
@@ -89,6 +89,30 @@ def test_what_a_compiler_refuses_is_named() -> None:
         step.verify(*arguments(), target="v100")
 
 
+@pytest.mark.usefixtures("tpu_compiler")
+@pytest.mark.parametrize(("count", "num_devices"), [(1, 8), (2, 16)])
+def test_the_compiler_of_tpus_says_what_a_plan_needs(count: int, num_devices: int) -> None:
+    cluster = mw.Cluster.virtual(f"{count}x tpu-v5e")
+    step = mw.parallelize(train_step, method=mw.Zero3(), cluster=cluster)
+    found = step.verify(*arguments())
+    assert (found.target, found.fits) == ("v5e", True)
+    (program,) = found.programs
+    state_bytes = 3 * 2 * 4 * WIDTH * WIDTH * 4 // num_devices
+    assert program.memory.argument_bytes >= state_bytes
+    assert {"all-gather"} <= {item.kind for item in found.collectives if item.compiled_bytes}
+
+
+@pytest.mark.usefixtures("tpu_compiler")
+def test_what_no_tpu_holds_is_refused() -> None:
+    step = mw.parallelize(
+        lambda state, rows: (state, jnp.sort(rows, axis=1)),
+        method=mw.DataParallel(),
+        cluster=CLUSTER,
+    )
+    with pytest.raises(ProgramError, match=r"for v5e: RESOURCE_EXHAUSTED: .* available HBM"):
+        step.verify(SPEC((), "float32"), SPEC((2**23, 4096), "float32"), target="v5e")
+
+
 def test_an_unknown_target_is_refused() -> None:
     step = mw.parallelize(train_step, method=mw.DataParallel(), cluster=CLUSTER)
     with pytest.raises(ClusterError, match="no target 'h1'"):
@@ -161,6 +185,10 @@ def test_the_recommended_pool_holds_what_is_usable(target: CompileTarget) -> Non
         programs=(),
         collectives=(),
     )
-    (fraction,) = re.findall(r"XLA_PYTHON_CLIENT_MEM_FRACTION=(0\.\d{4})\.", found.explain())
+    fractions = re.findall(r"XLA_PYTHON_CLIENT_MEM_FRACTION=(0\.\d{4})\.", found.explain())
+    if target.platform != "cuda":
+        assert not fractions
+        return
+    (fraction,) = fractions
     more = float(fraction) * target.memory_bytes - usable_bytes(target)
     assert 0 <= more < 0.001 * target.memory_bytes

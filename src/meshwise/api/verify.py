@@ -9,7 +9,8 @@ from meshwise.errors import ClusterError, PlanError
 from meshwise.plan.plan import Plan
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step import PlannedCall, PlannedProgram
-from meshwise.targets.catalog import CompileTarget, compile_target, target_of
+from meshwise.targets.catalog import compile_target, target_of
+from meshwise.targets.compile_target import CompileTarget
 from meshwise.targets.compiler import Listener
 from meshwise.targets.packages import installed_compiler
 from meshwise.targets.verification import Verification, verify_pipeline, verify_step

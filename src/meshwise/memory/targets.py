@@ -10,11 +10,14 @@ from meshwise.errors import ClusterError
 from meshwise.memory.cpu.target import CPU
 from meshwise.memory.gpu.target import GPU
 from meshwise.memory.target import Target
+from meshwise.memory.tpu.target import TPU
 
-MEMORY_MODELS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU})
+MEMORY_MODELS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU, "tpu": TPU})
 
-# Parts of the names of GPUs, in the catalog and as drivers report them.
-_GPUS = ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300")
+# Parts of the names of devices, in the catalog and as drivers report them, by target.
+_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"gpu": ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300"), "tpu": ("TPU",)}
+)
 
 
 def memory_model(name: str) -> Target:
@@ -34,9 +37,12 @@ def memory_model(name: str) -> Target:
 def memory_model_of(device: DeviceSpec) -> Target:
     """Return the memory rules of the compiler of a device.
 
-    A device that is not known, and a TPU, has those of a CPU: they ask for more.
+    A device that is not known has those of a CPU: they ask for more.
 
     Args:
         device: The device.
     """
-    return memory_model("gpu" if any(part in device.name for part in _GPUS) else "cpu")
+    for name, parts in _PARTS.items():
+        if any(part in device.name for part in parts):
+            return memory_model(name)
+    return CPU

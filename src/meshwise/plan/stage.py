@@ -53,7 +53,8 @@ class WeightGradients:
 class Stage:
     """One stage; times in seconds, bytes and FLOP of one device.
 
-    A step that runs as one program (`record.ONE_PROGRAM`) is one stage whose whole work is `once_s`.
+    A step that runs as one program (`record.ONE_PROGRAM`) is one stage, and `once_s` is its whole
+    work.
 
     Attributes:
         layers: Its layers, in order; at least one.

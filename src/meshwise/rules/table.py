@@ -1,4 +1,4 @@
-"""The table: primitive name -> rule.  A primitive without a rule runs replicated, where that is allowed (I6)."""
+"""The table: primitive name -> rule.  Without a rule it runs replicated, where I6 allows."""
 
 from __future__ import annotations
 

@@ -1,217 +1,17 @@
-"""Devices for which programs can be compiled without having one.
-
-XLA:GPU compiles for the properties of a device, which are a text.  Numbers of GPUs are those that
-drivers report, as listed in XLA's own descriptions (openxla/xla,
-xla/backends/gpu/target_config/specs).
-"""
+"""Devices for which programs can be compiled without having one, by name."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshwise.errors import ClusterError
+from meshwise.targets.compile_target import CompileTarget
+from meshwise.targets.gpus import GPUS
+from meshwise.targets.tpus import TPUS
 
-# The versions of CUDA and cuDNN that JAX's CUDA 12 wheels are made for.
-_CUDA, _CUDNN = (12, 8), (9, 10)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProperties:
-    """What XLA:GPU must know of a device.
-
-    Attributes:
-        description: The name that the driver reports.
-        compute_capability: Major and minor version.
-        is_accelerated: Whether instructions are used that only this version has (`sm_90a`).
-        num_cores: Streaming multiprocessors.
-        fpus_per_core: Units for float32 in each.
-        shared_bytes_per_core: Shared memory of a multiprocessor.
-        shared_bytes_per_block: Shared memory that one block may have at most.
-        memory_bytes: Memory of the device.
-        memory_bytes_per_s: Bandwidth of the memory.
-        l2_bytes: Second-level cache.
-        clock_ghz: Clock rate.
-    """
-
-    description: str
-    compute_capability: tuple[int, int]
-    is_accelerated: bool
-    num_cores: int
-    fpus_per_core: int
-    shared_bytes_per_core: int
-    shared_bytes_per_block: int
-    memory_bytes: int
-    memory_bytes_per_s: int
-    l2_bytes: int
-    clock_ghz: float
-
-    def text(self) -> str:
-        """Return the properties as the text of a `GpuTargetConfigProto`."""
-        major, minor = self.compute_capability
-        extension = "ACCELERATED_FEATURES" if self.is_accelerated else "NONE"
-        fields = {
-            "threads_per_block_limit": 1024,
-            "threads_per_warp": 32,
-            "shared_memory_per_block": 49152,
-            "shared_memory_per_core": self.shared_bytes_per_core,
-            "threads_per_core_limit": 2048,
-            "core_count": self.num_cores,
-            "fpus_per_core": self.fpus_per_core,
-            "block_dim_limit_x": 2**31 - 1,
-            "block_dim_limit_y": 65535,
-            "block_dim_limit_z": 65535,
-            "memory_bandwidth": self.memory_bytes_per_s,
-            "l2_cache_size": self.l2_bytes,
-            "clock_rate_ghz": self.clock_ghz,
-            "device_memory_size": self.memory_bytes,
-            "shared_memory_per_block_optin": self.shared_bytes_per_block,
-            "registers_per_core_limit": 65536,
-            "registers_per_block_limit": 65536,
-        }
-        capability = f"major: {major} minor: {minor} feature_extension: {extension}"
-        lines = [
-            *(f"{name}: {value}" for name, value in fields.items()),
-            f"cuda_compute_capability {{ {capability} }}",
-        ]
-        body = " ".join(lines)
-        return (
-            f'gpu_device_info {{ {body} }} platform_name: "CUDA" '
-            f"dnn_version_info {{ major: {_CUDNN[0]} minor: {_CUDNN[1]} }} "
-            f"runtime_version {{ major: {_CUDA[0]} minor: {_CUDA[1]} }} "
-            f'device_description_str: "{self.description}"'
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileTarget:
-    """A kind of device, and how its compiler is asked for a number of them.
-
-    Attributes:
-        name: Name in the catalog, as `h100`.
-        gpu: Properties of the device.
-        devices_per_host: Devices of one host, at most.
-        platform: How JAX names the platform.
-    """
-
-    name: str
-    gpu: GpuProperties
-    devices_per_host: int = 8
-    platform: str = "cuda"
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of one device."""
-        return self.gpu.memory_bytes
-
-    def topology(self, num_devices: int) -> str:
-        """Return how the compiler names so many devices.
-
-        Args:
-            num_devices: Devices of the mesh.
-
-        Returns:
-            "slices x hosts x devices of a host", as "1x2x8".
-        """
-        each = math.gcd(num_devices, min(num_devices, self.devices_per_host))
-        return f"1x{num_devices // each}x{each}"
-
-
-_A100_80 = GpuProperties(
-    description="NVIDIA A100-SXM4-80GB",
-    compute_capability=(8, 0),
-    is_accelerated=False,
-    num_cores=108,
-    fpus_per_core=64,
-    shared_bytes_per_core=167936,
-    shared_bytes_per_block=166912,
-    memory_bytes=85100068864,
-    memory_bytes_per_s=2039040000000,
-    l2_bytes=41943040,
-    clock_ghz=1.41,
-)
-_A100_40 = replace(
-    _A100_80,
-    description="NVIDIA A100-SXM4-40GB",
-    memory_bytes=42331013120,
-    memory_bytes_per_s=1555200000000,
-)
-_H100 = GpuProperties(
-    description="NVIDIA H100 80GB HBM3",
-    compute_capability=(9, 0),
-    is_accelerated=True,
-    num_cores=132,
-    fpus_per_core=128,
-    shared_bytes_per_core=233472,
-    shared_bytes_per_block=232448,
-    memory_bytes=84942979072,
-    memory_bytes_per_s=3352320000000,
-    l2_bytes=52428800,
-    clock_ghz=1.98,
-)
-_H200 = replace(
-    _H100,
-    description="NVIDIA H200 141GB HBM3e",
-    memory_bytes=151397597184,
-    memory_bytes_per_s=4800000000000,
-)
-_B200 = replace(
-    _H100,
-    description="NVIDIA B200",
-    compute_capability=(10, 0),
-    num_cores=148,
-    memory_bytes=191514411008,
-    memory_bytes_per_s=7672320000000,
-    l2_bytes=132644864,
-    clock_ghz=1.965,
-)
-_GB200 = replace(
-    _B200,
-    description="NVIDIA GB200",
-    num_cores=152,
-    memory_bytes=197897748480,
-    memory_bytes_per_s=7928064000000,
-    l2_bytes=135528448,
-    clock_ghz=2.062,
-)
-_V100 = GpuProperties(
-    description="Tesla V100-SXM2-16GB",
-    compute_capability=(7, 0),
-    is_accelerated=False,
-    num_cores=80,
-    fpus_per_core=64,
-    shared_bytes_per_core=98304,
-    shared_bytes_per_block=98304,
-    memory_bytes=16935682048,
-    memory_bytes_per_s=898048000000,
-    l2_bytes=6291456,
-    clock_ghz=1.53,
-)
-
-_ALL = (
-    CompileTarget(name="v100", gpu=_V100),
-    CompileTarget(name="a100-40", gpu=_A100_40),
-    CompileTarget(name="a100-80", gpu=_A100_80),
-    CompileTarget(name="h100", gpu=_H100),
-    CompileTarget(name="h200", gpu=_H200),
-    CompileTarget(name="b200", gpu=_B200),
-    CompileTarget(name="gb200", gpu=_GB200, devices_per_host=4),
-)
+_ALL: tuple[CompileTarget, ...] = (*GPUS, *TPUS)
 TARGETS: Mapping[str, CompileTarget] = MappingProxyType({target.name: target for target in _ALL})
-
-# Names of devices in `cluster.catalog`, and the targets that compile for them.
-_OF_DEVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "V100-SXM2-16GB": "v100",
-        "A100-SXM4-40GB": "a100-40",
-        "A100-SXM4-80GB": "a100-80",
-        "H100-SXM5-80GB": "h100",
-        "H200-SXM-141GB": "h200",
-        "GB200 (one GPU)": "gb200",
-    }
-)
 
 
 def target_of(device: str) -> CompileTarget:
@@ -224,13 +24,9 @@ def target_of(device: str) -> CompileTarget:
         ClusterError: there is no compiler for it.
     """
     for target in _ALL:
-        if target.gpu.description == device:
+        if device in target.devices:
             return target
-    if device not in _OF_DEVICE:
-        raise ClusterError(
-            f"no compiler is known for {device}; name a target: {', '.join(TARGETS)}"
-        )
-    return compile_target(_OF_DEVICE[device])
+    raise ClusterError(f"no compiler is known for {device}; name a target: {', '.join(TARGETS)}")
 
 
 def compile_target(name: str) -> CompileTarget:

@@ -6,6 +6,7 @@ compilation.  So they live in a process of their own, which is ended when nobody
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,11 @@ import jax
 from meshwise.jax_compat import CompilerPlugin, compile_module
 from meshwise.runtime.device_memory import CompiledBytes, reported_bytes
 from meshwise.system.child_process import requests
+from meshwise.targets.compile_target import Slice
+
+# What libtpu must be told where there is no TPU: not to ask the cloud which one there is, and not
+# to insist on being the only process.
+_WITHOUT_TPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 # What a parent starts (`system.child_process.ChildProcess`).
 SCRIPT = "from meshwise.targets.child import answer_requests; answer_requests()"
@@ -30,8 +36,7 @@ class CompileRequest:
         options: Compile options by name.
         platform: How JAX names the platform, as `cuda`.
         plugin: File of the compiler's plugin.
-        topology: How the compiler names the devices.
-        device_text: Properties of a device as text.
+        slice: How the compiler is asked for devices.
     """
 
     module: bytes
@@ -39,8 +44,7 @@ class CompileRequest:
     options: dict[str, str | bool]
     platform: str
     plugin: str
-    topology: str
-    device_text: str
+    slice: Slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +67,21 @@ def answer_requests() -> None:
 
     The answer is a `CompileAnswer`, or a text that says why the program does not compile.
     """
+    os.environ.update(_WITHOUT_TPU)
     # This process has no devices of its own.
     jax.config.update("jax_platforms", "cpu")
     plugins: dict[str, CompilerPlugin] = {}
-    devices: dict[tuple[str, str], list[Any]] = {}
+    devices: dict[str, list[Any]] = {}
     for request, answer in requests():
         start = time.monotonic()
-        place = request.topology, request.device_text
+        place = repr(request.slice)
         try:
             if request.plugin not in plugins:
                 plugins[request.plugin] = CompilerPlugin(request.platform, request.plugin)
             if place not in devices:
-                devices[place] = plugins[request.plugin].devices(*place)
+                devices[place] = plugins[request.plugin].devices(
+                    request.slice.name, request.slice.options
+                )
             wanted = devices[place][: request.num_devices]
             made = compile_module(request.module, wanted, request.options)
             memory = reported_bytes(made.get_compiled_memory_stats())

@@ -22,8 +22,8 @@ from meshwise.errors import ProgramError
 from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.system.child_process import ChildProcess
 from meshwise.system.user_cache import user_cache
-from meshwise.targets.catalog import CompileTarget
 from meshwise.targets.child import SCRIPT, CompileAnswer, CompileRequest
+from meshwise.targets.compile_target import CompileTarget
 from meshwise.targets.packages import InstalledCompiler, installed_compiler
 from meshwise.units import GIB
 
@@ -163,12 +163,11 @@ def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProg
         options=dict(program.options),
         platform=target.platform,
         plugin=compiler.path,
-        topology=target.topology(program.num_devices),
-        device_text=target.gpu.text(),
+        slice=target.slice(program.num_devices),
     )
     parts = (
         *(program.digest, request.num_devices, sorted(request.options.items())),
-        *(request.topology, request.device_text, compiler.name),
+        *(repr(request.slice), compiler.name),
         os.environ.get("XLA_FLAGS", ""),  # What a compiler reads from its environment.
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

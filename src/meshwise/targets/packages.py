@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,17 +14,30 @@ from meshwise.errors import ClusterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerPackage:
-    """The package that holds a compiler, in the version of jaxlib.
+    """The package that holds a compiler.
 
     Attributes:
         name: Name of the package.
         file: The plugin, in the folder in which packages are installed.
         extra: The extra of Meshwise that installs it.
+        extra_of_jax: The extra of JAX that says its version; empty where that is jaxlib's.
     """
 
     name: str
     file: str
     extra: str
+    extra_of_jax: str = ""
+
+    @property
+    def version(self) -> str:
+        """The version that fits the installed JAX; a `*` stands for any end."""
+        if not self.extra_of_jax:
+            return distribution("jaxlib").version
+        for line in requires("jax") or ():
+            wanted, _, condition = line.partition(";")
+            if wanted.startswith(f"{self.name}==") and f'"{self.extra_of_jax}"' in condition:
+                return wanted.partition("==")[2].strip()
+        return "*"
 
 
 PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
@@ -32,6 +46,9 @@ PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
             name="jax-cuda12-pjrt",
             file="jax_plugins/xla_cuda12/xla_cuda_plugin.so",
             extra="target-gpu",
+        ),
+        "tpu": CompilerPackage(
+            name="libtpu", file="libtpu/libtpu.so", extra="target-tpu", extra_of_jax="tpu"
         ),
     }
 )
@@ -57,19 +74,19 @@ def installed_compiler(platform: str) -> InstalledCompiler:
         platform: How JAX names the platform, as `cuda`.
 
     Raises:
-        ClusterError: it is not installed, or not in the version of the installed jaxlib.
+        ClusterError: it is not installed, or not in the version that fits the installed JAX.
     """
     package = PACKAGES[platform]
-    jaxlib = distribution("jaxlib").version
     try:
         found = distribution(package.name)
     except PackageNotFoundError as error:
         raise ClusterError(
             f"the compiler of this target, {package.name}, is not installed: {_remedy(platform)}"
         ) from error
-    if found.version != jaxlib:
+    if not fnmatchcase(found.version, package.version):
         raise ClusterError(
-            f"{package.name} is {found.version}, but jaxlib is {jaxlib}: {_remedy(platform)}"
+            f"{package.name} is {found.version}, but the installed JAX goes with "
+            f"{package.version}: {_remedy(platform)}"
         )
     path = Path(str(found.locate_file(package.file)))
     if not path.is_file():
@@ -79,5 +96,10 @@ def installed_compiler(platform: str) -> InstalledCompiler:
 
 def _remedy(platform: str) -> str:
     package = PACKAGES[platform]
-    exact = f"{package.name}=={distribution('jaxlib').version}"
+    exact = f"{package.name}=={package.version}"
     return f'`pip install "{exact}"`, or `pip install "meshwise[{package.extra}]"`'
+
+
+if __name__ == "__main__":
+    # What `pip install` is told for all compilers.
+    print(*(f"{package.name}=={package.version}" for package in PACKAGES.values()))

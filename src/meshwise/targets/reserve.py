@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from meshwise.targets.catalog import CompileTarget
-from meshwise.units import MIB
+from meshwise.targets.compile_target import CompileTarget
 
-# Assumption: a context with loaded libraries holds 300 to 600 MB (nvidia-smi).
-_CONTEXT_BYTES = 600 * MIB
-# Assumption: NCCL_BUFFSIZE of 4 MiB for each channel, peer and protocol.
-_NCCL_BYTES = 1024 * MIB
 # Fragmentation of the allocator, as a share of the memory.  Assumption: arrays of a step keep
 # their sizes, so that the allocator finds the same places in every step.
 _FRAGMENTATION = 0.02
@@ -20,11 +15,7 @@ def reserves(target: CompileTarget) -> dict[str, int]:
     Args:
         target: The kind of device.
     """
-    return {
-        "CUDA context and modules": _CONTEXT_BYTES,
-        "NCCL buffers": _NCCL_BYTES,
-        "fragmentation": int(_FRAGMENTATION * target.memory_bytes),
-    }
+    return {**target.reserves, "fragmentation": int(_FRAGMENTATION * target.memory_bytes)}
 
 
 def usable_bytes(target: CompileTarget) -> int:

@@ -16,8 +16,9 @@ from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.runtime.pipeline.fidelity import peaks_of_stages
 from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
-from meshwise.targets.catalog import CompileTarget
+from meshwise.targets.catalog import compile_target
 from meshwise.targets.child import CompileAnswer
+from meshwise.targets.compile_target import CompileTarget
 from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
 from meshwise.targets.lowered import pipeline_programs, step_program
 from meshwise.targets.packages import installed_compiler
@@ -97,7 +98,7 @@ class Verification:
         compiler: Name and version of the compiler.
         memory_bytes: Memory of one device.
         reserves: What is kept back of it: names and bytes.
-        usable_bytes: What programs may hold; JAX gives them that much only with
+        usable_bytes: What programs may hold; on GPUs JAX gives them that much only with
             `XLA_PYTHON_CLIENT_MEM_FRACTION` at this share of the memory (0.75 by default).
         stages: Memory of each stage.
         programs: The programs that were compiled, equal ones once.
@@ -283,15 +284,13 @@ def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives,
 def _lines(found: Verification) -> list[str]:
     state = "fits" if found.fits else "does not fit"
     fullest = max(found.stages, key=lambda stage: stage.compiled_bytes / stage.limit_bytes)
-    # In ten-thousandths, rounded up: the pool has all that is usable.
-    share = -(-found.usable_bytes * 10_000 // found.memory_bytes)
     kept_back = ", ".join(f"{name} {bytes_text(n)}" for name, n in found.reserves.items())
     return [
         f"{found.target}, compiled by {found.compiler}: {state}. The fullest device needs "
         f"{bytes_text(fullest.compiled_bytes)} of {bytes_text(fullest.limit_bytes)}.",
         *textwrap.wrap(
             f"Usable: {bytes_text(found.usable_bytes)} of {bytes_text(found.memory_bytes)}. Kept "
-            f"back: {kept_back}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={share / 10_000:.4f}.",
+            f"back: {kept_back}.{_pool(found)}",
             WIDTH,
         ),
         "",
@@ -300,6 +299,15 @@ def _lines(found: Verification) -> list[str]:
         *_program_table(found.programs),
         *(["", *_collective_table(found.collectives)] if found.collectives else []),
     ]
+
+
+def _pool(found: Verification) -> str:
+    """What makes JAX's pool as large as what is usable; on TPUs it is."""
+    if compile_target(found.target).platform != "cuda":
+        return ""
+    # In ten-thousandths, rounded up: the pool has all that is usable.
+    share = -(-found.usable_bytes * 10_000 // found.memory_bytes)
+    return f" Set XLA_PYTHON_CLIENT_MEM_FRACTION={share / 10_000:.4f}."
 
 
 def _stage_table(stages: Sequence[VerifiedStage]) -> list[str]:

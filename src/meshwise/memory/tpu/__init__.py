@@ -1,0 +1,1 @@
+"""XLA:TPU: the rules of XLA:GPU."""

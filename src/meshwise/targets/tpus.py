@@ -1,0 +1,104 @@
+"""TPUs for which programs can be compiled without having one.
+
+XLA:TPU compiles for a slice, which has a name.  A mesh of fewer devices takes the first ones of the
+smallest slice that has enough.  Sources: Google Cloud's pages on TPU v5e, v5p and v6e for shapes of
+slices and memory.
+
+TPU v4 is left out: libtpu describes its two cores as two devices, where JAX on a v4 has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwise.errors import ClusterError
+from meshwise.targets.compile_target import Slice
+from meshwise.units import GIB
+
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBIC = (
+    *((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8)),
+    *((8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuTarget:
+    """A kind of TPU, and how XLA:TPU is asked for a number of them.
+
+    Attributes:
+        name: Name in the catalog, and how the compiler names the kind, as `v5e`.
+        device: Name of the device in `cluster.catalog`.
+        memory_bytes: Memory of one chip.
+        kept_bytes: What the compiler gives to no program.
+        shapes: Chips of its slices along each dim of the torus, smallest first.
+    """
+
+    name: str
+    device: str
+    memory_bytes: int
+    kept_bytes: int
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def platform(self) -> str:
+        """How JAX names the platform."""
+        return "tpu"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the device, that in `cluster.catalog` first."""
+        return (self.device,)
+
+    @property
+    def reserves(self) -> Mapping[str, int]:
+        """What the runtime keeps of the memory: the names of those that hold it, and bytes."""
+        return {"TPU runtime": self.kept_bytes}
+
+    def slice(self, num_devices: int) -> Slice:
+        """Return how the compiler is asked for so many devices.
+
+        Args:
+            num_devices: Devices of the mesh.
+
+        Raises:
+            ClusterError: no slice has so many devices.
+        """
+        for shape in self.shapes:
+            if math.prod(shape) >= num_devices:
+                # Hosts have 2 x 2 chips; a single chip has to be said.
+                options = {} if math.prod(shape) > 1 else {"chips_per_host_bounds": [1, 1, 1]}
+                return Slice(name=f"{self.name}:{'x'.join(map(str, shape))}", options=options)
+        raise ClusterError(
+            f"no slice of {self.name} has {num_devices} devices; the largest has "
+            f"{math.prod(self.shapes[-1])}"
+        )
+
+
+# What libtpu 0.0.42.1 refuses a larger program with: "exceeds available HBM (15.75G)", (95.74G) and
+# (31.25G).
+TPUS = (
+    TpuTarget(
+        name="v5e",
+        device="TPU v5e",
+        memory_bytes=16 * GIB,
+        kept_bytes=GIB // 4,
+        shapes=_FLAT,
+    ),
+    TpuTarget(
+        name="v5p",
+        device="TPU v5p",
+        memory_bytes=96 * GIB,
+        kept_bytes=int(0.26 * GIB),
+        shapes=_CUBIC,
+    ),
+    TpuTarget(
+        name="v6e",
+        device="TPU v6e",
+        memory_bytes=32 * GIB,
+        kept_bytes=3 * GIB // 4,
+        shapes=_FLAT,
+    ),
+)
