@@ -7,6 +7,8 @@ WORKERS ?= 2
 
 # Compilers of GPUs and TPUs, in a folder of their own: JAX would look for devices if it found them.
 COMPILERS := build/compilers
+COMPILER_PACKAGES := from meshwise.targets.packages import PACKAGES as all; \
+	print(*(f'{p.name}=={p.version}' for p in all.values()))
 
 .PHONY: help setup train test check-targets format lint types layers check bench bench-solver clean
 
@@ -37,7 +39,7 @@ test: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check-targets: setup
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(COMPILERS) $$($(BIN)/python -m meshwise.targets.packages)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(COMPILERS) $$($(BIN)/python -c "$(COMPILER_PACKAGES)")
 	PYTHONPATH=$(COMPILERS) $(BIN)/python -m pytest -q tests/targets $(ARGS)
 
 format: setup

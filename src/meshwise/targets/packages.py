@@ -98,8 +98,3 @@ def _remedy(platform: str) -> str:
     package = PACKAGES[platform]
     exact = f"{package.name}=={package.version}"
     return f'`pip install "{exact}"`, or `pip install "meshwise[{package.extra}]"`'
-
-
-if __name__ == "__main__":
-    # What `pip install` is told for all compilers.
-    print(*(f"{package.name}=={package.version}" for package in PACKAGES.values()))
