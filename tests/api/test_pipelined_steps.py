@@ -99,7 +99,7 @@ def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: 
     def forbidden(*_: Any) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr("meshwise.api.parallel_step.plan_pipeline", forbidden)
+    monkeypatch.setattr("meshwise.planner.step.plan_pipeline", forbidden)
     again = mw.parallelize(step, method=mw.Replay(read))
     assert again.plan(state, batch) == plan
     found = []
