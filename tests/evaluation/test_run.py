@@ -68,7 +68,10 @@ def test_a_part_of_a_host_is_a_cluster(tmp_path: Path) -> None:
     four = dataclasses.replace(TOY, num_devices=4)
     names = ("Megatron-LM", "inter-op only", "data parallel")
     found = {r.method: r.answer for r in run(four, names, Store(tmp_path))}
-    assert len(found["inter-op only"].stages) == 4
+    # It need not use all devices.
+    stages = found["inter-op only"].stages
+    assert {s.submesh for s in stages} == {(1, 1)}
+    assert 1 < len(stages) <= 4
     assert sum(s.submesh[1] for s in found["Megatron-LM"].stages) == 4
     assert found["Megatron-LM"].step_time_s <= found["data parallel"].step_time_s * (1 + 1e-9)
 
