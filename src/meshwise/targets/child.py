@@ -16,7 +16,7 @@ import jax
 from meshwise.jax_compat import CompilerPlugin, compile_module
 from meshwise.runtime.device_memory import CompiledBytes, reported_bytes
 from meshwise.system.child_process import requests
-from meshwise.targets.compile_target import Slice
+from meshwise.targets.compile_target import TargetSlice
 
 # What libtpu must be told where there is no TPU: not to ask the cloud which one there is, and not
 # to insist on being the only process.
@@ -44,7 +44,7 @@ class CompileRequest:
     options: dict[str, str | bool]
     platform: str
     plugin: str
-    slice: Slice
+    slice: TargetSlice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class TargetSlice:
     """How a compiler is asked for a number of devices.
 
     Attributes:
@@ -48,7 +48,7 @@ class CompileTarget(Protocol):
         """What the runtime keeps of it: the names of those that hold it, and bytes."""
         ...
 
-    def slice(self, num_devices: int) -> Slice:
+    def slice(self, num_devices: int) -> TargetSlice:
         """Return how the compiler is asked for so many devices.
 
         Args:

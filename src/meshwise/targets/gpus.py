@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from meshwise.targets.compile_target import Slice
+from meshwise.targets.compile_target import TargetSlice
 from meshwise.units import MIB
 
 # The versions of CUDA and cuDNN that JAX's CUDA 12 wheels are made for.
@@ -125,7 +125,7 @@ class GpuTarget:
         """What the runtime keeps of the memory: the names of those that hold it, and bytes."""
         return {"CUDA context and modules": _CONTEXT_BYTES, "NCCL buffers": _NCCL_BYTES}
 
-    def slice(self, num_devices: int) -> Slice:
+    def slice(self, num_devices: int) -> TargetSlice:
         """Return how the compiler is asked for so many devices.
 
         Args:
@@ -136,7 +136,7 @@ class GpuTarget:
         """
         each = math.gcd(num_devices, min(num_devices, self.devices_per_host))
         topology = f"1x{num_devices // each}x{each}"
-        return Slice(
+        return TargetSlice(
             name=self.platform, options={"topology": topology, "target_config": self.gpu.text()}
         )
 

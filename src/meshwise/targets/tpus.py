@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwise.errors import ClusterError
-from meshwise.targets.compile_target import Slice
+from meshwise.targets.compile_target import TargetSlice
 from meshwise.units import GIB
 
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
@@ -57,7 +57,7 @@ class TpuTarget:
         """What the runtime keeps of the memory: the names of those that hold it, and bytes."""
         return {"TPU runtime": self.kept_bytes}
 
-    def slice(self, num_devices: int) -> Slice:
+    def slice(self, num_devices: int) -> TargetSlice:
         """Return how the compiler is asked for so many devices.
 
         Args:
@@ -70,7 +70,7 @@ class TpuTarget:
             if math.prod(shape) >= num_devices:
                 # Hosts have 2 x 2 chips; a single chip has to be said.
                 options = {} if math.prod(shape) > 1 else {"chips_per_host_bounds": [1, 1, 1]}
-                return Slice(name=f"{self.name}:{'x'.join(map(str, shape))}", options=options)
+                return TargetSlice(name=f"{self.name}:{'x'.join(map(str, shape))}", options=options)
         raise ClusterError(
             f"no slice of {self.name} has {num_devices} devices; the largest has "
             f"{math.prod(self.shapes[-1])}"
