@@ -51,7 +51,7 @@ class CrossingNames:
         )
 
 
-class Move(NamedTuple):
+class LayoutChange(NamedTuple):
     """A change of layout of a value.
 
     Attributes:
@@ -66,7 +66,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerMoves:
+class LayerChanges:
     """Changes of layout of what a layer has from others on its mesh.
 
     Attributes:
@@ -75,9 +75,9 @@ class LayerMoves:
         backward: In its backward pass.
     """
 
-    before: tuple[Move, ...]
-    forward: tuple[Move, ...]
-    backward: tuple[Move, ...]
+    before: tuple[LayoutChange, ...]
+    forward: tuple[LayoutChange, ...]
+    backward: tuple[LayoutChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,50 +155,52 @@ class LayerEnds:
         graph = self.piece.graph
         return graph.tensors[graph.inputs[self.piece.leaving[leaves].cotangent]]
 
-    def moves(self, coming: Mapping[Activation, Layout], readers: Readers) -> LayerMoves:
+    def changes(self, coming: Mapping[Activation, Layout], readers: Readers) -> LayerChanges:
         """Return the changes of layout of what comes from other layers on the same mesh.
 
         Args:
             coming: The layouts of activations that were made there.
             readers: The layers that send cotangents.
         """
-        return LayerMoves(
-            before=tuple(self._moves_before(readers)),
-            forward=tuple(self._moves_forward(coming)),
-            backward=tuple(self._moves_backward(readers)),
+        return LayerChanges(
+            before=tuple(self._changes_before(readers)),
+            forward=tuple(self._changes_forward(coming)),
+            backward=tuple(self._changes_backward(readers)),
         )
 
-    def _moves_before(self, readers: Readers) -> Iterator[Move]:
+    def _changes_before(self, readers: Readers) -> Iterator[LayoutChange]:
         graph = self.piece.graph
         for i, activation in zip(self.piece.late, self.names.late, strict=True):
             tensor, wanted = graph.tensors[graph.inputs[i]], self.roles.decision.inputs[i]
-            yield from _moves(tensor, readers.get(activation, {}), wanted)
+            yield from _changes(tensor, readers.get(activation, {}), wanted)
 
-    def _moves_forward(self, coming: Mapping[Activation, Layout]) -> Iterator[Move]:
+    def _changes_forward(self, coming: Mapping[Activation, Layout]) -> Iterator[LayoutChange]:
         graph, arrival = self.piece.graph, self.arrival(coming)
         for v in dict.fromkeys((*self.programs.forward.inputs, *self.programs.kept)):
             if v.role == "entering":
                 tensor = graph.tensors[graph.inputs[self.piece.entering[v.number].value]]
-                yield from _moves(tensor, {0: arrival[self.names.entering[v.number]]}, v.layout)
+                yield from _changes(tensor, {0: arrival[self.names.entering[v.number]]}, v.layout)
 
-    def _moves_backward(self, readers: Readers) -> Iterator[Move]:
+    def _changes_backward(self, readers: Readers) -> Iterator[LayoutChange]:
         wanted, back = self.cotangents_wanted(), self.cotangents_made()
         for leaves, layout in wanted.items():
             terms = readers.get(self.names.leaving[leaves], {})
-            yield from _moves(self.cotangent(leaves), terms, layout)
+            yield from _changes(self.cotangent(leaves), terms, layout)
         for enters, leaves in self.roles.passed.items():
             layout = back[self.names.entering[enters]]
-            yield from _moves(self.cotangent(leaves), {0: wanted[leaves]}, layout)
+            yield from _changes(self.cotangent(leaves), {0: wanted[leaves]}, layout)
 
     def _wanted(self, leaves: int) -> Layout:
         """Return how the cotangent of an activation that left comes in."""
         return self.roles.decision.inputs[self.piece.leaving[leaves].cotangent]
 
 
-def _moves(tensor: Tensor, found: Mapping[int, Layout | None], wanted: Layout) -> Iterator[Move]:
+def _changes(
+    tensor: Tensor, found: Mapping[int, Layout | None], wanted: Layout
+) -> Iterator[LayoutChange]:
     for before in found.values():
         if before is not None and before != wanted:
-            yield Move(tensor, before, wanted)
+            yield LayoutChange(tensor, before, wanted)
 
 
 class Neighbours:
@@ -234,6 +236,6 @@ class Neighbours:
                 found.setdefault(activation, {})[t] = layout if is_here else None
         return found
 
-    def moves(self, k: int) -> LayerMoves:
+    def changes(self, k: int) -> LayerChanges:
         """Return the changes of layout of what a layer has from others on its mesh."""
-        return self.layers[k].moves(self.coming(k), self.readers(k))
+        return self.layers[k].changes(self.coming(k), self.readers(k))

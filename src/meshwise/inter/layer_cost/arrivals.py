@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.price import step_time_s
-from meshwise.pieces.neighbours import CrossingNames, LayerEnds, LayerMoves, Move, Neighbours
+from meshwise.pieces.neighbours import (
+    CrossingNames,
+    LayerChanges,
+    LayerEnds,
+    LayoutChange,
+    Neighbours,
+)
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles
@@ -72,18 +78,18 @@ def arrival_works(
     known: dict[object, ArrivalWork] = {}
     found: list[ArrivalWork] = []
     for k, (s, _) in enumerate(numbered):
-        moves, mesh = neighbours.moves(k), stages[s].mesh
-        if (moves, mesh) not in known:
-            known[moves, mesh] = _arrival_work(moves, mesh, ends[k].piece.num_microbatches)
-        found.append(known[moves, mesh])
+        changes, mesh = neighbours.changes(k), stages[s].mesh
+        if (changes, mesh) not in known:
+            known[changes, mesh] = _arrival_work(changes, mesh, ends[k].piece.num_microbatches)
+        found.append(known[changes, mesh])
     return tuple(found)
 
 
-def _arrival_work(moves: LayerMoves, mesh: LogicalMesh, num_microbatches: int) -> ArrivalWork:
+def _arrival_work(changes: LayerChanges, mesh: LogicalMesh, num_microbatches: int) -> ArrivalWork:
     runs = [
-        _moving(moves.before, 1),
-        _moving(moves.forward, num_microbatches),
-        _moving(moves.backward, num_microbatches),
+        _changing(changes.before, 1),
+        _changing(changes.forward, num_microbatches),
+        _changing(changes.backward, num_microbatches),
     ]
     once_s, forward_s, backward_s = (step_time_s(run.graph, run.decision, mesh) for run in runs)
     work = work_of(runs, mesh)
@@ -96,17 +102,17 @@ def _arrival_work(moves: LayerMoves, mesh: LogicalMesh, num_microbatches: int) -
     )
 
 
-def _moving(moves: Sequence[Move], times: int) -> DecidedProgram:
+def _changing(changes: Sequence[LayoutChange], times: int) -> DecidedProgram:
     """Return a program that changes layouts and does nothing else."""
-    values = tuple(range(len(moves)))
+    values = tuple(range(len(changes)))
     return DecidedProgram(
         graph=Graph(
-            tensors=tuple(m.tensor for m in moves), operators=(), inputs=values, outputs=values
+            tensors=tuple(c.tensor for c in changes), operators=(), inputs=values, outputs=values
         ),
         decision=GraphDecision(
-            inputs=tuple(m.before for m in moves),
+            inputs=tuple(c.before for c in changes),
             operators=(),
-            outputs=tuple(Use(group=0, via=m.before, layout=m.after) for m in moves),
+            outputs=tuple(Use(group=0, via=c.before, layout=c.after) for c in changes),
         ),
         times=times,
     )
