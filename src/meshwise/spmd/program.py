@@ -95,6 +95,10 @@ def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
     Returns:
         Options by name.
     """
+    if platform == "tpu":
+        # It takes sums out of loops, which a plan does itself, and fails in some programs
+        # (RET_CHECK in while_loop_all_reduce_code_motion.cc, libtpu 0.0.42.1).
+        return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
     if platform != "cpu" or num_devices == 1:
         return {}
     return {

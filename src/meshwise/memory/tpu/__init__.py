@@ -1,1 +1,1 @@
-"""XLA:TPU: the rules of XLA:GPU."""
+"""XLA:TPU: the rules of XLA:GPU, with a margin of its own."""
