@@ -168,7 +168,8 @@ def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProg
     parts = (
         *(program.digest, request.num_devices, sorted(request.options.items())),
         *(repr(request.slice), compiler.name),
-        os.environ.get("XLA_FLAGS", ""),  # What a compiler reads from its environment.
+        # What compilers read from their environment.
+        *(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")),
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return _Job(name=program.name, key=key, request=request)

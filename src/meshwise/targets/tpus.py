@@ -1,7 +1,7 @@
 """TPUs for which programs can be compiled without having one.
 
-XLA:TPU compiles for a slice, which has a name.  A mesh of fewer devices takes the first ones of the
-smallest slice that has enough.  Sources: Google Cloud's pages on TPU v5e, v5p and v6e for shapes of
+XLA:TPU compiles for a slice, which has a name.  A mesh of two devices takes the first ones of a host;
+for other parts of slices libtpu does not compile collectives.  Sources: Google Cloud's pages on TPU v5e, v5p and v6e for shapes of
 slices and memory.
 
 TPU v4 is left out: libtpu describes its two cores as two devices, where JAX on a v4 has one.
@@ -17,6 +17,7 @@ from meshwise.errors import ClusterError
 from meshwise.targets.compile_target import TargetSlice
 from meshwise.units import GIB
 
+_HALF_A_HOST = 2
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBIC = (
     *((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8)),
@@ -66,15 +67,17 @@ class TpuTarget:
         Raises:
             ClusterError: no slice has so many devices.
         """
-        for shape in self.shapes:
-            if math.prod(shape) >= num_devices:
-                # Hosts have 2 x 2 chips; a single chip has to be said.
-                options = {} if math.prod(shape) > 1 else {"chips_per_host_bounds": [1, 1, 1]}
-                return TargetSlice(name=f"{self.name}:{'x'.join(map(str, shape))}", options=options)
-        raise ClusterError(
-            f"no slice of {self.name} has {num_devices} devices; the largest has "
-            f"{math.prod(self.shapes[-1])}"
-        )
+        shapes = {math.prod(shape): shape for shape in self.shapes}
+        shapes[_HALF_A_HOST] = shapes[2 * _HALF_A_HOST]
+        if num_devices not in shapes:
+            raise ClusterError(
+                f"no slice of {self.name} has {num_devices} devices; there are slices of "
+                f"{', '.join(map(str, sorted(shapes)))}"
+            )
+        # Hosts have 2 x 2 chips; a single chip has to be said.
+        options = {} if num_devices > 1 else {"chips_per_host_bounds": [1, 1, 1]}
+        name = f"{self.name}:{'x'.join(map(str, shapes[num_devices]))}"
+        return TargetSlice(name=name, options=options)
 
 
 # What libtpu 0.0.42.1 refuses a larger program with: "exceeds available HBM (15.75G)", (95.74G) and
