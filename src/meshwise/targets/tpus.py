@@ -1,8 +1,8 @@
 """TPUs for which programs can be compiled without having one.
 
-XLA:TPU compiles for a slice, which has a name.  A mesh of two devices takes the first ones of a host;
-for other parts of slices libtpu does not compile collectives.  Sources: Google Cloud's pages on TPU v5e, v5p and v6e for shapes of
-slices and memory.
+XLA:TPU compiles for a slice, which has a name.  A mesh of two devices takes the first ones of a
+host; for other parts of slices libtpu does not compile collectives.  Sources: Google Cloud's pages
+on TPU v5e, v5p and v6e for shapes of slices and memory.
 
 TPU v4 is left out: libtpu describes its two cores as two devices, where JAX on a v4 has one.
 """
@@ -18,6 +18,7 @@ from meshwise.targets.compile_target import TargetSlice
 from meshwise.units import GIB
 
 _HALF_A_HOST = 2
+
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBIC = (
     *((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8)),

@@ -302,7 +302,7 @@ def _lines(found: Verification) -> list[str]:
 
 
 def _pool(found: Verification) -> str:
-    """What makes JAX's pool as large as what is usable; on TPUs it is."""
+    """What makes JAX's pool as large as what is usable; TPUs have no such setting."""
     if compile_target(found.target).platform != "cuda":
         return ""
     # In ten-thousandths, rounded up: the pool has all that is usable.
