@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Compilers of GPUs and TPUs, in a folder of their own: JAX would look for devices if it found them.
 COMPILERS := build/compilers
 COMPILER_PACKAGES := from meshwise.targets.packages import PACKAGES as all; \
-	print(*(f'{p.name}=={p.version}' for p in all.values()))
+	print(*(p.requirement for p in all.values()))
 
 .PHONY: help setup train test check-targets format lint types layers check bench bench-solver clean
 

@@ -52,12 +52,17 @@ def test_the_bound_holds_also_where_nothing_is_proved(
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [("time limit", "no plan was found in 2 seconds"), ("infeasible", "pins")]
+    ("status", "limit_s", "words"),
+    [
+        ("time limit", 2.0, "no plan was found in 2 seconds, but there may be one"),
+        ("bounded", math.inf, "no plan was found, but there may be one"),
+        ("infeasible", 2.0, "no plan satisfies the pins"),
+    ],
 )
-def test_the_clock_is_not_called_a_contradiction(
-    status: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_search_without_an_answer_is_not_called_a_contradiction(
+    status: str, limit_s: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = Solution(choice=(), cost=math.inf, bound=-math.inf, status=status)
     monkeypatch.setattr("meshwise.intra.plan_graph.solve", lambda *_, **__: nothing)
     with pytest.raises(InfeasibleError, match=words):
-        plan_graph(random_graph(0, 6), MESH, IntraOptions(time_limit_s=2.0))
+        plan_graph(random_graph(0, 6), MESH, IntraOptions(time_limit_s=limit_s))

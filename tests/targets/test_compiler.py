@@ -80,6 +80,25 @@ def test_a_compiler_that_is_missing_is_named_with_its_remedy(
         installed_compiler("cuda")
 
 
+@pytest.mark.parametrize(
+    ("line", "version", "fits"),
+    [
+        ('libtpu==0.0.42.*; extra == "tpu"', "0.0.42.1", True),
+        ('libtpu==0.0.42.*; extra == "tpu"', "0.0.42", True),
+        ('libtpu==0.0.42.*; extra == "tpu"', "0.0.421", False),
+        ('libtpu==0.0.42; extra == "tpu"', "0.0.43", False),
+        ('libtpu>=0.0.42; extra == "tpu"', "0.0.43", True),
+    ],
+)
+def test_jax_says_which_version_of_libtpu_fits(
+    line: str, version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "requires", lambda _: ["numpy>=2.0", line])
+    package = packages.PACKAGES["tpu"]
+    assert package.fits(version) == fits
+    assert package.requirement == (line.partition(";")[0] if "==0" in line else "libtpu")
+
+
 def test_what_the_process_that_compiles_refuses_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from meshwise.graph.graph import Graph
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.limit.fit import fit
 from meshwise.intra.limit.judged import Judge, JudgedChoice
-from meshwise.intra.limit.refusal import no_choice, out_of_time, too_large
+from meshwise.intra.limit.refusal import no_choice, not_found, too_large
 from meshwise.intra.network import LayoutNetwork, build_network
 from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.propagate import propagate
@@ -97,7 +97,8 @@ def prepared(
     else:
         free = _solved(judge, options)
         if not free.choice and network.nodes:
-            raise out_of_time(options.time_limit_s) if free.status == "time limit" else no_choice()
+            proved = free.status == "infeasible"
+            raise no_choice() if proved else not_found(options.time_limit_s)
         check_solution(problem, free)
     return Prepared(
         judge=judge,

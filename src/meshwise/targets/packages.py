@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from types import MappingProxyType
@@ -29,15 +28,22 @@ class CompilerPackage:
     extra_of_jax: str = ""
 
     @property
-    def version(self) -> str:
-        """The version that fits the installed JAX; a `*` stands for any end."""
+    def requirement(self) -> str:
+        """What `pip install` is told: the name, with the version that fits the installed JAX."""
         if not self.extra_of_jax:
-            return distribution("jaxlib").version
+            return f"{self.name}=={distribution('jaxlib').version}"
         for line in requires("jax") or ():
             wanted, _, condition = line.partition(";")
             if wanted.startswith(f"{self.name}==") and f'"{self.extra_of_jax}"' in condition:
-                return wanted.partition("==")[2].strip()
-        return "*"
+                return wanted.strip()
+        return self.name
+
+    def fits(self, version: str) -> bool:
+        """Return whether a version is the one that is required, or JAX requires none."""
+        wanted = self.requirement.partition("==")[2]
+        if wanted.endswith(".*"):
+            return f"{version}.".startswith(wanted.removesuffix("*"))
+        return wanted in ("", version)
 
 
 PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
@@ -83,10 +89,10 @@ def installed_compiler(platform: str) -> InstalledCompiler:
         raise ClusterError(
             f"the compiler of this target, {package.name}, is not installed: {_remedy(platform)}"
         ) from error
-    if not fnmatchcase(found.version, package.version):
+    if not package.fits(found.version):
         raise ClusterError(
-            f"{package.name} is {found.version}, but the installed JAX goes with "
-            f"{package.version}: {_remedy(platform)}"
+            f"{package.name} is {found.version}, which does not fit the installed JAX: "
+            f"{_remedy(platform)}"
         )
     path = Path(str(found.locate_file(package.file)))
     if not path.is_file():
@@ -96,5 +102,4 @@ def installed_compiler(platform: str) -> InstalledCompiler:
 
 def _remedy(platform: str) -> str:
     package = PACKAGES[platform]
-    exact = f"{package.name}=={package.version}"
-    return f'`pip install "{exact}"`, or `pip install "meshwise[{package.extra}]"`'
+    return f'`pip install "{package.requirement}"`, or `pip install "meshwise[{package.extra}]"`'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from meshwise.errors import InfeasibleError
@@ -33,15 +34,17 @@ def no_choice() -> InfeasibleError:
     )
 
 
-def out_of_time(limit_s: float) -> InfeasibleError:
-    """The error where the limit of time ends the search before it has a plan.
+def not_found(limit_s: float) -> InfeasibleError:
+    """The error where the search ends without a plan and without a proof that there is none.
 
     Args:
-        limit_s: The limit, in seconds.
+        limit_s: The limit of time, in seconds; infinite for none.
     """
+    if math.isinf(limit_s):
+        return InfeasibleError("no plan was found, but there may be one: loosen a pin")
     return InfeasibleError(
-        f"no plan was found in {limit_s:g} seconds, which is the limit of time; there may be one: "
-        "give a larger time_limit_s, or none"
+        f"no plan was found in {limit_s:g} seconds, but there may be one: give a larger "
+        "time_limit_s, or loosen a pin"
     )
 
 
