@@ -67,14 +67,13 @@ def replayed_pipeline(
     def graph_of(k: int, remat: Remat) -> PieceGraph:
         return layers.graph(k, k, plan.num_microbatches, remat)
 
-    if not plan.fingerprint:
-        # Files of earlier versions did not say what programs do.
-        arrivals = arrival_works(
-            plan.stages, plan.mesh_of_stage, plan.decisions, piece, layers.crossing_names
-        )
-        plan = with_work(plan, piece, arrivals)
-    elif plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
+    if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")
+    # What programs do follows from the decisions; files of earlier versions say less of it.
+    arrivals = arrival_works(
+        plan.stages, plan.mesh_of_stage, plan.decisions, piece, layers.crossing_names
+    )
+    plan = with_work(plan, piece, arrivals)
     if memory_bytes is not None:
         plan = limited_plan(plan, lambda _: memory_bytes)
     check_pipeline_fits(plan, piece, lambda stage: stage.memory_bytes, REPLAN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -83,6 +84,9 @@ def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
         assert stage.planned_bytes == stage.compiled_bytes
     # They take the time of their collectives, which is part of the time of the stage.
     plan = parallel.plan(weights, rows)
+    # A file that lacks them gets them back.
+    again = mw.parallelize(step, method=mw.Replay(dataclasses.replace(plan, collectives=())))
+    assert again.plan(weights, rows).collectives == plan.collectives
     layers, _ = layers_of(step, (weights, rows), {}, SIGNATURE, lambda _: plan.cuts)
     works = arrival_works(
         plan.stages,
