@@ -10,7 +10,6 @@ import pytest
 from doubles.pipelines import pipeline
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
-from meshwise.inter.search.split_stage import at_peak
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage, WeightGradients
 from meshwise.schedules.delay import spread_delays, with_delays
@@ -18,7 +17,7 @@ from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.registry import choices, make_schedule
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.simulate.stage_run import simulate_stages
-from meshwise.simulate.weight_delays import asked_delays
+from meshwise.simulate.weight_delays import asked_delays, at_most_held
 from meshwise.units import GIB
 
 PLAN = pipeline(4, 8, "2x p3.8xlarge")
@@ -120,7 +119,7 @@ def test_delays_are_no_longer_than_fits() -> None:
         table = make_schedule("eager-1f1b", num_stages=4, num_microbatches=8, num_meshes=4)
         roomy = [dataclasses.replace(s, memory_bytes=1000 * GIB) for s in stages]
         apart = with_delays(table, delays)
-        return max(at_peak(s, apart, k).peak_bytes for k, s in enumerate(roomy))
+        return max(at_most_held(s, apart, k).peak_bytes for k, s in enumerate(roomy))
 
     free = asked(1000 * GIB)
     assert asked(peak(free)) == free

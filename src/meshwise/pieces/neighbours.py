@@ -65,19 +65,46 @@ class LayoutChange(NamedTuple):
     after: Layout
 
 
+class Arrival(NamedTuple):
+    """A value of other layers, as it comes to a layer.
+
+    Attributes:
+        tensor: The whole value.
+        terms: How it comes: an activation once, a cotangent in a term of each layer that read it.
+        wanted: The layouts in which it is wanted.
+    """
+
+    tensor: Tensor
+    terms: tuple[Layout, ...]
+    wanted: tuple[Layout, ...]
+
+    @property
+    def is_as_wanted(self) -> bool:
+        """Whether nothing is to be done: it comes in one piece, in a layout that is wanted."""
+        return len(self.terms) == 1 and self.terms[0] in self.wanted
+
+    @property
+    def changes(self) -> tuple[LayoutChange, ...]:
+        """The changes of its layout."""
+        pairs = [(before, after) for after in self.wanted for before in self.terms]
+        return tuple(LayoutChange(self.tensor, b, a) for b, a in pairs if b != a)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerChanges:
-    """Changes of layout of what a layer has from others on its mesh.
+class LayerArrivals:
+    """What comes to a layer from others.
 
     Attributes:
         before: Once a step.
         forward: In the forward pass of each micro-batch.
         backward: In its backward pass.
+        passing: Cotangents that its backward pass hands on as they are, and how.
     """
 
-    before: tuple[LayoutChange, ...]
-    forward: tuple[LayoutChange, ...]
-    backward: tuple[LayoutChange, ...]
+    before: tuple[Arrival, ...]
+    forward: tuple[Arrival, ...]
+    backward: tuple[Arrival, ...]
+    passing: tuple[LayoutChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,52 +182,54 @@ class LayerEnds:
         graph = self.piece.graph
         return graph.tensors[graph.inputs[self.piece.leaving[leaves].cotangent]]
 
-    def changes(self, coming: Mapping[Activation, Layout], readers: Readers) -> LayerChanges:
-        """Return the changes of layout of what comes from other layers on the same mesh.
+    def arrivals(self, coming: Mapping[Activation, Layout], readers: Readers) -> LayerArrivals:
+        """Return what comes from other layers.
 
         Args:
-            coming: The layouts of activations that were made there.
+            coming: The layouts of activations that were made on the same mesh.
             readers: The layers that send cotangents.
         """
-        return LayerChanges(
-            before=tuple(self._changes_before(readers)),
-            forward=tuple(self._changes_forward(coming)),
-            backward=tuple(self._changes_backward(readers)),
+        wanted, back = self.cotangents_wanted(), self.cotangents_made()
+        return LayerArrivals(
+            before=tuple(self._arrivals_before(readers)),
+            forward=tuple(self._arrivals_forward(coming)),
+            backward=tuple(
+                _sum_of_terms(
+                    self.cotangent(leaves), readers.get(self.names.leaving[leaves], {}), layout
+                )
+                for leaves, layout in wanted.items()
+            ),
+            passing=tuple(
+                LayoutChange(
+                    self.cotangent(leaves), wanted[leaves], back[self.names.entering[enters]]
+                )
+                for enters, leaves in self.roles.passed.items()
+            ),
         )
 
-    def _changes_before(self, readers: Readers) -> Iterator[LayoutChange]:
+    def _arrivals_before(self, readers: Readers) -> Iterator[Arrival]:
         graph = self.piece.graph
         for i, activation in zip(self.piece.late, self.names.late, strict=True):
             tensor, wanted = graph.tensors[graph.inputs[i]], self.roles.decision.inputs[i]
-            yield from _changes(tensor, readers.get(activation, {}), wanted)
+            yield _sum_of_terms(tensor, readers.get(activation, {}), wanted)
 
-    def _changes_forward(self, coming: Mapping[Activation, Layout]) -> Iterator[LayoutChange]:
+    def _arrivals_forward(self, coming: Mapping[Activation, Layout]) -> Iterator[Arrival]:
         graph, arrival = self.piece.graph, self.arrival(coming)
+        wanted: dict[int, list[Layout]] = {}
         for v in dict.fromkeys((*self.programs.forward.inputs, *self.programs.kept)):
             if v.role == "entering":
-                tensor = graph.tensors[graph.inputs[self.piece.entering[v.number].value]]
-                yield from _changes(tensor, {0: arrival[self.names.entering[v.number]]}, v.layout)
-
-    def _changes_backward(self, readers: Readers) -> Iterator[LayoutChange]:
-        wanted, back = self.cotangents_wanted(), self.cotangents_made()
-        for leaves, layout in wanted.items():
-            terms = readers.get(self.names.leaving[leaves], {})
-            yield from _changes(self.cotangent(leaves), terms, layout)
-        for enters, leaves in self.roles.passed.items():
-            layout = back[self.names.entering[enters]]
-            yield from _changes(self.cotangent(leaves), {0: wanted[leaves]}, layout)
+                wanted.setdefault(v.number, []).append(v.layout)
+        for number, layouts in wanted.items():
+            tensor = graph.tensors[graph.inputs[self.piece.entering[number].value]]
+            yield Arrival(tensor, (arrival[self.names.entering[number]],), tuple(layouts))
 
     def _wanted(self, leaves: int) -> Layout:
         """Return how the cotangent of an activation that left comes in."""
         return self.roles.decision.inputs[self.piece.leaving[leaves].cotangent]
 
 
-def _changes(
-    tensor: Tensor, found: Mapping[int, Layout | None], wanted: Layout
-) -> Iterator[LayoutChange]:
-    for before in found.values():
-        if before is not None and before != wanted:
-            yield LayoutChange(tensor, before, wanted)
+def _sum_of_terms(tensor: Tensor, terms: Mapping[int, Layout | None], wanted: Layout) -> Arrival:
+    return Arrival(tensor, tuple(layout or wanted for layout in terms.values()), (wanted,))
 
 
 class Neighbours:
@@ -236,6 +265,6 @@ class Neighbours:
                 found.setdefault(activation, {})[t] = layout if is_here else None
         return found
 
-    def changes(self, k: int) -> LayerChanges:
-        """Return the changes of layout of what a layer has from others on its mesh."""
-        return self.layers[k].changes(self.coming(k), self.readers(k))
+    def arrivals(self, k: int) -> LayerArrivals:
+        """Return what comes to a layer from others."""
+        return self.layers[k].arrivals(self.coming(k), self.readers(k))

@@ -76,7 +76,7 @@ def replayed_pipeline(
     plan = with_work(plan, piece, arrivals)
     if memory_bytes is not None:
         plan = limited_plan(plan, lambda _: memory_bytes)
-    check_pipeline_fits(plan, piece, lambda stage: stage.memory_bytes, REPLAN)
+    check_pipeline_fits(plan, piece, arrivals, lambda stage: stage.memory_bytes, REPLAN)
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 

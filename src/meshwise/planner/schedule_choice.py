@@ -16,7 +16,7 @@ from meshwise.inter.search.remedies import least_memory_counts
 from meshwise.inter.search.replanning import replanned
 from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.inter.search.split_stage import WaitingWeightsError
+from meshwise.inter.search.unsearched_memory import UnsearchedMemoryError
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
@@ -30,7 +30,7 @@ from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import OpenStep
 from meshwise.units import bytes_text
 
-# Of the memory, left free for gradients of weights that wait: beyond it others are better.
+# Of the memory, left free for what the search does not count: beyond it others are better.
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
@@ -118,15 +118,16 @@ def planned_layers(
 def _with_room(asked: PipelineSearch) -> PlannedPipeline:
     """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
 
-    Schedules that compute gradients of weights apart need room that the search does not know of.
-    So the memory in the error is one with which a plan was really made; if that plan holds no more
-    than there is, it is returned.
+    Gradients of weights that wait, and values that skip layers, need room that the search does not
+    count.  So the memory in the error is one with which a plan was really made; if that plan holds
+    no more than there is, it is returned.
     """
     try:
         return _with_some_room(asked)
     except InfeasibleError as error:
         splits = any(schedule.splits_backward for schedule in asked.options.schedules)
-        if not splits or not asked.seeks_remedies or asked.pins:
+        is_uncounted = splits or isinstance(error, UnsearchedMemoryError)
+        if not is_uncounted or not asked.seeks_remedies or asked.pins:
             raise
         found = _with_more_memory(asked)
         if found is None:
@@ -159,28 +160,29 @@ def _with_more_memory(asked: PipelineSearch) -> tuple[int, PlannedPipeline] | No
         try:
             return num_bytes, _with_some_room(more)
         except InfeasibleError as error:
-            missing = error.missing_share if isinstance(error, WaitingWeightsError) else 0.0
+            missing = error.missing_share if isinstance(error, UnsearchedMemoryError) else 0.0
             num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
     return None
 
 
 def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
-    """`_planned_together` with room for gradients of weights that wait: the search knows of none.
+    """`_planned_together` with room for what the search does not count.
 
-    Where they do not fit the search is repeated with so much memory left free, at least twice as
+    These are gradients of weights that wait, and values of other layers that change their layout.
+    Where there is none the search is repeated with so much memory left free, at least twice as
     much as before, half of all at most.
     """
-    first: WaitingWeightsError | None = None
+    first: UnsearchedMemoryError | None = None
     while True:
         try:
             return _planned_together(asked)
-        except WaitingWeightsError as error:
+        except UnsearchedMemoryError as error:
             first = first or error
             reserved = asked.options.reserved_share
             share = reserved + max(error.missing_share, reserved, _LEAST_RESERVED)
             if share > _MOST_RESERVED:
                 raise first from (None if error is first else error)
-            asked.report(f"{error}; again with {share:.1%} of the memory left free for that")
+            asked.report(f"{error}; again with {share:.1%} of the memory left free")
             options = replace(asked.options, reserved_share=share)
             asked = replace(asked, options=options, seeks_remedies=False)
         except InfeasibleError as error:
@@ -199,7 +201,7 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
     if asked.pins:
         space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
     if share := asked.options.reserved_share:
-        space = f"{space}; {share:.1%} of the memory left free for gradients of weights that wait"
+        space = f"{space}; {share:.1%} of the memory left free for what it does not count"
     if asked.times is not None:
         space = f"{space}; layers that were planned are measured, others bounded by the model"
     if space != found.plan.space:

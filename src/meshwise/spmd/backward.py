@@ -45,11 +45,10 @@ def gradient_and_weights(
     split = split_backward(lowering.layer.programs)
     coming = _coming(lowering, readers)
     wanted = {v.number: v.layout for v in split.weights.inputs if v.role == "cotangent"}
-    is_made = bool(split.gradient.outputs or lowering.layer.roles.passed)
     handed = [
         leaves
         for leaves, layout in wanted.items()
-        if is_made and coming[leaves] and [n.layout for n in coming[leaves]] != [layout]
+        if coming[leaves] and [n.layout for n in coming[leaves]] != [layout]
     ]
     gradient = _program(lowering, split.gradient, coming, handed)
     if not split.weights.outputs:

@@ -82,6 +82,8 @@ def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
     )
     for stage in parallel.fidelity(weights, rows):
         assert stage.planned_bytes == stage.compiled_bytes
+        ratio = stage.predicted_peak_bytes / stage.compiled_peak_bytes
+        assert 1 - MEMORY_BELOW <= ratio <= 1 + MEMORY_ABOVE
     # They take the time of their collectives, which is part of the time of the stage.
     plan = parallel.plan(weights, rows)
     # A file that lacks them gets them back.

@@ -1,7 +1,7 @@
 """What layers do to values that come from other layers on their mesh: they change layouts.
 
 The state of a cut is the layout of one activation there, and needs no change.  Other values, as
-those that skip layers, come as their makers left them.
+those that skip layers, come as their makers left them.  The search does not see what this takes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
+from meshwise.inter.layer_cost.footprint import ArrivalBytes, arrival_bytes
 from meshwise.intra.price import step_time_s
 from meshwise.pieces.neighbours import (
+    Arrival,
     CrossingNames,
-    LayerChanges,
+    LayerArrivals,
     LayerEnds,
     LayoutChange,
     Neighbours,
@@ -25,6 +27,7 @@ from meshwise.pieces.roles import PieceRoles
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.decision import GraphDecision, Use
 from meshwise.plan.stage import Layer, Stage
+from meshwise.system.identity import Same
 
 # What a plan says of where these collectives come from.
 _WHERE = "value of another layer"
@@ -36,12 +39,14 @@ class ArrivalWork:
 
     Attributes:
         work: In a step, all micro-batches together.
+        extra: Bytes of a device for it.
         once_s: Seconds before the first micro-batch.
         forward_s: Seconds in the forward pass of a micro-batch.
         backward_s: Seconds in the backward pass of a micro-batch.
     """
 
     work: Work
+    extra: ArrivalBytes
     once_s: float
     forward_s: float
     backward_s: float
@@ -78,28 +83,39 @@ def arrival_works(
     known: dict[object, ArrivalWork] = {}
     found: list[ArrivalWork] = []
     for k, (s, _) in enumerate(numbered):
-        changes, mesh = neighbours.changes(k), stages[s].mesh
-        if (changes, mesh) not in known:
-            known[changes, mesh] = _arrival_work(changes, mesh, ends[k].piece.num_microbatches)
-        found.append(known[changes, mesh])
+        arrivals, mesh = neighbours.arrivals(k), stages[s].mesh
+        key = (arrivals, mesh, Same(ends[k].programs))
+        if key not in known:
+            known[key] = _arrival_work(arrivals, ends[k], mesh)
+        found.append(known[key])
     return tuple(found)
 
 
-def _arrival_work(changes: LayerChanges, mesh: LogicalMesh, num_microbatches: int) -> ArrivalWork:
+def _arrival_work(arrivals: LayerArrivals, layer: LayerEnds, mesh: LogicalMesh) -> ArrivalWork:
+    count = layer.piece.num_microbatches
     runs = [
-        _changing(changes.before, 1),
-        _changing(changes.forward, num_microbatches),
-        _changing(changes.backward, num_microbatches),
+        _changing(_changes(arrivals.before), 1),
+        _changing(_changes(arrivals.forward), count),
+        _changing([*_changes(arrivals.backward), *_real(arrivals.passing)], count),
     ]
     once_s, forward_s, backward_s = (step_time_s(run.graph, run.decision, mesh) for run in runs)
     work = work_of(runs, mesh)
     named = tuple(replace(item, where=_WHERE) for item in work.collectives)
     return ArrivalWork(
         work=replace(work, collectives=named),
+        extra=arrival_bytes(arrivals, layer.programs, mesh),
         once_s=once_s,
         forward_s=forward_s,
         backward_s=backward_s,
     )
+
+
+def _changes(arrivals: Sequence[Arrival]) -> list[LayoutChange]:
+    return [change for arrival in arrivals for change in arrival.changes]
+
+
+def _real(changes: Sequence[LayoutChange]) -> list[LayoutChange]:
+    return [change for change in changes if change.before != change.after]
 
 
 def _changing(changes: Sequence[LayoutChange], times: int) -> DecidedProgram:

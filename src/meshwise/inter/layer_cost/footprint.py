@@ -13,13 +13,14 @@ Source: Alpa eq. 5, with what is held once apart from what is held for each micr
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.intra.shapes import local_bytes
 from meshwise.memory.peak import peak
+from meshwise.pieces.neighbours import Arrival, LayerArrivals
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
@@ -86,6 +87,63 @@ def joint_footprint(parts: Collection[Footprint]) -> Footprint:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalBytes:
+    """What programs of a layer are given of other layers in another way than the layer wants it.
+
+    Bytes of one device, beside the same values as they are wanted.
+
+    Attributes:
+        before: For the program that runs once before the first micro-batch.
+        forward: For the forward pass.
+        backward: For the backward pass; where it is split, for what makes cotangents.
+    """
+
+    before: int = 0
+    forward: int = 0
+    backward: int = 0
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return bool(self.before or self.forward or self.backward)
+
+
+NOTHING_EXTRA = ArrivalBytes()
+
+
+def arrival_bytes(
+    arrivals: LayerArrivals, programs: PiecePrograms, mesh: LogicalMesh
+) -> ArrivalBytes:
+    """Return what comes to a layer in another way than it wants it.
+
+    Args:
+        arrivals: What comes to it.
+        programs: Its programs.
+        mesh: Where it runs.
+    """
+
+    def given(arriving: Iterable[Arrival]) -> int:
+        return sum(
+            local_bytes(arrival.tensor, term, mesh.sizes)
+            for arrival in arriving
+            if not arrival.is_as_wanted
+            for term in arrival.terms
+        )
+
+    read = {v.number for v in programs.backward.inputs if v.role == "cotangent"}
+    leaves = programs.roles.passed.values()
+    passing = 0
+    for number, change in zip(leaves, arrivals.passing, strict=True):
+        passing += local_bytes(change.tensor, change.after, mesh.sizes)
+        if number not in read:
+            passing += local_bytes(change.tensor, change.before, mesh.sizes)
+    return ArrivalBytes(
+        before=given(arrivals.before),
+        forward=given(arrivals.forward),
+        backward=given(arrivals.backward) + passing,
+    )
+
+
 def crossing_inputs(piece: PieceGraph) -> frozenset[int]:
     """Positions of the inputs that come over a cut."""
     return frozenset(c.value for c in piece.entering) | {c.cotangent for c in piece.leaving}
@@ -99,7 +157,12 @@ def passing_results(piece: PieceGraph) -> frozenset[int]:
 
 
 def footprint(
-    piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh, *, splits_backward: bool = False
+    piece: PieceGraph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    *,
+    splits_backward: bool = False,
+    extra: ArrivalBytes = NOTHING_EXTRA,
 ) -> Footprint:
     """What a device holds under a plan of the piece's graph.
 
@@ -108,6 +171,7 @@ def footprint(
         decision: Its plan.
         mesh: Where it runs.
         splits_backward: Whether gradients of weights are a program of their own.
+        extra: What its programs are given besides.
     """
     roles = PieceRoles(piece, decision, mesh)
     programs = piece_programs(roles)
@@ -128,15 +192,20 @@ def footprint(
     counted = {*always, *programs.before.outputs, *kept}
     temporary = 0
     late = set(() if split is None else split.held)
-    backward = [(programs.backward, counted)]
-    if split is not None:
-        backward = [(split.gradient, counted), (split.weights, counted | late)]
-    others = [(program, counted) for program in (programs.before, programs.forward)]
-    others += [(program, counted | programs.handed) for program in programs.once]
-    for program, known in (*others, *backward):
+    runs = [
+        (programs.before, counted, extra.before),
+        (programs.forward, counted, extra.forward),
+        *((program, counted | programs.handed, 0) for program in programs.once),
+    ]
+    if split is None:
+        runs.append((programs.backward, counted, extra.backward))
+    else:
+        runs.append((split.gradient, counted, extra.backward))
+        runs.append((split.weights, counted | late, 0))
+    for program, known, given in runs:
         there = {*program.inputs, *program.outputs} & known
-        extra = peak(program.part.graph, program.part.decision, mesh, is_layer=True).num_bytes
-        temporary = max(temporary, extra - sum(map(num_bytes, there)))
+        most = peak(program.part.graph, program.part.decision, mesh, is_layer=True).num_bytes
+        temporary = max(temporary, most + given - sum(map(num_bytes, there)))
     return Footprint(
         resident_bytes=resident,
         microbatch_bytes=held,

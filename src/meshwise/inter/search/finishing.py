@@ -10,12 +10,14 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.layer_cost.arrivals import ArrivalWork, arrival_works
+from meshwise.inter.layer_cost.footprint import ArrivalBytes, footprint
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.search.layer_work import state_arguments, with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
 from meshwise.inter.search.search import FoundPipeline
-from meshwise.inter.search.split_stage import SplitLayer, at_peak, with_weights_apart
+from meshwise.inter.search.split_stage import SplitLayer, with_weights_apart
+from meshwise.inter.search.unsearched_memory import check_room
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan, in_flight
@@ -34,7 +36,7 @@ from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.timeline import Timeline
-from meshwise.simulate.weight_delays import asked_delays
+from meshwise.simulate.weight_delays import asked_delays, at_most_held
 from meshwise.system.identity import Same
 
 
@@ -133,25 +135,30 @@ class _Chosen:
             cluster: Where they run.
 
         Raises:
-            WaitingWeightsError: what waits for gradients of weights does not fit.
+            UnsearchedMemoryError: there is no room for what the search did not count.
         """
         problem, first = self.found.problem, self._first_devices(cluster)
         schedule, count = problem.schedule, problem.num_microbatches
         table = schedule.table(len(first), count, len(set(first)))
         stages = tuple(self._stage(index, place) for index, place in enumerate(first))
-        if table.splits_backward or schedule.delays_weights:
-            stages = tuple(map(self._with_weights_apart, range(len(stages)), stages))
         arrivals = arrival_works(
             stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
         )
-        stages = tuple(_with_arrivals(stage, arrivals) for stage in stages)
+        splits_backward = table.splits_backward or schedule.delays_weights
+        finish = self._with_weights_apart if splits_backward else self._with_extra
+        stages = tuple(
+            _with_seconds(finish(index, stage, arrivals), arrivals)
+            for index, stage in enumerate(stages)
+        )
         if table.num_meshes < len(stages):
             stages = _on_shared_meshes(stages, table)
         delays = asked_delays(schedule, stages, cluster, count)
         if delays:
             table = with_delays(table, delays)
         if table.splits_backward:
-            stages = tuple(at_peak(stage, table, number) for number, stage in enumerate(stages))
+            stages = tuple(at_most_held(stage, table, k) for k, stage in enumerate(stages))
+        changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
+        check_room(stages, table, changing)
         return _Placed(stages, table, delays, arrivals)
 
     def plan(
@@ -264,12 +271,31 @@ class _Chosen:
             send_bytes=sent // problem.num_microbatches,
         )
 
-    def _with_weights_apart(self, index: int, stage: Stage) -> Stage:
+    def _with_weights_apart(
+        self, index: int, stage: Stage, arrivals: Sequence[ArrivalWork]
+    ) -> Stage:
         layers = [
-            SplitLayer(piece=piece, decision=plan.decision, backward_s=layer.backward_s)
-            for piece, plan, layer in self._layers(index)
+            SplitLayer(
+                piece=piece, decision=plan.decision, extra=extra, backward_s=layer.backward_s
+            )
+            for (piece, plan, layer), extra in zip(
+                self._layers(index), _extras(stage, arrivals), strict=True
+            )
         ]
         return with_weights_apart(stage, layers)
+
+    def _with_extra(self, index: int, stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
+        """Return a stage with room for what comes to its layers in another way than wanted."""
+        most, known = stage.temporary_bytes, set[object]()
+        layers = zip(self._layers(index), _extras(stage, arrivals), strict=True)
+        for (piece, plan, _), extra in layers:
+            # Equal layers share one plan.
+            key = (Same(plan.decision), extra)
+            if extra and key not in known:
+                known.add(key)
+                held = footprint(piece, plan.decision, stage.mesh, extra=extra)
+                most = max(most, held.temporary_bytes)
+        return replace(stage, temporary_bytes=most)
 
 
 def finished(
@@ -298,8 +324,7 @@ def finished(
         cuts: First and last operator of each layer.
 
     Raises:
-        WaitingWeightsError: the backward pass is split, and what waits for gradients of weights
-            does not fit.
+        UnsearchedMemoryError: there is no room for what the search did not count.
         PlanError: the plan does not fit, which is an error of the planner.
     """
     chosen = _Chosen(source=source, found=found, costs=costs)
@@ -315,7 +340,11 @@ def finished(
     bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))
     plan = with_work(bare, chosen.piece, placed.arrivals)
     check_pipeline_fits(
-        plan, chosen.piece, lambda s: memory_bytes or device_memory_bytes(s, cluster), REPORT
+        plan,
+        chosen.piece,
+        placed.arrivals,
+        lambda s: memory_bytes or device_memory_bytes(s, cluster),
+        REPORT,
     )
     return plan, timeline
 
@@ -359,7 +388,12 @@ def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, 
     return tuple(replace(stage, in_flight=held[k]) for k, stage in enumerate(stages))
 
 
-def _with_arrivals(stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
+def _extras(stage: Stage, arrivals: Sequence[ArrivalWork]) -> list[ArrivalBytes]:
+    """Return for each layer of a stage what its programs are given of others besides."""
+    return [arrivals[layer.layer].extra for layer in stage.layers]
+
+
+def _with_seconds(stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
     """With the seconds in which its layers change layouts of what comes from others."""
     mine = [arrivals[layer.layer] for layer in stage.layers]
     return replace(

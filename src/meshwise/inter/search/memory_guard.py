@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from meshwise.inter.layer_cost.arrivals import ArrivalWork
 from meshwise.inter.layer_cost.footprint import Footprint, footprint, joint_footprint
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.fits import StageBytes, check_fits, local_bytes, meshes_of
@@ -15,35 +16,45 @@ PieceOf = Callable[[int, Layer], PieceGraph]
 
 
 def check_pipeline_fits(
-    plan: Plan, pieces: PieceOf, memory: Callable[[Stage], int], remedy: str
+    plan: Plan,
+    pieces: PieceOf,
+    arrivals: Sequence[ArrivalWork],
+    memory: Callable[[Stage], int],
+    remedy: str,
 ) -> None:
     """Check that every stage of a pipeline fits into the devices of its mesh.
 
     Args:
         plan: The pipeline, with the decisions about its layers.
         pieces: The graphs of its layers.
+        arrivals: For each layer what it does to values of others.
         memory: Bytes of a device that a stage may use.
         remedy: What to do if a stage does not fit.
 
     Raises:
         PlanError: a mesh needs more memory than its devices have.
     """
-    stages = _stage_bytes(plan, pieces, plan.table().splits_backward)
+    stages = _stage_bytes(plan, pieces, arrivals, plan.table().splits_backward)
     check_fits(meshes_of(plan, stages, [memory(stage) for stage in plan.stages]), remedy)
 
 
-def _stage_bytes(plan: Plan, pieces: PieceOf, splits_backward: bool) -> list[StageBytes]:
+def _stage_bytes(
+    plan: Plan, pieces: PieceOf, arrivals: Sequence[ArrivalWork], splits_backward: bool
+) -> list[StageBytes]:
     # Equal layers with one decision on equal meshes hold the same.
     known: dict[object, tuple[Footprint, int]] = {}
 
     def layers(number: int, stage: Stage) -> Iterator[tuple[Footprint, int]]:
         for layer in stage.layers:
-            key = (layer.equal_to, layer.decision, stage.mesh, stage.remat)
+            extra = arrivals[layer.layer].extra
+            key = (layer.equal_to, layer.decision, stage.mesh, stage.remat, extra)
             if key not in known:
                 assert layer.decision is not None  # a plan that is made or replayed has all
                 decision = plan.decisions[layer.decision]
                 piece = pieces(number, layer)
-                held = footprint(piece, decision, stage.mesh, splits_backward=splits_backward)
+                held = footprint(
+                    piece, decision, stage.mesh, splits_backward=splits_backward, extra=extra
+                )
                 inputs = piece.graph.inputs
                 state = sum(
                     local_bytes(

@@ -1,0 +1,61 @@
+"""Memory that the search does not count, and what follows if there is no room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from meshwise.errors import InfeasibleError
+from meshwise.plan.stage import Stage, mesh_peaks
+from meshwise.schedules.schedule import Schedule
+from meshwise.units import bytes_text
+
+
+class UnsearchedMemoryError(InfeasibleError):
+    """There is no room for what the search did not count.
+
+    Attributes:
+        missing_share: Of the memory of a device, what a stage needs beyond it.
+    """
+
+    def __init__(self, text: str, missing_share: float) -> None:
+        """Say how much is missing."""
+        super().__init__(text)
+        self.missing_share = missing_share
+
+
+def check_room(stages: Sequence[Stage], table: Schedule, changing: Collection[int]) -> None:
+    """Check that there is room for what the search did not count.
+
+    Args:
+        stages: The stages, with all that they hold.
+        table: Their schedule.
+        changing: The stages that change the layout of values of other layers.
+
+    Raises:
+        UnsearchedMemoryError: there is none.
+    """
+    held, used = [s.held_bytes for s in stages], [s.temporary_bytes for s in stages]
+    peaks = mesh_peaks(table.mesh_of_stage, held, used)
+    for number, stage in enumerate(stages):
+        peak, has = peaks[table.mesh_of_stage[number]], stage.memory_bytes
+        reasons = list(_reasons(stage, is_changing=number in changing))
+        if reasons and peak > has:
+            raise UnsearchedMemoryError(
+                f"stage {number} needs {bytes_text(peak)} a device under schedule {table.name}, "
+                f"and there are {bytes_text(has)}: {'; '.join(reasons)}",
+                peak / has - 1.0,
+            )
+
+
+def _reasons(stage: Stage, *, is_changing: bool) -> list[str]:
+    """Return what a stage holds that the search did not count."""
+    found: list[str] = []
+    if stage.weights is not None:
+        found.append(
+            f"{stage.weights.waiting} micro-batches wait for their gradients of weights with "
+            f"{bytes_text(stage.weights.held_bytes)} each; a schedule that computes them with the "
+            "gradients of activations, as 1f1b, needs no room for that"
+        )
+    if is_changing:
+        found.append("values of other layers change their layout there")
+    return found
