@@ -16,11 +16,13 @@ class MostLive:
 
     Attributes:
         instruction: What runs then; -1 if nothing runs.
+        num_bytes: What is live then, what it needs itself included; 0 if nothing runs.
         buffers: What is live then, without what lies outside of the temporaries.
         lifetimes: All places of temporaries, in steps of the order.
     """
 
     instruction: int
+    num_bytes: int
     buffers: tuple[int, ...]
     lifetimes: tuple[Lifetime, ...]
 
@@ -66,7 +68,7 @@ def most_live(
                 lifetimes.append(live.pop(b)._replace(end=now))
                 total -= lifetimes[-1].num_bytes
     lifetimes += [place._replace(end=len(order)) for place in live.values()]
-    return MostLive(instruction=at, buffers=top, lifetimes=tuple(lifetimes))
+    return MostLive(instruction=at, num_bytes=max(best, 0), buffers=top, lifetimes=tuple(lifetimes))
 
 
 def _readers(program: Instructions) -> dict[int, int]:

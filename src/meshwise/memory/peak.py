@@ -11,12 +11,13 @@ Source: docs/decisions/0021; docs/xla_cpu.md section 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.memory.heap import heap_bytes
-from meshwise.memory.live import most_live
+from meshwise.memory.live import MostLive, most_live
 from meshwise.memory.local_program import InstructionKind, Instructions, LocalProgram
 from meshwise.memory.program import program_of_body, program_of_graph
 from meshwise.memory.target import Target
@@ -127,9 +128,7 @@ class _Highest:
         inner = {i: body.num_bytes for i, body in bodies.items()}
         orders = self.target.orders(made, program.values)
         tops = [most_live(made, sizes, apart, inner, order) for order in orders]
-        heaps = [heap_bytes(top.lifetimes) for top in tops]
-        choose = max if self.is_layer else min
-        top, heap = choose(zip(tops, heaps, strict=True), key=lambda found: found[1])
+        top, heap = (_highest_heap if self.is_layer else _lowest_heap)(tops)
         if top.instruction < 0:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
@@ -150,6 +149,21 @@ class _Highest:
             program = program_of_body(op, chosen, p, self.mesh, self.target)
             found.append(self.of_program(body, decided, program, (*path, time, p)))
         return max(found, key=lambda body: body.num_bytes)
+
+
+def _highest_heap(tops: Sequence[MostLive]) -> tuple[MostLive, int]:
+    """Return the order with the largest heap, and its bytes."""
+    return max(((top, heap_bytes(top.lifetimes)) for top in tops), key=lambda found: found[1])
+
+
+def _lowest_heap(tops: Sequence[MostLive]) -> tuple[MostLive, int]:
+    """Return the order with the smallest heap, and its bytes."""
+    best, heap = tops[0], heap_bytes(tops[0].lifetimes)
+    for top in tops[1:]:
+        # A heap holds at least what is live at once.
+        if top.num_bytes < heap and (other := heap_bytes(top.lifetimes)) < heap:
+            best, heap = top, other
+    return best, heap
 
 
 def _apart(program: LocalProgram, made: Instructions) -> frozenset[int]:
