@@ -37,6 +37,16 @@ def test_what_is_no_message_ends_the_talk() -> None:
         child.receive()
 
 
+def test_what_a_process_printed_before_it_ended_is_known() -> None:
+    script = "import os, sys; print('x' * 5000 + 'the reason', file=sys.stderr); os.abort()"
+    with ChildProcess(script) as child:
+        with pytest.raises(EOFError):
+            child.receive()
+        printed = child.last_printed()
+    assert printed.endswith("xthe reason")
+    assert len(printed) <= 2000
+
+
 def test_after_what_cannot_be_sent_all_else_can() -> None:
     with ChildProcess(_LOUD) as child:
         with pytest.raises(pickle.PicklingError):

@@ -11,6 +11,7 @@ import queue
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +21,8 @@ from typing import IO, Any, Self
 # A mark and the length of what follows.
 _HEAD = struct.Struct("<8sq")
 _MARK = b"meshwise"
+# Of what a process printed, at most so many bytes from its end are shown.
+_LAST_BYTES = 2000
 
 
 class ChildProcess:
@@ -35,13 +38,14 @@ class ChildProcess:
             OSError: the process cannot be started.
         """
         # The working directory comes last: its `queue.py` is not imported.
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         path = os.pathsep.join(map(os.path.abspath, sorted(sys.path, key=_is_working_directory)))
         self.process = subprocess.Popen(
             # -P: what lies in the working directory is imported only where it is here.
             [sys.executable, "-P", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._printed,
             env=os.environ | {"PYTHONPATH": path},
             # Ctrl-C is for the process that asks.
             start_new_session=True,
@@ -81,6 +85,15 @@ class ChildProcess:
         assert self.process.stdout is not None
         return pickle.loads(_message(self.process.stdout))
 
+    def last_printed(self) -> str:
+        """Return the end of what the process printed, as the reason for which it ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=1.0)
+        file = self._printed.fileno()
+        # The process writes at the place where this file is read: it is not moved.
+        first = max(os.fstat(file).st_size - _LAST_BYTES, 0)
+        return os.pread(file, _LAST_BYTES, first).decode(errors="replace").strip()
+
     def kill(self) -> None:
         """End the process while another thread may wait for its answer."""
         self.process.kill()
@@ -93,6 +106,7 @@ class ChildProcess:
                 with suppress(OSError):
                     pipe.close()
         self.process.wait()
+        self._printed.close()
 
 
 def requests() -> Iterator[tuple[Any, Callable[[object], None]]]:

@@ -149,7 +149,15 @@ def _work(
             child.send(job.request)
             made.put((job, child.receive()))
         except Exception as error:  # Whatever it is, somebody waits for an answer.
-            made.put((job, f"the compiler's process ended ({type(error).__name__})"))
+            made.put((job, _ended(child, error)))
+
+
+def _ended(child: ChildProcess, error: Exception) -> str:
+    text = f"the compiler's process ended ({type(error).__name__})"
+    with suppress(ValueError):  # Where nobody waits any more, what it printed is closed.
+        if printed := child.last_printed():
+            text = f"{text}; it printed last:\n{printed}"
+    return text
 
 
 def _tell_nobody(name: str, answer: CompileAnswer) -> None:
