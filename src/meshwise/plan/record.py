@@ -30,7 +30,8 @@ class PlanRecord:
     planner.
 
     Attributes:
-        step_time_s: Time of a step as the planner predicts it, in seconds.
+        step_time_s: Time of a step as the search predicts it, in seconds, without changes of layout
+            of values that skip layers; these are in `simulated_s`.
         stages: In the order of the layers.
         decisions: Decisions about layers, each different one once.
         collectives: Every collective of a step within the meshes.
