@@ -200,7 +200,10 @@ def footprint(
     if split is None:
         runs.append((programs.backward, counted, extra.backward))
     else:
-        runs.append((split.gradient, counted, extra.backward))
+        # A cotangent that does not come as it is wanted is made here, even if only W reads it.
+        handed = {v for v in split.weights.inputs if v.role == "cotangent" and extra.backward}
+        given = extra.backward + sum(map(num_bytes, handed - set(split.gradient.inputs)))
+        runs.append((split.gradient, counted, given))
         runs.append((split.weights, counted | late, 0))
     for program, known, given in runs:
         there = {*program.inputs, *program.outputs} & known
