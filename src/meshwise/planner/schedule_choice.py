@@ -137,10 +137,10 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
         plan = limited_plan(planned.plan, lambda s: has or device_memory_bytes(s, cluster))
         if plan_memory(plan).fits:
             return replace(planned, plan=plan)
+        names = ", ".join(schedule.choice for schedule in asked.options.schedules)
         raise InfeasibleError(
-            f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule "
-            f"{asked.options.schedules[0].choice}. With {bytes_text(enough)} a device "
-            f"(memory_bytes={enough}) there is one"
+            f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule {names}. "
+            f"With {bytes_text(enough)} a device (memory_bytes={enough}) there is one"
         ) from error
 
 
@@ -185,7 +185,8 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
             asked.report(f"{error}; again with {share:.1%} of the memory left free")
             options = replace(asked.options, reserved_share=share)
             asked = replace(asked, options=options, seeks_remedies=False)
-        except InfeasibleError as error:
+        except (InfeasibleError, PlanError) as error:
+            # What is left free is not the fault of a pin.
             if first is None:
                 raise
             raise first from error
@@ -245,12 +246,19 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
     options = asked.options
     costs = asked.costs or VariantCosts(asked.layers, options.intra)
     planned: list[PlannedPipeline] = []
+    failed: list[UnsearchedMemoryError] = []
     for found in interleaved_pipelines(
         asked.cluster, options, options.schedules[0], costs, asked.report
     ):
-        made = _planned(asked, asked.layers, found, costs)
+        try:
+            made = _planned(asked, asked.layers, found, costs)
+        except UnsearchedMemoryError as error:
+            failed.append(error)
+            continue
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
         plan = replace(made.plan, step_time_s=seconds, gap=0.0)
         planned.append(replace(made, plan=plan))
+    if not planned:
+        raise failed[0]
     return min(planned, key=lambda p: p.plan.simulated_s)

@@ -154,7 +154,7 @@ def _work(
 
 def _ended(child: ChildProcess, error: Exception) -> str:
     text = f"the compiler's process ended ({type(error).__name__})"
-    with suppress(ValueError):  # Where nobody waits any more, what it printed is closed.
+    with suppress(ValueError, OSError):  # Where nobody waits any more, what it printed is closed.
         if printed := child.last_printed():
             text = f"{text}; it printed last:\n{printed}"
     return text

@@ -310,7 +310,14 @@ def _transfer_s(kind: SubmeshKind, cuts: Ranges, count: int, costs: VariantCosts
 
 
 def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
-    return options.memory_bytes or kind.device.memory_bytes
+    """Return what a device may hold, without what is left free."""
+    has = options.memory_bytes or kind.device.memory_bytes
+    return has - _reserved_bytes(kind, options)
+
+
+def _reserved_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
+    has = options.memory_bytes or kind.device.memory_bytes
+    return math.ceil(options.reserved_share * has)
 
 
 def _what_is_missing(
@@ -360,6 +367,7 @@ def _found(
         num_hosts=kind.num_hosts,
         devices_per_host=kind.devices_per_host,
         memory_bytes=_memory_bytes(kind, options),
+        reserved_bytes=_reserved_bytes(kind, options),
     )
     stages = tuple(
         StageSpan(

@@ -57,5 +57,5 @@ def _reasons(stage: Stage, *, is_changing: bool) -> list[str]:
             "gradients of activations, as 1f1b, needs no room for that"
         )
     if is_changing:
-        found.append("values of other layers change their layout there")
+        found.append("values that skip layers are held there in two layouts while they are changed")
     return found
