@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,11 @@ import pytest
 import meshwise as mw
 from doubles.few import few
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.inter.search import finishing
+from meshwise.inter.search.unsearched_memory import UnsearchedMemoryError
 from meshwise.plan.plan import Plan
+from meshwise.plan.stage import Stage, mesh_peaks
+from meshwise.schedules.schedule import Schedule
 from oracle.tolerances import MEMORY_ABOVE, MEMORY_BELOW
 
 pytestmark = pytest.mark.usefixtures("quick_steps")
@@ -98,3 +103,17 @@ def test_where_there_is_no_room_for_them_the_search_leaves_some() -> None:
     assert max(tight.mesh_peak_bytes) <= limit
     assert "of the memory left free" in tight.space
     assert tight.simulated_s >= free.simulated_s
+
+
+def test_a_candidate_without_room_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = parallel("interleaved-1f1b", stages=4).plan(*ARGUMENTS)
+    most = max(free.mesh_peak_bytes)
+
+    def refused(stages: Sequence[Stage], table: Schedule, changing: Collection[int]) -> None:
+        held, used = [s.held_bytes for s in stages], [s.temporary_bytes for s in stages]
+        if max(mesh_peaks(table.mesh_of_stage, held, used)) >= most:
+            raise UnsearchedMemoryError("no room", 0.03)
+
+    monkeypatch.setattr(finishing, "check_room", refused)
+    other = parallel("interleaved-1f1b", most, stages=4).plan(*ARGUMENTS)
+    assert max(other.mesh_peak_bytes) < most
