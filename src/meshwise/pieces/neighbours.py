@@ -85,9 +85,9 @@ class Arrival(NamedTuple):
 
     @property
     def changes(self) -> tuple[LayoutChange, ...]:
-        """The changes of its layout."""
+        """From each layout in which it comes to each that is wanted; they may be equal."""
         pairs = [(before, after) for after in self.wanted for before in self.terms]
-        return tuple(LayoutChange(self.tensor, b, a) for b, a in pairs if b != a)
+        return tuple(LayoutChange(self.tensor, before, after) for before, after in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,8 @@ class ChildProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        # The working directory comes last: its `queue.py` is not imported.
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+        # The working directory comes last: its `queue.py` is not imported.
         path = os.pathsep.join(map(os.path.abspath, sorted(sys.path, key=_is_working_directory)))
         self.process = subprocess.Popen(
             # -P: what lies in the working directory is imported only where it is here.
@@ -90,7 +90,7 @@ class ChildProcess:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1.0)
         file = self._printed.fileno()
-        # The process writes at the place where this file is read: it is not moved.
+        # Both processes share one position in the file: `pread` does not move it.
         first = max(os.fstat(file).st_size - _LAST_BYTES, 0)
         return os.pread(file, _LAST_BYTES, first).decode(errors="replace").strip()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.inter.layer_cost.footprint import ArrivalBytes, arrival_bytes
+from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes, arrival_bytes
 from meshwise.intra.price import step_time_s
 from meshwise.pieces.neighbours import (
     Arrival,
@@ -39,7 +39,7 @@ class ArrivalWork:
 
     Attributes:
         work: In a step, all micro-batches together.
-        extra: Bytes of a device for it.
+        extra: Bytes of a device that it takes.
         once_s: Seconds before the first micro-batch.
         forward_s: Seconds in the forward pass of a micro-batch.
         backward_s: Seconds in the backward pass of a micro-batch.
@@ -96,14 +96,14 @@ def _arrival_work(arrivals: LayerArrivals, layer: LayerEnds, mesh: LogicalMesh) 
     runs = [
         _changing(_changes(arrivals.before), 1),
         _changing(_changes(arrivals.forward), count),
-        _changing([*_changes(arrivals.backward), *_real(arrivals.passing)], count),
+        _changing([*_changes(arrivals.backward), *arrivals.passing], count),
     ]
     once_s, forward_s, backward_s = (step_time_s(run.graph, run.decision, mesh) for run in runs)
     work = work_of(runs, mesh)
     named = tuple(replace(item, where=_WHERE) for item in work.collectives)
     return ArrivalWork(
         work=replace(work, collectives=named),
-        extra=arrival_bytes(arrivals, layer.programs, mesh),
+        extra=arrival_bytes(arrivals, layer, mesh),
         once_s=once_s,
         forward_s=forward_s,
         backward_s=backward_s,
@@ -114,12 +114,9 @@ def _changes(arrivals: Sequence[Arrival]) -> list[LayoutChange]:
     return [change for arrival in arrivals for change in arrival.changes]
 
 
-def _real(changes: Sequence[LayoutChange]) -> list[LayoutChange]:
-    return [change for change in changes if change.before != change.after]
-
-
 def _changing(changes: Sequence[LayoutChange], times: int) -> DecidedProgram:
     """Return a program that changes layouts and does nothing else."""
+    changes = [change for change in changes if change.before != change.after]
     values = tuple(range(len(changes)))
     return DecidedProgram(
         graph=Graph(

@@ -13,14 +13,14 @@ Source: Alpa eq. 5, with what is held once apart from what is held for each micr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.inter.layer_cost.arrival_bytes import NO_ARRIVALS, ArrivalBytes
 from meshwise.intra.shapes import local_bytes
 from meshwise.memory.peak import peak
-from meshwise.pieces.neighbours import Arrival, LayerArrivals
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
@@ -87,63 +87,6 @@ def joint_footprint(parts: Collection[Footprint]) -> Footprint:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivalBytes:
-    """What programs of a layer are given of other layers in another way than the layer wants it.
-
-    Bytes of one device, beside the same values as they are wanted.
-
-    Attributes:
-        before: For the program that runs once before the first micro-batch.
-        forward: For the forward pass.
-        backward: For the backward pass; where it is split, for what makes cotangents.
-    """
-
-    before: int = 0
-    forward: int = 0
-    backward: int = 0
-
-    def __bool__(self) -> bool:
-        """Return whether there is any."""
-        return bool(self.before or self.forward or self.backward)
-
-
-NOTHING_EXTRA = ArrivalBytes()
-
-
-def arrival_bytes(
-    arrivals: LayerArrivals, programs: PiecePrograms, mesh: LogicalMesh
-) -> ArrivalBytes:
-    """Return what comes to a layer in another way than it wants it.
-
-    Args:
-        arrivals: What comes to it.
-        programs: Its programs.
-        mesh: Where it runs.
-    """
-
-    def given(arriving: Iterable[Arrival]) -> int:
-        return sum(
-            local_bytes(arrival.tensor, term, mesh.sizes)
-            for arrival in arriving
-            if not arrival.is_as_wanted
-            for term in arrival.terms
-        )
-
-    read = {v.number for v in programs.backward.inputs if v.role == "cotangent"}
-    leaves = programs.roles.passed.values()
-    passing = 0
-    for number, change in zip(leaves, arrivals.passing, strict=True):
-        passing += local_bytes(change.tensor, change.after, mesh.sizes)
-        if number not in read:
-            passing += local_bytes(change.tensor, change.before, mesh.sizes)
-    return ArrivalBytes(
-        before=given(arrivals.before),
-        forward=given(arrivals.forward),
-        backward=given(arrivals.backward) + passing,
-    )
-
-
 def crossing_inputs(piece: PieceGraph) -> frozenset[int]:
     """Positions of the inputs that come over a cut."""
     return frozenset(c.value for c in piece.entering) | {c.cotangent for c in piece.leaving}
@@ -162,7 +105,7 @@ def footprint(
     mesh: LogicalMesh,
     *,
     splits_backward: bool = False,
-    extra: ArrivalBytes = NOTHING_EXTRA,
+    extra: ArrivalBytes = NO_ARRIVALS,
 ) -> Footprint:
     """What a device holds under a plan of the piece's graph.
 
@@ -171,7 +114,7 @@ def footprint(
         decision: Its plan.
         mesh: Where it runs.
         splits_backward: Whether gradients of weights are a program of their own.
-        extra: What its programs are given besides.
+        extra: Bytes of values of other layers, beside those that the layer reads.
     """
     roles = PieceRoles(piece, decision, mesh)
     programs = piece_programs(roles)
@@ -200,9 +143,10 @@ def footprint(
     if split is None:
         runs.append((programs.backward, counted, extra.backward))
     else:
-        # A cotangent that does not come as it is wanted is made here, even if only W reads it.
-        handed = {v for v in split.weights.inputs if v.role == "cotangent" and extra.backward}
-        given = extra.backward + sum(map(num_bytes, handed - set(split.gradient.inputs)))
+        # B adds up the terms of a cotangent, even if only W reads the sum.
+        terms = (v for v in split.weights.inputs if v.role == "cotangent")
+        handed = {v for v in terms if v.number in extra.changed} - set(split.gradient.inputs)
+        given = extra.backward + sum(map(num_bytes, handed))
         runs.append((split.gradient, counted, given))
         runs.append((split.weights, counted | late, 0))
     for program, known, given in runs:

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
+from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
 from meshwise.inter.layer_cost.arrivals import ArrivalWork, arrival_works
-from meshwise.inter.layer_cost.footprint import ArrivalBytes, footprint
+from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.search.layer_work import state_arguments, with_work
@@ -285,7 +286,7 @@ class _Chosen:
         return with_weights_apart(stage, layers)
 
     def _with_extra(self, index: int, stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
-        """Return a stage with room for what comes to its layers in another way than wanted."""
+        """Return a stage with room for values of other layers that its layers change."""
         most, known = stage.temporary_bytes, set[object]()
         layers = zip(self._layers(index), _extras(stage, arrivals), strict=True)
         for (piece, plan, _), extra in layers:
@@ -389,7 +390,7 @@ def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, 
 
 
 def _extras(stage: Stage, arrivals: Sequence[ArrivalWork]) -> list[ArrivalBytes]:
-    """Return for each layer of a stage what its programs are given of others besides."""
+    """Return for each layer of a stage the bytes of values of others that it changes."""
     return [arrivals[layer.layer].extra for layer in stage.layers]
 
 

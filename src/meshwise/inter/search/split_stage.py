@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshwise.inter.layer_cost.footprint import ArrivalBytes, footprint
+from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
+from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.inter.layer_cost.passes import weight_seconds
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
@@ -20,7 +21,7 @@ class SplitLayer:
     Attributes:
         piece: The layer.
         decision: Its plan.
-        extra: What its programs are given of other layers besides.
+        extra: Bytes of values of other layers, beside those that it reads.
         backward_s: Seconds of its whole backward pass, for one micro-batch.
     """
 
