@@ -135,7 +135,7 @@ def test_text_is_for_readers():
     data = json.loads(text)
     assert list(data) == sorted(data)
     assert data["format"] == "meshwise-plan"
-    assert data["version"] == 4
+    assert data["version"] == 5
     assert max(map(len, text.splitlines())) < 160
     # One operator a line.
     assert sum('"strategy"' in line for line in text.splitlines()) == len(
@@ -196,7 +196,7 @@ ARGUMENTS = ("stages", 0, "layers", 0, "arguments")
             "other",
             "the field 'format' must be 'meshwise-plan' or",
         ),
-        (("version",), 1, "field 'version': this program reads version 2, 3 and 4, got 1"),
+        (("version",), 1, "field 'version': this program reads version 2, 3, 4 and 5, got 1"),
         (("step_time_s",), "fast", "field 'step_time_s': expected a finite number, got 'fast'"),
         (("step_time_s",), True, "field 'step_time_s': expected a finite number, got True"),
         (("step_time_s",), math.nan, "field 'step_time_s': expected a finite number, got nan"),

@@ -62,6 +62,13 @@ def golden() -> dict[str, Any]:
     return json.loads((GOLDEN / "pipeline-version-3.json").read_text())
 
 
+def test_version_4_counted_nothing_that_waits() -> None:
+    data = json.loads(PLAN.to_json()) | {"version": 4}
+    for stage in data["stages"]:
+        assert stage.pop("waiting_bytes") == 0
+    assert Plan.from_json(json.dumps(data)) == PLAN
+
+
 def test_version_3_of_pipelines_reads() -> None:
     data = golden()
     read = Plan.from_json(json.dumps(data))
@@ -141,8 +148,8 @@ def put(*path: Any, value: Any = ...) -> Edit:
     ("edit", "message"),
     [
         (put("format", value="x"), "the field 'format' must be 'meshwise-plan' or"),
-        (put("version", value=9), "field 'version': this program reads version 2, 3 and 4, got 9"),
-        (put("version", value=True), "this program reads version 2, 3 and 4, got True"),
+        (put("version", value=9), "this program reads version 2, 3, 4 and 5, got 9"),
+        (put("version", value=True), "this program reads version 2, 3, 4 and 5, got True"),
         (put("schedule"), "field 'schedule' is missing"),
         (put("speed", value=1), "field 'speed' is unknown"),
         (put("schedule", value="2f2b"), "field 'schedule': no schedule is named '2f2b'; known are"),

@@ -12,9 +12,10 @@ from meshwise.errors import ClusterError, ProgramError
 from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.targets import compiler, packages
 from meshwise.targets.catalog import compile_target
-from meshwise.targets.child import CompileAnswer
+from meshwise.targets.child import CompileAnswer, refused_memory
 from meshwise.targets.compiler import AnswerFolder, TargetProgram, compile_programs
 from meshwise.targets.packages import CompilerPackage, InstalledCompiler, installed_compiler
+from meshwise.units import GIB
 
 ANSWER = CompileAnswer(
     memory=CompiledBytes(argument_bytes=5, output_bytes=3, alias_bytes=2, temporary_bytes=7),
@@ -97,6 +98,26 @@ def test_jax_says_which_version_of_libtpu_fits(
     package = packages.PACKAGES["tpu"]
     assert package.fits(version) == fits
     assert package.requirement == (line.partition(";")[0] if "==0" in line else "libtpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (19.53G) exceeds available HBM (15.75G).",
+            round(19.53 * GIB),
+        ),
+        ("RESOURCE_EXHAUSTED: too many of something (19.53G)", None),
+    ],
+)
+def test_a_program_that_needs_too_much_memory_is_an_answer(
+    text: str, num_bytes: int | None
+) -> None:
+    answer = refused_memory(text, 1.5)
+    assert (answer and answer.memory.peak_bytes) == num_bytes
+    assert answer is None or answer.is_too_large
+    assert not ANSWER.is_too_large
 
 
 def test_what_the_process_that_compiles_refuses_is_named(

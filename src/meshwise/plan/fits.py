@@ -40,6 +40,7 @@ class StageBytes:
         microbatch: Held from the start of a micro-batch's forward to the end of its backward pass.
         weights: Held from there to the end of its gradients of weights, where they run apart.
         temporary: On top while one of its programs runs.
+        waiting: Values that wait for the layer that reads them, at the peak.
     """
 
     state: int
@@ -47,6 +48,7 @@ class StageBytes:
     microbatch: int = 0
     weights: int = 0
     temporary: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,9 @@ class MeshBytes:
                 held += (stage.weights if self.splits_backward else 0) - stage.microbatch
             elif kind == "W":
                 held -= stage.weights
+        waiting = sum(stage.waiting for stage in self.stages.values())
         # Whichever stage runs, its program finds room for its temporary values.
-        return most + max(stage.temporary for stage in self.stages.values())
+        return most + waiting + max(stage.temporary for stage in self.stages.values())
 
 
 def meshes_of(

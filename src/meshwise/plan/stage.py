@@ -72,6 +72,9 @@ class Stage:
         microbatch_bytes: Held for each micro-batch in flight.
         temporary_bytes: On top at the peak.
         in_flight: Its micro-batches in flight at the peak of its mesh.
+        waiting_bytes: What values add to the peak of its mesh that wait for the layer that reads
+            them: what has arrived, what skips layers, rows of micro-batches that have not begun;
+            of several stages on a mesh the first has it.
         memory_bytes: What the plan may use of a device.
         send_bytes: Activations of one micro-batch that go to other stages.
         device_flop: Dense FLOP of one device in a step, recomputation included.
@@ -93,6 +96,7 @@ class Stage:
     microbatch_bytes: int = 0
     temporary_bytes: int
     in_flight: int = 0
+    waiting_bytes: int = 0
     memory_bytes: int
     send_bytes: int = 0
     device_flop: float = 0.0
@@ -133,7 +137,8 @@ class Stage:
     def held_bytes(self) -> int:
         """Bytes of one device at the peak of its mesh that stay while other programs run."""
         late = 0 if self.weights is None else self.weights.waiting * self.weights.held_bytes
-        return self.resident_bytes + self.in_flight * self.microbatch_bytes + late
+        held = self.in_flight * self.microbatch_bytes + self.waiting_bytes
+        return self.resident_bytes + held + late
 
     @property
     def peak_bytes(self) -> int:

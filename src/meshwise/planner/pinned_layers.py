@@ -78,6 +78,10 @@ class PinnedSource:
         """The activations that cross the cuts of a layer."""
         return self.layers.crossing_names(layer)
 
+    def argument_names(self, layer: int) -> list[str]:
+        """Names of the step's arguments that the graph of a layer takes, in its order."""
+        return self.layers.argument_names(layer)
+
     def state_names(self, layer: int) -> tuple[str, ...]:
         """Names of parameters and optimizer state, in the order of `PieceGraph.state`."""
         return self.layers.state_names(layer)

@@ -145,7 +145,7 @@ def _search(
         with suppress(InfeasibleError):
             return search(source, cluster, tight, report, costs)
     if least is not None and least.num_bytes > has:
-        raise InfeasibleError(too_little_memory(cluster, options, least))
+        raise too_little_memory(cluster, options, least)
     return search(source, cluster, replace(tight, bounds_temporary=False), report, costs)
 
 

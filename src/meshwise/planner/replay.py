@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwise.errors import PlanError
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
-from meshwise.inter.layer_cost.arrivals import arrival_works
+from meshwise.inter.layer_cost.arrivals import arrival_works, planned_neighbours
+from meshwise.inter.layer_cost.waiting_values import waiting_bytes
 from meshwise.inter.search.finishing import pipeline_fingerprint
 from meshwise.inter.search.layer_work import with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
@@ -70,13 +73,26 @@ def replayed_pipeline(
     if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")
     # What programs do follows from the decisions; files of earlier versions say less of it.
-    arrivals = arrival_works(
+    neighbours = planned_neighbours(
         plan.stages, plan.mesh_of_stage, plan.decisions, piece, layers.crossing_names
     )
+    arrivals = arrival_works(neighbours)
     plan = with_work(plan, piece, arrivals)
     if memory_bytes is not None:
         plan = limited_plan(plan, lambda _: memory_bytes)
-    check_pipeline_fits(plan, piece, arrivals, lambda stage: stage.memory_bytes, REPLAN)
+    waiting = waiting_bytes(neighbours, plan.stages, plan.table(), layers.argument_names)
+    held = check_pipeline_fits(
+        plan, piece, arrivals, waiting, lambda stage: stage.memory_bytes, REPLAN
+    )
+    stages = tuple(
+        replace(
+            stage,
+            waiting_bytes=now.waiting,
+            temporary_bytes=max(stage.temporary_bytes, now.temporary),
+        )
+        for stage, now in zip(plan.stages, held, strict=True)
+    )
+    plan = replace(plan, stages=stages)
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 

@@ -16,7 +16,7 @@ from meshwise.inter.search.remedies import least_memory_counts
 from meshwise.inter.search.replanning import replanned
 from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.inter.search.unsearched_memory import UnsearchedMemoryError
+from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
@@ -118,18 +118,17 @@ def planned_layers(
 def _with_room(asked: PipelineSearch) -> PlannedPipeline:
     """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
 
-    Gradients of weights that wait, and values that skip layers, need room that the search does not
-    count.  So the memory in the error is one with which a plan was really made; if that plan holds
-    no more than there is, it is returned.
+    What the search does not count needs room too.  So the memory in the error is one with which a
+    plan was really made; if that plan holds no more than there is, it is returned.
     """
     try:
         return _with_some_room(asked)
-    except InfeasibleError as error:
-        splits = any(schedule.splits_backward for schedule in asked.options.schedules)
-        is_uncounted = splits or isinstance(error, UnsearchedMemoryError)
-        if not is_uncounted or not asked.seeks_remedies or asked.pins:
+    except (InfeasibleError, PlanError) as error:
+        named = _named_memory(error)
+        can_name = isinstance(error, InfeasibleError) and not asked.pins
+        if not asked.seeks_remedies or (named is None and not can_name):
             raise
-        found = _with_more_memory(asked)
+        found = _with_more_memory(asked, None if named is None else named.num_bytes)
         if found is None:
             raise
         enough, planned = found
@@ -137,23 +136,43 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
         plan = limited_plan(planned.plan, lambda s: has or device_memory_bytes(s, cluster))
         if plan_memory(plan).fits:
             return replace(planned, plan=plan)
-        names = ", ".join(schedule.choice for schedule in asked.options.schedules)
-        raise InfeasibleError(
-            f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule {names}. "
-            f"With {bytes_text(enough)} a device (memory_bytes={enough}) there is one"
-        ) from error
+        if named is None:
+            names = ", ".join(schedule.choice for schedule in asked.options.schedules)
+            text = f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule {names}"
+            raise NamedMemoryError(text, enough) from error
+        if enough == named.num_bytes:
+            raise
+        corrected = NamedMemoryError(named.text, enough)
+        if error is named:
+            raise corrected from error
+        # What else the error says, as pins that are in the way, holds with this memory too.
+        raise type(error)(str(error).replace(str(named), str(corrected))) from error
 
 
-def _with_more_memory(asked: PipelineSearch) -> tuple[int, PlannedPipeline] | None:
-    """Memory that is enough, and the pipeline planned with it; None if much more is needed."""
+def _named_memory(error: Exception) -> NamedMemoryError | None:
+    """Return the error, or its cause, that names memory."""
+    found = (error, error.__cause__)
+    return next((e for e in found if isinstance(e, NamedMemoryError)), None)
+
+
+def _with_more_memory(
+    asked: PipelineSearch, num_bytes: int | None
+) -> tuple[int, PlannedPipeline] | None:
+    """Memory that is enough, and the pipeline planned with it; None if much more is needed.
+
+    Args:
+        asked: What is searched.
+        num_bytes: Memory of a device with which a search finds something, if it is known.
+    """
     options, costs = asked.options, asked.costs
-    assert costs is not None  # there are no pins
-    counts = least_memory_counts(options, asked.cluster.num_devices)
-    least = least_memory(asked.cluster, options, costs, counts, asked.report)
-    if least is None:
-        return None
+    if num_bytes is None:
+        assert costs is not None  # there are no pins
+        counts = least_memory_counts(options, asked.cluster.num_devices)
+        least = least_memory(asked.cluster, options, costs, counts, asked.report)
+        if least is None:
+            return None
+        num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
     asked = replace(asked, seeks_remedies=False)
-    num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
     for _ in range(_MOST_TRIES):
         asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
         more = replace(asked, options=replace(options, memory_bytes=num_bytes))
@@ -168,7 +187,8 @@ def _with_more_memory(asked: PipelineSearch) -> tuple[int, PlannedPipeline] | No
 def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
     """`_planned_together` with room for what the search does not count.
 
-    These are gradients of weights that wait, and values of other layers that change their layout.
+    These are gradients of weights that wait, values of other layers that change their layout, and
+    values that wait between layers.
     Where there is none the search is repeated with so much memory left free, at least twice as
     much as before, half of all at most.
     """

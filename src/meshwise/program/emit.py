@@ -39,7 +39,8 @@ from meshwise.program.names import (
     StepArgument,
     StepResult,
 )
-from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
+from meshwise.schedules.dispatch import dispatch_order
+from meshwise.schedules.schedule import FORWARD, Schedule, Task
 
 ONCE = -1
 _Value = TypeVar("_Value", Activation, CotangentTerm)
@@ -93,19 +94,8 @@ def emit(
         )
     emitter = _Emitter(layers, update, schedule)
     emitter.begin()
-    position = [0] * len(schedule.tasks)
-    while True:
-        moved = False
-        for mesh, tasks in enumerate(schedule.tasks):
-            while position[mesh] < len(tasks) and emitter.is_ready(tasks[position[mesh]]):
-                emitter.task(tasks[position[mesh]])
-                position[mesh] += 1
-                moved = True
-        if not moved:
-            break
-    waiting = [t[p] for t, p in zip(schedule.tasks, position, strict=True) if p < len(t)]
-    if waiting:
-        raise PlanError(f"the schedule {schedule.name} waits for itself: {waiting[0]}")
+    for task in dispatch_order(schedule):
+        emitter.task(task)
     emitter.update_all()
     return emitter.finished()
 
@@ -161,17 +151,6 @@ class _Emitter:
                 self.wanted_once.setdefault(value, {})[mesh, n.layout] = None
             for n, value in _of_kind(Activation, *(p.inputs for p in layer.parts.passes)):
                 self.wanted.setdefault(value, {})[mesh, n.layout] = None
-        self.done: set[Task] = set()
-        # For each stage the activations that others make, and the stages that send cotangents.
-        self.from_others: list[list[Name]] = [[] for _ in schedule.mesh_of_stage]
-        self.readers: list[set[int]] = [set() for _ in schedule.mesh_of_stage]
-        for layer in layers:
-            for n, value in _of_kind(Activation, layer.parts.forward.inputs):
-                if layers[self.maker[value]].stage != layer.stage:
-                    self.from_others[layer.stage].append(n)
-            for _, term in _of_kind(CotangentTerm, *(p.inputs for p in layer.parts.passes[1:])):
-                if layers[term.reader].stage != layer.stage:
-                    self.readers[layer.stage].add(layers[term.reader].stage)
 
     # -- values -------------------------------------------------------------------------------
 
@@ -254,18 +233,6 @@ class _Emitter:
                 state.buffers[self.key(n, layer, microbatch)] = b
         return made
 
-    def is_ready(self, task: Task) -> bool:
-        """Return whether all that comes from other stages is on its way."""
-        state = self.meshes[self.mesh_of_stage[task.stage]]
-        if task.kind == WEIGHT:
-            return Task(BACKWARD, task.stage, task.microbatch) in self.done
-        if task.kind == FORWARD:
-            keys = [(name, ONCE, task.microbatch) for name in self.from_others[task.stage]]
-            return all(key in state.buffers or key in state.coming for key in keys)
-        needed = [Task(BACKWARD, s, task.microbatch) for s in self.readers[task.stage]]
-        needed.append(Task(FORWARD, task.stage, task.microbatch))
-        return all(other in self.done for other in needed)
-
     def task(self, task: Task) -> None:
         """One stage's work on one micro-batch: its layers in turn."""
         numbers = [k for k, spec in enumerate(self.layers) if spec.stage == task.stage]
@@ -279,7 +246,6 @@ class _Emitter:
                     self.send_on(k, name.value, buffer, task.microbatch)
                 elif isinstance(name.value, Cotangent):
                     self.send_back(k, name.value, name.layout, buffer, task.microbatch)
-        self.done.add(task)
 
     def send_on(self, maker: int, made: Activation, buffer: int, microbatch: int) -> None:
         """Give an activation to the meshes of layers that read it."""

@@ -185,6 +185,7 @@ def _stage(number: int, a: Stage, b: Stage) -> list[Difference]:
                 ("resident", a.resident_bytes, b.resident_bytes),
                 ("of a micro-batch", a.microbatch_bytes, b.microbatch_bytes),
                 ("of one until weights", _late(a).held_bytes, _late(b).held_bytes),
+                ("waiting", a.waiting_bytes, b.waiting_bytes),
                 ("temporary", a.temporary_bytes, b.temporary_bytes),
                 ("peak", a.peak_bytes, b.peak_bytes),
                 ("of a device", a.memory_bytes, b.memory_bytes),

@@ -56,7 +56,7 @@ def chunk_of(stage: Stage) -> Chunk:
         forward_s=stage.forward_s,
         backward_s=stage.backward_s,
         once_s=stage.once_s,
-        resident_bytes=stage.resident_bytes,
+        resident_bytes=stage.resident_bytes + stage.waiting_bytes,
         microbatch_bytes=stage.microbatch_bytes,
         temporary_bytes=stage.temporary_bytes,
         forward_gather_s=stage.forward_gather_s,

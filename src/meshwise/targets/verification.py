@@ -37,12 +37,15 @@ class VerifiedProgram:
         count: How often it runs in a step.
         memory: Bytes of one device.
         compile_s: Seconds of compilation, when it was compiled.
+        is_too_large: Whether the compiler said only how much memory it needs, which is more than a
+            device has.  Nothing is known of its collectives then.
     """
 
     name: str
     count: int
     memory: CompiledBytes
     compile_s: float
+    is_too_large: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +252,7 @@ def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
             count=sum(run.count for run in same),
             memory=same[0].answer.memory,
             compile_s=same[0].answer.seconds,
+            is_too_large=same[0].answer.is_too_large,
         )
         for same in equal.values()
     )
@@ -297,6 +301,7 @@ def _lines(found: Verification) -> list[str]:
         *_stage_table(found.stages),
         "",
         *_program_table(found.programs),
+        *_refused(found.programs),
         *(["", *_collective_table(found.collectives)] if found.collectives else []),
     ]
 
@@ -339,6 +344,17 @@ def _program_table(programs: Sequence[VerifiedProgram]) -> list[str]:
         for program in programs
     ]
     return table(head, rows, "lrrrrrr")
+
+
+def _refused(programs: Sequence[VerifiedProgram]) -> list[str]:
+    names = [program.name for program in programs if program.is_too_large]
+    if not names:
+        return []
+    text = (
+        f"The compiler refused {', '.join(names)}: it says how much memory such a program needs in "
+        "all, and nothing of its collectives."
+    )
+    return ["", *textwrap.wrap(text, WIDTH)]
 
 
 def _collective_table(collectives: Sequence[VerifiedCollectives]) -> list[str]:

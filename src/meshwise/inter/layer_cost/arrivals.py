@@ -52,14 +52,14 @@ class ArrivalWork:
     backward_s: float
 
 
-def arrival_works(
+def planned_neighbours(
     stages: Sequence[Stage],
     mesh_of: Sequence[Hashable],
     decisions: Sequence[GraphDecision],
     graph_of: Callable[[int, Layer], PieceGraph],
     names_of: Callable[[int], CrossingNames],
-) -> tuple[ArrivalWork, ...]:
-    """Return for each layer what it does to values of other layers on its mesh.
+) -> Neighbours:
+    """Return what the layers of planned stages give to each other.
 
     Args:
         stages: The stages; together they hold every layer once, in order.
@@ -79,14 +79,22 @@ def arrival_works(
             decision = decisions[layer.decision]
             programs[key] = piece_programs(PieceRoles(graph_of(s, layer), decision, stages[s].mesh))
         ends.append(LayerEnds(programs=programs[key], names=names_of(layer.layer)))
-    neighbours = Neighbours(ends, [mesh_of[s] for s, _ in numbered])
+    return Neighbours(ends, [mesh_of[s] for s, _ in numbered])
+
+
+def arrival_works(neighbours: Neighbours) -> tuple[ArrivalWork, ...]:
+    """Return for each layer what it does to values of other layers on its mesh.
+
+    Args:
+        neighbours: What the layers give to each other.
+    """
     known: dict[object, ArrivalWork] = {}
     found: list[ArrivalWork] = []
-    for k, (s, _) in enumerate(numbered):
-        arrivals, mesh = neighbours.arrivals(k), stages[s].mesh
-        key = (arrivals, mesh, Same(ends[k].programs))
+    for k, layer in enumerate(neighbours.layers):
+        arrivals, mesh = neighbours.arrivals(k), layer.roles.mesh
+        key = (arrivals, mesh, Same(layer.programs))
         if key not in known:
-            known[key] = _arrival_work(arrivals, ends[k], mesh)
+            known[key] = _arrival_work(arrivals, layer, mesh)
         found.append(known[key])
     return tuple(found)
 

@@ -10,10 +10,15 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
-from meshwise.inter.layer_cost.arrivals import ArrivalWork, arrival_works
+from meshwise.inter.layer_cost.arrivals import (
+    ArrivalWork,
+    arrival_works,
+    planned_neighbours,
+)
 from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
+from meshwise.inter.layer_cost.waiting_values import waiting_bytes
 from meshwise.inter.search.layer_work import state_arguments, with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
 from meshwise.inter.search.search import FoundPipeline
@@ -96,6 +101,10 @@ class NamedLayers(LayerSource, Protocol):
         """The activations that cross the cuts of a layer."""
         ...
 
+    def argument_names(self, layer: int) -> list[str]:
+        """Names of the step's arguments that the graph of a layer takes, in its order."""
+        ...
+
 
 class _Placed(NamedTuple):
     """Stages at their places.
@@ -142,9 +151,10 @@ class _Chosen:
         schedule, count = problem.schedule, problem.num_microbatches
         table = schedule.table(len(first), count, len(set(first)))
         stages = tuple(self._stage(index, place) for index, place in enumerate(first))
-        arrivals = arrival_works(
+        neighbours = planned_neighbours(
             stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
         )
+        arrivals = arrival_works(neighbours)
         splits_backward = table.splits_backward or schedule.delays_weights
         finish = self._with_weights_apart if splits_backward else self._with_extra
         stages = tuple(
@@ -158,6 +168,10 @@ class _Chosen:
             table = with_delays(table, delays)
         if table.splits_backward:
             stages = tuple(at_most_held(stage, table, k) for k, stage in enumerate(stages))
+        waiting = waiting_bytes(neighbours, stages, table, self.source.argument_names)
+        stages = tuple(
+            replace(stage, waiting_bytes=more) for stage, more in zip(stages, waiting, strict=True)
+        )
         changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
         check_room(stages, table, changing)
         return _Placed(stages, table, delays, arrivals)
@@ -344,6 +358,7 @@ def finished(
         plan,
         chosen.piece,
         placed.arrivals,
+        [stage.waiting_bytes for stage in placed.stages],
         lambda s: memory_bytes or device_memory_bytes(s, cluster),
         REPORT,
     )

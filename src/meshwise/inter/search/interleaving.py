@@ -33,6 +33,7 @@ from meshwise.inter.search.best_cuts import best_cuts, least_cost
 from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
 from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions, guessed_s, variants_of
+from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.inter.stages.objective import StepTime
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
@@ -99,10 +100,10 @@ def interleaved_pipelines(
         )
     ranked, fitting, found = _most_promising(cluster, options, schedule, costs, report, most)
     if not fitting:
-        raise InfeasibleError(
+        raise (
             _what_is_missing(cluster, options, schedule, costs, found)
             if found
-            else "no interleaved pipeline: some layer has no plan on these meshes"
+            else InfeasibleError("no interleaved pipeline: some layer has no plan on these meshes")
         )
     space = (
         f"the {len(ranked)} that promise most of all pipelines of {schedule.chunks} stages on each "
@@ -326,7 +327,7 @@ def _what_is_missing(
     schedule: PipelineSchedule,
     costs: VariantCosts,
     found: Sequence[_Interleaved],
-) -> str:
+) -> InfeasibleError:
     """What there is, and with how much memory there is a pipeline: it was searched with so much."""
     least = min(found, key=lambda f: f.peak_bytes)
     text = (
@@ -340,10 +341,10 @@ def _what_is_missing(
         more = replace(options, memory_bytes=num_bytes)
         _, fitting, found = _most_promising(cluster, more, schedule, costs, lambda _: None, 1)
         if fitting:
-            return f"{text}; with memory_bytes={num_bytes} there is one"
+            return NamedMemoryError(text, num_bytes)
         # At prices of more memory plans may hold more.
         least = min(found, key=lambda f: f.peak_bytes)
-    return text
+    return InfeasibleError(text)
 
 
 def _tried(fitting: Sequence[_Interleaved]) -> Iterator[tuple[int, float]]:

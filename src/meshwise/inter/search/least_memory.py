@@ -25,6 +25,7 @@ from meshwise.inter.search.search_space import (
     variants_of,
 )
 from meshwise.inter.search.stage_pins import masked
+from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, in_flight, memory_bytes
 from meshwise.units import bytes_text
 
@@ -99,18 +100,17 @@ def least_memory(
     return None
 
 
-def too_little_memory(cluster: ClusterSpec, options: SearchOptions, least: LeastMemory) -> str:
-    """Return the text of an error: what there is, and with how much there would be a pipeline.
+def too_little_memory(
+    cluster: ClusterSpec, options: SearchOptions, least: LeastMemory
+) -> NamedMemoryError:
+    """Return the error that says what there is, and with how much there would be a pipeline.
 
     Args:
         cluster: Where nothing fits.
         options: What was searched.
         least: The least memory with which a pipeline fits.
     """
-    return (
-        f"{no_pipeline_fits(cluster, options)}. With {bytes_text(least.num_bytes)} a device "
-        f"(memory_bytes={least.num_bytes}) there is one: {least.text}"
-    )
+    return NamedMemoryError(no_pipeline_fits(cluster, options), least.num_bytes, least.text)
 
 
 def no_pipeline_fits(cluster: ClusterSpec, options: SearchOptions) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from meshwise.inter.layer_cost.arrivals import ArrivalWork
 from meshwise.inter.layer_cost.footprint import Footprint, footprint, joint_footprint
@@ -19,23 +20,30 @@ def check_pipeline_fits(
     plan: Plan,
     pieces: PieceOf,
     arrivals: Sequence[ArrivalWork],
+    waiting: Sequence[int],
     memory: Callable[[Stage], int],
     remedy: str,
-) -> None:
+) -> list[StageBytes]:
     """Check that every stage of a pipeline fits into the devices of its mesh.
 
     Args:
         plan: The pipeline, with the decisions about its layers.
         pieces: The graphs of its layers.
         arrivals: For each layer what it does to values of others.
+        waiting: For each stage the bytes of values that wait at the peak.
         memory: Bytes of a device that a stage may use.
         remedy: What to do if a stage does not fit.
+
+    Returns:
+        What a device holds for each stage.
 
     Raises:
         PlanError: a mesh needs more memory than its devices have.
     """
-    stages = _stage_bytes(plan, pieces, arrivals, plan.table().splits_backward)
+    held = _stage_bytes(plan, pieces, arrivals, plan.table().splits_backward)
+    stages = [replace(stage, waiting=more) for stage, more in zip(held, waiting, strict=True)]
     check_fits(meshes_of(plan, stages, [memory(stage) for stage in plan.stages]), remedy)
+    return stages
 
 
 def _stage_bytes(

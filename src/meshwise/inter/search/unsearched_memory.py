@@ -23,6 +23,21 @@ class UnsearchedMemoryError(InfeasibleError):
         self.missing_share = missing_share
 
 
+class NamedMemoryError(InfeasibleError):
+    """Nothing fits, and the text names memory with which a search finds something.
+
+    Attributes:
+        text: What there is.
+        num_bytes: That memory, of a device; it may be too little for what the search did not count.
+    """
+
+    def __init__(self, text: str, num_bytes: int, found: str = "") -> None:
+        """Say what there is, with how much there would be a pipeline, and which."""
+        enough = f"With {bytes_text(num_bytes)} a device (memory_bytes={num_bytes}) there is one"
+        super().__init__(f"{text}. {enough}{found and f': {found}'}")
+        self.text, self.num_bytes = text, num_bytes
+
+
 def check_room(stages: Sequence[Stage], table: Schedule, changing: Collection[int]) -> None:
     """Check that there is room for what the search did not count.
 
@@ -55,6 +70,10 @@ def _reasons(stage: Stage, *, is_changing: bool) -> list[str]:
             f"{stage.weights.waiting} micro-batches wait for their gradients of weights with "
             f"{bytes_text(stage.weights.held_bytes)} each; a schedule that computes them with the "
             "gradients of activations, as 1f1b, needs no room for that"
+        )
+    if stage.waiting_bytes:
+        found.append(
+            f"{bytes_text(stage.waiting_bytes)} of values wait there for the layer that reads them"
         )
     if is_changing:
         found.append("values that skip layers are held there in two layouts while they are changed")

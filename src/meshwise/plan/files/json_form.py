@@ -45,7 +45,7 @@ from meshwise.plan.rivals import MemoryPrice, Rival, Way
 from meshwise.plan.stage import REMATS, Layer, Stage, WeightGradients
 
 FORMAT = "meshwise-plan"
-VERSION = 4
+VERSION = 5
 # They follow from the stages, and are written for readers only.
 _SUMS = ("peak_bytes", "device_flop")
 
@@ -119,6 +119,7 @@ _STAGE = record(
         "microbatch_bytes": SIZE,
         "temporary_bytes": SIZE,
         "in_flight": SIZE,
+        "waiting_bytes": SIZE,
         "memory_bytes": SIZE,
         "send_bytes": SIZE,
         "device_flop": POSITIVE,

@@ -38,13 +38,27 @@ def _number(value: Json) -> float:
 # -- plans of one mesh ----------------------------------------------------------------------------
 
 
+def _plan_of_version_4(data: dict[str, Json]) -> dict[str, Json]:
+    if not isinstance(data.get("stages"), list):
+        return data
+    return data | {"stages": [_with_waiting(stage) for stage in _items(data["stages"])]}
+
+
+def _with_waiting(stage: Json) -> Json:
+    match stage:
+        case {"in_flight": _}:
+            return stage | {"waiting_bytes": 0}
+        case _:
+            return stage
+
+
 def _plan_of_version_3(data: dict[str, Json]) -> dict[str, Json]:
     if not isinstance(data.get("stages"), list):
         return data
     stages = _items(data["stages"])
     decisions = [_record(stage).get("decision") for stage in stages]
     step_s, count = data.get("step_time_s"), data.get("num_microbatches")
-    return data | {
+    new: dict[str, Json] = {
         "stages": [_mesh_stage(stage, number, step_s) for number, stage in enumerate(stages)],
         "decisions": decisions,
         "cluster": None,
@@ -61,6 +75,7 @@ def _plan_of_version_3(data: dict[str, Json]) -> dict[str, Json]:
         "tied": [],
         "cuts": [],
     }
+    return _plan_of_version_4(data | new)
 
 
 def _mesh_stage(stage: Json, number: int, step_s: Json) -> Json:
@@ -120,7 +135,7 @@ def _pipeline_of_version_3(data: dict[str, Json]) -> dict[str, Json]:
         return data
     new = dict(data)
     bound_s, step_s = _number(new.pop("bound_s", None)), _number(new.get("step_time_s"))
-    return new | {
+    new |= {
         "stages": [_pipeline_stage(stage) for stage in _items(data["stages"])],
         "collectives": [],
         "method": "",
@@ -135,6 +150,7 @@ def _pipeline_of_version_3(data: dict[str, Json]) -> dict[str, Json]:
         "warnings": [],
         "padding": _NO_PADDING,
     }
+    return _plan_of_version_4(new)
 
 
 def _pipeline_stage(stage: Json) -> Json:
@@ -185,7 +201,7 @@ def _pipeline_of_version_1(data: dict[str, Json]) -> dict[str, Json]:
 
 
 OLDER_PLANS: Mapping[int, Upgrade] = MappingProxyType(
-    {2: _plan_of_version_2, 3: _plan_of_version_3}
+    {2: _plan_of_version_2, 3: _plan_of_version_3, 4: _plan_of_version_4}
 )
 OLDER_PIPELINES: Mapping[int, Upgrade] = MappingProxyType(
     {1: _pipeline_of_version_1, 2: _pipeline_of_version_2, 3: _pipeline_of_version_3}

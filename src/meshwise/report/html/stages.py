@@ -15,8 +15,8 @@ from meshwise.units import bytes_text, seconds_text
 
 _HEADER = (
     "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "gathers",
-    "once", "works", "waits", "held", "each micro-batch", "in flight", "temporary", "peak",
-    "simulated", "of", "sends",
+    "once", "works", "waits", "held", "each micro-batch", "in flight", "waiting", "temporary",
+    "peak", "simulated", "of", "sends",
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def stage_table(plan: Plan, simulation: Simulation) -> str:
         "gradient synchronisation and update; bytes are of one device. Works is the share of the "
         "simulated step in which the stage computes, waits how long it idles for a transfer; "
         "these, what is simulated, and memory are of the whole mesh where stages share one.</p>"
-        + html_table(_HEADER, rows, "rlllll" + "r" * 14)
+        + html_table(_HEADER, rows, "rlllll" + "r" * 15)
     )
 
 
@@ -56,6 +56,7 @@ def _row(
         bytes_text(stage.resident_bytes),
         bytes_text(stage.microbatch_bytes),
         str(stage.in_flight),
+        bytes_text(stage.waiting_bytes),
         bytes_text(stage.temporary_bytes),
         _marked(stage.peak_bytes, mesh in too_large),
         _marked(timeline.peak_bytes[mesh], mesh in simulation.too_large),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from meshwise.plan.fits import meshes_of
 from meshwise.plan.plan import Plan
@@ -72,6 +73,10 @@ def peaks_of_stages(
     of_stage: list[list[LayerParts[ProgramBytes]]] = [[] for _ in plan.stages]
     for stage, parts in layers:
         of_stage[stage].append(parts)
-    stages = [measured_footprint(mine).of_stage(0) for mine in of_stage]
+    # Values that wait lie between programs, and are known without a compiler.
+    stages = [
+        replace(measured_footprint(mine).of_stage(0), waiting=stage.waiting_bytes)
+        for mine, stage in zip(of_stage, plan.stages, strict=True)
+    ]
     meshes = meshes_of(plan, stages, [stage.memory_bytes for stage in plan.stages])
     return [meshes[m].peak() for m in plan.mesh_of_stage]
