@@ -199,9 +199,10 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
         except UnsearchedMemoryError as error:
             first = first or error
             reserved = asked.options.reserved_share
-            share = reserved + max(error.missing_share, reserved, _LEAST_RESERVED)
-            if share > _MOST_RESERVED:
+            if reserved >= _MOST_RESERVED:
                 raise first from (None if error is first else error)
+            more = max(error.missing_share, reserved, _LEAST_RESERVED)
+            share = min(reserved + more, _MOST_RESERVED)
             asked.report(f"{error}; again with {share:.1%} of the memory left free")
             options = replace(asked.options, reserved_share=share)
             asked = replace(asked, options=options, seeks_remedies=False)
