@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ from meshwise.cli import main
 from meshwise.cluster.description.profile import read_profile
 from meshwise.errors import ClusterError
 from meshwise.system.atomic_file import write_atomically
+from meshwise.targets import packages
 
 calibrate_module = importlib.import_module("meshwise.cli.calibrate")
 
@@ -112,3 +114,39 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         write_atomically(path, "two")
     assert path.read_text() == "one"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_unknown_target_is_refused(tmp_path: Path):
+    result = call("--target", "h1", "--out", str(tmp_path / "profile.json"))
+    assert result.exit_code == 1
+    assert "no target 'h1'; there are v100" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_compiler_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
+    package = dataclasses.replace(packages.PACKAGES["tpu"], name="no-such-compiler")
+    monkeypatch.setattr(packages, "PACKAGES", {"tpu": package})
+    result = call("--target", "v5e")
+    assert result.exit_code == 1
+    assert 'not installed: `pip install "' in result.stderr
+    assert 'pip install "meshwise[target-tpu]"' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--target", "v5e", "--devices", "4"), "--target measures no devices"),
+        (("--target", "v5e", "--memory", "16GB"), "--target measures no devices"),
+        (("--cluster", "1x dgx-h100"), "--cluster goes with --target"),
+    ],
+)
+def test_options_that_exclude_each_other(args: tuple[str, ...], said: str):
+    result = call(*args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_cluster_that_is_none_is_refused():
+    result = call("--target", "v5e", "--cluster", "1x tpu-v5f")
+    assert result.exit_code == 1
+    assert "no host 'tpu-v5f' in the catalog" in result.stderr
