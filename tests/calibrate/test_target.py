@@ -148,6 +148,13 @@ def test_a_target_without_a_host_names_the_remedy() -> None:
         host_of_target(compile_target("b200"))
 
 
+def test_a_cluster_of_other_devices_is_refused() -> None:
+    cluster = ClusterSpec.virtual("2x dgx-h100")
+    assert host_of_target(compile_target("h100"), cluster) == HOSTS["dgx-h100"]
+    with pytest.raises(ClusterError, match="2x dgx-h100 has 'H100-SXM5-80GB' devices, and target"):
+        host_of_target(compile_target("v5e"), cluster)
+
+
 def test_products_in_float16_are_not_asked_for() -> None:
     assert {dtype for dtype, _ in TARGET_SIZES.matmul} == {"float32", "bfloat16"}
     assert dataclasses.replace(TARGET_SIZES, matmul=()).num_matmuls == 0

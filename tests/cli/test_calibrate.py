@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from meshwise.calibrate import target
 from meshwise.cli import main
 from meshwise.cluster.description.profile import read_profile
 from meshwise.errors import ClusterError
+from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.system.atomic_file import write_atomically
 from meshwise.targets import packages
+from meshwise.targets.child import CompileAnswer
+from meshwise.targets.packages import InstalledCompiler
 
 calibrate_module = importlib.import_module("meshwise.cli.calibrate")
 
@@ -144,6 +148,37 @@ def test_options_that_exclude_each_other(args: tuple[str, ...], said: str):
     result = call(*args)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_profile_of_a_target_is_written_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = CompiledBytes(argument_bytes=1, output_bytes=1, alias_bytes=0, temporary_bytes=0)
+    text = (
+        "HloModule m\n\nENTRY %main (a: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n"
+        '  ROOT %n = f32[] negate(%a), backend_config={"window_config":{"estimated_cycles":"3000"}}'
+        "\n}\n"
+    )
+
+    def compile_programs(_: Any, programs: Any, listener: Any) -> list[CompileAnswer]:
+        answer = CompileAnswer(memory=memory, text=text, seconds=1.0)
+        for program in programs:
+            listener(program.name, answer)
+        return [answer] * len(programs)
+
+    installed = InstalledCompiler(name="libtpu 9.9", path="")
+    monkeypatch.setattr(target, "installed_compiler", lambda _: installed)
+    monkeypatch.setattr(target, "compile_programs", compile_programs)
+    path = tmp_path / "v5e.json"
+    shown = call("--target", "v5e", "--quick", "--out", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert "[4/4, " in shown.stderr
+    assert "memory, 1 MiB: 2 us" in shown.stderr
+    assert shown.stdout.startswith("tpu-v5e by libtpu 9.9 (tpu), ")
+    assert "link      not measured: Google Cloud TPU v5e" in shown.stdout
+    profile = read_profile(path)
+    assert profile.device_kind == "TPU v5e"
+    assert profile.host.device.memory_bytes_per_s == pytest.approx(2**20 / 2e-6)
 
 
 def test_a_cluster_that_is_none_is_refused():

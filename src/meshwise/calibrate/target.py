@@ -22,6 +22,7 @@ from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.description.profile import MatmulPoint, MemoryPoint, Profile
 from meshwise.cluster.host import HostSpec
 from meshwise.cluster.mesh import DeviceSpec
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, ProgramError
 from meshwise.runtime.hlo.costs import COST_OPTION, hlo_costs
 from meshwise.targets.child import CompileAnswer
@@ -41,18 +42,27 @@ _ITEM_BYTES = 4
 _AS_THE_PEAK = 0.99
 
 
-def host_of_target(target: CompileTarget) -> HostSpec:
-    """Return the host of the catalog that has the devices of a target.
+def host_of_target(target: CompileTarget, cluster: ClusterSpec | None = None) -> HostSpec:
+    """Return the host that has the devices of a target.
+
+    Args:
+        target: The kind of device.
+        cluster: A description with one kind of host; None for the catalog.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: there is none, or the cluster has other devices.
     """
-    for host in HOSTS.values():
+    for host in HOSTS.values() if cluster is None else (cluster.host,):
         if host.device.name in target.devices:
             return host
+    if cluster is not None:
+        raise ClusterError(
+            f"{cluster.name} has {cluster.device.name!r} devices, and target {target.name} is "
+            f"{target.devices[0]!r}; pass a cluster of such devices"
+        )
     raise ClusterError(
-        f"no host of the catalog has {target.devices[0]} devices; describe one in a TOML file, and "
-        f"pass it, as `meshwise calibrate --target {target.name} --cluster cluster.toml`"
+        f"no host of the catalog has {target.devices[0]!r} devices; describe one in a TOML file, "
+        f"and pass it, as `meshwise calibrate --target {target.name} --cluster cluster.toml`"
     )
 
 

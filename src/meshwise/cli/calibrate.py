@@ -145,7 +145,7 @@ def _asked(
 ) -> Profile:
     """Return what the compiler of a target says."""
     device = compile_target(target)
-    host = host_of_target(device) if cluster is None else ClusterSpec.named(cluster).host
+    host = host_of_target(device, None if cluster is None else ClusterSpec.named(cluster))
     return calibrate_target(
         device, host, command=command, sizes=sizes or TARGET_SIZES, report=report
     )

@@ -85,7 +85,7 @@ class TpuTarget:
 
 # Clocks: the published peak in bfloat16 over 2 x 128 x 128 FLOP a cycle of each matrix unit (MXU):
 # 4 on v5e, 8 on v5p (two cores), and 4 of 256 x 256 on v6e.  Google's pages say 2 or 4 for v6e:
-# with 4 the compiler's passes over memory reach 0.81 of the bandwidth, as on v5e.
+# with 4 the compiler's passes over memory reach 0.83 of the bandwidth, on v5e 0.81.
 # Memory: libtpu 0.0.42.1 refuses a larger program with "exceeds available HBM (15.75G)", (95.74G)
 # and (31.25G).
 TPUS = (

@@ -3,9 +3,10 @@
 XLA:TPU writes `estimated_cycles` into the backend config of fusions and of other work of the core
 (libtpu 0.0.42.1).  XLA:GPU writes times of its own models as `reification_cost` if it is asked with
 `COST_OPTION` (jax-cuda12-pjrt 0.10.2); of these "sol" is read, which knows every kind of
-instruction: for dense products it has a table that was measured on H100 and B200.
+instruction: that of the latency estimator, with tables of dense products for some devices.
 
-Source: seen in the text that these compilers print.
+Source: seen in the text that these compilers print; tables: openxla/xla,
+matmul_interpolator_data.h (Hopper and Blackwell).
 """
 
 from __future__ import annotations
