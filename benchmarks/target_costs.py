@@ -1,11 +1,13 @@
-"""Costs by the compiler of v5e: whole programs beside what is predicted, and layers of MaxText.
+r"""Costs by compilers of targets: whole programs beside what is predicted, and layers of MaxText.
 
 Compute only: collectives are left out of both.  The compiler must be installed
-(`pip install "meshwise[target-tpu]"`); no device is needed.
+(`pip install "meshwise[target-tpu]"`); no device is needed.  XLA:GPU writes costs only if told.
 
     meshwise calibrate --target v5e --out v5e.json
     python -m benchmarks.target_costs --profile v5e.json --programs gpt bert
     python -m benchmarks.target_costs --profile v5e.json --layers 16B 32B 64B
+    XLA_FLAGS=--xla_gpu_collect_cost_model_stats=true \
+        python -m benchmarks.target_costs --target h100 --profile h100.json --programs gpt
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from meshwise.targets.compiler import compile_programs
 from meshwise.targets.lowered import target_program
 from meshwise.units import TERA
 
-TARGET, CLUSTER = "v5e", "1x tpu-v5e"
+CLUSTERS = MappingProxyType({"v5e": "1x tpu-v5e", "h100": "1x dgx-h100"})
+TPU = "v5e"
 BATCH = 32
 # Names, models with what is changed of them, and methods.
 PROGRAMS: Mapping[str, tuple[str, Mapping[str, int], mw.Method]] = MappingProxyType(
@@ -85,7 +88,7 @@ def compute_s(plan: mw.Plan) -> float:
     return plan.step_time_s - math.fsum(seconds for _, _, seconds in sums.values())
 
 
-def program_row(name: str, profile: Path) -> str:
+def program_row(name: str, target_name: str, profile: Path) -> str:
     """Seconds of a whole program: the compiler's, and predicted without and with the profile."""
     from meshwise.models.named import model_config
     from meshwise.models.steps import model_step
@@ -101,14 +104,15 @@ def program_row(name: str, profile: Path) -> str:
         )
 
     found: list[float] = []
-    target = compile_target(TARGET)
-    planned(ClusterSpec.virtual(CLUSTER)).verify(
+    target = compile_target(target_name)
+    described = ClusterSpec.virtual(CLUSTERS[target_name])
+    planned(described).verify(
         *args,
-        target=TARGET,
+        target=target_name,
         listener=lambda _, answer: found.append(program_seconds(target, answer)),
     )
     compiled = sum(found)
-    clusters = ClusterSpec.virtual(CLUSTER), ClusterSpec.named(str(profile))
+    clusters = described, ClusterSpec.named(str(profile))
     before, after = (compute_s(planned(c).plan(*args)) for c in clusters)
     cells = (
         f"{model} ({', '.join(f'{k} {v}' for k, v in changes.items())}), {method}",
@@ -136,7 +140,7 @@ def layer(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
 
 def layer_seconds(c: Decoder) -> float:
     """Seconds of a layer by the compiler: forward, and backward with the forward again."""
-    target = compile_target(TARGET)
+    target = compile_target(TPU)
     spec = jax.ShapeDtypeStruct
     shapes = {
         **dict.fromkeys(("q", "k", "v"), (c.hidden, c.heads, HEAD)),
@@ -175,7 +179,7 @@ def decoder_row(name: str, device: DeviceSpec) -> str:
     # Forward twice, and a backward pass that computes the scores again.
     others = c.layers * (2 + 2.5) * attention + 3 * head
     products = c.layers * 4 * 2 * tokens * kernels + others
-    described = ClusterSpec.virtual(CLUSTER).device
+    described = ClusterSpec.virtual(CLUSTERS[TPU]).device
     seconds = (
         c.layers * layer_seconds(c) + others / device.rate("bfloat16"),
         products / device.rate("bfloat16"),
@@ -191,12 +195,13 @@ def decoder_row(name: str, device: DeviceSpec) -> str:
 def main() -> None:
     """Print rows of tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", type=Path, required=True, help="Of calibrate --target v5e.")
+    parser.add_argument("--target", choices=list(CLUSTERS), default=TPU, help="Of programs.")
+    parser.add_argument("--profile", type=Path, required=True, help="Of calibrate --target.")
     parser.add_argument("--programs", nargs="*", choices=list(PROGRAMS), default=[])
     parser.add_argument("--layers", nargs="*", choices=list(DECODERS), default=[])
     options = parser.parse_args()
     for name in options.programs:
-        print(program_row(name, options.profile), flush=True)
+        print(program_row(name, options.target, options.profile), flush=True)
     device = ClusterSpec.named(str(options.profile)).device
     for name in options.layers:
         print(decoder_row(name, device), flush=True)
