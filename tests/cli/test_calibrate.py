@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -14,10 +15,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from meshwise.calibrate import target
 from meshwise.cli import main
 from meshwise.cluster.description.profile import read_profile
 from meshwise.errors import ClusterError
+from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.system.atomic_file import write_atomically
+from meshwise.targets import packages
+from meshwise.targets.child import CompileAnswer
+from meshwise.targets.packages import InstalledCompiler
 
 calibrate_module = importlib.import_module("meshwise.cli.calibrate")
 
@@ -112,3 +118,70 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         write_atomically(path, "two")
     assert path.read_text() == "one"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_unknown_target_is_refused(tmp_path: Path):
+    result = call("--target", "h1", "--out", str(tmp_path / "profile.json"))
+    assert result.exit_code == 1
+    assert "no target 'h1'; there are v100" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_compiler_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
+    package = dataclasses.replace(packages.PACKAGES["tpu"], name="no-such-compiler")
+    monkeypatch.setattr(packages, "PACKAGES", {"tpu": package})
+    result = call("--target", "v5e")
+    assert result.exit_code == 1
+    assert 'not installed: `pip install "' in result.stderr
+    assert 'pip install "meshwise[target-tpu]"' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--target", "v5e", "--devices", "4"), "--target measures no devices"),
+        (("--target", "v5e", "--memory", "16GB"), "--target measures no devices"),
+        (("--cluster", "1x dgx-h100"), "--cluster goes with --target"),
+    ],
+)
+def test_options_that_exclude_each_other(args: tuple[str, ...], said: str):
+    result = call(*args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_profile_of_a_target_is_written_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = CompiledBytes(argument_bytes=1, output_bytes=1, alias_bytes=0, temporary_bytes=0)
+    text = (
+        "HloModule m\n\nENTRY %main (a: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n"
+        '  ROOT %n = f32[] negate(%a), backend_config={"window_config":{"estimated_cycles":"3000"}}'
+        "\n}\n"
+    )
+
+    def compile_programs(_: Any, programs: Any, listener: Any) -> list[CompileAnswer]:
+        answer = CompileAnswer(memory=memory, text=text, seconds=1.0)
+        for program in programs:
+            listener(program.name, answer)
+        return [answer] * len(programs)
+
+    installed = InstalledCompiler(name="libtpu 9.9", path="")
+    monkeypatch.setattr(target, "installed_compiler", lambda _: installed)
+    monkeypatch.setattr(target, "compile_programs", compile_programs)
+    path = tmp_path / "v5e.json"
+    shown = call("--target", "v5e", "--quick", "--out", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert "[4/4, " in shown.stderr
+    assert "memory, 1 MiB: 2 us" in shown.stderr
+    assert shown.stdout.startswith("tpu-v5e by libtpu 9.9 (tpu), ")
+    assert "link      not measured: Google Cloud TPU v5e" in shown.stdout
+    profile = read_profile(path)
+    assert profile.device_kind == "TPU v5e"
+    assert profile.host.device.memory_bytes_per_s == pytest.approx(2**20 / 2e-6)
+
+
+def test_a_cluster_that_is_none_is_refused():
+    result = call("--target", "v5e", "--cluster", "1x tpu-v5f")
+    assert result.exit_code == 1
+    assert "no host 'tpu-v5f' in the catalog" in result.stderr

@@ -1,5 +1,6 @@
 """Measurements: of the devices of this process, and of planned layers in processes side by side.
 
-Others use `measure.calibrate` (a profile that the cost model reads), `layer_times.MeasuredTimes`
-and `measured_layers.measuring` (seconds of planned layers, kept for the next time).
+Others use `measure.calibrate` (a profile that the cost model reads), `target.calibrate_target` (the
+same from the compiler of a device that is not here), `layer_times.MeasuredTimes` and
+`measured_layers.measuring` (seconds of planned layers, kept for the next time).
 """

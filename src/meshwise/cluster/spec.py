@@ -117,14 +117,14 @@ class ClusterSpec:
 
     @classmethod
     def from_profile(cls, path: str | Path) -> ClusterSpec:
-        """Return the host that `meshwise calibrate` measured.
+        """Return the host of a profile of `meshwise calibrate`.
 
         Raises:
             ClusterError: the file cannot be read, or is no profile of this version.
         """
         profile = read_profile(path)
         group = HostGroup(count=1, host=profile.host)
-        return cls(name=f"{profile.host.name}, measured {profile.created}", groups=(group,))
+        return cls(name=f"{profile.host.name}, profile of {profile.created}", groups=(group,))
 
     @classmethod
     def named(cls, text: str) -> ClusterSpec:

@@ -48,6 +48,11 @@ class CompileTarget(Protocol):
         """What the runtime keeps of it: the names of those that hold it, and bytes."""
         ...
 
+    @property
+    def cycles_per_s(self) -> float | None:
+        """Clock rate in which its compiler counts costs; None where it says seconds."""
+        ...
+
     def slice(self, num_devices: int) -> TargetSlice:
         """Return how the compiler is asked for so many devices.
 

@@ -125,6 +125,11 @@ class GpuTarget:
         """What the runtime keeps of the memory: the names of those that hold it, and bytes."""
         return {"CUDA context and modules": _CONTEXT_BYTES, "NCCL buffers": _NCCL_BYTES}
 
+    @property
+    def cycles_per_s(self) -> None:
+        """None: XLA:GPU says seconds."""
+        return None
+
     def slice(self, num_devices: int) -> TargetSlice:
         """Return how the compiler is asked for so many devices.
 

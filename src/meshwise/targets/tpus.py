@@ -35,6 +35,7 @@ class TpuTarget:
         device: Name of the device in `cluster.catalog`.
         memory_bytes: Memory of one chip.
         kept_bytes: What the compiler gives to no program.
+        cycles_per_s: Clock rate of its cores.
         shapes: Chips of its slices along each dim of the torus, smallest first.
     """
 
@@ -42,6 +43,7 @@ class TpuTarget:
     device: str
     memory_bytes: int
     kept_bytes: int
+    cycles_per_s: float
     shapes: tuple[tuple[int, ...], ...]
 
     @property
@@ -81,14 +83,18 @@ class TpuTarget:
         return TargetSlice(name=name, options=options)
 
 
-# What libtpu 0.0.42.1 refuses a larger program with: "exceeds available HBM (15.75G)", (95.74G) and
-# (31.25G).
+# Clocks: the published peak in bfloat16 over 2 x 128 x 128 FLOP a cycle of each matrix unit (MXU):
+# 4 on v5e, 8 on v5p (two cores), and 4 of 256 x 256 on v6e.  Google's pages say 2 or 4 for v6e:
+# with 4 the compiler's passes over memory reach 0.83 of the bandwidth, on v5e 0.81.
+# Memory: libtpu 0.0.42.1 refuses a larger program with "exceeds available HBM (15.75G)", (95.74G)
+# and (31.25G).
 TPUS = (
     TpuTarget(
         name="v5e",
         device="TPU v5e",
         memory_bytes=16 * GIB,
         kept_bytes=GIB // 4,
+        cycles_per_s=1.5e9,
         shapes=_FLAT,
     ),
     TpuTarget(
@@ -96,6 +102,7 @@ TPUS = (
         device="TPU v5p",
         memory_bytes=96 * GIB,
         kept_bytes=int(0.26 * GIB),
+        cycles_per_s=1.75e9,
         shapes=_CUBIC,
     ),
     TpuTarget(
@@ -103,6 +110,7 @@ TPUS = (
         device="TPU v6e",
         memory_bytes=32 * GIB,
         kept_bytes=3 * GIB // 4,
+        cycles_per_s=1.75e9,
         shapes=_FLAT,
     ),
 )

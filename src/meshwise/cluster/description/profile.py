@@ -1,4 +1,4 @@
-"""What `meshwise calibrate` measured, as a JSON file.
+"""What `meshwise calibrate` measured, or what a compiler told it, as a JSON file.
 
 The cost model reads `host`, a table with the keys of `[host]` in a TOML description (see `read`);
 `measured` keeps what it was made from.
