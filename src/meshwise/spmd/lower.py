@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.barriers import BARRIER, joint_barriers
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
@@ -63,6 +64,15 @@ class _Device:
         result = run(value)
         self.order.derive([result], [value])
         return result
+
+    def barrier(self, run: Sequence[int], decision: GraphDecision) -> None:
+        """Let operands of several barriers pass at once."""
+        operators = [(self.graph.operators[i], decision.operators[i]) for i in run]
+        operands = [self.use(op.inputs[0], chosen.uses[0]) for op, chosen in operators]
+        results = lax.optimization_barrier(operands)
+        for (op, chosen), operand, result in zip(operators, operands, results, strict=True):
+            self.order.derive([result], [operand])
+            self.values.define(op.outputs[0], chosen.results[0], result)
 
     def use(self, ident: int, use: Use) -> Array:
         """Return the operand as one user wants it."""
@@ -131,10 +141,15 @@ def run_local(
     device = _Device(program, graph, mesh, order)
     for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
         device.values.define(ident, layout, value)
-    for node, operator, chosen in zip(
-        program.nodes, graph.operators, decision.operators, strict=True
+    runs = joint_barriers(graph)
+    for position, (node, operator, chosen) in enumerate(
+        zip(program.nodes, graph.operators, decision.operators, strict=True)
     ):
         if all(graph.tensors[i].generated for i in node.outputs):
+            continue
+        if operator.kind == BARRIER:
+            with source_scope(node.source):
+                device.barrier(runs.get(position, ()), decision)
             continue
         with source_scope(node.source):
             operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]
