@@ -35,6 +35,7 @@ from meshwise.trace.time.state import (
     BlockTime,
     NodeTime,
     TimeState,
+    reduction_of,
 )
 
 
@@ -197,9 +198,7 @@ class _Block:
             shards = TimeShards(rule, decision.choice, self.batch, self.index)
             results = row.local(node.equation, shards, operands)
             results = [
-                self._localized(value, ident, rule.loops[decision.choice].kind)
-                if decision.choice >= 0 and rule.loops[decision.choice].kind != "parallel"
-                else value
+                self._localized(value, ident, reduction_of(rule, decision.choice))
                 for value, ident in zip(results, node.outputs, strict=True)
             ]
         for ident, state, value in zip(node.outputs, decision.results, results, strict=True):
@@ -209,7 +208,7 @@ class _Block:
                 self.micro[(ident, state)] = value
 
     def _localized(self, value: Array, ident: int, monoid: str) -> Array:
-        """Return a partial term as a statistic of its micro-batch: a sum scales up to the batch."""
+        """Return a term of a sum as a statistic of its micro-batch: it scales up to the batch."""
         if self.block.states[ident].kind == LOCAL and monoid == SUM:
             return value * self.batch.num_microbatches
         return value
