@@ -118,3 +118,37 @@ def test_a_sum_is_made_narrow_once():
     assert sums(cut) == [("float32", (WIDTH,))]
     got, _ = run_traced(cut, PARAMS, BATCH)
     np.testing.assert_array_equal(got["b"], np.full(WIDTH, B, np.float32))
+
+
+def turned(p: Any, batch: Any) -> Any:
+    """A weight that is read transposed, reversed, and as rows of a bias."""
+    h = jnp.tanh(batch["x"] @ p["w"].T + p["b"])
+    return jnp.mean((h @ jnp.flip(p["w"], 0)) ** 2)
+
+
+def test_turned_weights_are_no_copies_before_the_loop():
+    """In the loop what reads them does it; before it they would be kept for all micro-batches."""
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=leaf.shape) for name, leaf in PARAMS.items()}
+    batch = {"x": rng.normal(size=(8, WIDTH)), "at": BATCH["at"][:8]}
+    cut = traced(descent(turned), params, batch, b=4, num_devices=1)
+    node = loop(cut)
+    before = {n.name for n in cut.program.nodes[: cut.program.nodes.index(node)]}
+    assert not before & {"transpose", "rev"}
+    assert {"transpose", "rev", "broadcast_in_dim"} <= {n.name for n in node.bodies[0].nodes}
+    want = run_once(descent(turned), params, batch)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6),
+        want,
+        run_traced(cut, params, batch),
+    )
+
+
+def test_a_turned_weight_that_is_a_result_too_is_made_for_it():
+    def step(p: Any, batch: Any) -> Any:
+        w = p["w"].T
+        return p | {"w": w}, jnp.sum(batch["x"] @ w)
+
+    cut = traced(step, PARAMS, BATCH, b=2, num_devices=1)
+    got, _ = run_traced(cut, PARAMS | {"w": np.arange(16.0).reshape(4, 4)}, BATCH)
+    np.testing.assert_array_equal(got["w"], np.arange(16.0).reshape(4, 4).T)
