@@ -16,7 +16,7 @@ from benchmarks.hand_written import hand_written
 from benchmarks.measured_layers import measured_layers
 from benchmarks.memory_limits import memory_limits
 from benchmarks.mixed_clusters import mixed_clusters
-from benchmarks.one_device import one_device
+from benchmarks.one_device import micro_batches, one_device
 from benchmarks.one_gpu import one_gpu
 from benchmarks.pipeline_dispatch import pipeline_dispatch
 from benchmarks.planning import planning
@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "between_meshes": between_meshes,
     "measured_layers": measured_layers,
     "memory_limits": memory_limits,
+    "micro_batches": micro_batches,
     "mixed_clusters": mixed_clusters,
     "one_device": one_device,
     "one_gpu": one_gpu,
@@ -44,6 +45,7 @@ CPU_BENCHMARKS = (
     "between_meshes",
     "measured_layers",
     "memory_limits",
+    "micro_batches",
     "mixed_clusters",
     "one_device",
     "pipeline_dispatch",

@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshwise as mw
+from benchmarks.hand_accumulation import hand_written_step
 from benchmarks.pairs import run_pairs
 from benchmarks.workload import token_batch, training_step
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.models.steps import model_step
 
 BATCH = 4
+NUM_MICROBATCHES = 4
 NUM_LEAVES = 450  # About as many as the state of a GPT with Adam has.
 
 
@@ -39,6 +42,27 @@ def one_device(quick: bool) -> dict[str, Any]:
         num_pairs=5 * num_pairs,
     )
     return {"step": whole.to_json(), "dispatch": dispatch.to_json()}
+
+
+def micro_batches(quick: bool) -> dict[str, Any]:
+    """Goal: at most 1.05 of gradient accumulation written by hand, on one device."""
+    rows = NUM_MICROBATCHES * BATCH
+    config = gpt_config("small")
+    parts = model_step(config, rows)
+    ours = mw.parallelize(
+        parts.step,
+        method=mw.IntraOp(mesh_shape=(1,)),
+        cluster=cpu_cluster(1),
+        num_microbatches=NUM_MICROBATCHES,
+    )
+    by_hand = jax.jit(hand_written_step(config, rows, NUM_MICROBATCHES), donate_argnums=0)
+    batch = token_batch(config, rows)
+    times = run_pairs(
+        runner(ours, parts.create, batch),
+        runner(by_hand, parts.create, batch),
+        num_pairs=5 if quick else 100,
+    )
+    return times.to_json()
 
 
 def _many_leaves(key: jax.Array) -> list[jax.Array]:

@@ -73,6 +73,13 @@ def root_of_a_mean(p, batch):
     return jnp.sqrt(jnp.mean((batch["x"] @ p["w"]) ** 2))
 
 
+def root_of_two_sums(p, batch):
+    """What is localized is the sum of two terms, not a reduction."""
+    h = batch["x"] @ p["w"]
+    total = jnp.sum(h**2, axis=0) + jnp.sum(jnp.cosh(h), axis=0)
+    return jnp.sum(jnp.sqrt(total / len(h)))
+
+
 def largest_loss(p, batch):
     return jnp.max(jnp.sum((batch["x"] @ p["w"]) ** 2, axis=-1))
 
@@ -88,7 +95,10 @@ def separable(p, batch):
 @pytest.mark.parametrize("num_devices", [1, 4])
 @pytest.mark.parametrize(
     "loss",
-    [batch_norm, two_batch_norms, load_balance, root_of_a_mean, largest_loss, with_l2, separable],
+    [
+        *(batch_norm, two_batch_norms, load_balance, root_of_a_mean, root_of_two_sums),
+        *(largest_loss, with_l2, separable),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_statistics_are_those_of_each_micro_batch(loss, num_devices):

@@ -13,7 +13,7 @@ import pytest
 from doubles.foreign import scale
 from meshwise.errors import TraceError
 from meshwise.trace.step import StepSignature
-from meshwise.trace.time.emit import join_rows, take_rows
+from meshwise.trace.time.rows import join_rows, take_rows
 from meshwise.trace.time.state import Batch, split
 from oracle.one_device import descent, heavy_outside_the_loop, run_traced, traced
 from oracle.problem import run_once

@@ -22,11 +22,13 @@ from meshwise.models.wide_resnet import WideResNet, WideResNetConfig
 from meshwise.trace.loss import value_and_grad
 
 Config = GptConfig | LlamaConfig | BertConfig | MoeConfig | WideResNetConfig | UTransformerConfig
+# The optimizer of a step that names none.
+ADAM = optax.adam(1e-3, eps=1e-3)
 # What a step is made of: it makes variables from a key; its loss, of parameters, what is kept (a
 # collection that no gradient moves) and a batch, returns that collection too; shapes of a batch.
 _Init: TypeAlias = Callable[[jax.Array], PyTree]
 _Loss: TypeAlias = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
-_Parts: TypeAlias = tuple[_Init, _Loss, PyTree]
+StepParts: TypeAlias = tuple[_Init, _Loss, PyTree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,8 @@ def model_step(
         rows: Batch size.
         tx: Optimizer; Adam if None.
     """
-    init, loss, batch = _parts(config, rows)
-    optimizer = tx or optax.adam(1e-3, eps=1e-3)
+    init, loss, batch = step_parts(config, rows)
+    optimizer = tx or ADAM
 
     def create(key: jax.Array) -> PyTree:
         variables = init(key)
@@ -81,7 +83,17 @@ def model_step(
     return ModelStep(step=step, create=create, batch=batch)
 
 
-def _parts(config: Config, rows: int) -> _Parts:
+def step_parts(config: Config, rows: int) -> StepParts:
+    """Return what the step of a configuration is made of.
+
+    Args:
+        config: The configuration of any model.
+        rows: Batch size.
+
+    Returns:
+        What makes variables from a key; the loss `(params, kept, batch) -> (value, kept)`; shapes
+        of a batch.
+    """
     match config:
         case GptConfig() | LlamaConfig() | MoeConfig():
             return _decoder(config, rows)
@@ -93,7 +105,7 @@ def _parts(config: Config, rows: int) -> _Parts:
             return _u_transformer(config, rows)
 
 
-def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> _Parts:
+def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> StepParts:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
     model: nn.Module = Moe(config) if isinstance(config, MoeConfig) else _language_model(config)
 
@@ -115,7 +127,7 @@ def _language_model(config: GptConfig | LlamaConfig) -> nn.Module:
     return Gpt(config) if isinstance(config, GptConfig) else Llama(config)
 
 
-def _bert(config: BertConfig, rows: int) -> _Parts:
+def _bert(config: BertConfig, rows: int) -> StepParts:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
 
     def loss(params: PyTree, kept: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
@@ -141,7 +153,7 @@ def _bert(config: BertConfig, rows: int) -> _Parts:
     )
 
 
-def _wide_resnet(config: WideResNetConfig, rows: int) -> _Parts:
+def _wide_resnet(config: WideResNetConfig, rows: int) -> StepParts:
     shape = (config.image_size, config.image_size, 3)
     model = WideResNet(config)
 
@@ -162,7 +174,7 @@ def _wide_resnet(config: WideResNetConfig, rows: int) -> _Parts:
     )
 
 
-def _u_transformer(config: UTransformerConfig, rows: int) -> _Parts:
+def _u_transformer(config: UTransformerConfig, rows: int) -> StepParts:
     def image(channels: int) -> jax.ShapeDtypeStruct:
         size = config.image_size
         return jax.ShapeDtypeStruct((rows, size, size, channels), jnp.float32)

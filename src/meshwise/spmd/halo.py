@@ -12,7 +12,7 @@ from meshwise.graph.halo import HaloEdge, edges
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, Strategy
 from meshwise.spmd.shards import rank_along
-from meshwise.trace.time.emit import identity_of
+from meshwise.trace.time.monoids import identity_of
 
 # Runs a collective on a tile.
 Communicate = Callable[[Callable[[Array], Array], Array], Array]

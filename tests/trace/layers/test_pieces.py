@@ -43,10 +43,9 @@ from meshwise.trace.time.emit import (
     before_loop,
     empty_sums,
     inside_loop,
-    join_rows,
     made_inside,
-    take_rows,
 )
+from meshwise.trace.time.rows import join_rows, take_rows
 from meshwise.trace.time.state import SPLIT, Batch, split
 from oracle.one_device import run_traced, traced
 from oracle.problem import quick_jit

@@ -17,7 +17,7 @@ from jax import lax
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.primitive import Equation
-from meshwise.trace.time.emit import identity_of
+from meshwise.trace.time.monoids import identity_of
 
 # Reductions whose neutral element is zero.
 OF_ZERO = (SUM, "or")

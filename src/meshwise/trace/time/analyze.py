@@ -41,7 +41,7 @@ from meshwise.trace.time.state import (
     result_states,
     split,
 )
-from meshwise.trace.to_graph import itemsize
+from meshwise.trace.time.terms import readers_of, runs_on_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,6 @@ def is_heavy(node: Node) -> bool:
     return primitive_rule(node.equation).heavy
 
 
-def _num_bytes(aval: object) -> int:
-    size = itemsize(aval.dtype)  # type: ignore[attr-defined]
-    for dim in aval.shape:  # type: ignore[attr-defined]
-        size *= dim
-    return size
-
-
 class _Analysis:
     """Attempts over one program or body."""
 
@@ -160,6 +153,7 @@ class _Analysis:
         # After-loop values that hold gathered rows of the batch, with the equation to blame.
         self.gathered: dict[int, Node] = {}
         self._rules: dict[int, LoopRule] = {}
+        self._readers = readers_of(program)
 
     def run(self, inputs: Sequence[TimeState]) -> BlockTime:
         """Decide on the equations that are not decided yet."""
@@ -300,21 +294,11 @@ class _Analysis:
             out = result_states(rule, choice)
             if choice == NONE:
                 out = (L,) * len(out)
-            if not has_split and choice != NONE and self.top and not self._shrinks(node, states):
+            is_sum = self.top and not has_split and choice != NONE
+            if is_sum and not runs_on_terms(self.program, node, states, self._readers):
                 return None  # rule 2: accumulate first, then once after the loop
             return NodeTime(region=INSIDE_LOOP, choice=choice, wants=wants, results=out)
         return None
-
-    def _shrinks(self, node: Node, states: Sequence[TimeState]) -> bool:
-        avals = self.program.avals
-        consumed = sum(
-            _num_bytes(avals[i])
-            for i, s in zip(node.inputs, states, strict=True)
-            if s.kind == PARTIAL
-        )
-        # A wider accumulator keeps the precision of the sum that one device would make.
-        widening = node.name == "convert_element_type"
-        return widening or sum(_num_bytes(avals[i]) for i in node.outputs) < consumed
 
     def _bodies(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
         reduced = {state.kind for state in states} <= {WHOLE, PARTIAL}

@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.typing import ArrayLike, DTypeLike
 
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
 from meshwise.jax_compat import source_scope
 from meshwise.rules.table import primitive_rule
-from meshwise.trace.block import take_block
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program
+from meshwise.trace.time.monoids import combine, identity_of
+from meshwise.trace.time.rows import join_rows, take_rows
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import (
     AFTER_LOOP,
@@ -35,66 +34,11 @@ from meshwise.trace.time.state import (
     BlockTime,
     NodeTime,
     TimeState,
+    reduction_of,
 )
 
-
-def take_rows(value: Array, state: TimeState, batch: Batch, index: Array) -> Array:
-    """Rows of one micro-batch; local on every device however the batch is split in space."""
-    dim, parts = state.dim, state.sections * batch.groups
-    rows = value.shape[dim]
-    run = rows // (parts * batch.num_microbatches)
-    head, tail = value.shape[:dim], value.shape[dim + 1 :]
-    grid = value.reshape(*head, parts, batch.num_microbatches, run, *tail)
-    taken = take_block(grid, index, 1, dim + 1).squeeze(dim + 1)
-    return taken.reshape(*head, rows // batch.num_microbatches, *tail)
-
-
-def join_rows(stacked: Array, state: TimeState, batch: Batch) -> Array:
-    """Inverse of `take_rows` for rows stacked along a new dim 0."""
-    dim, parts = state.dim, state.sections * batch.groups
-    shape = stacked.shape[1:]
-    run = shape[dim] // parts
-    head, tail = shape[:dim], shape[dim + 1 :]
-    grid = stacked.reshape(batch.num_microbatches, *head, parts, run, *tail)
-    moved = jnp.moveaxis(grid, 0, dim + 1)
-    return moved.reshape(*head, shape[dim] * batch.num_microbatches, *tail)
-
-
-def identity_of(monoid: str, dtype: DTypeLike) -> ArrayLike:
-    """Return the neutral element of a reduction.
-
-    Args:
-        monoid: The reduction.
-        dtype: The type of what is reduced.
-
-    Returns:
-        The element, a scalar.
-    """
-    if monoid == SUM:
-        return np.zeros((), dtype)[()]
-    if monoid in ("and", "or"):
-        return np.asarray(monoid == "and", dtype)[()]
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(-np.inf if monoid == "max" else np.inf, dtype)[()]
-    if dtype == jnp.bool_:
-        return np.asarray(monoid == "min", dtype)[()]
-    info = jnp.iinfo(dtype)
-    return np.asarray(info.min if monoid == "max" else info.max, dtype)[()]
-
-
-def combine(monoid: str, left: Array, right: Array) -> Array:
-    """One step of a reduction."""
-    match monoid:
-        case "sum":
-            return left + right
-        case "max":
-            return jnp.maximum(left, right)
-        case "min":
-            return jnp.minimum(left, right)
-        case "and":
-            return left & right
-        case _:
-            return left | right
+# What only turns or repeats a value.
+_MOVES = ("transpose", "rev", "broadcast_in_dim", "reshape", "squeeze", "expand_dims")
 
 
 class _Block:
@@ -139,7 +83,13 @@ class _Block:
         return value
 
     def _whole(self, ident: int) -> Array:
-        return self.whole[ident] if ident in self.whole else self.program.constants[ident]
+        if ident in self.program.constants:
+            return self.program.constants[ident]
+        if ident not in self.whole:  # One of `_views`.
+            node = self.producer[ident]
+            results = run_node(node, [self._whole(i) for i in node.inputs])
+            self.whole.update(zip(node.outputs, results, strict=True))
+        return self.whole[ident]
 
     def _rows(self, ident: int, state: TimeState, want: TimeState) -> Array:
         """Rows of a value that has them all: made for the micro-batch if possible, else sliced.
@@ -197,9 +147,7 @@ class _Block:
             shards = TimeShards(rule, decision.choice, self.batch, self.index)
             results = row.local(node.equation, shards, operands)
             results = [
-                self._localized(value, ident, rule.loops[decision.choice].kind)
-                if decision.choice >= 0 and rule.loops[decision.choice].kind != "parallel"
-                else value
+                self._localized(value, ident, reduction_of(rule, decision.choice))
                 for value, ident in zip(results, node.outputs, strict=True)
             ]
         for ident, state, value in zip(node.outputs, decision.results, results, strict=True):
@@ -209,7 +157,7 @@ class _Block:
                 self.micro[(ident, state)] = value
 
     def _localized(self, value: Array, ident: int, monoid: str) -> Array:
-        """Return a partial term as a statistic of its micro-batch: a sum scales up to the batch."""
+        """Return a term of a sum as a statistic of its micro-batch: it scales up to the batch."""
         if self.block.states[ident].kind == LOCAL and monoid == SUM:
             return value * self.batch.num_microbatches
         return value
@@ -326,10 +274,25 @@ def inside_loop(
     Returns:
         What gives the value of an id in a state: that of the analysis, or rows of what is whole.
     """
-    inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE}
+    views = _views(program, block)
+    inner = {i: v for i, v in whole.items() if block.states[i].kind == WHOLE and i not in views}
     micro = [(i, block.states[i], value) for i, value in rows.items()]
     run = _start_block(program, block, batch, index, inner, micro)
     return run.get
+
+
+def _views(program: Program, block: BlockTime) -> set[int]:
+    """Return what is made before the loop and again inside, where XLA fuses it into its users.
+
+    A copy from before the loop would be kept for all micro-batches, as a transposed weight.
+    """
+    return {
+        out
+        for node, decision in zip(program.nodes, block.nodes, strict=True)
+        if decision.region == BEFORE_LOOP and node.name in _MOVES
+        if all(block.states[i].kind == WHOLE for i in node.inputs)
+        for out in node.outputs
+    }
 
 
 def after_loop(program: Program, block: BlockTime, whole: dict[int, Array]) -> list[Array]:

@@ -65,10 +65,15 @@ def operand_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
 
 def result_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
     """States in which results leave, as `operand_states`."""
-    kind = SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
+    kind = reduction_of(rule, choice)
     if kind != PARALLEL:
         return (partial(kind),) * len(rule.results)
     return tuple(_along(rule, choice, dims) for dims in rule.results)
+
+
+def reduction_of(rule: LoopRule, choice: int) -> str:
+    """Return how results become whole, by a reduction; `PARALLEL` if they are not partial."""
+    return SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
 
 
 def _along(rule: LoopRule, choice: int, dims: DimMap) -> TimeState:
