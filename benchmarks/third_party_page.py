@@ -1,0 +1,65 @@
+"""The tables of `third_party`: one for each step and place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwise.units import MIB
+
+# Floating-point operations of the matrix units of a v5e in one cycle: four units of 128 x 128
+# multiply and add; at 197 TFLOP/s (Google Cloud, "TPU v5e") that is a clock of 1.503 GHz.
+_V5E_CLOCK_HZ = 197e12 / (4 * 128 * 128 * 2)
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return all rows as tables in Markdown.
+
+    Args:
+        rows: What `third_party` wrote.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["place"], row["case"]), []).append(row)
+    lines: list[str] = []
+    for (place, case), some in groups.items():
+        lines += [f"### {case}, {place}", "", *_table(some), ""]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    has_cycles = any(row.get("estimated_cycles") for row in rows)
+    head = [
+        *("side", "way", "mesh", "peak", "temporary", "all-reduce", "reduce-scatter"),
+        *("all-gather", "all-to-all", "permute", "number", "sent", "communication", "TFLOP"),
+        *(["operators"] if has_cycles else []),
+    ]
+    return [
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+        *(f"| {' | '.join(_cells(row, has_cycles))} |" for row in rows),
+    ]
+
+
+def _cells(row: Mapping[str, Any], has_cycles: bool) -> list[str]:
+    start = [row["side"], row["way"]]
+    if "error" in row:
+        return [*start, row["error"].partition(":")[0]]
+    kinds: Mapping[str, Mapping[str, float]] = row["collectives"]
+    shown = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "permute")
+    return [
+        *start,
+        "x".join(map(str, row["mesh"])),
+        _mib(row["peak_bytes"]),
+        _mib(row["temporary_bytes"]),
+        *(_mib(kinds[kind]["num_bytes"]) if kind in kinds else "" for kind in shown),
+        str(round(sum(sums["runs"] for sums in kinds.values()))),
+        _mib(sum(sums["sent_bytes"] for sums in kinds.values())),
+        f"{1e3 * sum(sums['simulated_s'] for sums in kinds.values()):.2f} ms",
+        f"{row['dense_flop'] / 1e12:.3f}",
+        *([f"{1e3 * row['estimated_cycles'] / _V5E_CLOCK_HZ:.2f} ms"] if has_cycles else []),
+    ]
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / MIB:.0f}"
