@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from evaluation.hlo_flop import hlo_dense_flop
+
 from meshwise.cluster.collectives import collective_terms, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh, MeshAxis
 from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
@@ -23,8 +24,9 @@ def report(answer: CompileAnswer, mesh: LogicalMesh) -> dict[str, Any]:
 
     Returns:
         `argument_bytes`, `output_bytes`, `alias_bytes`, `temporary_bytes` and `peak_bytes`;
-        `collectives`, for each kind as `_traffic`; `dense_flop`; `estimated_cycles` and
-        `num_estimated`, where the compiler estimates (XLA:TPU).
+        `collectives`, for each kind as `_traffic`; `dense_flop`; for XLA:TPU `estimated_cycles` and
+        `num_estimated` in its place: it writes products as convolutions over padded windows, of
+        which the reader of FLOP would count the padding.
 
     Raises:
         ProgramError: the text cannot be read, or a loop around what counts runs an unknown number
@@ -40,7 +42,7 @@ def report(answer: CompileAnswer, mesh: LogicalMesh) -> dict[str, Any]:
         "temporary_bytes": memory.temporary_bytes,
         "peak_bytes": memory.peak_bytes,
         "collectives": _by_kind(module, mesh),
-        "dense_flop": hlo_dense_flop(module),
+        "dense_flop": None if estimated else hlo_dense_flop(module),
         "estimated_cycles": sum(item.value * item.count for item in estimated),
         "num_estimated": len(estimated),
     }

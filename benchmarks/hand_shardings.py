@@ -257,9 +257,7 @@ def hand_jit(
         with nn.intercept_methods(_constrained(recipe, place)):
             return parts.step(state, batch)
 
-    return jax.jit(
-        step, in_shardings=(state, batch), out_shardings=(state, None), donate_argnums=0
-    )
+    return jax.jit(step, in_shardings=(state, batch), out_shardings=(state, None), donate_argnums=0)
 
 
 def _constrained(recipe: Recipe, mesh: Mesh | AbstractMesh) -> Callable[..., Any]:
@@ -268,13 +266,14 @@ def _constrained(recipe: Recipe, mesh: Mesh | AbstractMesh) -> Callable[..., Any
     def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         result = call(*args, **kwargs)
         name = f"{'/'.join(context.module.path)}.{context.method_name}"
-        for pattern, dims in ACTIVATIONS.items():
-            if fnmatchcase(name, pattern):
-                there = NamedSharding(mesh, spec(dims, recipe.activations))
-                return jax.tree.map(
-                    lambda x: jax.lax.with_sharding_constraint(x, there) if x.ndim > 2 else x,
-                    result,
-                )
-        return result
+        dims = next((dims for row, dims in ACTIVATIONS.items() if fnmatchcase(name, row)), None)
+        if dims is None:
+            return result
+        there = NamedSharding(mesh, spec(dims, recipe.activations))
+        return jax.tree.map(
+            # What is smaller, as the balancing loss of experts, is left to XLA.
+            lambda x: jax.lax.with_sharding_constraint(x, there) if x.ndim >= len(dims) else x,
+            result,
+        )
 
     return intercept

@@ -4,7 +4,7 @@ The same step is compiled as Meshwise plans it, and under plain `jax.jit` with t
 `hand_shardings`, XLA's options as they are and the state donated.  What is compared is what the
 compiler reports: memory of a device, collectives, work.  Nothing is run.
 
-    python -m benchmarks.third_party --target h100 --out rows.jsonl
+    python -m benchmarks.third_party --place h100 --out rows.jsonl --page tables.md
 
 The compiler must be installed (`pip install "meshwise[target-gpu]"`); no device is needed.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from benchmarks.fits import rows_of
 from benchmarks.hand_shardings import Recipe, fsdp, fsdp_tensor, hand_jit, megatron
 from benchmarks.hand_shardings import experts as expert_parallel
 from benchmarks.third_party_page import page
+from meshwise.errors import InfeasibleError, MeshwiseError
 from meshwise.jax_compat import module_of
 from meshwise.models.named import model_config
 from meshwise.models.steps import Config, ModelStep, model_step
@@ -67,9 +69,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
             changes={"num_layers": 2, "seq_len": 2048, "vocab_size": 32000},
         ),
         "moe-380m": Case(model="moe-380m", rows=32, changes={"num_layers": 2}),
-        "gpt-39b stage": Case(
-            model="gpt-39b", rows=16, changes={"num_layers": 3, "remat": True}
-        ),
+        "gpt-39b stage": Case(model="gpt-39b", rows=16, changes={"num_layers": 3, "remat": True}),
         "llama-70b stage": Case(
             model="llama-70b",
             rows=16,
@@ -102,7 +102,7 @@ PLACES: Mapping[str, Place] = MappingProxyType(
     }
 )
 # Within the memory that the least of the shardings by hand needs.
-LEAST = "IntraOp, least memory"
+LEAST = "IntraOp(), least memory"
 
 
 def hand_ways(case: Case, place: Place) -> dict[str, Recipe]:
@@ -133,9 +133,9 @@ def our_ways(place: Place, least_bytes: int | None) -> dict[str, tuple[mw.Method
         least_bytes: Compiled peak of the sharding by hand that needs least memory.
     """
     found: dict[str, tuple[mw.Method, int | None]] = {
-        "IntraOp": (mw.IntraOp(), None),
-        "Zero3": (mw.Zero3(), None),
-        f"Megatron {place.view[0]}x{place.view[1]}": (mw.Megatron(*place.view), None),
+        "IntraOp()": (mw.IntraOp(), None),
+        "Zero3()": (mw.Zero3(), None),
+        f"Megatron{place.view}": (mw.Megatron(*place.view), None),
     }
     if least_bytes is not None:
         found[LEAST] = (mw.IntraOp(), least_bytes)
@@ -211,8 +211,6 @@ def answer(name: str, place_name: str, way: tuple[str, str], rows: Sequence[Any]
         way: "hand" or "Meshwise", and the name of the way there.
         rows: The rows so far.
     """
-    from meshwise.errors import MeshwiseError
-
     case, place = CASES[name], PLACES[place_name]
     parts = model_step(case.config, case.rows)
     row: dict[str, Any] = {"case": name, "place": place_name, "side": way[0], "way": way[1]}
@@ -222,7 +220,13 @@ def answer(name: str, place_name: str, way: tuple[str, str], rows: Sequence[Any]
             row |= hand_row(case, parts, hand_ways(case, place)[way[1]], place)
         else:
             method, memory_bytes = our_ways(place, _least_bytes(rows, name, place_name))[way[1]]
-            row |= our_row(parts, method, memory_bytes, place)
+            try:
+                row |= our_row(parts, method, memory_bytes, place)
+            except InfeasibleError as error:
+                # It names the smallest plan that it found.
+                row["refused"] = str(error)
+                (smallest,) = re.findall(r"peaks at [^(]*\((\d+) bytes\)", str(error))
+                row |= our_row(parts, method, int(smallest), place)
     except MeshwiseError as error:
         row["error"] = f"{type(error).__name__}: {error}"
     row["compiler"] = installed_compiler(compile_target(place.target).platform).name

@@ -31,8 +31,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     has_cycles = any(row.get("estimated_cycles") for row in rows)
     head = [
         *("side", "way", "mesh", "peak", "temporary", "all-reduce", "reduce-scatter"),
-        *("all-gather", "all-to-all", "permute", "number", "sent", "communication", "TFLOP"),
-        *(["operators"] if has_cycles else []),
+        *("all-gather", "all-to-all", "permute", "number", "sent", "communication"),
+        "operators" if has_cycles else "TFLOP",
     ]
     return [
         f"| {' | '.join(head)} |",
@@ -55,10 +55,15 @@ def _cells(row: Mapping[str, Any], has_cycles: bool) -> list[str]:
         *(_mib(kinds[kind]["num_bytes"]) if kind in kinds else "" for kind in shown),
         str(round(sum(sums["runs"] for sums in kinds.values()))),
         _mib(sum(sums["sent_bytes"] for sums in kinds.values())),
-        f"{1e3 * sum(sums['simulated_s'] for sums in kinds.values()):.2f} ms",
-        f"{row['dense_flop'] / 1e12:.3f}",
-        *([f"{1e3 * row['estimated_cycles'] / _V5E_CLOCK_HZ:.2f} ms"] if has_cycles else []),
+        _ms(sum(sums["simulated_s"] for sums in kinds.values())),
+        _ms(row["estimated_cycles"] / _V5E_CLOCK_HZ)
+        if has_cycles
+        else f"{row['dense_flop'] / 1e12:.3f}",
     ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
 
 
 def _mib(num_bytes: float) -> str:
