@@ -58,8 +58,8 @@ PARAMETERS: Mapping[type[Config], Mapping[str, Dims]] = MappingProxyType(
         MoeConfig: {
             **_ATTENTION,
             "*/experts/gate": ("embed", None),
-            "*/experts/up": ("expert", "embed", "mlp"),
-            "*/experts/down": ("expert", "mlp", "embed"),
+            "*/experts/up": (None, "embed", "mlp"),
+            "*/experts/down": (None, "mlp", "embed"),
         },
         LlamaConfig: {
             "*/attention/query/kernel": ("embed", "heads", None, None),
@@ -168,19 +168,6 @@ def fsdp_tensor(rows: int, tensor: int) -> Recipe:
         axes=(("fsdp", rows), ("tensor", tensor)),
         parameters={"embed": "fsdp", **_TENSOR},
         activations={"batch": "fsdp", "stream": "tensor", **_TENSOR},
-    )
-
-
-def experts(devices: int) -> Recipe:
-    """Return fully sharded data parallel with whole experts, one set a device.
-
-    Args:
-        devices: Devices of the mesh.
-    """
-    return Recipe(
-        axes=(("fsdp", devices),),
-        parameters={"expert": "fsdp", "embed": "fsdp"},
-        activations={"batch": "fsdp"},
     )
 
 

@@ -25,7 +25,6 @@ import meshwise as mw
 from benchmarks.compiler_report import report
 from benchmarks.fits import rows_of
 from benchmarks.hand_shardings import Recipe, fsdp, fsdp_tensor, hand_jit, megatron
-from benchmarks.hand_shardings import experts as expert_parallel
 from benchmarks.third_party_page import page
 from meshwise.errors import InfeasibleError, MeshwiseError
 from meshwise.jax_compat import module_of
@@ -105,24 +104,19 @@ PLACES: Mapping[str, Place] = MappingProxyType(
 LEAST = "IntraOp(), least memory"
 
 
-def hand_ways(case: Case, place: Place) -> dict[str, Recipe]:
+def hand_ways(place: Place) -> dict[str, Recipe]:
     """Return the recipes that are tried, by name.
 
     Args:
-        case: The step.
-        place: Its devices.
+        place: The devices.
     """
     rows, tensor = place.view
-    devices = rows * tensor
-    found = {
-        "FSDP": fsdp(devices),
+    return {
+        "FSDP": fsdp(rows * tensor),
         f"Megatron {rows}x{tensor}": megatron(rows, tensor),
         f"Megatron {rows}x{tensor}, sequence": megatron(rows, tensor, by_sequence=True),
         f"FSDP x TP {rows}x{tensor}": fsdp_tensor(rows, tensor),
     }
-    if case.model.startswith("moe"):
-        found["FSDP, experts"] = expert_parallel(devices)
-    return found
 
 
 def our_ways(place: Place, least_bytes: int | None) -> dict[str, tuple[mw.Method, int | None]]:
@@ -217,7 +211,7 @@ def answer(name: str, place_name: str, way: tuple[str, str], rows: Sequence[Any]
     start = time.monotonic()
     try:
         if way[0] == "hand":
-            row |= hand_row(case, parts, hand_ways(case, place)[way[1]], place)
+            row |= hand_row(case, parts, hand_ways(place)[way[1]], place)
         else:
             method, memory_bytes = our_ways(place, _least_bytes(rows, name, place_name))[way[1]]
             try:
@@ -259,7 +253,7 @@ def main() -> None:
     done = {(row["case"], row["place"], row["side"], row["way"]) for row in rows}
     place = PLACES[options.place]
     for name in options.cases:
-        ways = [("hand", way) for way in hand_ways(CASES[name], place)]
+        ways = [("hand", way) for way in hand_ways(place)]
         ways += [("Meshwise", way) for way in our_ways(place, 0)]
         for way in ways:
             if (name, options.place, *way) in done or way[1] not in (options.ways or [way[1]]):

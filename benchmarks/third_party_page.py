@@ -21,10 +21,36 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["place"], row["case"]), []).append(row)
-    lines: list[str] = []
+    lines = [
+        "| step | place | Meshwise | peak / least by hand | sent / least by hand |",
+        "|---|---|---|---|---|",
+        *(line for some in groups.values() for line in _ratios(some)),
+        "",
+    ]
     for (place, case), some in groups.items():
         lines += [f"### {case}, {place}", "", *_table(some), ""]
     return "\n".join(lines)
+
+
+def _ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each of our ways: beside the best by hand, in memory and in bytes sent."""
+    compiled = [row for row in rows if "error" not in row]
+    by_hand = [row for row in compiled if row["side"] == "hand"]
+    if not by_hand:
+        return []
+    least_bytes = min(by_hand, key=lambda row: row["peak_bytes"])
+    least_sent = min(by_hand, key=_sent_bytes)
+    return [
+        f"| {row['case']} | {row['place']} | {row['way']} | "
+        f"{row['peak_bytes'] / least_bytes['peak_bytes']:.3f} ({least_bytes['way']}) | "
+        f"{_sent_bytes(row) / _sent_bytes(least_sent):.3f} ({least_sent['way']}) |"
+        for row in compiled
+        if row["side"] != "hand"
+    ]
+
+
+def _sent_bytes(row: Mapping[str, Any]) -> float:
+    return sum(sums["sent_bytes"] for sums in row["collectives"].values())
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -54,7 +80,7 @@ def _cells(row: Mapping[str, Any], has_cycles: bool) -> list[str]:
         _mib(row["temporary_bytes"]),
         *(_mib(kinds[kind]["num_bytes"]) if kind in kinds else "" for kind in shown),
         str(round(sum(sums["runs"] for sums in kinds.values()))),
-        _mib(sum(sums["sent_bytes"] for sums in kinds.values())),
+        _mib(_sent_bytes(row)),
         _ms(sum(sums["simulated_s"] for sums in kinds.values())),
         _ms(row["estimated_cycles"] / _V5E_CLOCK_HZ)
         if has_cycles

@@ -14,7 +14,6 @@ from benchmarks.hand_shardings import (
     ACTIVATIONS,
     PARAMETERS,
     Recipe,
-    experts,
     fsdp,
     fsdp_tensor,
     hand_jit,
@@ -49,7 +48,7 @@ def mesh_of(recipe: Recipe) -> Mesh:
 def test_the_table_of_a_model_names_the_dims_of_every_parameter(name: str, place: str) -> None:
     case = CASES[name]
     state = model_step(case.config, case.rows).state
-    for recipe in hand_ways(case, PLACES[place]).values():
+    for recipe in hand_ways(PLACES[place]).values():
         sizes = dict(recipe.axes)
 
         def check(leaf: Any, entry: PartitionSpec, sizes: dict[str, int] = sizes) -> None:
@@ -75,8 +74,8 @@ def test_an_unknown_parameter_is_an_error() -> None:
 
 
 def test_an_axis_splits_one_dim() -> None:
-    dims = ("expert", "embed", "mlp")
-    assert spec(dims, experts(8).parameters) == PartitionSpec("fsdp", None, None)
+    axis_of = {"embed": "fsdp", "mlp": "fsdp"}
+    assert spec(("expert", "embed", "mlp"), axis_of) == PartitionSpec(None, "fsdp", None)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_an_axis_splits_one_dim() -> None:
     [
         ("gpt-tiny", {}, megatron(2, 4, by_sequence=True)),
         ("llama-tiny", {"num_kv_heads": 4}, fsdp_tensor(2, 4)),
-        ("moe-tiny", {"num_experts": 8}, experts(8)),
+        ("moe-tiny", {}, fsdp(8)),
     ],
 )
 def test_a_step_by_hand_is_the_same_step(
@@ -197,7 +196,11 @@ def test_the_page_has_a_row_for_each_way_and_for_each_refusal() -> None:
     x = jax.ShapeDtypeStruct((16, 32), jnp.float32)
     numbers = read(lambda x: x.sum(0), [x], [PartitionSpec("a")])
     same = {"case": "gpt-350m", "place": "h100", "side": "hand", "mesh": (2, 4)}
-    text = page([{**same, "way": "FSDP", **numbers}, {**same, "way": "other", "error": "E: why"}])
+    ours = {**same, "side": "Meshwise", "way": "Zero3()", **numbers}
+    text = page(
+        [{**same, "way": "FSDP", **numbers}, {**same, "way": "other", "error": "E: why"}, ours]
+    )
+    assert "| gpt-350m | h100 | Zero3() | 1.000 (FSDP) | 1.000 (FSDP) |" in text
     assert "### gpt-350m, h100" in text
     assert "| hand | FSDP | 2x4 |" in text
     assert "| hand | other | E |" in text

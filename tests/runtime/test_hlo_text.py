@@ -136,6 +136,25 @@ dimensions={{0}}, use_global_device_ids=true, frontend_attributes={{{chain}}}
     assert rows(text) == [("all-gather", (1,), 2048, 1)] * count
 
 
+def test_an_all_reduce_of_which_xla_tpu_keeps_a_part_is_a_reduce_scatter() -> None:
+    fused = """%all-reduce-scatter.3 (q: f32[16,8], at: s32[]) -> f32[4,8] {
+  %q = f32[16,8]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %sum = f32[16,8]{1,0} all-reduce(%q), channel_id=1, replica_groups=[2,4]<=[8], \
+use_global_device_ids=true, to_apply=%add
+  ROOT %part = f32[4,8]{1,0} dynamic-slice(%sum, %at, %at), dynamic_slice_sizes={4,8}
+}
+
+"""
+    text = entry(
+        "%p = f32[16,8]{1,0} parameter(0)",
+        "%zero = s32[] constant(0)",
+        "ROOT %f = f32[4,8]{1,0} fusion(%p, %zero), kind=kCustom, calls=%all-reduce-scatter.3",
+        before=fused,
+    )
+    assert rows(text) == [("reduce-scatter", (1,), 512, 1)]
+
+
 def test_generic_asynchronous_start_counts_what_it_wraps_once() -> None:
     wrapped = """%async (q: f32[16,8]) -> f32[4,8] {
   %q = f32[16,8]{1,0} parameter(0)

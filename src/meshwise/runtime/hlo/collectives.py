@@ -29,6 +29,8 @@ _WHOLE_OPERAND = ("all-reduce", "reduce-scatter", "broadcast")
 # XLA:TPU runs an asynchronous collective in several fusions, beside other work.  Each of them
 # repeats it, with the channel and the number of the chain (seen with libtpu 0.0.42.1).
 _CHAIN = re.compile(r"chain_id=\"?\d+\"?")
+# How XLA:TPU writes a reduce-scatter: a fusion of this name that keeps a part of an all-reduce.
+_SCATTER = "all-reduce-scatter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ def hlo_collectives(
         kind = collective_kind(instruction)
         if kind is None:
             return None
+        if kind == "all-reduce" and computation.name.startswith(_SCATTER):
+            kind = "reduce-scatter"
         if chain := _CHAIN.search(instruction.attribute("frontend_attributes") or ""):
             part = instruction.attribute("channel_id"), chain.group()
             if part in chains:
