@@ -104,6 +104,57 @@ def test_gpu_asynchronous_pairs_count_once() -> None:
     ]
 
 
+def test_a_mesh_with_an_order_of_its_devices_is_read_from_an_instruction() -> None:
+    text = entry(
+        "%p = f32[16,8]{1,0} parameter(0)",
+        "ROOT %x = f32[16,8]{1,0} all-reduce(%p), channel_id=1,"
+        " replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'},"
+        " use_global_device_ids=true, to_apply=%add",
+    )
+    assert rows(text) == [("all-reduce", (0,), 512, 1)]
+
+
+@pytest.mark.parametrize(("second", "count"), [('chain_id="1"', 1), ('chain_id="2"', 2)])
+def test_a_collective_that_xla_tpu_runs_in_several_fusions_counts_once(
+    second: str, count: int
+) -> None:
+    def part(name: str, chain: str) -> str:
+        return f"""%{name} (q: f32[16,8]) -> f32[64,8] {{
+  %q = f32[16,8]{{1,0}} parameter(0)
+  ROOT %ag.{name} = f32[64,8]{{1,0}} all-gather(%q), channel_id=13, replica_groups=[2,4]<=[8], \
+dimensions={{0}}, use_global_device_ids=true, frontend_attributes={{{chain}}}
+}}
+
+"""
+
+    text = entry(
+        "%p = f32[16,8]{1,0} parameter(0)",
+        "%f = f32[64,8]{1,0} fusion(%p), kind=kCustom, calls=%first",
+        "ROOT %g = f32[64,8]{1,0} fusion(%p), kind=kCustom, calls=%second",
+        before=part("first", 'chain_id="1"') + part("second", second),
+    )
+    assert rows(text) == [("all-gather", (1,), 2048, 1)] * count
+
+
+def test_an_all_reduce_of_which_xla_tpu_keeps_a_part_is_a_reduce_scatter() -> None:
+    fused = """%all-reduce-scatter.3 (q: f32[16,8], at: s32[]) -> f32[4,8] {
+  %q = f32[16,8]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %sum = f32[16,8]{1,0} all-reduce(%q), channel_id=1, replica_groups=[2,4]<=[8], \
+use_global_device_ids=true, to_apply=%add
+  ROOT %part = f32[4,8]{1,0} dynamic-slice(%sum, %at, %at), dynamic_slice_sizes={4,8}
+}
+
+"""
+    text = entry(
+        "%p = f32[16,8]{1,0} parameter(0)",
+        "%zero = s32[] constant(0)",
+        "ROOT %f = f32[4,8]{1,0} fusion(%p, %zero), kind=kCustom, calls=%all-reduce-scatter.3",
+        before=fused,
+    )
+    assert rows(text) == [("reduce-scatter", (1,), 512, 1)]
+
+
 def test_generic_asynchronous_start_counts_what_it_wraps_once() -> None:
     wrapped = """%async (q: f32[16,8]) -> f32[4,8] {
   %q = f32[16,8]{1,0} parameter(0)

@@ -25,7 +25,7 @@ from meshwise.trace.step import TracedStep
 # Autotuning runs kernels, which needs the device.  It chooses between cuBLAS and Triton for each
 # product; without it all are Triton's, in tiles that do not fit some of them ("Couldn't find output
 # tile sizes", jax-cuda12-pjrt 0.10.2).  With cuBLAS all compile, and none holds less.
-_WITHOUT_DEVICE: Mapping[str, Mapping[str, str | bool]] = MappingProxyType(
+WITHOUT_DEVICE: Mapping[str, Mapping[str, str | bool]] = MappingProxyType(
     {"cuda": {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}}
 )
 
@@ -40,7 +40,7 @@ def target_program(name: str, lowered: Any, num_devices: int, platform: str) -> 
         platform: How JAX names the platform, as `cuda`.
     """
     module, digest = module_of(lowered)
-    options = compile_options(platform, num_devices) | dict(_WITHOUT_DEVICE.get(platform, {}))
+    options = compile_options(platform, num_devices) | dict(WITHOUT_DEVICE.get(platform, {}))
     return TargetProgram(
         name=name, module=module, digest=digest, num_devices=num_devices, options=options
     )

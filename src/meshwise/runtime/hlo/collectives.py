@@ -8,6 +8,7 @@ n b.  Operands are used, never results, since asynchronous forms wrap their resu
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,11 @@ KINDS = {
     "collective-broadcast": "broadcast",
 }
 _WHOLE_OPERAND = ("all-reduce", "reduce-scatter", "broadcast")
+# XLA:TPU runs an asynchronous collective in several fusions, beside other work.  Each of them
+# repeats it, with the channel and the number of the chain (seen with libtpu 0.0.42.1).
+_CHAIN = re.compile(r"chain_id=\"?\d+\"?")
+# How XLA:TPU writes a reduce-scatter: a fusion of this name that keeps a part of an all-reduce.
+_SCATTER = "all-reduce-scatter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +78,19 @@ def hlo_collectives(
     module = parse_module(text) if isinstance(text, str) else text
     num_devices = max(module.num_partitions * module.num_replicas, math.prod(mesh_sizes))
     known = axis_groups(mesh_sizes)
+    chains: set[tuple[str | None, str]] = set()
 
     def read(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
         kind = collective_kind(instruction)
         if kind is None:
             return None
+        if kind == "all-reduce" and computation.name.startswith(_SCATTER):
+            kind = "reduce-scatter"
+        if chain := _CHAIN.search(instruction.attribute("frontend_attributes") or ""):
+            part = instruction.attribute("channel_id"), chain.group()
+            if part in chains:
+                return None
+            chains.add(part)
         if kind == "permute":
             groups, axes = permute_groups(instruction, mesh_sizes, known)
         else:

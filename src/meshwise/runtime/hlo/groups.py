@@ -112,7 +112,9 @@ def replica_groups(
     Raises:
         ProgramError: The groups cannot be read.
     """
-    text = instruction.attribute("replica_groups") or "{}"
+    # The order of devices in a mesh follows a comma that is in no bracket.
+    mesh = re.search(r"replica_groups=(@?mesh\[[^\]]*\][^{]*\{[^{}]*\})", instruction.attributes)
+    text = mesh.group(1) if mesh else instruction.attribute("replica_groups") or "{}"
     groups = parse_replica_groups(text)
     has_channel = instruction.attribute("channel_id") is not None
     is_global = instruction.attribute("use_global_device_ids") == "true"
