@@ -90,6 +90,34 @@ def test_megatron_reduces_activations_along_the_second_axis():
     assert along["all-reduce", ("x",)] == 2
 
 
+def test_megatron_keeps_logits_split_along_the_vocabulary():
+    batch, length, width, vocabulary = 8, 256, 256, 16384
+
+    def train_step(weights, rows):
+        def loss(weights):
+            logits = jnp.tanh(rows["x"] @ weights["up"]) @ weights["out"]
+            picked = jnp.take_along_axis(jax.nn.log_softmax(logits), rows["y"][..., None], axis=-1)
+            return -jnp.mean(picked)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    spec = jax.ShapeDtypeStruct
+    weights = {
+        "up": spec((width, width), jnp.float32),
+        "out": spec((width, vocabulary), jnp.float32),
+    }
+    rows = {
+        "x": spec((batch, length, width), jnp.float32),
+        "y": spec((batch, length), jnp.int32),
+    }
+    cluster = mw.Cluster.virtual("1x dgx-h100")
+    plan = mw.parallelize(train_step, method=mw.Megatron(2, 4), cluster=cluster).plan(weights, rows)
+    assert {item.kind for item in plan.collectives if item.num_bytes > 4096} == {"all-reduce"}
+    logits_bytes = batch // 2 * length * vocabulary // 4 * 4
+    assert all(item.num_bytes < logits_bytes for item in plan.collectives)
+
+
 def test_an_unknown_method_is_named():
     graph, batch = problem()
     with pytest.raises(PlanError, match="no method 'Zero9'"):

@@ -29,8 +29,9 @@ def common_loops(tensors: list[frozenset[int]]) -> frozenset[int]:
 def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Return the loops along which tensor parallelism splits an operator.
 
-    With a weight (or its gradient): the loops of the weight.  Without one, as in attention: those
-    that run over all its tensors, heads; if there are none, all but those over the batch.
+    With a weight (or its gradient): the loops of the weight.  Of a product without one, as in
+    attention: those that run over all its tensors, heads.  Of others, and where there are no heads:
+    all but those over the batch, as the vocabulary where the logits of labels are picked.
 
     Args:
         op: The operator.
@@ -40,5 +41,5 @@ def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     weights = [loops for loops in tensors if loops and not loops & rows]
     if weights:
         return frozenset[int]().union(*weights)
-    heads = common_loops(tensors) - rows
+    heads = common_loops(tensors) - rows if op.heavy else frozenset[int]()
     return heads or frozenset(range(len(op.rule.loops))) - rows
