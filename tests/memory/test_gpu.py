@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.memory.cpu.target import CPU
 from meshwise.memory.gpu.target import GPU
 from meshwise.memory.local_program import (
     InstructionKind,
@@ -65,24 +64,6 @@ def test_what_reads_the_same_is_made_at_once() -> None:
         *((OPAQUE, (v,), 8) for v in (2, 3, 4)),
     ]
     assert made_by(instructions_of(*rows, outputs=(5, 6, 7)))[:3] == [(1,), (2, 3), (4,)]
-
-
-def test_what_passes_a_barrier_waits_for_all_that_pass_it() -> None:
-    # A value of the forward pass and a cotangent pass one barrier; a product reads the value alone.
-    program = LocalProgram()
-    for kind, inputs, waits_for in (
-        (INPUT, (), ()),
-        (OPAQUE, (0,), ()),  # of the forward pass
-        (OPAQUE, (0,), ()),  # the cotangent
-        (InstructionKind.VIEW, (1,), (1, 2)),
-        (FUSIBLE, (3,), ()),
-        (OPAQUE, (4,), ()),
-    ):
-        program.add(LocalValue(kind, inputs, 64, 0, 0, waits_for=waits_for))
-    program.outputs.extend((2, 5))
-    found = {step.defines: step.after for step in GPU.instructions(program).steps}
-    assert found == {(1,): (), (2,): (), (4,): (0, 1), (5,): ()}
-    assert not any(step.after for step in CPU.instructions(program).steps)
 
 
 @st.composite

@@ -33,11 +33,9 @@ class FusionRules:
         by_traffic: Whether readers compute a value again, reductions too, where that moves fewer
             bytes, and what reads the same is computed at once; if not, wherever nothing expensive
             is repeated.
-        keeps_barriers: Whether barriers are there when instructions are put in order.
     """
 
     by_traffic: bool
-    keeps_barriers: bool
 
 
 def instructions(program: LocalProgram, rules: FusionRules) -> Instructions:
@@ -183,8 +181,6 @@ class _Fusion:
         self.root = list(range(count))
         # Buffers that a value without one is computed from.
         self.sources: list[tuple[int, ...]] = [()] * count
-        # Buffers that must be there before it is computed.
-        self.late: list[tuple[int, ...]] = [()] * count
         # Buffers of values that it computes again.
         self.repeated_in: list[tuple[int, ...]] = [()] * count
         self.position: dict[int, int] = {}
@@ -267,19 +263,6 @@ class _Fusion:
             if self.has_buffer[u]:
                 again[self.root[u]] = None
         self.sources[v], self.repeated_in[v] = tuple(found), tuple(again)
-        if self.rules.keeps_barriers:
-            self.late[v] = tuple(self.waited_for(v, value))
-
-    def waited_for(self, v: int, value: LocalValue) -> dict[int, None]:
-        """Return buffers that must be there before what computes a value runs."""
-        found: dict[int, None] = {}
-        for u in value.inputs:
-            if u not in self.position:  # No instruction of its own: its readers wait.
-                found.update(dict.fromkeys(self.late[u]))
-        for u in value.waits_for:
-            buffer = self.buffer(v, u)
-            found.update(dict.fromkeys(self.sources[u] if buffer is None else (buffer,)))
-        return found
 
     def reusable(self, v: int) -> tuple[int, ...]:
         """Return the buffers over which the result of an instruction may lie."""
@@ -348,12 +331,7 @@ class _Fusion:
                 readers.setdefault(b, []).append(i)
         followers = [{i for b in made for i in readers.get(b, ())} for made in self.defines]
         over_input: set[int] = set()
-        after = [
-            {self.position[b]: None for b in self.late[v] if b in self.position} for v in self.value
-        ]
-        for i, found in enumerate(after):
-            for j in found:
-                followers[j].add(i)
+        after: list[dict[int, None]] = [{} for _ in self.value]
         for v, argument in self.program.aliases.items():
             value = self.values[v]
             if value.kind == InstructionKind.INPUT or self.root[v] != v:

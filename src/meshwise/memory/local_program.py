@@ -66,7 +66,6 @@ class LocalValue(NamedTuple):
         is_in_place: As in `Treatment`.
         num_paths: Over how many paths its maker reaches the operands: an all-to-all is cut into
             pieces, and joined again, piece by piece.
-        waits_for: Values without which nothing that reads it can run: those of its barrier.
     """
 
     kind: InstructionKind
@@ -80,7 +79,6 @@ class LocalValue(NamedTuple):
     is_reshaped: bool = False
     is_in_place: bool = False
     num_paths: int = 1
-    waits_for: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

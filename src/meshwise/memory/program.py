@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.barriers import BARRIER, joint_barriers
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
@@ -217,25 +216,11 @@ class _Writer:
 
     def operators(self, decision: GraphDecision) -> None:
         """Add all operators."""
-        runs = joint_barriers(self.graph)
         for time, (op, chosen) in enumerate(
             zip(self.graph.operators, decision.operators, strict=True)
         ):
-            if all(self.graph.tensors[t].generated for t in op.outputs):
-                continue
-            if op.kind == BARRIER:
-                self.barrier(runs.get(time, ()), decision)
-            else:
+            if not all(self.graph.tensors[t].generated for t in op.outputs):
                 self.operator(time, op, chosen)
-
-    def barrier(self, run: Sequence[int], decision: GraphDecision) -> None:
-        """Add barriers that run as one."""
-        operators = [(i, self.graph.operators[i], decision.operators[i]) for i in run]
-        operands = [self.use(op.inputs[0], chosen.uses[0], i) for i, op, chosen in operators]
-        for (i, op, chosen), value in zip(operators, operands, strict=True):
-            size, t = self.out.values[value].num_bytes, op.outputs[0]
-            view = LocalValue(InstructionKind.VIEW, (value,), size, t, i, waits_for=tuple(operands))
-            self.copies.define(t, chosen.results[0], self.out.add(view))
 
     def operator(self, time: int, op: Operator, chosen: OperatorDecision) -> None:
         """Add one operator with what its operands need before."""

@@ -13,6 +13,6 @@ _MARGIN_SHARE = 0.04
 CPU = XlaTarget(
     name="cpu",
     margin_share=_MARGIN_SHARE,
-    rules=FusionRules(by_traffic=False, keeps_barriers=False),
+    rules=FusionRules(by_traffic=False),
     schedulers=(depth_first_order,),
 )

@@ -13,6 +13,6 @@ _MARGIN_SHARE = 0.03
 GPU = XlaTarget(
     name="gpu",
     margin_share=_MARGIN_SHARE,
-    rules=FusionRules(by_traffic=True, keeps_barriers=True),
+    rules=FusionRules(by_traffic=True),
     schedulers=(depth_first_order, post_order, list_order),
 )
