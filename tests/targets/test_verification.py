@@ -15,10 +15,12 @@ import pytest
 
 import meshwise as mw
 from meshwise.errors import ClusterError, PlanError, ProgramError
-from meshwise.targets import lowered
+from meshwise.targets import lowered, verification
 from meshwise.targets.catalog import TARGETS, CompileTarget
+from meshwise.targets.child import refused_memory
 from meshwise.targets.reserve import reserves, usable_bytes
 from meshwise.targets.verification import Verification, VerifiedStage
+from meshwise.units import GIB
 
 CLUSTER = mw.Cluster.virtual("1x dgx-h100")
 WIDTH, ROWS = 64, 32
@@ -141,6 +143,22 @@ def test_programs_hold_what_the_compiler_says() -> None:
             "is_too_large": False,
         }
     ]
+
+
+@pytest.mark.usefixtures("compiler_double")
+def test_a_program_that_no_device_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = refused_memory(
+        "the total memory required for HLO temporaries (900.00G) exceeds available HBM (75.00G)", 1
+    )
+    monkeypatch.setattr(
+        verification, "compile_programs", lambda _, programs, listener: [refused] * len(programs)
+    )
+    step = mw.parallelize(train_step, method=mw.Zero3(), cluster=CLUSTER)
+    found = step.verify(*arguments())
+    assert not found.fits
+    assert found.compiled_bytes == 900 * GIB
+    assert "The compiler refused the step" in found.explain()
+    assert all(item.compiled_bytes == 0 for item in found.collectives)
 
 
 @pytest.mark.usefixtures("compiler_double")
