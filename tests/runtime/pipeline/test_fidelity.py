@@ -17,7 +17,7 @@ from doubles.layered_steps import SIGNATURE
 from doubles.planned_stages import planned_stages
 from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.inter.layer_cost.arrivals import arrival_works
+from meshwise.inter.layer_cost.arrivals import arrival_works, planned_neighbours
 from meshwise.inter.layer_cost.footprint import footprint, joint_footprint
 from meshwise.inter.search.layer_work import layer_work
 from meshwise.models.named import model_config
@@ -91,11 +91,13 @@ def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
     assert again.plan(weights, rows).collectives == plan.collectives
     layers, _ = layers_of(step, (weights, rows), {}, SIGNATURE, lambda _: plan.cuts)
     works = arrival_works(
-        plan.stages,
-        plan.mesh_of_stage,
-        plan.decisions,
-        lambda s, layer: layers.graph(layer.layer, layer.layer, 4, plan.stages[s].remat),
-        layers.crossing_names,
+        planned_neighbours(
+            plan.stages,
+            plan.mesh_of_stage,
+            plan.decisions,
+            lambda s, layer: layers.graph(layer.layer, layer.layer, 4, plan.stages[s].remat),
+            layers.crossing_names,
+        )
     )
     assert any(work.work.collectives for work in works)
     for stage in plan.stages:
