@@ -108,6 +108,10 @@ def test_jax_says_which_version_of_libtpu_fits(
             "temporaries (19.53G) exceeds available HBM (15.75G).",
             round(19.53 * GIB),
         ),
+        (
+            "the total memory required for HLO temporaries (1.21T) exceeds available HBM (15.75G).",
+            round(1.21 * 1024 * GIB),
+        ),
         ("RESOURCE_EXHAUSTED: too many of something (19.53G)", None),
     ],
 )

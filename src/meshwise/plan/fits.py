@@ -27,7 +27,10 @@ REPORT = (
     "that was planned"
 )
 # What to do where it comes from a file.
-REPLAN = "pass the memory_bytes with which it was planned, or plan the step again"
+REPLAN = (
+    "plan the step again, or pass the memory_bytes with which it was planned if that was more "
+    "(earlier versions counted less)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,9 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
             raise
         found = _with_more_memory(asked, None if named is None else named.num_bytes)
         if found is None:
-            raise
+            if named is None:
+                raise
+            raise _reworded(error, named, named.text) from error
         enough, planned = found
         has, cluster = asked.options.memory_bytes, asked.cluster
         plan = limited_plan(planned.plan, lambda s: has or device_memory_bytes(s, cluster))
@@ -146,13 +148,21 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline:
         if error is named:
             raise corrected from error
         # What else the error says, as pins that are in the way, holds with this memory too.
-        raise type(error)(str(error).replace(str(named), str(corrected))) from error
+        raise _reworded(error, named, str(corrected)) from error
 
 
 def _named_memory(error: Exception) -> NamedMemoryError | None:
-    """Return the error, or its cause, that names memory."""
-    found = (error, error.__cause__)
-    return next((e for e in found if isinstance(e, NamedMemoryError)), None)
+    """Return the error that names memory: this one, or its cause if the text repeats that."""
+    for found in (error, error.__cause__):
+        if isinstance(found, NamedMemoryError) and str(found) in str(error):
+            return found
+    return None
+
+
+def _reworded(error: Exception, named: NamedMemoryError, text: str) -> MeshwiseError:
+    """Return an error with another text in place of that which names memory."""
+    kind = PlanError if isinstance(error, PlanError) else InfeasibleError
+    return kind(str(error).replace(str(named), text))
 
 
 def _with_more_memory(
@@ -178,7 +188,7 @@ def _with_more_memory(
         more = replace(asked, options=replace(options, memory_bytes=num_bytes))
         try:
             return num_bytes, _with_some_room(more)
-        except InfeasibleError as error:
+        except (InfeasibleError, PlanError) as error:
             missing = error.missing_share if isinstance(error, UnsearchedMemoryError) else 0.0
             num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
     return None

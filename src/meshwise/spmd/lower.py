@@ -148,8 +148,9 @@ def run_local(
         if all(graph.tensors[i].generated for i in node.outputs):
             continue
         if operator.kind == BARRIER:
-            with source_scope(node.source):
-                device.barrier(runs.get(position, ()), decision)
+            if position in runs:
+                with source_scope(node.source):
+                    device.barrier(runs[position], decision)
             continue
         with source_scope(node.source):
             operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]

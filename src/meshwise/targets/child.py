@@ -26,8 +26,8 @@ _WITHOUT_TPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 # How libtpu 0.0.42.1 refuses a program that no device can hold; arguments and results are among
 # these "temporaries".
-_TOO_LARGE = re.compile(r"memory required for HLO temporaries \((\d+\.\d+)([MG])\) exceeds")
-_UNITS = {"M": MIB, "G": GIB}
+_TOO_LARGE = re.compile(r"memory required for HLO temporaries \((\d+\.\d+)([MGT])\) exceeds")
+_UNITS = {"M": MIB, "G": GIB, "T": 1024 * GIB}
 
 # What a parent starts (`system.child_process.ChildProcess`).
 SCRIPT = "from meshwise.targets.child import answer_requests; answer_requests()"

@@ -142,7 +142,7 @@ class _Builder:
                 _refuse_effects(body.jaxpr)
                 outputs = self.inline_closed(body, inputs, source)
                 if self.mark_results:
-                    outputs = self._barrier(outputs, source)
+                    outputs = self._each(jax.lax.copy_p, outputs, source)
                     self.results.update(outputs)
             elif body_name is not None:
                 if name in REMAT_NAMES and eqn.params.get("differentiated"):
@@ -178,10 +178,14 @@ class _Builder:
 
     def _barrier(self, inputs: list[int], source: SourceInfo | None) -> list[int]:
         # Values recomputed by remat must not be merged with the ones of the forward pass.
-        # One barrier a value: operands of one equation share its loops, these share none.
-        barrier = jax.lax.optimization_barrier_p
+        return self._each(jax.lax.optimization_barrier_p, inputs, source)
+
+    def _each(
+        self, primitive: Primitive, inputs: list[int], source: SourceInfo | None
+    ) -> list[int]:
+        # One equation a value: operands of one equation share its loops, these share none.
         return [
-            i if i in self.constants else self.bind(barrier, {}, [i], [self.avals[i]], source)[0]
+            i if i in self.constants else self.bind(primitive, {}, [i], [self.avals[i]], source)[0]
             for i in inputs
         ]
 

@@ -27,7 +27,7 @@ from meshwise.inter.search.unsearched_memory import check_room
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan, in_flight
-from meshwise.pieces.neighbours import CrossingNames
+from meshwise.pieces.neighbours import CrossingNames, Neighbours
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
@@ -163,18 +163,24 @@ class _Chosen:
         )
         if table.num_meshes < len(stages):
             stages = _on_shared_meshes(stages, table)
+        # Delays may take what is left, not what values that wait need.
+        stages = self._with_waiting(stages, neighbours, table)
         delays = asked_delays(schedule, stages, cluster, count)
         if delays:
             table = with_delays(table, delays)
         if table.splits_backward:
             stages = tuple(at_most_held(stage, table, k) for k, stage in enumerate(stages))
-        waiting = waiting_bytes(neighbours, stages, table, self.source.argument_names)
-        stages = tuple(
-            replace(stage, waiting_bytes=more) for stage, more in zip(stages, waiting, strict=True)
-        )
+            stages = self._with_waiting(stages, neighbours, table)
         changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
         check_room(stages, table, changing)
         return _Placed(stages, table, delays, arrivals)
+
+    def _with_waiting(
+        self, stages: tuple[Stage, ...], neighbours: Neighbours, table: Schedule
+    ) -> tuple[Stage, ...]:
+        found = waiting_bytes(neighbours, stages, table, self.source.argument_names)
+        pairs = zip(stages, found, strict=True)
+        return tuple(replace(stage, waiting_bytes=more) for stage, more in pairs)
 
     def plan(
         self,
