@@ -24,8 +24,8 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
-from meshwise.inter.search.finishing import finished, stage_plan
-from meshwise.inter.search.search import search
+from meshwise.inter.search.finishing import finished
+from meshwise.inter.search.search import search, stage_plan
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.named import model_config
 from meshwise.plan.places import stage_hosts

@@ -14,8 +14,7 @@ from itertools import pairwise
 from evaluation.transfers.ways import WAYS, passing
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import VariantCosts
-from meshwise.inter.search.finishing import stage_plan
-from meshwise.inter.search.search import FoundPipeline
+from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan

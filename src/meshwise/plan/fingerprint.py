@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from meshwise.graph.graph import Graph
 from meshwise.graph.structure import Structure
+from meshwise.plan.stage import Remat, Stage
 
 
 def fingerprint(graph: Graph) -> str:
@@ -17,6 +18,24 @@ def fingerprint(graph: Graph) -> str:
 def joint_fingerprint(parts: Iterable[str]) -> str:
     """Return the digest of a computation in parts, from the fingerprints of the parts in order."""
     return _digest(parts)
+
+
+def pipeline_fingerprint(stages: Sequence[Stage], graph_of: Callable[[int, Remat], Graph]) -> str:
+    """Return the fingerprint of a plan for a pipeline.
+
+    Args:
+        stages: Its stages.
+        graph_of: Gives the graph that was planned of a layer that others are equal to.
+    """
+    known: dict[tuple[int, Remat], str] = {}
+    found: list[str] = []
+    for stage in stages:
+        for layer in stage.layers:
+            key = (layer.equal_to, stage.remat)
+            if key not in known:
+                known[key] = fingerprint(graph_of(*key))
+            found.append(known[key])
+    return joint_fingerprint(found)
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwise.errors import PlanError
+from meshwise.graph.graph import Graph
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.layer_cost.arrivals import arrival_works, planned_neighbours
 from meshwise.inter.layer_cost.waiting_values import waiting_bytes
-from meshwise.inter.search.finishing import pipeline_fingerprint
 from meshwise.inter.search.layer_work import with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.fingerprint import pipeline_fingerprint
 from meshwise.plan.fits import REPLAN
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Remat, Stage
@@ -65,10 +66,13 @@ def replayed_pipeline(
             _check(layers, plan, stage, layer, decision, is_new=is_new)
 
     def piece(number: int, layer: Layer) -> PieceGraph:
-        return graph_of(layer.layer, plan.stages[number].remat)
+        return piece_of(layer.layer, plan.stages[number].remat)
 
-    def graph_of(k: int, remat: Remat) -> PieceGraph:
+    def piece_of(k: int, remat: Remat) -> PieceGraph:
         return layers.graph(k, k, plan.num_microbatches, remat)
+
+    def graph_of(k: int, remat: Remat) -> Graph:
+        return piece_of(k, remat).graph
 
     if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")

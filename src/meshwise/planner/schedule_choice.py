@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
-from meshwise.inter.search.finishing import NamedLayers, finished, stage_decisions
+from meshwise.inter.search.finishing import NamedLayers, finished
 from meshwise.inter.search.interleaving import interleaved_pipelines
 from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.search.remedies import least_memory_counts
 from meshwise.inter.search.replanning import replanned
-from meshwise.inter.search.search import FoundPipeline
+from meshwise.inter.search.search import FoundPipeline, stage_decisions
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.plan.decision import GraphDecision

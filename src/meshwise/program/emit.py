@@ -39,8 +39,8 @@ from meshwise.program.names import (
     StepArgument,
     StepResult,
 )
-from meshwise.schedules.dispatch import dispatch_order
 from meshwise.schedules.schedule import FORWARD, Schedule, Task
+from meshwise.schedules.verify import running_order
 
 ONCE = -1
 _Value = TypeVar("_Value", Activation, CotangentTerm)
@@ -85,7 +85,8 @@ def emit(
         schedule: Who runs what in which order.
 
     Raises:
-        PlanError: the schedule waits for itself, or has no backward pass.
+        PlanError: the schedule has no backward pass.
+        ProgramError: the schedule waits for itself.
     """
     if schedule.forward_only:
         raise PlanError(
@@ -94,8 +95,8 @@ def emit(
         )
     emitter = _Emitter(layers, update, schedule)
     emitter.begin()
-    for task in dispatch_order(schedule):
-        emitter.task(task)
+    for mesh, position in running_order(schedule):
+        emitter.task(schedule.tasks[mesh][position])
     emitter.update_all()
     return emitter.finished()
 

@@ -14,9 +14,9 @@ from meshwise.assignment.search.within_row import Within
 from meshwise.errors import InfeasibleError
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.state_costs import planned
-from meshwise.inter.search.finishing import finished, stage_decisions, stage_plan
+from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.replanning import replanned
-from meshwise.inter.search.search import search
+from meshwise.inter.search.search import search, stage_decisions, stage_plan
 from meshwise.inter.search.search_space import PRICES, SearchOptions
 from meshwise.inter.stages.objective import step_time
 from meshwise.models.named import model_config

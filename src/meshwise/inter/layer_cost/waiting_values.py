@@ -19,8 +19,8 @@ from meshwise.intra.shapes import local_bytes
 from meshwise.pieces.neighbours import LayerEnds, Neighbours
 from meshwise.plan.stage import Stage
 from meshwise.program.names import Activation
-from meshwise.schedules.dispatch import dispatch_order
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule
+from meshwise.schedules.verify import running_order
 
 
 def waiting_bytes(
@@ -170,8 +170,9 @@ def _added_at_peak(
         (kind, s): values.of_task(kind, s)
         for kind, s in itertools.product((FORWARD, BACKWARD), range(table.num_stages))
     }
-    for task in dispatch_order(table):
-        stage, m = stages[task.stage], table.mesh_of_stage[task.stage]
+    for m, position in running_order(table):
+        task = table.tasks[m][position]
+        stage = stages[task.stage]
         late = 0 if stage.weights is None else stage.weights.held_bytes
         inside, after = (0, Counter[int]()) if task.kind == WEIGHT else of_task[task[:2]]
         if task.kind == FORWARD:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
+from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
 from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
 from meshwise.inter.layer_cost.arrivals import (
     ArrivalWork,
@@ -21,7 +21,7 @@ from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.layer_cost.waiting_values import waiting_bytes
 from meshwise.inter.search.layer_work import state_arguments, with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
-from meshwise.inter.search.search import FoundPipeline
+from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.search.split_stage import SplitLayer, with_weights_apart
 from meshwise.inter.search.unsearched_memory import check_room
 from meshwise.inter.stages.placement import place_stages
@@ -31,11 +31,11 @@ from meshwise.pieces.neighbours import CrossingNames, Neighbours
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
-from meshwise.plan.fingerprint import fingerprint, joint_fingerprint
+from meshwise.plan.fingerprint import pipeline_fingerprint
 from meshwise.plan.fits import REPORT
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
-from meshwise.plan.stage import Layer, Remat, Stage
+from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.verify import verify_decision
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
@@ -220,7 +220,7 @@ class _Chosen:
             decisions=tuple(self.known.decisions),
             delays=placed.delays,
             fingerprint=pipeline_fingerprint(
-                placed.stages, lambda c, remat: costs.graph(c, remat, count)
+                placed.stages, lambda c, remat: costs.graph(c, remat, count).graph
             ),
         )
 
@@ -371,36 +371,6 @@ def finished(
     return plan, timeline
 
 
-def stage_decisions(
-    found: FoundPipeline, costs: VariantCosts
-) -> tuple[tuple[GraphDecision, ...], ...]:
-    """Return for each stage the plans of its layers.
-
-    Args:
-        found: What the search found.
-        costs: Its plans of layers.
-    """
-    return tuple(
-        tuple(plan.decision for plan in stage_plan(found, costs, stage).entries)
-        for stage in found.plan.stages
-    )
-
-
-def stage_plan(found: FoundPipeline, costs: VariantCosts, stage: StageSpan) -> RunPlan:
-    """Return the plans of the layers of a stage.
-
-    Args:
-        found: What the search found.
-        costs: Its plans of layers.
-        stage: One of its stages.
-    """
-    if stage in found.replanned:
-        return found.replanned[stage]
-    variant = found.variants[stage.submesh][stage.variant]
-    count = found.problem.num_microbatches
-    return costs.run_plan(variant, count, stage.first_layer, stage.last_layer)
-
-
 def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, ...]:
     """With the micro-batches that each holds when its mesh holds most."""
     sizes = [float(stage.microbatch_bytes) for stage in stages]
@@ -429,23 +399,3 @@ def _with_seconds(stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
 def _gap(plan: StagePlan) -> float:
     """Return (step time - bound) / step time."""
     return max(0.0, 1 - plan.bound_s / plan.total_s) if plan.total_s else 0.0
-
-
-def pipeline_fingerprint(
-    stages: Sequence[Stage], graph_of: Callable[[int, Remat], PieceGraph]
-) -> str:
-    """Return the fingerprint of a plan for a pipeline.
-
-    Args:
-        stages: Its stages.
-        graph_of: Gives the graph that was planned of a layer that others are equal to.
-    """
-    known: dict[tuple[int, Remat], str] = {}
-    found: list[str] = []
-    for stage in stages:
-        for layer in stage.layers:
-            key = (layer.equal_to, stage.remat)
-            if key not in known:
-                known[key] = fingerprint(graph_of(*key).graph)
-            found.append(known[key])
-    return joint_fingerprint(found)

@@ -27,8 +27,7 @@ from meshwise.inter.cost_table.variant_costs import RunPlan, VariantCosts
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.state_costs import Entry, planned
-from meshwise.inter.search.finishing import stage_plan
-from meshwise.inter.search.search import FoundPipeline
+from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan, in_flight
 

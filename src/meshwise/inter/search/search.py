@@ -41,6 +41,7 @@ from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.kernels.arrays import Floats
+from meshwise.plan.decision import GraphDecision
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
 # Chooses stages in place of the stage construction.
@@ -359,3 +360,33 @@ class _Search:
         if not self._any_separates():
             return self.refused or InfeasibleError("no pipeline fits")
         return InfeasibleError("no pipeline fits into the memory of the devices")
+
+
+def stage_decisions(
+    found: FoundPipeline, costs: VariantCosts
+) -> tuple[tuple[GraphDecision, ...], ...]:
+    """Return for each stage the plans of its layers.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers.
+    """
+    return tuple(
+        tuple(plan.decision for plan in stage_plan(found, costs, stage).entries)
+        for stage in found.plan.stages
+    )
+
+
+def stage_plan(found: FoundPipeline, costs: VariantCosts, stage: StageSpan) -> RunPlan:
+    """Return the plans of the layers of a stage.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers.
+        stage: One of its stages.
+    """
+    if stage in found.replanned:
+        return found.replanned[stage]
+    variant = found.variants[stage.submesh][stage.variant]
+    count = found.problem.num_microbatches
+    return costs.run_plan(variant, count, stage.first_layer, stage.last_layer)
