@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from meshwise.errors import ClusterError
 from meshwise.runtime.device_memory import CompiledBytes
-from meshwise.targets import verification
+from meshwise.targets import compiler, verification
 from meshwise.targets.child import CompileAnswer
-from meshwise.targets.packages import InstalledCompiler
+from meshwise.targets.packages import InstalledCompiler, installed_compiler
 
 ANSWER = CompileAnswer(
     memory=CompiledBytes(argument_bytes=5, output_bytes=3, alias_bytes=2, temporary_bytes=7),
@@ -19,20 +19,29 @@ ANSWER = CompileAnswer(
 )
 
 
+# Where `make test` installs XLA:GPU, and `make check-targets` XLA:TPU too.
+COMPILERS = Path(__file__).parents[2] / "build" / "compilers"
+
+
 @pytest.fixture
 def gpu_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA:GPU, with an empty folder of answers."""
-    if find_spec("jax_plugins") is None or find_spec("jax_plugins.xla_cuda12") is None:
-        pytest.skip('needs XLA:GPU: pip install "meshwise[target-gpu]"')
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _use_compiler("cuda", tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def tpu_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA:TPU, with an empty folder of answers."""
-    if find_spec("libtpu") is None:
-        pytest.skip('needs XLA:TPU: pip install "meshwise[target-tpu]"')
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _use_compiler("tpu", tmp_path, monkeypatch)
+
+
+def _use_compiler(platform: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(COMPILERS)
+    try:
+        installed_compiler(platform)
+    except ClusterError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(compiler, "user_cache", lambda: folder)
 
 
 @pytest.fixture

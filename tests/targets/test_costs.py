@@ -22,6 +22,7 @@ def profile_of(name: str) -> Profile:
     return calibrate_target(target, host_of_target(target), command="c", sizes=SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tpu_compiler")
 def test_xla_tpu_expects_something_below_the_peak() -> None:
     host = profile_of("v5e").host

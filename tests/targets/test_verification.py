@@ -91,6 +91,7 @@ def test_what_a_compiler_refuses_is_named() -> None:
         step.verify(*arguments(), target="v100")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tpu_compiler")
 @pytest.mark.parametrize(("count", "num_devices"), [(1, 8), (2, 16)])
 def test_the_compiler_of_tpus_says_what_a_plan_needs(count: int, num_devices: int) -> None:
@@ -104,6 +105,7 @@ def test_the_compiler_of_tpus_says_what_a_plan_needs(count: int, num_devices: in
     assert {"all-gather"} <= {item.kind for item in found.collectives if item.compiled_bytes}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tpu_compiler")
 def test_what_no_tpu_holds_does_not_fit() -> None:
     step = mw.parallelize(
