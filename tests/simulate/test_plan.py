@@ -128,6 +128,9 @@ def test_delays_are_no_longer_than_fits() -> None:
     assert peak(tight) < peak(free)
     # Without delays one micro-batch waits, whether it fits or not.
     assert asked(GIB) == (0, 0, 0, 0)
+    # What waits between stages takes from the room for delays.
+    waits = [dataclasses.replace(s, memory_bytes=peak(free), waiting_bytes=1) for s in stages]
+    assert asked_delays(schedule, waits, PLAN.cluster, 8) == tight
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -13,6 +13,7 @@ import pytest
 import meshwise as mw
 from doubles.few import few_rows
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.inter.search import finishing
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
@@ -21,6 +22,7 @@ from meshwise.program.memory import live_bytes
 from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.interpreter import Pipeline
+from meshwise.simulate.weight_delays import asked_delays
 from oracle.tolerances import MEMORY_BELOW
 
 pytestmark = pytest.mark.usefixtures("quick_steps")
@@ -112,3 +114,20 @@ def held_at_peak(pipeline: Pipeline) -> list[int]:
 def without_waiting(plan: Plan) -> tuple[int, ...]:
     stages = tuple(replace(stage, waiting_bytes=0) for stage in plan.stages)
     return replace(plan, stages=stages).mesh_peak_bytes
+
+
+def test_delays_of_weights_know_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def spied(schedule: Any, stages: Any, *rest: Any) -> tuple[int, ...]:
+        seen.append(all(stage.waiting_bytes > 0 for stage in stages[1:]))
+        return asked_delays(schedule, stages, *rest)
+
+    monkeypatch.setattr(finishing, "asked_delays", spied)
+    step, args = of_loss(skips)
+    method = mw.Auto(stages=2, schedule="1f1b-delayed")
+    asked = mw.parallelize(step, method=method, cluster=cpu_cluster(2), num_microbatches=COUNT)
+    plan = asked.plan(*args)
+    assert seen
+    assert all(seen)
+    assert plan.peak_bytes <= plan.stages[0].memory_bytes
