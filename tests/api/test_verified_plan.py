@@ -158,7 +158,10 @@ def test_a_compiler_that_always_needs_more_ends_the_search(planner: Planner) -> 
     assert len(told) == 5
 
 
-def test_before_planning_the_devices_are_said_to_be_those_of_the_cluster() -> None:
+def test_before_planning_devices_without_a_compiler_are_named() -> None:
     mixed = ClusterSpec.virtual("1x dgx-h100 + 1x dgx-a100")
-    with pytest.raises(ClusterError, match=r"the cluster has H100.*, A100.*; name one target"):
-        check_target(mixed)
+    strange = replace(mixed.groups[1].host.device, name="abacus")
+    host = replace(mixed.groups[1].host, device=strange)
+    groups = (mixed.groups[0], replace(mixed.groups[1], host=host))
+    with pytest.raises(ClusterError, match="no compiler is known for abacus"):
+        check_target(replace(mixed, groups=groups))

@@ -14,12 +14,13 @@ import optax
 import pytest
 
 import meshwise as mw
+from doubles.golden_plans import gpt_pipeline
 from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.targets import lowered, verification
 from meshwise.targets.catalog import TARGETS, CompileTarget
 from meshwise.targets.child import refused_memory
 from meshwise.targets.reserve import reserves, usable_bytes
-from meshwise.targets.verification import Verification, VerifiedStage
+from meshwise.targets.verification import Verification, VerifiedStage, VerifiedTarget
 from meshwise.units import GIB
 
 CLUSTER = mw.Cluster.virtual("1x dgx-h100")
@@ -84,6 +85,31 @@ def test_a_pipeline_is_verified_program_by_program() -> None:
     assert all(p.count % 2 == 0 for p in passes)
 
 
+@pytest.mark.usefixtures("compiler_double", "compiled_kernels")
+def test_each_stage_is_compiled_for_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = verification.compile_programs
+    asked: dict[str, list[str]] = {}
+
+    def spied(target: CompileTarget, programs: Any, listener: Any) -> Any:
+        asked[target.name] = [program.name for program in programs]
+        return compiled(target, programs, listener=listener)
+
+    monkeypatch.setattr(verification, "compile_programs", spied)
+    made = gpt_pipeline(num_stages=2)
+    targets = [TARGETS["h100"], TARGETS["v5e"]]
+    found = verification.verify_pipeline(made.layers, made.plan, made.decisions, targets)
+    assert [stage.target for stage in found.stages] == ["h100", "v5e"] == list(asked)
+    first, last = made.plan.stages
+    for name, stage in zip(asked, (first, last), strict=True):
+        layers = {int(program.rpartition(" ")[2]) for program in asked[name]}
+        assert layers == set(range(stage.first_layer, stage.last_layer + 1))
+    assert found.target == "h100, v5e"
+    assert [line[:15] for line in found.explain().splitlines() if "Kept back" in line] == [
+        "Usable on h100:",
+        "Usable on v5e: ",
+    ]
+
+
 @pytest.mark.usefixtures("gpu_compiler")
 def test_what_a_compiler_refuses_is_named() -> None:
     step = mw.parallelize(train_step, method=mw.DataParallel(), cluster=CLUSTER)
@@ -119,6 +145,15 @@ def test_what_no_tpu_holds_does_not_fit() -> None:
     assert found.compiled_bytes >= 2 * 2**23 * 4096 * 4 // 8
     assert found.programs[0].is_too_large
     assert "The compiler refused the step" in found.explain()
+
+
+def test_a_mesh_of_which_there_is_no_slice_is_refused_before_it_is_lowered() -> None:
+    step = mw.parallelize(
+        train_step, method=mw.DataParallel(), cluster=mw.Cluster.virtual("3x dgx-h100")
+    )
+    state, rows = arguments()
+    with pytest.raises(ClusterError, match="no slice of v5e has 24 devices"):
+        step.verify(state, {name: SPEC((48, WIDTH), "float32") for name in rows}, target="v5e")
 
 
 def test_an_unknown_target_is_refused() -> None:
@@ -199,13 +234,18 @@ def test_a_layer_that_jax_does_not_lower_is_named(
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_the_recommended_pool_holds_what_is_usable(target: CompileTarget) -> None:
-    stage = VerifiedStage(stage=0, predicted_bytes=1, compiled_bytes=1, limit_bytes=1)
-    found = Verification(
-        target=target.name,
+    stage = VerifiedStage(
+        stage=0, target=target.name, predicted_bytes=1, compiled_bytes=1, limit_bytes=1
+    )
+    verified_target = VerifiedTarget(
+        name=target.name,
         compiler="a compiler 1.0",
         memory_bytes=target.memory_bytes,
         reserves=reserves(target),
         usable_bytes=usable_bytes(target),
+    )
+    found = Verification(
+        targets=(verified_target,),
         stages=(stage,),
         programs=(),
         collectives=(),

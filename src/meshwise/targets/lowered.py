@@ -46,6 +46,19 @@ def target_program(name: str, lowered: Any, num_devices: int, platform: str) -> 
     )
 
 
+def smallest_program(platform: str) -> TargetProgram:
+    """Lower a sum of two numbers, by which one sees whether there is a compiler at all.
+
+    Args:
+        platform: How JAX names the platform.
+    """
+    number = jax.ShapeDtypeStruct((), "float32")
+    lowered = (
+        jax.jit(lambda a, b: a + b).trace(number, number).lower(lowering_platforms=(platform,))
+    )
+    return target_program("a sum of two numbers", lowered, 1, platform)
+
+
 def step_program(traced: TracedStep, plan: Plan, platform: str) -> TargetProgram:
     """Lower the step of a plan on one mesh.
 
@@ -94,7 +107,7 @@ def pipeline_programs(
     layers: Layering,
     plan: Plan,
     decisions: Sequence[Sequence[GraphDecision]],
-    platform: str,
+    platforms: Sequence[str],
 ) -> Iterator[TargetLayer]:
     """Lower the layers of a pipeline.
 
@@ -102,7 +115,7 @@ def pipeline_programs(
         layers: The layers of the step.
         plan: Its stages.
         decisions: For each stage those of its layers.
-        platform: How JAX names the platform of all stages.
+        platforms: How JAX names the platform of each stage.
 
     Yields:
         The layers in their order.
@@ -126,17 +139,21 @@ def pipeline_programs(
         layers,
         choices,
         plan.num_microbatches,
-        [(abstract_mesh(stage.mesh), platform) for stage in plan.stages],
+        [
+            (abstract_mesh(stage.mesh), platform)
+            for stage, platform in zip(plan.stages, platforms, strict=True)
+        ],
         splits_backward=schedule.splits_backward,
         mesh_of_stage=schedule.mesh_of_stage,
     )
-    for k in range(sum(map(len, decisions))):
+    stage_of = [s for s, decided in enumerate(decisions) for _ in decided]
+    for k, s in enumerate(stage_of):
+        platform, num_devices = platforms[s], plan.stages[s].mesh.num_devices
         with _lowering(f"layer {k}", platform):
             made = next(found)
-        num_devices = plan.stages[made.stage].mesh.num_devices
         parts = made.parts.map(
-            lambda name, part, k=k, n=num_devices: (
-                target_program(f"{name} of layer {k}", part.lowered, n, platform),
+            lambda name, part, k=k, where=(num_devices, platform): (
+                target_program(f"{name} of layer {k}", part.lowered, *where),
                 part,
             )
         )

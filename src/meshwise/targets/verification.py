@@ -1,11 +1,11 @@
-"""What a target's compiler says of a plan, beside what was planned."""
+"""What the compilers of a plan's devices say of it, beside what was planned."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from meshwise.plan.decision import GraphDecision
@@ -20,7 +20,7 @@ from meshwise.targets.catalog import compile_target
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compile_target import CompileTarget
 from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
-from meshwise.targets.lowered import pipeline_programs, step_program
+from meshwise.targets.lowered import TargetLayer, pipeline_programs, step_program
 from meshwise.targets.packages import installed_compiler
 from meshwise.targets.reserve import reserves, usable_bytes
 from meshwise.trace.layers.layering import Layering
@@ -54,6 +54,7 @@ class VerifiedStage:
 
     Attributes:
         stage: Number of the stage.
+        target: Name of the kind of its devices.
         predicted_bytes: The peak that the plan says.
         compiled_bytes: The peak that the compiler says.
         limit_bytes: What a device of the stage may hold: the memory that it was planned for, and at
@@ -61,6 +62,7 @@ class VerifiedStage:
     """
 
     stage: int
+    target: str
     predicted_bytes: int
     compiled_bytes: int
     limit_bytes: int
@@ -93,26 +95,37 @@ class VerifiedCollectives:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """A plan as its target's compiler sees it.
+class VerifiedTarget:
+    """A kind of device for which programs were compiled.
 
     Attributes:
-        target: Name of the target.
+        name: Name of the target.
         compiler: Name and version of the compiler.
         memory_bytes: Memory of one device.
         reserves: What is kept back of it: names and bytes.
         usable_bytes: What programs may hold; on GPUs JAX gives them that much only with
             `XLA_PYTHON_CLIENT_MEM_FRACTION` at this share of the memory (0.75 by default).
+    """
+
+    name: str
+    compiler: str
+    memory_bytes: int
+    reserves: Mapping[str, int]
+    usable_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A plan as the compilers of its targets see it.
+
+    Attributes:
+        targets: The kinds of devices of the stages, each once.
         stages: Memory of each stage.
         programs: The programs that were compiled, equal ones once.
         collectives: By kind and axes.
     """
 
-    target: str
-    compiler: str
-    memory_bytes: int
-    reserves: Mapping[str, int]
-    usable_bytes: int
+    targets: tuple[VerifiedTarget, ...]
     stages: tuple[VerifiedStage, ...]
     programs: tuple[VerifiedProgram, ...]
     collectives: tuple[VerifiedCollectives, ...]
@@ -121,6 +134,16 @@ class Verification:
     def fits(self) -> bool:
         """Whether the compiled programs of every stage fit into its devices."""
         return all(stage.fits for stage in self.stages)
+
+    @property
+    def target(self) -> str:
+        """Names of the targets."""
+        return ", ".join(target.name for target in self.targets)
+
+    @property
+    def compiler(self) -> str:
+        """Names and versions of the compilers."""
+        return ", ".join(dict.fromkeys(target.compiler for target in self.targets))
 
     @property
     def predicted_bytes(self) -> int:
@@ -163,17 +186,17 @@ def verify_step(
     program = step_program(traced, plan, target.platform)
     (answer,) = compile_programs(target, [program], listener=listener)
     run = _Run(stage=0, program=program, answer=answer, count=1)
-    return _verification(plan, target, [run], [answer.memory.peak_bytes])
+    return _verification(plan, [target], [run], [answer.memory.peak_bytes])
 
 
 def verify_pipeline(
     layers: Layering,
     plan: Plan,
     decisions: Sequence[Sequence[GraphDecision]],
-    target: CompileTarget,
+    targets: Sequence[CompileTarget],
     listener: Listener | None = None,
 ) -> Verification:
-    """Compile the programs of all layers of a pipeline for a target, equal ones once.
+    """Compile the programs of all layers of a pipeline, equal ones once.
 
     Programs that join layers, as a global norm, are small and are left out.
 
@@ -181,22 +204,22 @@ def verify_pipeline(
         layers: The layers of the step.
         plan: Its stages.
         decisions: For each stage those of its layers.
-        target: The kind of devices, on all stages.
+        targets: The kind of devices of each stage.
         listener: Is told of each program that is compiled.
 
     Raises:
         ClusterError: the compiler is not installed.
         ProgramError: JAX does not lower a program, or the compiler refuses it.
     """
-    # Before minutes of lowering.
-    installed_compiler(target.platform)
-    made = list(pipeline_programs(layers, plan, decisions, target.platform))
-    programs = [program for layer in made for program, _ in layer.parts.programs]
-    answers = iter(compile_programs(target, programs, listener=listener))
+    for target in targets:
+        installed_compiler(target.platform)  # Before minutes of lowering.
+    made = list(pipeline_programs(layers, plan, decisions, [t.platform for t in targets]))
+    answers = _answers(made, targets, listener)
     runs: list[_Run] = []
     sizes: list[tuple[int, LayerParts[ProgramBytes]]] = []
     for layer in made:
-        found = layer.parts.map(lambda _, part: (part, next(answers)))
+        answers_here = answers[targets[layer.stage].name]
+        found = layer.parts.map(lambda _, part, here=answers_here: (part, next(here)))
         for name, ((program, lowered), answer) in found.named():
             if not lowered.outputs:
                 continue  # It never runs.
@@ -204,7 +227,23 @@ def verify_pipeline(
             runs.append(_Run(stage=layer.stage, program=program, answer=answer, count=each))
         in_bytes = found.map(lambda _, part: program_bytes(part[0][1], part[1].memory.peak_bytes))
         sizes.append((layer.stage, in_bytes))
-    return _verification(plan, target, runs, peaks_of_stages(plan, sizes))
+    return _verification(plan, targets, runs, peaks_of_stages(plan, sizes))
+
+
+def _answers(
+    layers: Sequence[TargetLayer], targets: Sequence[CompileTarget], listener: Listener | None
+) -> dict[str, Iterator[CompileAnswer]]:
+    """Answers for each target, in the order of the layers and their programs."""
+    found: dict[str, Iterator[CompileAnswer]] = {}
+    for name, target in {target.name: target for target in targets}.items():
+        programs = [
+            program
+            for layer in layers
+            if targets[layer.stage].name == name
+            for program, _ in layer.parts.programs
+        ]
+        found[name] = iter(compile_programs(target, programs, listener=listener))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,26 +257,37 @@ class _Run:
 
 
 def _verification(
-    plan: Plan, target: CompileTarget, runs: Sequence[_Run], compiled_bytes: Sequence[int]
+    plan: Plan,
+    targets: Sequence[CompileTarget],
+    runs: Sequence[_Run],
+    compiled_bytes: Sequence[int],
 ) -> Verification:
     predicted = [plan.mesh_peak_bytes[m] for m in plan.mesh_of_stage]
+    kinds = {target.name: target for target in targets}
     return Verification(
-        target=target.name,
-        compiler=installed_compiler(target.platform).name,
-        memory_bytes=target.memory_bytes,
-        reserves=reserves(target),
-        usable_bytes=usable_bytes(target),
+        targets=tuple(_verified_target(target) for target in kinds.values()),
         stages=tuple(
             VerifiedStage(
                 stage=s,
+                target=targets[s].name,
                 predicted_bytes=predicted[s],
                 compiled_bytes=found,
-                limit_bytes=min(plan.stages[s].memory_bytes, usable_bytes(target)),
+                limit_bytes=min(plan.stages[s].memory_bytes, usable_bytes(targets[s])),
             )
             for s, found in enumerate(compiled_bytes)
         ),
         programs=_programs(runs),
         collectives=_collectives(plan, runs),
+    )
+
+
+def _verified_target(target: CompileTarget) -> VerifiedTarget:
+    return VerifiedTarget(
+        name=target.name,
+        compiler=installed_compiler(target.platform).name,
+        memory_bytes=target.memory_bytes,
+        reserves=reserves(target),
+        usable_bytes=usable_bytes(target),
     )
 
 
@@ -290,15 +340,10 @@ def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives,
 def _lines(found: Verification) -> list[str]:
     state = "fits" if found.fits else "does not fit"
     fullest = max(found.stages, key=lambda stage: stage.compiled_bytes / stage.limit_bytes)
-    kept_back = ", ".join(f"{name} {bytes_text(n)}" for name, n in found.reserves.items())
     return [
         f"{found.target}, compiled by {found.compiler}: {state}. The fullest device needs "
         f"{bytes_text(fullest.compiled_bytes)} of {bytes_text(fullest.limit_bytes)}.",
-        *textwrap.wrap(
-            f"Usable: {bytes_text(found.usable_bytes)} of {bytes_text(found.memory_bytes)}. Kept "
-            f"back: {kept_back}.{_pool(found)}",
-            WIDTH,
-        ),
+        *(line for target in found.targets for line in _usable(target)),
         "",
         *_stage_table(found.stages),
         "",
@@ -308,12 +353,21 @@ def _lines(found: Verification) -> list[str]:
     ]
 
 
-def _pool(found: Verification) -> str:
+def _usable(target: VerifiedTarget) -> list[str]:
+    kept_back = ", ".join(f"{name} {bytes_text(n)}" for name, n in target.reserves.items())
+    text = (
+        f"Usable on {target.name}: {bytes_text(target.usable_bytes)} of "
+        f"{bytes_text(target.memory_bytes)}. Kept back: {kept_back}.{_pool(target)}"
+    )
+    return textwrap.wrap(text, WIDTH)
+
+
+def _pool(target: VerifiedTarget) -> str:
     """What makes JAX's pool as large as what is usable; TPUs have no such setting."""
-    if compile_target(found.target).platform != "cuda":
+    if compile_target(target.name).platform != "cuda":
         return ""
     # In ten-thousandths, rounded up: the pool has all that is usable.
-    share = -(-found.usable_bytes * 10_000 // found.memory_bytes)
+    share = -(-target.usable_bytes * 10_000 // target.memory_bytes)
     return f" Set XLA_PYTHON_CLIENT_MEM_FRACTION={share / 10_000:.4f}."
 
 
@@ -321,6 +375,7 @@ def _stage_table(stages: Sequence[VerifiedStage]) -> list[str]:
     rows = [
         (
             str(stage.stage),
+            stage.target,
             bytes_text(stage.predicted_bytes),
             bytes_text(stage.compiled_bytes),
             bytes_text(stage.limit_bytes),
@@ -328,7 +383,8 @@ def _stage_table(stages: Sequence[VerifiedStage]) -> list[str]:
         )
         for stage in stages
     ]
-    return table(("stage", "predicted", "compiled", "limit", "predicted / compiled"), rows, "lrrrr")
+    head = ("stage", "target", "predicted", "compiled", "limit", "predicted / compiled")
+    return table(head, rows, "llrrrr")
 
 
 def _program_table(programs: Sequence[VerifiedProgram]) -> list[str]:
