@@ -19,6 +19,7 @@ from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.inter.layer_cost.arrivals import arrival_works, planned_neighbours
 from meshwise.inter.layer_cost.footprint import footprint, joint_footprint
+from meshwise.inter.search import finishing
 from meshwise.inter.search.layer_work import layer_work
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
@@ -58,7 +59,9 @@ def test_collectives_of_all_programs_are_those_of_the_plan(splits_backward: bool
     assert set(kinds) == {"all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter"}
 
 
-def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
+def test_changes_of_layout_of_what_skips_layers_are_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each layer adds what the first one made, and lies as suits its own weights."""
 
     def loss(weights: Any, rows: Any) -> Any:
@@ -73,13 +76,13 @@ def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
 
     weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 4
     rows = jax.ShapeDtypeStruct((512, 256), jnp.float32)
-    parallel = mw.parallelize(
-        step,
-        method=mw.Auto(stages=2, schedule="1f1b"),
-        num_microbatches=4,
-        cluster=cpu_cluster(4),
-        batch_argnums=(1,),
-    )
+    asked: dict[str, Any] = {
+        "method": mw.Auto(stages=2, schedule="1f1b"),
+        "num_microbatches": 4,
+        "cluster": cpu_cluster(4),
+        "batch_argnums": (1,),
+    }
+    parallel = mw.parallelize(step, **asked)
     for stage in parallel.fidelity(weights, rows):
         assert stage.planned_bytes == stage.compiled_bytes
         ratio = stage.predicted_peak_bytes / stage.compiled_peak_bytes
@@ -114,6 +117,11 @@ def test_changes_of_layout_of_what_skips_layers_are_planned() -> None:
         in_passes = sum(work.forward_s + work.backward_s for work in mine)
         assert 4 * in_passes == pytest.approx(sum(sent))
         assert in_passes < stage.forward_s + stage.backward_s
+    # The search does not see this time: the plan says so where it is much.
+    assert not plan.warnings
+    monkeypatch.setattr(finishing, "_MUCH", 0.01)
+    (warning,) = mw.parallelize(step, **asked).plan(weights, rows).warnings
+    assert warning.startswith("values that several layers read change their layout for 187 us of")
 
 
 def telling_step(is_orthogonal: bool) -> tuple[Any, Any, Any]:

@@ -7,6 +7,8 @@ most layers have the same operators and FLOP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from meshwise.errors import InfeasibleError
@@ -18,6 +20,8 @@ MOST_LAYERS = 64
 _DELTAS = (DELTA, 1.0, 2.0, 4.0, 8.0)
 # More kinds of layers than the fewest possible that count as few.
 _MORE_KINDS = 1
+# A cut through blocks lets so many times the bytes pass that cuts between them do.
+_MORE_BYTES = 4
 # What a kind of layers takes to plan beside its operators, in operators.
 _OF_A_KIND = 40
 # Less work than this part of what few kinds take makes up for more kinds.
@@ -28,8 +32,9 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
     Of all numbers up to `most` whose layers all have heavy operators and are of few kinds (by
-    number of operators and FLOP) the largest wins; or a larger one whose kinds take clearly less
-    to plan, as in convolutional networks, where few kinds are long layers.
+    number of operators and FLOP) the largest wins that does not cut through blocks; or a larger one
+    whose kinds take clearly less to plan, as in convolutional networks, where few kinds are long
+    layers.
 
     Args:
         chain: The operators.
@@ -52,6 +57,7 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         for k, layers in zip(kinds, found, strict=True)
         if k <= fewest + _MORE_KINDS and k < len(layers.ranges)
     ]
+    regular = [layers for layers in regular if not _cuts_blocks(layers, regular)]
     most_work = _LESS_WORK * planning_work(regular[-1])
     finer = [
         layers
@@ -104,6 +110,13 @@ def has_bypass(chain: OperatorChain, layers: Layers) -> bool:
         if np.setdiff1d(value[is_past], value[is_read]).size:
             return True
     return False
+
+
+def _cuts_blocks(layers: Layers, others: Sequence[Layers]) -> bool:
+    """Whether layers receive far more than others that are not much fewer."""
+    half = len(layers.ranges) / 2
+    least = min(o.worst_received_bytes for o in others if len(o.ranges) >= half)
+    return layers.worst_received_bytes > _MORE_BYTES * least
 
 
 def planning_work(layers: Layers) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -44,6 +44,10 @@ from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays, at_most_held
 from meshwise.system.identity import Same
+from meshwise.units import seconds_text
+
+# Of the step time; less is not told.
+_MUCH = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +221,7 @@ class _Chosen:
             exposed_s=max(timeline.exposed_s),
             tried=tuple(sorted(found.tried.items())),
             step_flop=step_flop,
+            warnings=tuple(_unsearched(placed, found.plan.total_s, count)),
             decisions=tuple(self.known.decisions),
             delays=placed.delays,
             fingerprint=pipeline_fingerprint(
@@ -394,6 +399,20 @@ def _with_seconds(stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
         forward_s=stage.forward_s + sum(a.forward_s for a in mine),
         backward_s=stage.backward_s + sum(a.backward_s for a in mine),
     )
+
+
+def _unsearched(placed: _Placed, step_time_s: float, count: int) -> Iterator[str]:
+    """Yield what the search did not price, if that is much."""
+    seconds = max(
+        sum(count * (a.forward_s + a.backward_s) + a.once_s for a in mine)
+        for mine in ([placed.arrivals[i.layer] for i in stage.layers] for stage in placed.stages)
+    )
+    if seconds > _MUCH * step_time_s:
+        yield (
+            f"values that several layers read change their layout for {seconds_text(seconds)} of a "
+            "step, which the simulated step has and the search has not; with another number of "
+            "layers (--layers) fewer may"
+        )
 
 
 def _gap(plan: StagePlan) -> float:
