@@ -50,5 +50,7 @@ def compiler_double(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = InstalledCompiler(name="a compiler 1.0", path="")
     monkeypatch.setattr(verification, "installed_compiler", lambda _: installed)
     monkeypatch.setattr(
-        verification, "compile_programs", lambda _, programs, listener: [ANSWER] * len(programs)
+        verification,
+        "compile_programs",
+        lambda _, programs, listener=None: [ANSWER] * len(programs),
     )

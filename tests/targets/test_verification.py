@@ -6,23 +6,30 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from click.testing import CliRunner
 
 import meshwise as mw
 from doubles.golden_plans import gpt_pipeline
+from meshwise.cli.plan import plan as plan_command
+from meshwise.cli.verify import verify as verify_command
 from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.targets import lowered, verification
 from meshwise.targets.catalog import TARGETS, CompileTarget
 from meshwise.targets.child import refused_memory
+from meshwise.targets.compiler import TargetProgram
 from meshwise.targets.reserve import reserves, usable_bytes
 from meshwise.targets.verification import Verification, VerifiedStage, VerifiedTarget
 from meshwise.units import GIB
 
+MODEL = ("--model", "gpt-tiny", "--batch", "16")
 CLUSTER = mw.Cluster.virtual("1x dgx-h100")
 WIDTH, ROWS = 64, 32
 TX = optax.adam(1e-3)
@@ -154,6 +161,43 @@ def test_a_mesh_of_which_there_is_no_slice_is_refused_before_it_is_lowered() -> 
     state, rows = arguments()
     with pytest.raises(ClusterError, match="no slice of v5e has 24 devices"):
         step.verify(state, {name: SPEC((48, WIDTH), "float32") for name in rows}, target="v5e")
+
+
+@pytest.fixture(scope="module")
+def planned_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of a model by name for eight H100."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    made = CliRunner().invoke(
+        plan_command, [*MODEL, "--cluster", "1x dgx-h100", "--out", str(path)]
+    )
+    assert made.exit_code == 0, made.output
+    return path
+
+
+@pytest.mark.usefixtures("compiler_double", "compiled_kernels")
+def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
+    monkeypatch: pytest.MonkeyPatch, planned_file: Path
+) -> None:
+    fits = CliRunner().invoke(verify_command, [str(planned_file), *MODEL])
+    assert fits.exit_code == 0, fits.output
+    (small,) = verification.compile_programs(TARGETS["h100"], [cast(TargetProgram, None)])
+    large = replace(small, memory=replace(small.memory, temporary_bytes=50 * GIB))
+    monkeypatch.setattr(
+        verification, "compile_programs", lambda _, programs, listener: [large] * len(programs)
+    )
+    # Enough for the H100 of the plan, too much for other devices.
+    assert CliRunner().invoke(verify_command, [str(planned_file), *MODEL]).exit_code == 0
+    found = CliRunner().invoke(verify_command, [str(planned_file), *MODEL, "--target", "a100-40"])
+    assert found.exit_code == 3
+    assert "a100-40, compiled by a compiler 1.0: does not fit." in found.output
+
+
+@pytest.mark.usefixtures("compiler_double", "compiled_kernels")
+def test_a_plan_of_another_step_is_not_compiled(planned_file: Path) -> None:
+    other = [*MODEL[:-1], "32"]
+    found = CliRunner().invoke(verify_command, [str(planned_file), *other])
+    assert found.exit_code == 1
+    assert re.search("batch|another step", found.output)
 
 
 def test_an_unknown_target_is_refused() -> None:
