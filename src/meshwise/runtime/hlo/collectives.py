@@ -29,7 +29,9 @@ _WHOLE_OPERAND = ("all-reduce", "reduce-scatter", "broadcast")
 # XLA:TPU runs an asynchronous collective in several fusions, beside other work.  Each of them
 # repeats it, with the channel and the number of the chain (seen with libtpu 0.0.42.1).
 _CHAIN = re.compile(r"chain_id=\"?\d+\"?")
-# How XLA:TPU writes a reduce-scatter: a fusion of this name that keeps a part of an all-reduce.
+# How XLA:TPU writes a reduce-scatter: a fusion of this name that keeps a part of an all-reduce.  If
+# the parts do not fill its tiles they are padded, and a permute then moves the rows that lie wrong:
+# that is the rest of the reduce-scatter, 6 % of it for 32,000 rows in 8 parts.
 _SCATTER = "all-reduce-scatter"
 
 
@@ -97,6 +99,7 @@ def hlo_collectives(
             chains.add(part)
         if kind == "permute":
             groups, axes = permute_groups(instruction, mesh_sizes, known)
+            kind = "reduce-scatter" if _ends_scatter(computation, instruction) else kind
         else:
             groups = replica_groups(module, instruction, kind, num_devices)
             axes = known.get(frozenset(frozenset(group) for group in groups))
@@ -104,12 +107,13 @@ def hlo_collectives(
         if group_size == 1:
             return None
         operand_bytes = _operand_bytes(computation, instruction)
+        sees_whole = collective_kind(instruction) in _WHOLE_OPERAND
         return HloCollective(
             kind=kind,
             group_size=group_size,
             groups=groups,
             axes=axes,
-            num_bytes=operand_bytes * (1 if kind in _WHOLE_OPERAND else group_size),
+            num_bytes=operand_bytes * (1 if sees_whole else group_size),
             count=1,
             num_arrays=_num_arrays(module, computation, instruction),
             computation=computation.name,
@@ -136,6 +140,15 @@ def chain_part(instruction: HloInstruction) -> tuple[str | None, str] | None:
         return None
     chain = _CHAIN.search(instruction.attribute("frontend_attributes") or "")
     return None if chain is None else (instruction.attribute("channel_id"), chain.group())
+
+
+def _ends_scatter(computation: Computation, permute: HloInstruction) -> bool:
+    """Return whether a permute moves rows of a padded reduce-scatter to where they belong."""
+    source = computation.by_name[permute.operands[0]]
+    while source.opcode in ("slice", "bitcast", "copy"):
+        source = computation.by_name[source.operands[0]]
+    called = source.computation_names("calls") if source.opcode == "fusion" else ()
+    return any(name.startswith(_SCATTER) for name in called)
 
 
 def _num_arrays(module: Module, computation: Computation, instruction: HloInstruction) -> int:
