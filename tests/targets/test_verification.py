@@ -67,6 +67,10 @@ def test_the_compiler_says_what_a_plan_needs_and_sends() -> None:
     for item in found.collectives:
         assert item.compiled_bytes == pytest.approx(item.planned_bytes, rel=0.05)
         assert item.compiled_number <= item.planned_number
+        # Merged ones wait for each other once.
+        assert item.compiled_s <= item.planned_s
+        assert 0 <= item.hidden_s <= item.compiled_s
+    assert max(item.merged for item in found.collectives) > 1
     assert json.loads(found.to_json())["fits"]
     assert "fits. The fullest device needs" in found.explain()
     # From disk the second time: no process is started.
