@@ -89,6 +89,15 @@ def test_a_pipeline_is_verified_program_by_program() -> None:
 
 
 @pytest.mark.usefixtures("gpu_compiler")
+@pytest.mark.parametrize("target", ["h100", "a100-80"])
+def test_gpus_hide_collectives(target: str) -> None:
+    """An A100 does so only if the compiler is told to, see `spmd/program.compile_options`."""
+    step = mw.parallelize(train_step, method=mw.Zero3(), cluster=CLUSTER)
+    found = step.verify(*arguments(), target=target)
+    assert sum(item.hidden_s for item in found.collectives) > 0
+
+
+@pytest.mark.usefixtures("gpu_compiler")
 def test_what_a_compiler_refuses_is_named() -> None:
     step = mw.parallelize(train_step, method=mw.DataParallel(), cluster=CLUSTER)
     with pytest.raises(ProgramError, match="does not compile the step for v100"):
