@@ -30,8 +30,8 @@ _WHOLE_OPERAND = ("all-reduce", "reduce-scatter", "broadcast")
 # repeats it, with the channel and the number of the chain (seen with libtpu 0.0.42.1).
 _CHAIN = re.compile(r"chain_id=\"?\d+\"?")
 # How XLA:TPU writes a reduce-scatter: a fusion of this name that keeps a part of an all-reduce.  If
-# the parts do not fill its tiles they are padded, and a permute then moves the rows that lie wrong:
-# that is the rest of the reduce-scatter, 6 % of it for 32,000 rows in 8 parts.
+# the parts do not fill its tiles they are padded, and a permute then moves the rows that lie wrong.
+# These rows were counted with the reduce-scatter (1 % of what it sends, 32,000 rows in 8 parts).
 _SCATTER = "all-reduce-scatter"
 
 
@@ -88,7 +88,7 @@ def hlo_collectives(
 
     def read(computation: Computation, instruction: HloInstruction) -> HloCollective | None:
         kind = collective_kind(instruction)
-        if kind is None:
+        if kind is None or (kind == "permute" and _ends_scatter(computation, instruction)):
             return None
         if kind == "all-reduce" and computation.name.startswith(_SCATTER):
             kind = "reduce-scatter"
@@ -99,7 +99,6 @@ def hlo_collectives(
             chains.add(part)
         if kind == "permute":
             groups, axes = permute_groups(instruction, mesh_sizes, known)
-            kind = "reduce-scatter" if _ends_scatter(computation, instruction) else kind
         else:
             groups = replica_groups(module, instruction, kind, num_devices)
             axes = known.get(frozenset(frozenset(group) for group in groups))
@@ -107,13 +106,12 @@ def hlo_collectives(
         if group_size == 1:
             return None
         operand_bytes = _operand_bytes(computation, instruction)
-        sees_whole = collective_kind(instruction) in _WHOLE_OPERAND
         return HloCollective(
             kind=kind,
             group_size=group_size,
             groups=groups,
             axes=axes,
-            num_bytes=operand_bytes * (1 if sees_whole else group_size),
+            num_bytes=operand_bytes * (1 if kind in _WHOLE_OPERAND else group_size),
             count=1,
             num_arrays=_num_arrays(module, computation, instruction),
             computation=computation.name,
