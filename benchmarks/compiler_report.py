@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from evaluation.hlo_flop import hlo_dense_flop
-
 from meshwise.cluster.collectives import collective_terms, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh, MeshAxis
 from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
+from meshwise.runtime.hlo.flop import hlo_dense_flop
 from meshwise.runtime.hlo.module import Computation, HloInstruction, Module, parse_module
 from meshwise.runtime.hlo.walk import executed
 from meshwise.targets.child import CompileAnswer

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from evaluation.hlo_flop import hlo_dense_flop
 
 import meshwise as mw
 from benchmarks.fidelity_cases import LISTED, NUM_DEVICES, Case, drawn, held_out, parallel_step
 from meshwise.plan.counts.collectives import Collective
 from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
+from meshwise.runtime.hlo.flop import hlo_dense_flop
 from meshwise.runtime.hlo.module import parse_module
 
 # Collectives of one number may be merged or moved; only their sum is compared.

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 from benchmarks.fidelity import compiled_collective_bytes, planned_collective_bytes
-from evaluation.hlo_flop import hlo_dense_flop
 from jax import lax
 
 import meshwise as mw
@@ -24,6 +23,7 @@ from meshwise.plan.counts.flop import device_flop
 from meshwise.plan.counts.walk import visits
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.hlo.collectives import hlo_collectives
+from meshwise.runtime.hlo.flop import hlo_dense_flop
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.step import StepSignature, TracedStep, open_step, trace_step
 from oracle.compare import assert_same_x64

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from evaluation.hlo_flop import hlo_dense_flop
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.hlo.collectives import hlo_collectives
+from meshwise.runtime.hlo.flop import hlo_dense_flop
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from evaluation.hlo_flop import hlo_dense_flop
 
 from meshwise.errors import ProgramError
 from meshwise.runtime.hlo.collectives import hlo_collectives
+from meshwise.runtime.hlo.flop import hlo_dense_flop
 from meshwise.runtime.hlo.groups import mesh_groups, parse_replica_groups
 from meshwise.runtime.hlo.loops import trip_count
 from meshwise.runtime.hlo.module import HloShape, parse_module, parse_shapes

@@ -75,6 +75,10 @@ def test_the_compiler_says_what_a_plan_needs_and_sends() -> None:
     for item in found.collectives:
         assert item.compiled_bytes == pytest.approx(item.planned_bytes, rel=0.05)
         assert item.compiled_number <= item.planned_number
+        # Merged ones wait for each other once.
+        assert item.compiled_s <= item.planned_s
+        assert 0 <= item.hidden_s <= item.compiled_s
+    assert max(item.merged for item in found.collectives) > 1
     assert json.loads(found.to_json())["fits"]
     assert "fits. The fullest device needs" in found.explain()
     # From disk the second time: no process is started.
@@ -115,6 +119,15 @@ def test_each_stage_is_compiled_for_its_own_devices(monkeypatch: pytest.MonkeyPa
         "Usable on h100:",
         "Usable on v5e: ",
     ]
+
+
+@pytest.mark.usefixtures("gpu_compiler")
+@pytest.mark.parametrize("target", ["h100", "a100-80"])
+def test_gpus_hide_collectives(target: str) -> None:
+    """An A100 does so only if the compiler is told to, see `spmd/program.compile_options`."""
+    step = mw.parallelize(train_step, method=mw.Zero3(), cluster=CLUSTER)
+    found = step.verify(*arguments(), target=target)
+    assert sum(item.hidden_s for item in found.collectives) > 0
 
 
 @pytest.mark.usefixtures("gpu_compiler")

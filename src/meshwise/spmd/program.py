@@ -84,9 +84,9 @@ def sharded_function(
 
 
 def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
-    """Return the options that keep XLA from undoing the plan; they are set here only.
+    """Return the options that keep XLA from undoing the plan, and let it hide collectives.
 
-    Source: docs/xla_cpu.md section 1.
+    They are set here only.  Source: docs/xla_cpu.md section 1; docs/measurements/overlap.md.
 
     Args:
         platform: The platform of the devices, as "cpu".
@@ -99,6 +99,10 @@ def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
         # It takes sums out of loops, which a plan does itself, and fails in some programs
         # (RET_CHECK in while_loop_all_reduce_code_motion.cc, libtpu 0.0.42.1).
         return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
+    if platform == "cuda" and num_devices > 1:
+        # XLA:GPU turns it on by itself only where it has a model of the collectives: on an H100 the
+        # same programs come out, on an A100 nothing was hidden without it.
+        return {"xla_gpu_enable_latency_hiding_scheduler": True}
     if platform != "cpu" or num_devices == 1:
         return {}
     return {

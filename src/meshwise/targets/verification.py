@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -13,7 +12,6 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import WIDTH, table
 from meshwise.program.layer_parts import PASSES, LayerParts
 from meshwise.runtime.device_memory import CompiledBytes
-from meshwise.runtime.hlo.collectives import hlo_collectives
 from meshwise.runtime.pipeline.fidelity import peaks_of_stages
 from meshwise.runtime.pipeline.memory import ProgramBytes, program_bytes
 from meshwise.targets.catalog import compile_target
@@ -23,6 +21,12 @@ from meshwise.targets.compiler import Listener, TargetProgram, compile_programs
 from meshwise.targets.lowered import TargetLayer, pipeline_programs, step_program
 from meshwise.targets.packages import installed_compiler
 from meshwise.targets.reserve import reserves, usable_bytes
+from meshwise.targets.verified_collectives import (
+    ProgramRuns,
+    VerifiedCollectives,
+    collectives_text,
+    verified_collectives,
+)
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import TracedStep
 from meshwise.units import bytes_text, seconds_text
@@ -71,27 +75,6 @@ class VerifiedStage:
     def fits(self) -> bool:
         """Whether the compiled programs fit."""
         return self.compiled_bytes <= self.limit_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedCollectives:
-    """Collectives of one kind over the same axes, in all programs of a step.
-
-    Attributes:
-        kind: As "all-reduce".
-        axes: Names of the mesh axes; empty where the groups are those of no axes.
-        planned_bytes: Bytes a step by the plan (B of docs/facts.md section 1).
-        planned_number: Collectives that the plan lists, each once.
-        compiled_bytes: Bytes a step in the compiled programs.
-        compiled_number: Instructions in the compiled programs: less where several were merged.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    planned_bytes: int
-    planned_number: int
-    compiled_bytes: int
-    compiled_number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +260,7 @@ def _verification(
             for s, found in enumerate(compiled_bytes)
         ),
         programs=_programs(runs),
-        collectives=_collectives(plan, runs),
+        collectives=_collectives(plan, runs, targets),
     )
 
 
@@ -308,33 +291,20 @@ def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
     )
 
 
-def _collectives(plan: Plan, runs: Sequence[_Run]) -> tuple[VerifiedCollectives, ...]:
-    sums: Counter[tuple[str, tuple[str, ...], str]] = Counter()
-    for item in plan.collectives:
-        names = plan.stages[item.stage].mesh.names
-        key = item.kind, tuple(sorted(item.axes, key=names.index))
-        sums[(*key, "planned_bytes")] += item.num_bytes * item.count
-        sums[(*key, "planned_number")] += 1
-    for run in runs:
-        if run.answer.is_too_large:
-            continue
-        mesh = plan.stages[run.stage].mesh
-        # A loop whose trips nobody knows counts once, as in the plan.
-        for found in hlo_collectives(run.answer.text, mesh.sizes, unknown_trip_count=1):
-            key = found.kind, tuple(mesh.names[a] for a in found.axes or ())
-            sums[(*key, "compiled_bytes")] += found.num_bytes * found.count * run.count
-            sums[(*key, "compiled_number")] += 1
-    return tuple(
-        VerifiedCollectives(
-            kind=kind,
-            axes=axes,
-            planned_bytes=sums[kind, axes, "planned_bytes"],
-            planned_number=sums[kind, axes, "planned_number"],
-            compiled_bytes=sums[kind, axes, "compiled_bytes"],
-            compiled_number=sums[kind, axes, "compiled_number"],
+def _collectives(
+    plan: Plan, runs: Sequence[_Run], targets: Sequence[CompileTarget]
+) -> tuple[VerifiedCollectives, ...]:
+    programs = (
+        ProgramRuns(
+            mesh=plan.stages[run.stage].mesh,
+            text=run.answer.text,
+            num_runs=run.count,
+            cycles_per_s=targets[run.stage].cycles_per_s,
         )
-        for kind, axes in dict.fromkeys((kind, axes) for kind, axes, _ in sums)
+        for run in runs
+        if not run.answer.is_too_large
     )
+    return verified_collectives(plan, programs)
 
 
 def _lines(found: Verification) -> list[str]:
@@ -349,7 +319,7 @@ def _lines(found: Verification) -> list[str]:
         "",
         *_program_table(found.programs),
         *_refused(found.programs),
-        *(["", *_collective_table(found.collectives)] if found.collectives else []),
+        *(["", *collectives_text(found.collectives)] if found.collectives else []),
     ]
 
 
@@ -413,19 +383,3 @@ def _refused(programs: Sequence[VerifiedProgram]) -> list[str]:
         "all, and nothing of its collectives."
     )
     return ["", *textwrap.wrap(text, WIDTH)]
-
-
-def _collective_table(collectives: Sequence[VerifiedCollectives]) -> list[str]:
-    rows = [
-        (
-            item.kind,
-            ", ".join(item.axes) or "-",
-            bytes_text(item.planned_bytes),
-            str(item.planned_number),
-            bytes_text(item.compiled_bytes),
-            str(item.compiled_number),
-        )
-        for item in collectives
-    ]
-    head = ("collective", "axes", "planned", "number", "compiled", "number")
-    return table(head, rows, "llrrrr")

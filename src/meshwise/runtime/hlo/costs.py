@@ -71,7 +71,7 @@ def hlo_costs(
         # What is inside a fusion is in the cost of the fusion.
         if computation.name in fused or collective_kind(instruction) is not None:
             return None
-        seconds = _seconds(instruction, cycles_per_s)
+        seconds = compiler_seconds(instruction, cycles_per_s)
         if seconds is None:
             return None
         return HloCost(name=instruction.name, op_name=instruction.op_name, seconds=seconds, count=1)
@@ -80,7 +80,16 @@ def hlo_costs(
     return tuple(replace(item.value, count=item.count) for item in found)
 
 
-def _seconds(instruction: HloInstruction, cycles_per_s: float | None) -> float | None:
+def compiler_seconds(instruction: HloInstruction, cycles_per_s: float | None) -> float | None:
+    """Return what a compiler expects one execution of an instruction to take.
+
+    Args:
+        instruction: The instruction.
+        cycles_per_s: Clock rate of the core, where the compiler counts cycles.
+
+    Returns:
+        Seconds; None where it says nothing.
+    """
     if "estimated_cycles" in instruction.attributes and cycles_per_s is not None:
         window = instruction.backend_config.get("window_config")
         if isinstance(window, dict) and "estimated_cycles" in window:

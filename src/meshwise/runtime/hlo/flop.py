@@ -36,14 +36,22 @@ def hlo_dense_flop(text: str | Module, *, unknown_trip_count: int | None = None)
     module = parse_module(text) if isinstance(text, str) else text
     items = executed(
         module,
-        lambda computation, instruction: _instruction_flop(computation, instruction) or None,
+        lambda computation, instruction: dense_flop(computation, instruction) or None,
         unknown_trip_count=unknown_trip_count,
     )
     return sum(item.value * item.count for item in items)
 
 
-def _instruction_flop(computation: Computation, instruction: HloInstruction) -> int:
-    """Return the FLOP of one instruction; 0 if it is no dense product or convolution."""
+def dense_flop(computation: Computation, instruction: HloInstruction) -> int:
+    """Return the FLOP of one instruction; 0 if it is no dense product or convolution.
+
+    Args:
+        computation: Where it stands.
+        instruction: The instruction.
+
+    Raises:
+        ProgramError: Its shapes or dims cannot be read.
+    """
     if instruction.opcode == "dot":
         left = _operand(computation, instruction, 0)
         contracted = (
