@@ -101,7 +101,7 @@ def compile_options(platform: str, num_devices: int) -> dict[str, str | bool]:
         return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
     if platform == "cuda" and num_devices > 1:
         # XLA:GPU turns it on by itself only where it has a model of the collectives: on an H100 the
-        # same programs come out, on an A100 nothing was hidden without it (docs/measurements/overlap.md).
+        # same programs come out, on an A100 nothing was hidden without it.
         return {"xla_gpu_enable_latency_hiding_scheduler": True}
     if platform != "cpu" or num_devices == 1:
         return {}
