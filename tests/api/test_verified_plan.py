@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -119,49 +118,6 @@ def test_where_the_target_has_less_than_the_devices_the_share_is_of_what_they_ha
     assert verified.fits
     assert planner.asked[1] == pytest.approx(0.98, rel=1e-3)
     assert tuple(s.memory_bytes for s in found.plan.stages) == planner.memory_bytes
-
-
-def faster_with_more(planner: Planner) -> Callable[[float], PlannedPipeline]:
-    """A planner whose steps are shorter the more memory there is."""
-
-    def plan(share: float) -> PlannedPipeline:
-        found = planner.plan(min(share, 1.0))
-        planner.asked[-1] = share
-        return replace(found, plan=replace(found.plan, step_time_s=1 / share))
-
-    return plan
-
-
-def test_where_the_compiler_leaves_room_a_faster_plan_is_made_for_more(planner: Planner) -> None:
-    told: list[str] = []
-    plan = faster_with_more(planner)
-    found, verified = plan_verified(plan, lambda p: verified_at(p, 0.8), told.append)
-    assert planner.asked == [1.0, pytest.approx(1 / 0.8, rel=1e-3)]
-    assert found.plan.step_time_s == pytest.approx(0.8, rel=1e-3)
-    assert verified.fits
-    assert found.plan.verified
-    assert "planned for 125.0% of the memory too" in told[0]
-
-
-def test_a_plan_for_more_that_does_not_fit_is_not_taken(planner: Planner) -> None:
-    factors = iter((0.8, 1.2))
-    plan = faster_with_more(planner)
-    found, verified = plan_verified(plan, lambda p: verified_at(p, next(factors)))
-    assert len(planner.asked) == 2
-    assert found.plan.step_time_s == 1.0
-    assert verified.fits
-
-
-def test_a_plan_for_more_that_is_no_faster_is_not_compiled(planner: Planner) -> None:
-    compiled: list[PlannedPipeline] = []
-
-    def verify(found: PlannedPipeline) -> Verification:
-        compiled.append(found)
-        return verified_at(found, 0.8)
-
-    plan_verified(lambda share: planner.plan(min(share, 1.0)), verify)
-    assert len(planner.asked) == 2
-    assert len(compiled) == 1
 
 
 def test_where_nothing_fits_by_the_compiler_the_error_says_what_it_needs(planner: Planner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from meshwise.errors import PlanError
@@ -86,14 +85,8 @@ def replayed_pipeline(
     if memory_bytes is not None:
         plan = limited_plan(plan, lambda _: memory_bytes)
     waiting = waiting_bytes(neighbours, plan.stages, plan.table(), layers.argument_names)
-    # By its compiler a plan may fit that is predicted not to.
     held = check_pipeline_fits(
-        plan,
-        piece,
-        arrivals,
-        waiting,
-        lambda stage: sys.maxsize if plan.verified else stage.memory_bytes,
-        REPLAN,
+        plan, piece, arrivals, waiting, lambda stage: stage.memory_bytes, REPLAN
     )
     stages = tuple(
         replace(
