@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from meshwise.cluster.mesh import DeviceSpec
-from meshwise.runtime.hlo.beside import Place, flights
+from meshwise.runtime.hlo.beside import Place, async_collectives
 from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
 from meshwise.runtime.hlo.module import Module, parse_module
 from meshwise.runtime.hlo.seconds import Seconds
@@ -168,7 +168,7 @@ concatenate(%collective-permute-done, %copy.1), dimensions={0}
 
 
 def beside(text: str) -> dict[Place, list[str]]:
-    found = flights(parse_module(text))
+    found = async_collectives(parse_module(text))
     return {
         flight.place: [now.name for now in flight.beside]
         for some in found.values()

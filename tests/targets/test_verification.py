@@ -103,7 +103,13 @@ def test_each_stage_is_compiled_for_its_own_devices(monkeypatch: pytest.MonkeyPa
 
     def spied(target: CompileTarget, programs: Any, listener: Any) -> Any:
         asked[target.name] = [program.name for program in programs]
-        return compiled(target, programs, listener=listener)
+        answers = compiled(target, programs, listener=listener)
+        # Each device has answers of its own.
+        more = 1000 * len(asked)
+        return [
+            replace(a, memory=replace(a.memory, temporary_bytes=more + n))
+            for n, a in enumerate(answers)
+        ]
 
     monkeypatch.setattr(verification, "compile_programs", spied)
     made = gpt_pipeline(num_stages=2)
@@ -115,6 +121,9 @@ def test_each_stage_is_compiled_for_its_own_devices(monkeypatch: pytest.MonkeyPa
         layers = {int(program.rpartition(" ")[2]) for program in asked[name]}
         assert layers == set(range(stage.first_layer, stage.last_layer + 1))
     assert found.target == "h100, v5e"
+    for program in found.programs:
+        names, more = asked[program.target], 1000 * (1 + list(asked).index(program.target))
+        assert program.memory.temporary_bytes == more + names.index(program.name)
     assert [line[:15] for line in found.explain().splitlines() if "Kept back" in line] == [
         "Usable on h100:",
         "Usable on v5e: ",
@@ -228,6 +237,7 @@ def test_programs_hold_what_the_compiler_says() -> None:
     assert json.loads(found.to_json())["programs"] == [
         {
             "name": "the step",
+            "target": "h100",
             "count": 1,
             "memory": {
                 **{"argument_bytes": 5, "output_bytes": 3},

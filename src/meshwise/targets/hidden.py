@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.collectives import ALL_GATHER, COLLECTIVES, collective_terms
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.runtime.hlo.beside import Place, flights
+from meshwise.runtime.hlo.beside import Place, async_collectives
 from meshwise.runtime.hlo.collectives import HloCollective, hlo_collectives
 from meshwise.runtime.hlo.module import parse_module
 from meshwise.runtime.hlo.seconds import Seconds
@@ -50,7 +50,7 @@ def timed_collectives(
     seconds = {(each.computation, each.name): _seconds(each, mesh) for each in found}
     work = Seconds(module, mesh.device, cycles_per_s)
     hidden: dict[Place, float] = {}
-    for name, some in flights(module).items():
+    for name, some in async_collectives(module).items():
         computation = module.computations[name]
         left: dict[str, float] = {}
         for flight in some:

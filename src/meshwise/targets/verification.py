@@ -38,6 +38,7 @@ class VerifiedProgram:
 
     Attributes:
         name: Name of the program.
+        target: Name of the kind of devices that it was compiled for.
         count: How often it runs in a step.
         memory: Bytes of one device.
         compile_s: Seconds of compilation, when it was compiled.
@@ -46,6 +47,7 @@ class VerifiedProgram:
     """
 
     name: str
+    target: str
     count: int
     memory: CompiledBytes
     compile_s: float
@@ -259,7 +261,7 @@ def _verification(
             )
             for s, found in enumerate(compiled_bytes)
         ),
-        programs=_programs(runs),
+        programs=_programs(runs, targets),
         collectives=_collectives(plan, runs, targets),
     )
 
@@ -274,20 +276,23 @@ def _verified_target(target: CompileTarget) -> VerifiedTarget:
     )
 
 
-def _programs(runs: Sequence[_Run]) -> tuple[VerifiedProgram, ...]:
-    """Each different program once, under the name of the first."""
-    equal: dict[str, list[_Run]] = {}
+def _programs(
+    runs: Sequence[_Run], targets: Sequence[CompileTarget]
+) -> tuple[VerifiedProgram, ...]:
+    """Each different program once for each target, under the name of the first."""
+    equal: dict[tuple[str, str], list[_Run]] = {}
     for run in runs:
-        equal.setdefault(run.program.digest, []).append(run)
+        equal.setdefault((targets[run.stage].name, run.program.digest), []).append(run)
     return tuple(
         VerifiedProgram(
             name=same[0].program.name,
+            target=target,
             count=sum(run.count for run in same),
             memory=same[0].answer.memory,
             compile_s=same[0].answer.seconds,
             is_too_large=same[0].answer.is_too_large,
         )
-        for same in equal.values()
+        for (target, _), same in equal.items()
     )
 
 
@@ -358,10 +363,20 @@ def _stage_table(stages: Sequence[VerifiedStage]) -> list[str]:
 
 
 def _program_table(programs: Sequence[VerifiedProgram]) -> list[str]:
-    head = ("program", "runs", "arguments", "results", "in place", "temporary", "compiled in")
+    head = (
+        "program",
+        "target",
+        "runs",
+        "arguments",
+        "results",
+        "in place",
+        "temporary",
+        "compiled in",
+    )
     rows = [
         (
             program.name,
+            program.target,
             str(program.count),
             bytes_text(program.memory.argument_bytes),
             bytes_text(program.memory.output_bytes),
@@ -371,7 +386,7 @@ def _program_table(programs: Sequence[VerifiedProgram]) -> list[str]:
         )
         for program in programs
     ]
-    return table(head, rows, "lrrrrrr")
+    return table(head, rows, "llrrrrrr")
 
 
 def _refused(programs: Sequence[VerifiedProgram]) -> list[str]:

@@ -155,9 +155,10 @@ def collectives_text(collectives: Sequence[VerifiedCollectives]) -> list[str]:
         )
     )
     summary = (
-        f"Predicted, not measured: the planned collectives of a step take {seconds_text(planned)} "
-        f"one by one, the compiled ones {seconds_text(compiled)}. Beside {seconds_text(hidden)} of "
-        f"these other work runs in the compiled schedule: {seconds_text(compiled - hidden)} remain."
+        f"Predicted, not measured, and summed over all stages: the planned collectives of a step "
+        f"take {seconds_text(planned)} one by one, the compiled ones {seconds_text(compiled)}. "
+        f"During {seconds_text(hidden)} of these other work runs; "
+        f"{seconds_text(compiled - hidden)} are not hidden."
     )
     lines = table((*head, "seconds", "hidden"), rows, "llrrrrrrr")
     return [*lines, "", *textwrap.wrap(summary, WIDTH)]

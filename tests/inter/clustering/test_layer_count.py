@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from meshwise.inter.clustering.layer_count import clustered, has_bypass, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
@@ -37,12 +38,12 @@ def test_groups_of_blocks_are_not_long_layers():
     assert any(has_bypass(chain, clustered(chain, count)) for count in range(36, 41))
 
 
-def test_blocks_are_not_cut_where_far_more_passes():
+@pytest.mark.parametrize("size", [2, 6, 20])
+def test_blocks_are_not_cut_where_far_more_passes(size):
     """As in a mixture of experts, whose tokens lie once for each expert inside of a block."""
-    chain = chain_of([(2, 1e9)] * 8)
+    chain = chain_of([(size, 1e9)] * 8)
     halves = clustered(chain, 16)
     assert halves.worst_received_bytes >= 8
-    assert len(set(halves.flop)) == 1
     found = regular_layers(chain, most=16)
     assert len(found.ranges) == 8
     assert found.worst_received_bytes <= 2

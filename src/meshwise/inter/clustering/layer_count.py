@@ -31,10 +31,10 @@ _LESS_WORK = 0.95
 def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
-    Of all numbers up to `most` whose layers all have heavy operators and are of few kinds (by
-    number of operators and FLOP) the largest wins that does not cut through blocks; or a larger one
-    whose kinds take clearly less to plan, as in convolutional networks, where few kinds are long
-    layers.
+    Looked at are numbers up to `most` whose layers all have heavy operators and, where there are
+    such, do not cut through blocks.  Of those with few kinds of layers (by number of operators and
+    FLOP) the largest wins.  A still larger number wins if its kinds take clearly less to plan, as in convolutional networks,
+    where few kinds are long layers.
 
     Args:
         chain: The operators.
@@ -65,6 +65,7 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         if len(layers.ranges) > len(regular[-1].ranges)
         and planning_work(layers) <= most_work
         and not has_bypass(chain, layers)
+        and not _cuts_blocks(layers, regular)
     ]
     return [regular[-1], *finer][-1]
 
@@ -113,10 +114,10 @@ def has_bypass(chain: OperatorChain, layers: Layers) -> bool:
 
 
 def _cuts_blocks(layers: Layers, others: Sequence[Layers]) -> bool:
-    """Whether layers receive far more than others that are not much fewer."""
-    half = len(layers.ranges) / 2
-    least = min(o.worst_received_bytes for o in others if len(o.ranges) >= half)
-    return layers.worst_received_bytes > _MORE_BYTES * least
+    """Whether layers receive far more than others, of which there are at least half as many."""
+    fewest = max(len(layers.ranges) / 2, 2)
+    received = [o.worst_received_bytes for o in others if len(o.ranges) >= fewest]
+    return bool(received) and layers.worst_received_bytes > _MORE_BYTES * min(received)
 
 
 def planning_work(layers: Layers) -> int:

@@ -410,8 +410,8 @@ def _unsearched(placed: _Placed, step_time_s: float, count: int) -> Iterator[str
     if seconds > _MUCH * step_time_s:
         yield (
             f"values that several layers read change their layout for {seconds_text(seconds)} of a "
-            "step, which the simulated step has and the search has not; with another number of "
-            "layers (--layers) fewer may"
+            "step. The search does not price this time, the simulation does. Another number of "
+            "layers (`meshwise plan --layers`) may need less"
         )
 
 

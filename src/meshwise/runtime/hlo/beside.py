@@ -21,7 +21,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class AsyncCollective:
     """An asynchronous collective.
 
     Attributes:
@@ -33,7 +33,7 @@ class Flight:
     beside: tuple[HloInstruction, ...]
 
 
-def flights(module: Module) -> dict[str, list[Flight]]:
+def async_collectives(module: Module) -> dict[str, list[AsyncCollective]]:
     """Return the asynchronous collectives by the computation in which they are scheduled.
 
     Those of a computation are in the order in which they end.
@@ -56,7 +56,7 @@ def flights(module: Module) -> dict[str, list[Flight]]:
     }
 
 
-def _pairs(module: Module, computation: Computation) -> Iterator[Flight]:
+def _pairs(module: Module, computation: Computation) -> Iterator[AsyncCollective]:
     """Yield what is started and waited for in two instructions."""
     started: dict[str, tuple[Place, int]] = {}
     for n, now in enumerate(computation.instructions):
@@ -66,7 +66,7 @@ def _pairs(module: Module, computation: Computation) -> Iterator[Flight]:
         elif now.opcode.endswith("-done") and source is not None:
             place, start = source
             if between := computation.instructions[start + 1 : n]:
-                yield Flight(place=place, beside=between)
+                yield AsyncCollective(place=place, beside=between)
         elif _is_start(now):
             place = _place(module, computation, now)
             if place is not None:
@@ -91,7 +91,7 @@ def _place(module: Module, computation: Computation, instruction: HloInstruction
     return None
 
 
-def _chains(module: Module, computation: Computation) -> Iterator[Flight]:
+def _chains(module: Module, computation: Computation) -> Iterator[AsyncCollective]:
     """Yield what runs in chains of fusions."""
     places: dict[tuple[str | None, str], Place] = {}
     links: dict[tuple[str | None, str], list[HloInstruction]] = {}
@@ -105,4 +105,4 @@ def _chains(module: Module, computation: Computation) -> Iterator[Flight]:
                     places.setdefault(part, (name, inner.name))
                     links.setdefault(part, []).append(now)
     for part, place in places.items():
-        yield Flight(place=place, beside=tuple(links[part]))
+        yield AsyncCollective(place=place, beside=tuple(links[part]))

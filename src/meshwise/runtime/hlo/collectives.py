@@ -133,7 +133,7 @@ def collective_kind(instruction: HloInstruction) -> str | None:
 
 
 def chain_part(instruction: HloInstruction) -> tuple[str | None, str] | None:
-    """Return the channel and number of the chain of which a collective is a part; None of none."""
+    """Return the channel and the number of the chain that a collective belongs to, or None."""
     if "chain_id" not in instruction.attributes or collective_kind(instruction) is None:
         return None
     chain = _CHAIN.search(instruction.attribute("frontend_attributes") or "")
