@@ -31,9 +31,9 @@ _LESS_WORK = 0.95
 def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
-    Looked at are numbers up to `most` whose layers all have heavy operators and, where there are
-    such, do not cut through blocks.  Of those with few kinds of layers (by number of operators and
-    FLOP) the largest wins.  A still larger number wins if its kinds take clearly less to plan, as in convolutional networks,
+    Looked at are numbers up to `most` whose layers all have heavy operators and do not cut through
+    blocks.  Of those with few kinds of layers (by number of operators and FLOP) the largest wins.
+    A still larger number wins if its kinds take clearly less to plan, as in convolutional networks,
     where few kinds are long layers.
 
     Args:
