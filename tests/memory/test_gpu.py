@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from meshwise.memory.local_program import (
 from meshwise.memory.order import depth_first_order, list_order, post_order
 
 INPUT, FUSIBLE = InstructionKind.INPUT, InstructionKind.FUSIBLE
+VIEW, BARRIER = InstructionKind.VIEW, InstructionKind.BARRIER
 REDUCE, OPAQUE = InstructionKind.REDUCE, InstructionKind.OPAQUE
 
 Row = tuple[InstructionKind, tuple[int, ...], int]
@@ -46,12 +48,74 @@ def two_readers(source_bytes: int) -> list[Row]:
     ]
 
 
-def test_an_expensive_value_is_computed_again_from_fewer_bytes() -> None:
-    # As a softmax in float32 of scores in bfloat16.
-    narrow = instructions_of(*two_readers(64), outputs=(5,), dear=2)
-    assert made_by(narrow) == [(1,), (3,), (4,), (5,)]
-    wide = instructions_of(*two_readers(128), outputs=(5,), dear=2)
-    assert made_by(wide) == [(1,), (2,), (3,), (4,), (5,)]
+@pytest.mark.parametrize("source_bytes", [64, 128])
+def test_an_expensive_value_is_computed_again_where_that_moves_fewer_bytes(
+    source_bytes: int,
+) -> None:
+    again = instructions_of(*two_readers(source_bytes), outputs=(5,), dear=2)
+    assert made_by(again) == [(1,), (3,), (4,), (5,)]
+
+
+def test_an_expensive_value_is_kept_where_that_moves_fewer_bytes() -> None:
+    kept = instructions_of(*two_readers(512), outputs=(5,), dear=2)
+    assert made_by(kept) == [(1,), (2,), (3,), (4,), (5,)]
+
+
+def test_views_of_a_value_lie_where_it_lies() -> None:
+    rows: list[Row] = [
+        (INPUT, (), 128),
+        (OPAQUE, (0,), 128),
+        (FUSIBLE, (1,), 128),
+        (VIEW, (2,), 128),
+        (VIEW, (2,), 128),
+        (OPAQUE, (3,), 8),
+        (OPAQUE, (4,), 8),
+    ]
+    assert made_by(instructions_of(*rows, outputs=(5, 6))) == [(1,), (2,), (5,), (6,)]
+
+
+def test_the_result_of_a_product_is_not_written_over() -> None:
+    rows: list[Row] = [
+        (INPUT, (), 128),
+        (OPAQUE, (0,), 128),
+        (FUSIBLE, (1,), 128),
+        (REDUCE, (2,), 8),
+        (FUSIBLE, (2, 3), 128),
+    ]
+    # An input is one of the sources, so that the value is not cheaper to compute again.
+    rows[2] = (FUSIBLE, (0, 1), 128)
+    made = instructions_of(*rows, outputs=(2, 4))
+    assert [step.may_reuse for step in made.steps] == [(), (), (), (2,)]
+
+
+def test_what_passes_a_barrier_waits_for_all_that_passes() -> None:
+    rows: list[Row] = [
+        (INPUT, (), 128),
+        (OPAQUE, (0,), 128),
+        (OPAQUE, (0,), 64),
+        (OPAQUE, (1, 2), 0),
+        (BARRIER, (1, 3), 128),
+        (OPAQUE, (4,), 8),
+        (OPAQUE, (1,), 8),
+    ]
+    made = instructions_of(*rows, outputs=(6, 5))
+    # It has no buffer of its own.
+    assert made_by(made) == [(1,), (2,), (3,), (5,), (6,)]
+    assert [step.reads for step in made.steps] == [(0,), (0,), (1, 2), (1, 3), (1,)]
+    (order,) = GPU.orders(made, [LocalValue(*row, 0, 0) for row in rows])
+    assert order.index(3) > max(order.index(i) for i in (0, 1, 2))
+
+
+def test_a_cheap_value_that_passes_a_barrier_is_not_computed_again() -> None:
+    rows: list[Row] = [
+        (INPUT, (), 128),
+        (FUSIBLE, (0,), 128),
+        (OPAQUE, (1,), 0),
+        (BARRIER, (1, 2), 128),
+        (FUSIBLE, (3,), 128),
+        (OPAQUE, (4,), 8),
+    ]
+    assert made_by(instructions_of(*rows, outputs=(5,))) == [(1,), (2,), (4,), (5,)]
 
 
 def test_what_reads_the_same_is_made_at_once() -> None:

@@ -27,6 +27,16 @@ class Target(Protocol):
         """What the compiler may need on top of the temporaries, as a share of them."""
         ...
 
+    @property
+    def has_barriers(self) -> bool:
+        """Whether barriers stand until instructions have their order."""
+        ...
+
+    @property
+    def folds_swaps(self) -> bool:
+        """Whether a product reads a factor whose two groups of dims change places as it lies."""
+        ...
+
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
 

@@ -25,12 +25,18 @@ class XlaTarget:
     Attributes:
         name: Name of the target.
         margin_share: What it may need on top of the temporaries, as a share of them.
+        has_barriers: Whether barriers stand until instructions have their order; else they are gone
+            before fusion.
+        folds_swaps: Whether a product reads a factor whose two groups of dims change places as it
+            lies.
         rules: How it fuses.
         schedulers: Of their orders it takes the one of least memory.
     """
 
     name: str
     margin_share: float
+    has_barriers: bool
+    folds_swaps: bool
     rules: FusionRules
     schedulers: tuple[Scheduler, ...]
 

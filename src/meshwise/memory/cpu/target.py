@@ -13,6 +13,8 @@ _MARGIN_SHARE = 0.04
 CPU = XlaTarget(
     name="cpu",
     margin_share=_MARGIN_SHARE,
+    has_barriers=False,
+    folds_swaps=False,
     rules=FusionRules(by_traffic=False),
     schedulers=(depth_first_order,),
 )
