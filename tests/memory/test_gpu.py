@@ -1,4 +1,4 @@
-"""What XLA:GPU fuses and in which orders it runs, on programs of known memory."""
+"""What XLA:GPU fuses and in which order it runs, on programs of known memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwise.memory.local_program import (
     LocalProgram,
     LocalValue,
 )
-from meshwise.memory.order import depth_first_order, list_order, post_order
+from meshwise.memory.order import depth_first_order
 
 INPUT, FUSIBLE = InstructionKind.INPUT, InstructionKind.FUSIBLE
 VIEW, BARRIER = InstructionKind.VIEW, InstructionKind.BARRIER
@@ -102,7 +102,7 @@ def test_what_passes_a_barrier_waits_for_all_that_passes() -> None:
     # It has no buffer of its own.
     assert made_by(made) == [(1,), (2,), (3,), (5,), (6,)]
     assert [step.reads for step in made.steps] == [(0,), (0,), (1, 2), (1, 3), (1,)]
-    (order,) = GPU.orders(made, [LocalValue(*row, 0, 0) for row in rows])
+    order = GPU.order(made, [LocalValue(*row, 0, 0) for row in rows])
     assert order.index(3) > max(order.index(i) for i in (0, 1, 2))
 
 
@@ -149,19 +149,15 @@ def programs(draw: st.DrawFn) -> tuple[Instructions, list[LocalValue]]:
 
 
 @given(programs())
-def test_every_order_runs_each_instruction_once_after_what_it_reads(
+def test_the_order_runs_each_instruction_once_after_what_it_reads(
     drawn: tuple[Instructions, list[LocalValue]],
 ) -> None:
     program, values = drawn
-    for order in (
-        depth_first_order(program, values),
-        post_order(program, values),
-        list_order(program, values),
-    ):
-        assert sorted(order) == list(range(len(program.steps)))
-        place = {i: now for now, i in enumerate(order)}
-        for i, step in enumerate(program.steps):
-            assert all(place[j] < place[i] for j in (*step.reads, *step.after))
+    order = depth_first_order(program, values)
+    assert sorted(order) == list(range(len(program.steps)))
+    place = {i: now for now, i in enumerate(order)}
+    for i, step in enumerate(program.steps):
+        assert all(place[j] < place[i] for j in (*step.reads, *step.after))
 
 
 @st.composite
@@ -181,23 +177,12 @@ def donating_programs(draw: st.DrawFn) -> LocalProgram:
 
 
 @given(donating_programs())
-def test_every_order_runs_what_reads_a_donated_argument_first(program: LocalProgram) -> None:
+def test_the_order_runs_what_reads_a_donated_argument_first(program: LocalProgram) -> None:
     made = GPU.instructions(program)
-    for order in GPU.orders(made, program.values):
-        place = {i: now for now, i in enumerate(order)}
-        assert sorted(place) == list(range(len(made.steps)))
-        makers = {b: i for i, step in enumerate(made.steps) for b in step.defines}
-        for result in made.over_input:
-            for i, step in enumerate(made.steps):
-                is_reader = program.aliases[result] in step.reads and i != makers[result]
-                assert not is_reader or place[i] < place[makers[result]]
-
-
-def test_the_list_scheduler_frees_before_it_makes() -> None:
-    # 0 -> 1 (large) -> 3 (small); 0 -> 2 (large) -> 4 (small).
-    sizes = [10, 100, 100, 1, 1]
-    reads = [(), (0,), (0,), (1,), (2,)]
-    steps = [LocalInstruction(i, r, (), (i,), ()) for i, r in enumerate(reads)]
-    values = [LocalValue(OPAQUE, r, size, 0, 0) for r, size in zip(reads, sizes, strict=True)]
-    program = Instructions(steps=tuple(steps), results=(3, 4), over_input=frozenset(), num_values=5)
-    assert list_order(program, values) == [0, 1, 3, 2, 4]
+    place = {i: now for now, i in enumerate(GPU.order(made, program.values))}
+    assert sorted(place) == list(range(len(made.steps)))
+    makers = {b: i for i, step in enumerate(made.steps) for b in step.defines}
+    for result in made.over_input:
+        for i, step in enumerate(made.steps):
+            is_reader = program.aliases[result] in step.reads and i != makers[result]
+            assert not is_reader or place[i] < place[makers[result]]

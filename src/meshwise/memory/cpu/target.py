@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshwise.memory.fusion import FusionRules
-from meshwise.memory.order import depth_first_order
 from meshwise.memory.xla_target import XlaTarget
 
 # XLA's own order, and what it puts over what, differ in details that are not modelled: without a
@@ -16,5 +15,4 @@ CPU = XlaTarget(
     has_barriers=False,
     folds_swaps=False,
     rules=FusionRules(by_traffic=False),
-    schedulers=(depth_first_order,),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshwise.memory.fusion import FusionRules
-from meshwise.memory.order import depth_first_order
 from meshwise.memory.xla_target import XlaTarget
 
 # Workspaces of cuBLAS and cuDNN, and what is moved to hide a collective, are not modelled: without
@@ -16,5 +15,4 @@ GPU = XlaTarget(
     has_barriers=True,
     folds_swaps=True,
     rules=FusionRules(by_traffic=True),
-    schedulers=(depth_first_order,),
 )
