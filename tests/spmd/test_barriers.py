@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.spmd.barriers import BARRIER, joint_barriers
+from meshwise.graph.barriers import BARRIER, joint_barriers
 from oracle.one_device import traced
 
 WIDTH = 8

@@ -23,6 +23,8 @@ from meshwise.memory.local_program import (
 )
 
 _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
+# What may lie where its first operand lies.
+_SHARING = (InstructionKind.VIEW, InstructionKind.INITIAL, InstructionKind.BARRIER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +32,9 @@ class FusionRules:
     """How a compiler decides what is fused.
 
     Attributes:
-        by_traffic: Whether readers compute a value again, reductions too, where that moves fewer
-            bytes, and what reads the same is computed at once; if not, wherever nothing expensive
-            is repeated.
+        by_traffic: Whether all readers compute a value again, reductions too, where that moves
+            fewer bytes, or none does, and what reads the same is computed at once; if not, each
+            reader that can does so, wherever nothing expensive is repeated.
     """
 
     by_traffic: bool
@@ -98,13 +100,10 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
     read_bytes = _read_bytes(values) if rules.by_traffic else ()
 
     def is_kept(v: int, num_readers: int) -> bool:
-        value = values[v]
         if not rules.by_traffic:
-            return value.is_expensive
-        if value.is_expensive:
-            return read_bytes[v] >= value.num_bytes
+            return values[v].is_expensive
         again = num_readers * read_bytes[v]
-        return again > read_bytes[v] + (1 + num_readers) * value.num_bytes
+        return again > read_bytes[v] + (1 + num_readers) * values[v].num_bytes
 
     has, is_repeated = [False] * len(values), [False] * len(values)
     # The instructions that compute a value; none if it is never read.
@@ -122,8 +121,9 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             or v in leaving
             or (len(found) > 1 and is_kept(v, len(found)))
             or not all(_takes_in(values[u].kind, len(users[v]), rules) for u in live)
+            or (rules.by_traffic and any(_is_view(values, u) and has[u] for u in live))
         )
-        if value.kind in _FUSED and has[v]:
+        if value.kind in _FUSED and has[v] and not rules.by_traffic:
             is_unary = sum(_is_wide(values, u, v) for u in set(value.inputs)) <= 1
             is_repeated[v] = len(users[v]) > 1 and not value.is_expensive and is_unary
         roots[v] = frozenset((v,)) if has[v] else found
@@ -156,6 +156,10 @@ def _is_wide(values: Sequence[LocalValue], operand: int, v: int) -> bool:
     if made.kind == InstructionKind.FUSIBLE and len(made.inputs) <= 1:
         return any(values[u].num_bytes >= made.num_bytes for u in made.inputs)
     return True
+
+
+def _is_view(values: Sequence[LocalValue], v: int) -> bool:
+    return values[v].kind == InstructionKind.VIEW
 
 
 def _takes_in(reader: InstructionKind, num_readers: int, rules: FusionRules) -> bool:
@@ -200,11 +204,11 @@ class _Fusion:
     def shared_root(self, v: int) -> int | None:
         """Return the buffer in which a value already lies, if it needs none of its own."""
         value = self.values[v]
-        if value.kind not in (InstructionKind.VIEW, InstructionKind.INITIAL):
+        if value.kind not in _SHARING:
             return None
         source = value.inputs[0]
         buffer = self.buffer(v, source)
-        if value.kind == InstructionKind.VIEW or buffer is None:
+        if value.kind != InstructionKind.INITIAL or buffer is None:
             return buffer
         # The loop may write over a value that nothing else reads.
         is_own = buffer == source and self.values[source].kind != InstructionKind.INPUT
@@ -257,6 +261,9 @@ class _Fusion:
             buffer = self.buffer(v, u)
             if buffer is not None:
                 found[buffer] = None
+                if buffer != u:
+                    # A barrier that it has passed must have run, too.
+                    found.update(dict.fromkeys(self.sources[u]))
                 continue
             found.update(dict.fromkeys(self.sources[u]))
             again.update(dict.fromkeys(self.repeated_in[u]))
@@ -277,7 +284,12 @@ class _Fusion:
         if value.kind not in (InstructionKind.FUSIBLE, InstructionKind.INITIAL) or value.is_moving:
             return ()
         blocked = self.read_otherwise(v)
-        return tuple(b for b in self.sources[v] if b not in blocked)
+        found = (b for b in self.sources[v] if b not in blocked)
+        if not self.rules.by_traffic:
+            return tuple(found)
+        # Products make a tuple of a result and a workspace; what reads part of a tuple does not
+        # write over it.  Source: XLA heap_simulator.cc (IsUserOf).
+        return tuple(b for b in found if self.values[b].kind == InstructionKind.FUSIBLE)
 
     def may_overwrite(self, i: int, argument: int) -> bool:
         """Return whether an instruction may write over an argument, which it may read itself.

@@ -21,6 +21,7 @@ class InstructionKind(IntEnum):
     OPAQUE = 4  # Its operands and its result are buffers.
     INITIAL = 5  # It is the initial value of a carry: the buffer that the loop writes.
     PART = 6  # It is one result of a loop.
+    BARRIER = 7  # It is its first operand, once the last one, a barrier, has run.
 
 
 class Treatment(NamedTuple):
@@ -34,6 +35,7 @@ class Treatment(NamedTuple):
         is_in_place: Whether its result is written over the first operand.
         rewritten: Positions of the operands that it reads in another order of dims (a FUSIBLE copy
             is made first) or under another shape (a VIEW).
+        swapped: Those of a product in which two groups of dims change places, and no others.
         is_copied: Whether its result is copied into another order of dims.
         num_parts: Expensive element-wise values that it needs beside its operands.
         num_indices: Arrays of int32, as long as its last operand, that it needs beside that.
@@ -45,6 +47,7 @@ class Treatment(NamedTuple):
     is_reshaped: bool = False
     is_in_place: bool = False
     rewritten: tuple[tuple[int, InstructionKind], ...] = ()
+    swapped: tuple[int, ...] = ()
     is_copied: bool = False
     num_parts: int = 0
     num_indices: int = 0

@@ -11,13 +11,12 @@ Source: docs/decisions/0021; docs/xla_cpu.md section 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.memory.heap import heap_bytes
-from meshwise.memory.live import MostLive, most_live
+from meshwise.memory.live import most_live
 from meshwise.memory.local_program import InstructionKind, Instructions, LocalProgram
 from meshwise.memory.program import program_of_body, program_of_graph
 from meshwise.memory.target import Target
@@ -67,8 +66,6 @@ def peak(
     decision: GraphDecision,
     mesh: LogicalMesh,
     target: Target | None = None,
-    *,
-    is_layer: bool = False,
 ) -> Peak:
     """Return the highest point of a whole program, bodies included.
 
@@ -77,12 +74,10 @@ def peak(
         decision: What was decided for it.
         mesh: Where it runs.
         target: Whose compiler it is for; that of the mesh's devices by default.
-        is_layer: Whether it is a program of one layer.  So short a program may run in any of the
-            orders, as XLA moves what hides a collective, so that the highest counts.
     """
     target = target or memory_model_of(mesh.device)
     program = program_of_graph(graph, decision, mesh, target)
-    inside = _Highest(mesh, target, is_layer).of_program(graph, decision, program, ())
+    inside = _Highest(mesh, target).of_program(graph, decision, program, ())
     arguments = [_buffer(graph, program, v, ()) for v in range(len(graph.inputs))]
     buffers = sorted((*arguments, *inside.buffers), key=lambda b: (-b.num_bytes, b.path, b.tensor))
     return Peak(
@@ -99,7 +94,6 @@ class _Highest:
 
     mesh: LogicalMesh
     target: Target
-    is_layer: bool
 
     def of_program(
         self,
@@ -126,16 +120,16 @@ class _Highest:
         # Results that overwrite no argument have a place of their own for the whole step.
         apart = frozenset[int]() if program.is_body else _apart(program, made)
         inner = {i: body.num_bytes for i, body in bodies.items()}
-        orders = self.target.orders(made, program.values)
-        tops = [most_live(made, sizes, apart, inner, order) for order in orders]
-        top, heap = (_highest_heap if self.is_layer else _lowest_heap)(tops)
+        order = self.target.order(made, program.values)
+        top = most_live(made, sizes, apart, inner, order)
         if top.instruction < 0:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
         margin = 0.0 if program.is_body else self.target.margin_share
         return Peak(
-            num_bytes=math.ceil(heap * (1 + margin)) + sum(sizes[b] for b in apart),
+            num_bytes=math.ceil(heap_bytes(top.lifetimes) * (1 + margin))
+            + sum(sizes[b] for b in apart),
             buffers=(*buffers, *(body.buffers if body else ())),
         )
 
@@ -149,21 +143,6 @@ class _Highest:
             program = program_of_body(op, chosen, p, self.mesh, self.target)
             found.append(self.of_program(body, decided, program, (*path, time, p)))
         return max(found, key=lambda body: body.num_bytes)
-
-
-def _highest_heap(tops: Sequence[MostLive]) -> tuple[MostLive, int]:
-    """Return the order with the largest heap, and its bytes."""
-    return max(((top, heap_bytes(top.lifetimes)) for top in tops), key=lambda found: found[1])
-
-
-def _lowest_heap(tops: Sequence[MostLive]) -> tuple[MostLive, int]:
-    """Return the order with the smallest heap, and its bytes."""
-    best, heap = tops[0], heap_bytes(tops[0].lifetimes)
-    for top in tops[1:]:
-        # A heap holds at least what is live at once.
-        if top.num_bytes < heap and (other := heap_bytes(top.lifetimes)) < heap:
-            best, heap = top, other
-    return best, heap
 
 
 def _apart(program: LocalProgram, made: Instructions) -> frozenset[int]:

@@ -9,17 +9,17 @@ import math
 from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.barriers import BARRIER, joint_barriers
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
+from meshwise.memory.operands import beside, passed, rewritten
 from meshwise.memory.target import Target
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import ReshardingStep, path
-
-_INDEX_BYTES = 4
 
 
 def program_of_graph(
@@ -215,12 +215,26 @@ class _Writer:
     # Operators.
 
     def operators(self, decision: GraphDecision) -> None:
-        """Add all operators."""
+        """Add all operators; barriers that stand together are one, where the target has any."""
+        runs = joint_barriers(self.graph) if self.target.has_barriers else {}
         for time, (op, chosen) in enumerate(
             zip(self.graph.operators, decision.operators, strict=True)
         ):
-            if not all(self.graph.tensors[t].generated for t in op.outputs):
+            if all(self.graph.tensors[t].generated for t in op.outputs):
+                continue
+            if op.kind != BARRIER or not self.target.has_barriers:
                 self.operator(time, op, chosen)
+            elif time in runs:
+                self.barrier(runs[time], decision)
+
+    def barrier(self, run: Sequence[int], decision: GraphDecision) -> None:
+        """Add a barrier that the operands of several operators pass."""
+        found = [(self.graph.operators[i], decision.operators[i]) for i in run]
+        operands = [self.use(op.inputs[0], chosen.uses[0], run[0]) for op, chosen in found]
+        tensors = [op.outputs[0] for op, _ in found]
+        values = passed(self.out, operands, tensors, run[0])
+        for t, (_, chosen), value in zip(tensors, found, values, strict=True):
+            self.copies.define(t, chosen.results[0], value)
 
     def operator(self, time: int, op: Operator, chosen: OperatorDecision) -> None:
         """Add one operator with what its operands need before."""
@@ -232,29 +246,14 @@ class _Writer:
         if op.rule.halos:
             operands = self.with_edges(time, op, chosen, operands)
         treated = self.target.treatment(op, self.shapes(op, chosen) if op.heavy else ())
-        for k, kind in treated.rewritten:
-            v, t = operands[k], op.inputs[k]
-            size = self.out.values[v].num_bytes
-            is_moving = kind == InstructionKind.FUSIBLE
-            operands[k] = self.out.add(LocalValue(kind, (v,), size, t, time, is_moving=is_moving))
+        folds_swaps = self.target.folds_swaps
+        operands = rewritten(self.out, op, time, treated, operands, folds_swaps=folds_swaps)
         if op.heavy:
             operands = [self.widened(v, t, time) for v, t in zip(operands, op.inputs, strict=True)]
-        for _ in range(treated.num_parts):
-            size = self.bytes_of(self.graph.tensors[op.outputs[0]], chosen.results[0])
-            part = LocalValue(
-                InstructionKind.FUSIBLE,
-                (operands[0],),
-                size,
-                op.outputs[0],
-                time,
-                is_expensive=True,
-            )
-            operands.append(self.out.add(part))
-        if treated.num_indices:
-            t, length = op.inputs[-1], self.out.values[operands[-1]].num_bytes
-            size = _INDEX_BYTES * length // self.graph.tensors[t].itemsize
-            index = LocalValue(InstructionKind.OPAQUE, (), size, t, time)
-            operands += [self.out.add(index) for _ in range(treated.num_indices)]
+        if treated.num_parts or treated.num_indices:
+            made, last = self.graph.tensors[op.outputs[0]], self.graph.tensors[op.inputs[-1]]
+            sizes = self.bytes_of(made, chosen.results[0]), last.itemsize
+            operands += beside(self.out, op, time, treated, operands, sizes)
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             value = self.result(time, op, treated, t, layout, tuple(operands))

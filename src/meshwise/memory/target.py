@@ -14,7 +14,7 @@ class Target(Protocol):
     """The rules by which a compiler gives memory to the program of one device.
 
     All of them are pure functions.  `memory.peak` asks them in this order: how each operator is
-    treated, which values get a buffer, and in which orders the instructions may run.
+    treated, which values get a buffer, and in which order the instructions run.
     """
 
     @property
@@ -25,6 +25,16 @@ class Target(Protocol):
     @property
     def margin_share(self) -> float:
         """What the compiler may need on top of the temporaries, as a share of them."""
+        ...
+
+    @property
+    def has_barriers(self) -> bool:
+        """Whether barriers stand until instructions have their order."""
+        ...
+
+    @property
+    def folds_swaps(self) -> bool:
+        """Whether a product reads a factor whose two groups of dims change places as it lies."""
         ...
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
@@ -44,10 +54,8 @@ class Target(Protocol):
         """Return what runs after fusion, and on which buffers."""
         ...
 
-    def orders(
-        self, program: Instructions, values: Sequence[LocalValue]
-    ) -> tuple[Sequence[int], ...]:
-        """Return orders of the instructions, of which the compiler takes the one of least memory.
+    def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
+        """Return the order in which the instructions run.
 
         Args:
             program: The instructions.

@@ -41,10 +41,12 @@ def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
     if op.kind == "dot_general" and op.heavy:
         # XLA makes one batch dim of all, and drops it where a device has one row of it.
         # Source: XLA dot_decomposer.cc, RemoveDegenerateDimensionFromDot.
+        found = _rewritten_factors(op, shapes)
         return Treatment(
             kind=InstructionKind.OPAQUE,
             is_reshaped=len(op.rule.results[0]) != 2,
-            rewritten=_rewritten_factors(op, shapes),
+            rewritten=tuple((k, kind) for k, kind, _ in found),
+            swapped=tuple(k for k, _, is_swapped in found if is_swapped),
         )
     if op.dim_orders:
         image, kernel, result = op.dim_orders
@@ -109,11 +111,12 @@ def _kind(op: Operator) -> InstructionKind:
 
 def _rewritten_factors(
     op: Operator, shapes: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, InstructionKind], ...]:
+) -> tuple[tuple[int, InstructionKind, bool], ...]:
     """Return which factors of a product are transposed or reshaped before it.
 
     XLA rewrites a product to [batch, M, K] x [batch, K, N], unless it is one already; the transpose
     of a whole factor of two such dims is folded into it, unless a batch dim of one row is dropped.
+    Of each factor: its position, how it is rewritten, and whether M or N and K change places.
 
     Source: XLA dot_decomposer.cc, TransposeFolding.
     """
@@ -129,12 +132,14 @@ def _rewritten_factors(
 
     if is_plain(left) and is_plain(right) and not is_dropped:
         return ()
-    found: list[tuple[int, InstructionKind]] = []
+    found: list[tuple[int, InstructionKind, bool]] = []
     for k, dims in enumerate((left, right)):
-        free = [x for x in dims if x not in batch and x not in contracted]
-        want = [*batch, *free, *contracted] if k == 0 else [*batch, *contracted, *free]
+        free = [x for x in dims if x >= 0 and x not in batch and x not in contracted]
+        orders = [*batch, *free, *contracted], [*batch, *contracted, *free]
+        want, other = orders if k == 0 else orders[::-1]
         if len(dims) == count + 2 and dims[:count] == batch and not is_dropped:
             continue
-        in_order = [x for x in dims if x >= 0] == [x for x in want if x >= 0]
-        found.append((k, InstructionKind.VIEW if in_order else InstructionKind.FUSIBLE))
+        in_order = [x for x in dims if x >= 0] == want
+        kind = InstructionKind.VIEW if in_order else InstructionKind.FUSIBLE
+        found.append((k, kind, not in_order and [x for x in dims if x >= 0] == other))
     return tuple(found)

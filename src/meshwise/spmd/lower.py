@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.barriers import BARRIER, joint_barriers
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
@@ -24,7 +25,6 @@ from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import FREE, ReshardingStep, path
 from meshwise.rules.table import primitive_rule
-from meshwise.spmd.barriers import BARRIER, joint_barriers
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.halo import exchange
 from meshwise.spmd.order import Order, communicates, decides, is_inlined, passed_on

@@ -151,7 +151,7 @@ def footprint(
         runs.append((split.weights, counted | late, 0))
     for program, known, given in runs:
         there = {*program.inputs, *program.outputs} & known
-        most = peak(program.part.graph, program.part.decision, mesh, is_layer=True).num_bytes
+        most = peak(program.part.graph, program.part.decision, mesh).num_bytes
         temporary = max(temporary, most + given - sum(map(num_bytes, there)))
     return Footprint(
         resident_bytes=resident,

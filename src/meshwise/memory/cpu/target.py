@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshwise.memory.fusion import FusionRules
-from meshwise.memory.order import depth_first_order
 from meshwise.memory.xla_target import XlaTarget
 
 # XLA's own order, and what it puts over what, differ in details that are not modelled: without a
@@ -13,6 +12,7 @@ _MARGIN_SHARE = 0.04
 CPU = XlaTarget(
     name="cpu",
     margin_share=_MARGIN_SHARE,
+    has_barriers=False,
+    folds_swaps=False,
     rules=FusionRules(by_traffic=False),
-    schedulers=(depth_first_order,),
 )

@@ -1,1 +1,1 @@
-"""XLA:GPU: its margin, its rules of fusion, its schedulers."""
+"""XLA:GPU: its margin, what it fuses, folds and keeps."""

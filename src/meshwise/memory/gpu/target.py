@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshwise.memory.fusion import FusionRules
-from meshwise.memory.order import depth_first_order, list_order, post_order
 from meshwise.memory.xla_target import XlaTarget
 
 # Workspaces of cuBLAS and cuDNN, and what is moved to hide a collective, are not modelled: without
@@ -13,6 +12,7 @@ _MARGIN_SHARE = 0.03
 GPU = XlaTarget(
     name="gpu",
     margin_share=_MARGIN_SHARE,
+    has_barriers=True,
+    folds_swaps=True,
     rules=FusionRules(by_traffic=True),
-    schedulers=(depth_first_order, post_order, list_order),
 )

@@ -11,5 +11,5 @@ from meshwise.memory.gpu.target import GPU
 # 7 % too low; with this one, 1 (docs/measurements/target_memory.md).
 _MARGIN_SHARE = 0.15
 
-# Fusion by traffic, and the least of several orders, tell most of what XLA:TPU does, too.
+# Fusion by traffic, barriers, and the order tell most of what XLA:TPU does, too.
 TPU = replace(GPU, name="tpu", margin_share=_MARGIN_SHARE)
