@@ -53,15 +53,15 @@ def timed_collectives(
     for name, some in async_collectives(module).items():
         computation = module.computations[name]
         left: dict[str, float] = {}
-        for flight in some:
-            need = seconds.get(flight.place, 0.0)
-            for now in flight.beside:
+        for sent in some:
+            need = seconds.get(sent.place, 0.0)
+            for now in sent.beside:
                 if need <= 0:
                     break
                 has = left[now.name] if now.name in left else work.of(computation, now)
                 left[now.name] = max(has - need, 0.0)
                 need = max(need - has, 0.0)
-            hidden[flight.place] = seconds.get(flight.place, 0.0) - need
+            hidden[sent.place] = seconds.get(sent.place, 0.0) - need
     return tuple(
         TimedCollective(
             collective=each,

@@ -50,7 +50,7 @@ def async_collectives(module: Module) -> dict[str, list[AsyncCollective]]:
         for name in found
     }
     return {
-        name: sorted(some, key=lambda flight: order[name][flight.beside[-1].name])
+        name: sorted(some, key=lambda sent: order[name][sent.beside[-1].name])
         for name, some in found.items()
         if some
     }
