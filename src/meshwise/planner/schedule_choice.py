@@ -228,7 +228,6 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
     if asked.options.schedules[0].chunks > 1:
         return _interleaved(asked)
     source, found, costs = pinned_search(asked)
-    found = replanned(found, costs, asked.report)
     space = found.plan.space
     if asked.pins:
         space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
@@ -238,7 +237,10 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
         space = f"{space}; layers that were planned are measured, others bounded by the model"
     if space != found.plan.space:
         found = replace(found, plan=replace(found.plan, space=space))
-    return _planned(asked, source, found, costs)
+    # Where there is no room for what was found, stages need not be planned again.
+    planned = _planned(asked, source, found, costs)
+    better = replanned(found, costs, asked.report)
+    return planned if better is found else _planned(asked, source, better, costs)
 
 
 def _planned(
