@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -85,6 +86,35 @@ def test_gradients_of_weights_that_wait_are_given_room() -> None:
         assert stage.weights is not None
         assert stage.peak_bytes <= stage.memory_bytes == memory_bytes
     assert "left free for what it does not count" in tight.space
+
+
+def test_stages_are_planned_again_only_where_there_is_room() -> None:
+    # With 0.6 of the memory values that wait need 37 % more; so much left free is too much, and
+    # the half of it is enough.
+    asked: Any = {"num_stages": 2, "schedules": (ZERO_BUBBLE,)}
+    most = max(stage.peak_bytes for stage in planned(**asked).stages)
+    told: list[str] = []
+    plan = planned(told.append, memory_bytes=int(0.6 * most), **asked)
+    assert max(stage.peak_bytes for stage in plan.stages) <= 0.6 * most
+    tries = [t for t in told if "left free" in t or "of their stage" in t]
+    assert ["wait for their" in t for t in tries] == [True, False, False]
+    assert tries[1].startswith("no pipeline fits")
+    assert tries[2].startswith("layers 2 to 3 within")
+
+
+def test_more_memory_gives_no_slower_pipeline() -> None:
+    # Stages that are planned again fill the memory; what waits in them needs some of it.
+    asked: Any = {"num_stages": 2, "schedules": (EAGER,)}
+    free = planned(**asked)
+    most = max(stage.peak_bytes for stage in free.stages)
+    told: list[str] = []
+    shares = (0.7, 0.75, 0.8, 0.85)
+    plans = [planned(told.append, memory_bytes=int(s * most), **asked) for s in shares]
+    for less, more in itertools.pairwise((*plans, free)):
+        assert more.step_time_s <= less.step_time_s
+    for share, plan in zip(shares, plans, strict=True):
+        assert max(stage.peak_bytes for stage in plan.stages) <= share * most
+    assert any("of their memory left free" in t for t in told)
 
 
 @pytest.mark.usefixtures("quick_steps", "x64")

@@ -32,6 +32,8 @@ from meshwise.units import bytes_text
 
 # Of the memory, left free for what the search does not count: beyond it others are better.
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
+# Stages are planned again so often at most, with more memory left free each time.
+_MOST_REPLANNED = 3
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
 
@@ -200,27 +202,29 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
     These are gradients of weights that wait, values of other layers that change their layout, and
     values that wait between layers.
     Where there is none the search is repeated with so much memory left free, at least twice as
-    much as before, half of all at most.
+    much as before, half of all at most; where nothing fits then, with amounts in between.
     """
+    least = share = asked.options.reserved_share
+    most = math.inf
     first: UnsearchedMemoryError | None = None
     while True:
         try:
             return _planned_together(asked)
         except UnsearchedMemoryError as error:
-            first = first or error
-            reserved = asked.options.reserved_share
-            if reserved >= _MOST_RESERVED:
-                raise first from (None if error is first else error)
-            more = max(error.missing_share, reserved, _LEAST_RESERVED)
-            share = min(reserved + more, _MOST_RESERVED)
-            asked.report(f"{error}; again with {share:.1%} of the memory left free")
-            options = replace(asked.options, reserved_share=share)
-            asked = replace(asked, options=options, seeks_remedies=False)
+            first, least, last = first or error, share, error
+            more = max(error.missing_share, share, _LEAST_RESERVED)
+            share = min(share + more, _MOST_RESERVED, (share + most) / 2)
         except (InfeasibleError, PlanError) as error:
             # What is left free is not the fault of a pin.
             if first is None:
                 raise
-            raise first from error
+            most, last = share, error
+            share = (least + share) / 2
+        if share - least < _LEAST_RESERVED or most - share < _LEAST_RESERVED:
+            raise first from (None if last is first else last)
+        asked.report(f"{last}; again with {share:.1%} of the memory left free")
+        options = replace(asked.options, reserved_share=share)
+        asked = replace(asked, options=options, seeks_remedies=False)
 
 
 def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
@@ -239,8 +243,17 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
         found = replace(found, plan=replace(found.plan, space=space))
     # Where there is no room for what was found, stages need not be planned again.
     planned = _planned(asked, source, found, costs)
-    better = replanned(found, costs, asked.report)
-    return planned if better is found else _planned(asked, source, better, costs)
+    free_share = 0.0
+    for _ in range(_MOST_REPLANNED):
+        better = replanned(found, costs, asked.report, free_share=free_share)
+        if better is found:
+            break
+        try:
+            return _planned(asked, source, better, costs)
+        except UnsearchedMemoryError as error:
+            free_share += max(error.missing_share, _LEAST_RESERVED)
+            asked.report(f"{error}; stages with {free_share:.1%} of their memory left free")
+    return planned
 
 
 def _planned(

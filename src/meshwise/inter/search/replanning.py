@@ -59,7 +59,11 @@ class _Tight:
 
 
 def replanned(
-    found: FoundPipeline, costs: VariantCosts, report: Callable[[str], object] = lambda _: None
+    found: FoundPipeline,
+    costs: VariantCosts,
+    report: Callable[[str], object] = lambda _: None,
+    *,
+    free_share: float = 0.0,
 ) -> FoundPipeline:
     """The same stages, with faster plans of their layers where there are any that fit.
 
@@ -67,11 +71,15 @@ def replanned(
         found: What the search found.
         costs: Its plans of layers; where layers were measured, nothing changes.
         report: Is told what is planned.
+        free_share: Of the memory that the search had, left free.
+
+    Returns:
+        What was found itself where nothing is better.
     """
     if costs.times is not None:
         return found
     runs: dict[tuple[tuple[LayerNetwork, ...], float], _Run] = {}
-    todo = list(_tight(found, costs))
+    todo = list(_tight(found, costs, 1 - free_share))
     while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _worth(todo)):
         tight = max(todo, key=lambda t: t.gain_s)
         todo.remove(tight)
@@ -87,11 +95,11 @@ def replanned(
         if plan is not None:
             better = _with_plan(found, tight.stage, plan)
             found = better if better.plan.total_s <= found.plan.total_s else found
-    return _on_all_devices(found, costs, report)
+    return _on_all_devices(found, costs, report, 1 - free_share)
 
 
 def _on_all_devices(
-    found: FoundPipeline, costs: VariantCosts, report: Callable[[str], object]
+    found: FoundPipeline, costs: VariantCosts, report: Callable[[str], object], used_share: float
 ) -> FoundPipeline:
     """One stage instead, if its plans within the memory of a device are faster.
 
@@ -113,7 +121,7 @@ def _on_all_devices(
     variant = other.variants[stage.submesh][stage.variant]
     networks = costs.networks(variant, count, stage.first_layer, stage.last_layer)
     assert networks is not None
-    memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
+    memory_bytes = used_share * problem.costs.submeshes[stage.submesh].memory_bytes
     run = _Run(networks, problem.schedule.in_flight(1, 1, count), costs)
     plan = run.fastest(memory_bytes, before, at_most_s=found.plan.total_s)
     if plan is None:
@@ -124,14 +132,14 @@ def _on_all_devices(
     return replace(better, tried={**found.tried, count: better.plan.total_s})
 
 
-def _tight(found: FoundPipeline, costs: VariantCosts) -> Iterator[_Tight]:
+def _tight(found: FoundPipeline, costs: VariantCosts, used_share: float) -> Iterator[_Tight]:
     """The stages that a looser limit of memory could make faster."""
     problem, stages = found.problem, found.plan.stages
     count = problem.num_microbatches
     for index, stage in enumerate(stages):
         variant = found.variants[stage.submesh][stage.variant]
         flying = in_flight(problem, stages, index)
-        memory_bytes = problem.costs.submeshes[stage.submesh].memory_bytes
+        memory_bytes = used_share * problem.costs.submeshes[stage.submesh].memory_bytes
         plan = stage_plan(found, costs, stage)
         room = memory_bytes - plan.memory.temporary_bytes
         least_s = max(
