@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.memory.fusion import FusionRules, instructions
+from meshwise.memory.heap import heap_bytes
+from meshwise.memory.live import MostLive
 from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 from meshwise.memory.order import depth_first_order
 from meshwise.memory.treatment import treatment
@@ -36,6 +39,9 @@ class XlaTarget:
     has_barriers: bool
     folds_swaps: bool
     rules: FusionRules
+    narrows_factors: bool = False
+    sums_in_place: bool = False
+    least_whole_group: int = 0
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""
@@ -49,9 +55,27 @@ class XlaTarget:
         is_slower = rates.get(tensor.dtype, 0.0) < rates.get(_WIDE, 0.0)
         return _WIDE_BYTES if is_slower else tensor.itemsize
 
+    def padded_elements(self, shape: Sequence[int], image: Sequence[int]) -> int:
+        """Return elements of an array in memory, padding included.
+
+        Args:
+            shape: Its shape on one device.
+            image: Dims of batch and features, if convolutions read or make such arrays.
+        """
+        del image
+        return math.prod(shape)
+
+    def sums_whole(self, group_size: int) -> bool:
+        """Return whether a reduce-scatter of so many devices sums all, and slices."""
+        return 0 < self.least_whole_group <= group_size
+
     def instructions(self, program: LocalProgram) -> Instructions:
         """Return what runs after fusion, and on which buffers."""
         return instructions(program, self.rules)
+
+    def heap_bytes(self, top: MostLive) -> int:
+        """Return the size of the heap of the temporaries, as the compiler reports it."""
+        return heap_bytes(top.lifetimes)
 
     def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
         """Return the order in which the instructions run.
