@@ -36,7 +36,8 @@ class FusionRules:
         by_traffic: Whether all readers compute a value again, reductions too, where that moves
             fewer bytes, or none does, and what reads the same is computed at once; if not, each
             reader that can does so, wherever nothing expensive is repeated.
-        into_products: Whether dense products and convolutions compute their operands themselves.
+        into_products: Whether dense products and convolutions compute their operands themselves,
+            and what alone reads their results (`memory.products`).
     """
 
     by_traffic: bool
@@ -130,7 +131,7 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             or v in ends
             or v in leaving
             or (len(found) > 1 and is_kept(v, len(found)))
-            or (rules.into_products and is_rounded_for(values, v, users))
+            or (rules.into_products and len(found) > 1 and is_rounded_for(values, v, users))
             or not all(_takes_in(values[u], len(users[v]), rules) for u in live)
             or (rules.by_traffic and any(_is_view(values, u) and has[u] for u in live))
         )

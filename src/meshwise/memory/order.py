@@ -33,7 +33,7 @@ class _Step(NamedTuple):
     num_paths: int
 
 
-class Dependences(NamedTuple):
+class _Dependences(NamedTuple):
     """What must run before what.
 
     Attributes:
@@ -47,8 +47,7 @@ class Dependences(NamedTuple):
     results: list[int]
 
 
-def dependences(program: Instructions) -> Dependences:
-    """Return what must run before what."""
+def _dependences(program: Instructions) -> _Dependences:
     maker = {b: i for i, step in enumerate(program.steps) for b in step.defines}
     operands = [
         [j for j in dict.fromkeys(maker[b] for b in step.reads if b in maker) if j != i]
@@ -59,12 +58,10 @@ def dependences(program: Instructions) -> Dependences:
         for i, (reads, step) in enumerate(zip(operands, program.steps, strict=True))
     ]
     results = list(dict.fromkeys(maker[b] for b in program.results if b in maker))
-    return Dependences(operands, before, results)
+    return _Dependences(operands, before, results)
 
 
-def depth_first_order(
-    program: Instructions, values: Sequence[LocalValue], *, state_first: bool = False
-) -> list[int]:
+def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:
     """Return positions of the instructions as XLA's depth-first scheduler runs them.
 
     It walks from the results; of the operands of an instruction it visits first the one below
@@ -74,9 +71,8 @@ def depth_first_order(
     Args:
         program: The instructions.
         values: The values of the program.
-        state_first: Whether results that take the place of an argument come before others.
     """
-    graph = dependences(program)
+    graph = _dependences(program)
     operands, before, results = graph.operands, graph.before, graph.results
     num_readers = [0] * len(program.steps)
     for reads in (*operands, results):
@@ -91,10 +87,7 @@ def depth_first_order(
         first,
         most_readers,
     )
-    ends = sorted(results, key=rank.__getitem__)
-    if state_first:
-        ends.sort(key=lambda i: program.over_input.isdisjoint(program.steps[i].defines))
-    return _post_order(ends, before, rank)
+    return _post_order(sorted(results, key=rank.__getitem__), before, rank)
 
 
 def _ranks(steps: Sequence[_Step], order: Sequence[int], most_readers: int) -> list[_Rank]:

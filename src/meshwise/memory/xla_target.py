@@ -32,6 +32,9 @@ class XlaTarget:
         folds_swaps: Whether a product reads a factor whose two groups of dims change places as it
             lies.
         rules: How it fuses.
+        narrows_factors: Whether float32 values that only products read lie in bfloat16.
+        sums_in_place: Whether a sum of what devices have is written over what it sums.
+        least_whole_group: From how many devices on a reduce-scatter sums all of an array; 0: never.
     """
 
     name: str
@@ -66,7 +69,7 @@ class XlaTarget:
         return math.prod(shape)
 
     def sums_whole(self, group_size: int) -> bool:
-        """Return whether a reduce-scatter of so many devices sums all, and slices."""
+        """Return whether a reduce-scatter of so many devices is an all-reduce and a slice."""
         return 0 < self.least_whole_group <= group_size
 
     def instructions(self, program: LocalProgram) -> Instructions:
