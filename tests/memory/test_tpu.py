@@ -19,9 +19,7 @@ from meshwise.memory.local_program import (
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.target import Target
 from meshwise.memory.tpu.heap import first_fit_bytes, reported_bytes
-from meshwise.memory.tpu.sums import joint_sums
 from meshwise.memory.tpu.target import TPU
-from meshwise.units import MIB
 
 INPUT, FUSIBLE = InstructionKind.INPUT, InstructionKind.FUSIBLE
 REDUCE, OPAQUE = InstructionKind.REDUCE, InstructionKind.OPAQUE
@@ -104,37 +102,11 @@ def test_what_only_products_read_lies_in_bfloat16() -> None:
     assert [v.num_bytes for v in program.values] == [128, 64, 64, 128, 128, 128]
 
 
-def sums(*sizes: int) -> LocalProgram:
-    program = LocalProgram()
-    program.add(value(INPUT))
-    for size in sizes:
-        factor = program.add(product(0, num_bytes=size))
-        program.outputs.append(
-            program.add(
-                LocalValue(
-                    OPAQUE, (factor,), size, 0, 0, is_copy=True, is_in_place=True, sum_axes=(0,)
-                )
-            )
-        )
-    return program
-
-
-def test_sums_are_joined_up_to_a_number_of_bytes() -> None:
-    assert joint_sums(sums(60 * MIB, 60 * MIB, 60 * MIB, 130 * MIB)) == [[2, 4]]
-    program = sums(60 * MIB, 60 * MIB)
-    program.add(LocalValue(FUSIBLE, (2,), 8, 0, 0))
-    program.values[3] = program.values[3]._replace(inputs=(2,))
-    # The second sum needs the first.
-    assert joint_sums(program) == []
-
-
-def test_operands_of_joined_sums_live_until_all_are_there() -> None:
-    program = sums(MIB, MIB)
-    found = TPU.instructions(program)
-    order = list(TPU.order(found, program.values))
-    at = {found.steps[i].value: n for n, i in enumerate(order)}
-    assert max(at[1], at[3]) < min(at[2], at[4])
-    assert found.steps[order[at[2]]].may_reuse == (1,)
+def test_sums_lie_over_what_they_sum() -> None:
+    rows = [value(INPUT), product(0), value(OPAQUE, 1)._replace(is_copy=True, is_in_place=True)]
+    assert made(TPU, *rows, outputs=(2,)).steps[-1].may_reuse == (1,)
+    assert TPU.sums_in_place
+    assert not GPU.sums_in_place
 
 
 def test_values_are_placed_in_the_order_in_which_they_are_made() -> None:

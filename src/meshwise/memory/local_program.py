@@ -70,7 +70,6 @@ class LocalValue(NamedTuple):
         is_product: Whether a dense product or a convolution makes it.
         is_batched: Whether that is many products at once.
         is_narrow: Whether a buffer of it has half the bytes of its elements.
-        sum_axes: Axes of the mesh over which it is a sum of what devices have.
         num_paths: Over how many paths its maker reaches the operands: an all-to-all is cut into
             pieces, and joined again, piece by piece.
     """
@@ -88,7 +87,6 @@ class LocalValue(NamedTuple):
     is_product: bool = False
     is_batched: bool = False
     is_narrow: bool = False
-    sum_axes: tuple[int, ...] = ()
     num_paths: int = 1
 
 

@@ -203,7 +203,6 @@ class _Writer:
                     time,
                     is_copy=True,
                     is_in_place=self.target.sums_in_place,
-                    sum_axes=step.axes,
                 )
             )
 
