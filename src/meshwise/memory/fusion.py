@@ -37,7 +37,7 @@ class FusionRules:
             fewer bytes, or none does, and what reads the same is computed at once; if not, each
             reader that can does so, wherever nothing expensive is repeated.
         into_products: Whether dense products and convolutions compute their operands themselves,
-            and what alone reads their results (`memory.products`).
+            and a softmax its product (`memory.products`).
     """
 
     by_traffic: bool
@@ -101,10 +101,10 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         rules: Those of the compiler.
     """
     values, leaving = program.values, frozenset(program.outputs)
-    epilogue = epilogues(values, users, leaving) if rules.into_products else {}
+    epilogue = epilogues(values, users) if rules.into_products else {}
+    narrowest = narrowest_bytes(values) if rules.into_products else ()
     ends = frozenset(epilogue.values()) - epilogue.keys()
     read_bytes = _read_bytes(values, ends) if rules.by_traffic else ()
-    narrowest = narrowest_bytes(values) if rules.into_products else ()
 
     def is_kept(v: int, num_readers: int) -> bool:
         if not rules.by_traffic:

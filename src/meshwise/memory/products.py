@@ -1,7 +1,7 @@
 """What is computed together with dense products and convolutions, where a compiler does that.
 
-A product computes its operands itself, and what alone reads its result.  Of a chain of values the
-readers can start from any, so that the narrowest one has a buffer.
+A product computes its operands itself, where they are not dear and rounded for several products.
+Of a chain of values the readers can start from any, so that the narrowest one has a buffer.
 
 Source: compiled programs (libtpu 0.0.42.1).
 """
@@ -9,7 +9,6 @@ Source: compiled programs (libtpu 0.0.42.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
 from meshwise.memory.local_program import InstructionKind, LocalValue
 
@@ -18,30 +17,37 @@ _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 _MUCH = 1 + 1 / 64
 
 
-def epilogues(
-    values: Sequence[LocalValue], users: Sequence[Sequence[int]], leaving: AbstractSet[int]
-) -> dict[int, int]:
-    """Return for products, and what is computed with them, the only reader: it is computed, too.
+def epilogues(values: Sequence[LocalValue], users: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Return for values that are only computed with their reader that reader.
 
-    Of several products that one value reads it is computed with the last one.
+    A product, its conversion to more bytes and what alone reads that are one instruction, where a
+    softmax follows that a single product reads: then the wide values lie in memory.
     """
     found: dict[int, int] = {}
-    by_reader: dict[int, int] = {}
     for v, value in enumerate(values):
-        if not (value.is_product or v in by_reader) or len(users[v]) != 1 or v in leaving:
+        if not value.is_product or len(users[v]) != 1:
             continue
-        (u,) = users[v]
-        is_light = values[u].kind in (*_FUSED, InstructionKind.REDUCE) and not values[u].is_moving
-        if not is_light:
+        (wide,) = users[v]
+        made = values[wide]
+        is_wider = made.num_bytes > value.num_bytes and len(made.inputs) == 1
+        if not is_wider or made.is_moving or len(users[wide]) != 1:
             continue
-        is_wider = values[u].num_bytes > value.num_bytes and len(values[u].inputs) == 1
-        if is_wider and len(users[u]) != 1:
-            continue  # Readers convert what lies in fewer bytes.
-        if u in by_reader:
-            del found[by_reader[u]]
-        found[v] = u
-        by_reader[u] = v
+        (end,) = users[wide]
+        if values[end].kind == InstructionKind.FUSIBLE and _num_readers(values, users, end) == 1:
+            found |= {v: wide, wide: end}
     return found
+
+
+def _num_readers(values: Sequence[LocalValue], users: Sequence[Sequence[int]], start: int) -> int:
+    """Return how many values read what is rounded for batched products below a value."""
+    found = [start]
+    count = 0
+    for v in found:
+        if is_rounded_for(values, v, users):
+            count += len(users[v])
+            continue
+        found += [u for u in users[v] if values[u].kind in _FUSED and u not in found]
+    return count
 
 
 def is_rounded_for(values: Sequence[LocalValue], v: int, users: Sequence[Sequence[int]]) -> bool:

@@ -193,19 +193,6 @@ class _Writer:
                 LocalValue(InstructionKind.OPAQUE, (source,), size, t, time, is_copy=True)
             )
 
-        def summed(source: int, num_bytes: int) -> int:
-            return self.out.add(
-                LocalValue(
-                    InstructionKind.OPAQUE,
-                    (source,),
-                    num_bytes,
-                    t,
-                    time,
-                    is_copy=True,
-                    is_in_place=self.target.sums_in_place,
-                )
-            )
-
         match step.kind:
             case "slice":
                 return self.moved(value, t, time, size, is_copy=True)
@@ -213,11 +200,6 @@ class _Writer:
                 return self.out.add(
                     LocalValue(InstructionKind.FUSIBLE, (value,), size, t, time, is_copy=True)
                 )
-            case "all-reduce":
-                return summed(value, size)
-            case "reduce-scatter" if self.target.sums_whole(step.group_size):
-                whole = summed(value, self.out.values[value].num_bytes)
-                return self.moved(whole, t, time, size, is_copy=True)
             case "all-gather" | "reduce-scatter":
                 outer = local_shape(tensor.shape, before, self.mesh.sizes)[: step.dim]
                 if math.prod(outer) == 1:

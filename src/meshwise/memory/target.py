@@ -43,15 +43,6 @@ class Target(Protocol):
         """Whether float32 values that only products read lie in bfloat16."""
         ...
 
-    @property
-    def sums_in_place(self) -> bool:
-        """Whether a sum of what devices have is written over what it sums."""
-        ...
-
-    def sums_whole(self, group_size: int) -> bool:
-        """Return whether a reduce-scatter of so many devices is an all-reduce and a slice."""
-        ...
-
     def padded_elements(self, shape: Sequence[int], image: Sequence[int]) -> int:
         """Return elements of an array in memory, padding included.
 

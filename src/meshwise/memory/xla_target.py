@@ -33,8 +33,6 @@ class XlaTarget:
             lies.
         rules: How it fuses.
         narrows_factors: Whether float32 values that only products read lie in bfloat16.
-        sums_in_place: Whether a sum of what devices have is written over what it sums.
-        least_whole_group: From how many devices on a reduce-scatter sums all of an array; 0: never.
     """
 
     name: str
@@ -43,8 +41,6 @@ class XlaTarget:
     folds_swaps: bool
     rules: FusionRules
     narrows_factors: bool = False
-    sums_in_place: bool = False
-    least_whole_group: int = 0
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""
@@ -67,10 +63,6 @@ class XlaTarget:
         """
         del image
         return math.prod(shape)
-
-    def sums_whole(self, group_size: int) -> bool:
-        """Return whether a reduce-scatter of so many devices is an all-reduce and a slice."""
-        return 0 < self.least_whole_group <= group_size
 
     def instructions(self, program: LocalProgram) -> Instructions:
         """Return what runs after fusion, and on which buffers."""
