@@ -40,13 +40,16 @@ def epilogues(values: Sequence[LocalValue], users: Sequence[Sequence[int]]) -> d
 
 def _num_readers(values: Sequence[LocalValue], users: Sequence[Sequence[int]], start: int) -> int:
     """Return how many values read what is rounded for batched products below a value."""
-    found = [start]
+    found, seen = [start], {start}
     count = 0
     for v in found:
         if is_rounded_for(values, v, users):
             count += len(users[v])
             continue
-        found += [u for u in users[v] if values[u].kind in _FUSED and u not in found]
+        for u in users[v]:
+            if values[u].kind in _FUSED and u not in seen:
+                seen.add(u)
+                found.append(u)
     return count
 
 
