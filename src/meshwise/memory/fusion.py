@@ -21,6 +21,7 @@ from meshwise.memory.local_program import (
     LocalProgram,
     LocalValue,
 )
+from meshwise.memory.products import epilogues, is_narrower, is_rounded_for, narrowest_bytes
 
 _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 # What may lie where its first operand lies.
@@ -35,9 +36,12 @@ class FusionRules:
         by_traffic: Whether all readers compute a value again, reductions too, where that moves
             fewer bytes, or none does, and what reads the same is computed at once; if not, each
             reader that can does so, wherever nothing expensive is repeated.
+        into_products: Whether dense products and convolutions compute their operands themselves,
+            and a softmax its product (`memory.products`).
     """
 
     by_traffic: bool
+    into_products: bool = False
 
 
 def instructions(program: LocalProgram, rules: FusionRules) -> Instructions:
@@ -97,13 +101,19 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         rules: Those of the compiler.
     """
     values, leaving = program.values, frozenset(program.outputs)
-    read_bytes = _read_bytes(values) if rules.by_traffic else ()
+    epilogue = epilogues(values, users) if rules.into_products else {}
+    narrowest = narrowest_bytes(values) if rules.into_products else ()
+    ends = frozenset(epilogue.values()) - epilogue.keys()
+    read_bytes = _read_bytes(values, ends) if rules.by_traffic else ()
 
     def is_kept(v: int, num_readers: int) -> bool:
         if not rules.by_traffic:
             return values[v].is_expensive
+        if rules.into_products and not is_narrower(narrowest[v], values[v].num_bytes):
+            return False
         again = num_readers * read_bytes[v]
-        return again > read_bytes[v] + (1 + num_readers) * values[v].num_bytes
+        num_bytes = values[v].num_bytes * (1 + values[v].is_narrow)
+        return again > read_bytes[v] + (1 + num_readers) * num_bytes
 
     has, is_repeated = [False] * len(values), [False] * len(values)
     # The instructions that compute a value; none if it is never read.
@@ -116,11 +126,13 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         found = roots[live[0]] if live else frozenset[int]()
         if len(live) > 1:
             found = found.union(*(roots[u] for u in live[1:]))
-        has[v] = (
+        has[v] = v not in epilogue and (
             value.kind not in _FUSED
+            or v in ends
             or v in leaving
             or (len(found) > 1 and is_kept(v, len(found)))
-            or not all(_takes_in(values[u].kind, len(users[v]), rules) for u in live)
+            or (rules.into_products and len(found) > 1 and is_rounded_for(values, v, users))
+            or not all(_takes_in(values[u], len(users[v]), rules) for u in live)
             or (rules.by_traffic and any(_is_view(values, u) and has[u] for u in live))
         )
         if value.kind in _FUSED and has[v] and not rules.by_traffic:
@@ -132,12 +144,12 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
     return Buffers(has, is_repeated)
 
 
-def _read_bytes(values: Sequence[LocalValue]) -> list[int]:
+def _read_bytes(values: Sequence[LocalValue], stored: AbstractSet[int]) -> list[int]:
     """Return bytes that must be read to compute each value, where all that is fusible is fused."""
     sources: list[frozenset[int]] = []
     found: list[int] = []
     for v, value in enumerate(values):
-        if value.kind in _FUSED:
+        if value.kind in _FUSED and v not in stored:
             sources.append(frozenset[int]().union(*(sources[u] for u in value.inputs)))
         else:
             sources.append(frozenset((v,)))
@@ -162,12 +174,15 @@ def _is_view(values: Sequence[LocalValue], v: int) -> bool:
     return values[v].kind == InstructionKind.VIEW
 
 
-def _takes_in(reader: InstructionKind, num_readers: int, rules: FusionRules) -> bool:
+def _takes_in(reader: LocalValue, num_readers: int, rules: FusionRules) -> bool:
     """Return whether a reader computes an operand by itself."""
-    if reader == InstructionKind.REDUCE and rules.by_traffic:
+    kind = reader.kind
+    if kind == InstructionKind.REDUCE and rules.by_traffic:
         return True
-    return reader in _FUSED or (
-        reader in (InstructionKind.REDUCE, InstructionKind.INITIAL) and num_readers == 1
+    if reader.is_product:
+        return rules.into_products
+    return kind in _FUSED or (
+        kind in (InstructionKind.REDUCE, InstructionKind.INITIAL) and num_readers == 1
     )
 
 
@@ -318,7 +333,7 @@ class _Fusion:
             reader, is_moved = stack.pop()
             value = self.values[reader]
             is_view = with_views and value.kind == InstructionKind.VIEW
-            is_moved = is_moved or is_view or value.is_moving
+            is_moved = is_moved or is_view or value.is_moving or value.is_product
             for u in value.inputs:
                 buffer = self.buffer(reader, u)
                 if buffer is None:

@@ -43,7 +43,7 @@ def heap_bytes(lifetimes: Sequence[Lifetime]) -> int:
     if not lifetimes:
         return 0
     table = np.array(lifetimes, dtype=np.int64)
-    is_small = table[:, 0] < table[:, 0].max() * _SMALL_SHARE
+    is_small = _is_small(table)
     beside = _most_live(table[is_small])
     table = table[~is_small]
     num_bytes, start, end = table[np.lexsort((table[:, 1] - table[:, 2], -table[:, 0]))].T
@@ -62,6 +62,23 @@ def heap_bytes(lifetimes: Sequence[Lifetime]) -> int:
         best = int(gaps.argmin()) if len(gaps) and gaps.min() < np.iinfo(np.int64).max else -1
         offset[k] = begins[best]
     return int((offset + num_bytes).max()) + beside
+
+
+def most_live_bytes(lifetimes: Sequence[Lifetime]) -> int:
+    """Return the bytes that are live at once."""
+    return _most_live(np.array(lifetimes, dtype=np.int64).reshape(-1, 3))
+
+
+def without_small(lifetimes: Sequence[Lifetime]) -> tuple[list[Lifetime], int]:
+    """Return the lifetimes that are placed one by one, and bytes of the others."""
+    table = np.array(lifetimes, dtype=np.int64)
+    is_small = _is_small(table)
+    placed = [place for place, small in zip(lifetimes, is_small, strict=True) if not small]
+    return placed, _most_live(table[is_small])
+
+
+def _is_small(table: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return table[:, 0] < table[:, 0].max() * _SMALL_SHARE
 
 
 def _most_live(table: NDArray[np.int64]) -> int:

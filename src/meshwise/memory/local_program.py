@@ -67,6 +67,9 @@ class LocalValue(NamedTuple):
         is_moving: As in `Treatment`.
         is_reshaped: As in `Treatment`.
         is_in_place: As in `Treatment`.
+        is_product: Whether a dense product or a convolution makes it.
+        is_batched: Whether that is many products at once.
+        is_narrow: Whether a buffer of it has half the bytes of its elements.
         num_paths: Over how many paths its maker reaches the operands: an all-to-all is cut into
             pieces, and joined again, piece by piece.
     """
@@ -81,6 +84,9 @@ class LocalValue(NamedTuple):
     is_moving: bool = False
     is_reshaped: bool = False
     is_in_place: bool = False
+    is_product: bool = False
+    is_batched: bool = False
+    is_narrow: bool = False
     num_paths: int = 1
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
-from meshwise.memory.heap import heap_bytes
 from meshwise.memory.live import most_live
 from meshwise.memory.local_program import InstructionKind, Instructions, LocalProgram
 from meshwise.memory.program import program_of_body, program_of_graph
@@ -127,9 +126,9 @@ class _Highest:
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
         margin = 0.0 if program.is_body else self.target.margin_share
+        heap = self.target.heap_bytes(top)
         return Peak(
-            num_bytes=math.ceil(heap_bytes(top.lifetimes) * (1 + margin))
-            + sum(sizes[b] for b in apart),
+            num_bytes=math.ceil(heap * (1 + margin)) + sum(sizes[b] for b in apart),
             buffers=(*buffers, *(body.buffers if body else ())),
         )
 

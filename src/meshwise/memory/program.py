@@ -15,8 +15,10 @@ from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
+from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.operands import beside, passed, rewritten
 from meshwise.memory.target import Target
+from meshwise.memory.treatment import image_dims, is_batched
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import ReshardingStep, path
@@ -36,7 +38,9 @@ def program_of_graph(
     writer = _Writer(graph, mesh, target, is_body=False)
     values: list[int] = []
     for t, layout in zip(graph.inputs, decision.inputs, strict=True):
-        values.append(writer.input(t, writer.bytes_of(graph.tensors[t], layout)))
+        tensor = graph.tensors[t]
+        shape = local_shape(tensor.shape, layout, mesh.sizes)
+        values.append(writer.input(t, math.prod(shape) * tensor.itemsize))
         writer.copies.define(t, layout, values[-1])
     writer.operators(decision)
     end = len(graph.operators)
@@ -52,7 +56,7 @@ def program_of_graph(
             value = out.add(LocalValue(InstructionKind.FUSIBLE, (value,), size, t, end))
             out.outputs[j] = value
         out.aliases[value] = values[i]
-    return out
+    return writer.finished()
 
 
 def program_of_body(
@@ -80,7 +84,11 @@ def program_of_body(
     writer.operators(decision)
     for j, t, use in zip(part.results, graph.outputs, decision.outputs, strict=True):
         writer.result_of_body(structure, j, t, use, inputs)
-    return writer.out
+    return writer.finished()
+
+
+# An image whose padding makes it so many times larger is spread before a convolution, in steps.
+_SPREAD, _SPREAD_STEPS = 4, 2
 
 
 class _Writer:
@@ -96,15 +104,23 @@ class _Writer:
             tuple[tuple[int, ...], int, Layout, Layout], tuple[ReshardingStep, ...]
         ] = {}
         self.sizes: dict[tuple[tuple[int, ...], int, Layout], int] = {}
+        self.images = image_dims(graph)
         # Values gathered along a dim that is not the major one lie transposed.
         self.transposed: set[int] = set()
+
+    def finished(self) -> LocalProgram:
+        """Return the program, once all of it is written."""
+        if self.target.narrows_factors:
+            narrow_factors(self.out, self.graph.tensors)
+        return self.out
 
     def bytes_of(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes of one device's tile."""
         key = (tensor.shape, tensor.itemsize, layout)
         if key not in self.sizes:
             shape = local_shape(tensor.shape, layout, self.mesh.sizes)
-            self.sizes[key] = math.prod(shape) * tensor.itemsize
+            lanes = self.target.padded_elements(shape, self.images.get(tensor.shape, ()))
+            self.sizes[key] = lanes * tensor.itemsize
         return self.sizes[key]
 
     def input(self, t: int, num_bytes: int) -> int:
@@ -245,6 +261,8 @@ class _Writer:
             return
         if op.rule.halos:
             operands = self.with_edges(time, op, chosen, operands)
+        if op.dim_orders:
+            operands[0] = self.in_lanes(operands[0], op.inputs[0], chosen.uses[0].layout, time)
         treated = self.target.treatment(op, self.shapes(op, chosen) if op.heavy else ())
         folds_swaps = self.target.folds_swaps
         operands = rewritten(self.out, op, time, treated, operands, folds_swaps=folds_swaps)
@@ -258,6 +276,19 @@ class _Writer:
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             value = self.result(time, op, treated, t, layout, tuple(operands))
             self.copies.define(t, layout, value)
+
+    def in_lanes(self, value: int, t: int, layout: Layout, time: int) -> int:
+        """Return an image as a convolution reads it: one of few features is spread in two steps."""
+        tensor = self.graph.tensors[t]
+        size = self.bytes_of(tensor, layout)
+        elements = math.prod(local_shape(tensor.shape, layout, self.mesh.sizes))
+        if size < _SPREAD * elements * tensor.itemsize:
+            return value
+        for _ in range(_SPREAD_STEPS):
+            value = self.out.add(
+                LocalValue(InstructionKind.OPAQUE, (value,), size, t, time, is_copy=True)
+            )
+        return value
 
     def shapes(self, op: Operator, chosen: OperatorDecision) -> tuple[tuple[int, ...], ...]:
         """Return shapes of the operands on one device."""
@@ -285,6 +316,8 @@ class _Writer:
                 is_moving=treated.is_moving,
                 is_reshaped=treated.is_reshaped,
                 is_in_place=treated.is_in_place,
+                is_product=op.heavy,
+                is_batched=op.heavy and is_batched(op),
             )
         )
         if itemsize != tensor.itemsize:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.graph.graph import Operator, Tensor
+from meshwise.memory.live import MostLive
 from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 
 
@@ -37,6 +38,20 @@ class Target(Protocol):
         """Whether a product reads a factor whose two groups of dims change places as it lies."""
         ...
 
+    @property
+    def narrows_factors(self) -> bool:
+        """Whether float32 values that only products read lie in bfloat16."""
+        ...
+
+    def padded_elements(self, shape: Sequence[int], image: Sequence[int]) -> int:
+        """Return elements of an array in memory, padding included.
+
+        Args:
+            shape: Its shape on one device.
+            image: Dims of batch and features, if convolutions read or make such arrays.
+        """
+        ...
+
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
 
@@ -60,5 +75,13 @@ class Target(Protocol):
         Args:
             program: The instructions.
             values: The values of the program.
+        """
+        ...
+
+    def heap_bytes(self, top: MostLive) -> int:
+        """Return the size of the heap of the temporaries, as the compiler reports it.
+
+        Args:
+            top: Their lifetimes, and what is most live.
         """
         ...

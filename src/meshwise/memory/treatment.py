@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 
-from meshwise.graph.graph import Operator
+from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.light import is_bitcast, is_light
 from meshwise.memory.local_program import InstructionKind, Treatment
 
@@ -66,6 +66,23 @@ def treatment(op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
             kind=InstructionKind.OPAQUE, rewritten=((1, InstructionKind.FUSIBLE),), num_indices=rank
         )
     return _treatment_by_name(op.kind, _kind(op), len(op.inputs))
+
+
+def image_dims(graph: Graph) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Return for shapes of operands and results of convolutions the dims of batch and features."""
+    found: dict[tuple[int, ...], tuple[int, int]] = {}
+    for op in graph.operators:
+        if op.heavy and op.dim_orders:
+            image, _, result = op.dim_orders
+            found[graph.tensors[op.inputs[0]].shape] = image[0], image[1]
+            found[graph.tensors[op.outputs[0]].shape] = result[0], result[1]
+    return found
+
+
+def is_batched(op: Operator) -> bool:
+    """Return whether a product is many products at once, of which each has a row of a batch."""
+    left, right = ({loops[0] for loops in dims if loops} for dims in op.rule.operands[:2])
+    return any(loops and loops[0] in left & right for loops in op.rule.results[0])
 
 
 def _is_feature_last(order: Sequence[int]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.memory.fusion import FusionRules, instructions
+from meshwise.memory.heap import heap_bytes
+from meshwise.memory.live import MostLive
 from meshwise.memory.local_program import Instructions, LocalProgram, LocalValue, Treatment
 from meshwise.memory.order import depth_first_order
 from meshwise.memory.treatment import treatment
@@ -29,6 +32,7 @@ class XlaTarget:
         folds_swaps: Whether a product reads a factor whose two groups of dims change places as it
             lies.
         rules: How it fuses.
+        narrows_factors: Whether float32 values that only products read lie in bfloat16.
     """
 
     name: str
@@ -36,6 +40,7 @@ class XlaTarget:
     has_barriers: bool
     folds_swaps: bool
     rules: FusionRules
+    narrows_factors: bool = False
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""
@@ -49,9 +54,23 @@ class XlaTarget:
         is_slower = rates.get(tensor.dtype, 0.0) < rates.get(_WIDE, 0.0)
         return _WIDE_BYTES if is_slower else tensor.itemsize
 
+    def padded_elements(self, shape: Sequence[int], image: Sequence[int]) -> int:
+        """Return elements of an array in memory, padding included.
+
+        Args:
+            shape: Its shape on one device.
+            image: Dims of batch and features, if convolutions read or make such arrays.
+        """
+        del image
+        return math.prod(shape)
+
     def instructions(self, program: LocalProgram) -> Instructions:
         """Return what runs after fusion, and on which buffers."""
         return instructions(program, self.rules)
+
+    def heap_bytes(self, top: MostLive) -> int:
+        """Return the size of the heap of the temporaries, as the compiler reports it."""
+        return heap_bytes(top.lifetimes)
 
     def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
         """Return the order in which the instructions run.

@@ -1,1 +1,1 @@
-"""XLA:TPU: the rules of XLA:GPU, with a margin of its own."""
+"""XLA:TPU: what differs from XLA:GPU."""
