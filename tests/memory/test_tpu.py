@@ -75,6 +75,31 @@ def test_a_softmax_for_one_product_is_computed_with_its_scores() -> None:
     assert buffers(made(TPU, *softmax(2), outputs=(7, 8))) == [(1,), (4,), (6,), (7,), (8,)]
 
 
+def test_scores_that_are_a_result_have_a_buffer() -> None:
+    scores = buffers(made(TPU, *softmax(1), outputs=(1, 7)))
+    assert (1,) in scores
+    converted = buffers(made(TPU, *softmax(1), outputs=(2, 7)))
+    assert (2,) in converted
+
+
+def test_gathered_scores_have_a_buffer() -> None:
+    rows = softmax(1)
+    rows[2] = value(OPAQUE, 1)._replace(is_copy=True)
+    assert buffers(made(TPU, *rows, outputs=(7,)))[:2] == [(1,), (2,)]
+
+
+def test_moves_that_meet_again_are_followed_once() -> None:
+    # Each roll is two slices and a concatenation; paths through them double with each.
+    rows = [value(INPUT), value(FUSIBLE, 0), value(FUSIBLE, 1, num_bytes=64)]
+    for _ in range(30):
+        last = len(rows) - 1
+        slices = value(FUSIBLE, last, num_bytes=64)._replace(is_moving=True)
+        both = value(FUSIBLE, last + 1, last + 2, num_bytes=64)._replace(is_moving=True)
+        rows += [slices, slices, both]
+    rows.append(product(len(rows) - 1))
+    assert len(made(TPU, *rows, outputs=(len(rows) - 1,)).steps) == 1
+
+
 def test_the_narrowest_value_of_a_chain_has_a_buffer() -> None:
     rows = [
         *(value(INPUT), value(INPUT), value(INPUT)),
@@ -103,15 +128,25 @@ def test_a_rounded_softmax_is_kept_for_batched_products(is_batched: bool, is_kep
 
 def test_what_only_products_read_lies_in_bfloat16() -> None:
     program = LocalProgram()
+    tile = value(FUSIBLE, 0, num_bytes=32)._replace(is_moving=True)
     gather = value(OPAQUE, 1)._replace(is_copy=True)
-    tile = value(FUSIBLE, 0)._replace(is_moving=True)
     rows = [value(INPUT), tile, gather, product(2), value(REDUCE, 3), product(2, 3)]
     for row in rows:
         program.add(row)
     program.outputs.append(4)
     narrow_factors(program, [Tensor(shape=(32,), dtype="float32", itemsize=4)])
     # The tile and what is gathered; the first product is added up as well, the argument stays.
-    assert [v.num_bytes for v in program.values] == [128, 64, 64, 128, 128, 128]
+    assert [v.num_bytes for v in program.values] == [128, 16, 64, 128, 128, 128]
+
+
+def test_what_is_summed_over_devices_stays_in_float32() -> None:
+    program = LocalProgram()
+    summed = value(OPAQUE, 1)._replace(is_copy=True, is_summed=True)
+    for row in (value(INPUT), value(FUSIBLE, 0), summed, product(2)):
+        program.add(row)
+    program.outputs.append(3)
+    narrow_factors(program, [Tensor(shape=(32,), dtype="float32", itemsize=4)])
+    assert [v.num_bytes for v in program.values] == [128, 128, 64, 128]
 
 
 def test_values_are_placed_in_the_order_in_which_they_are_made() -> None:
@@ -143,8 +178,15 @@ def test_a_scatter_whose_updates_never_meet_is_element_wise() -> None:
     assert TPU.treatment(operator("gather", "parallel"), ()).kind == OPAQUE
 
 
+@pytest.mark.parametrize("kind", ["scatter", "scatter-mul"])
+def test_other_scatters_write_into_a_buffer(kind: str) -> None:
+    # Their rules have no loop over updates that may meet.
+    assert TPU.treatment(operator(kind, "parallel"), ()).is_in_place
+    assert TPU.treatment(operator("scatter-add"), ()).is_in_place
+
+
 def test_convolutions_read_images_in_any_layout() -> None:
     orders = ((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))
     op = replace(operator("conv_general_dilated"), heavy=True, dim_orders=orders)
-    assert TPU.treatment(op, ()).rewritten == ()
-    assert TPU.treatment(operator("select_and_scatter_add"), ()).num_indices == 0
+    assert TPU.treatment(op, ((4, 8, 8, 16), (3, 3, 16, 16))).rewritten == ()
+    assert TPU.treatment(operator("select_and_scatter_add"), ()).rewritten == ()

@@ -21,7 +21,12 @@ from meshwise.memory.local_program import (
     LocalProgram,
     LocalValue,
 )
-from meshwise.memory.products import epilogues, is_narrower, is_rounded_for, narrowest_bytes
+from meshwise.memory.products import (
+    epilogues,
+    is_narrower,
+    narrowest_bytes,
+    rounded_for_products,
+)
 
 _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 # What may lie where its first operand lies.
@@ -101,7 +106,8 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         rules: Those of the compiler.
     """
     values, leaving = program.values, frozenset(program.outputs)
-    epilogue = epilogues(values, users) if rules.into_products else {}
+    rounded = rounded_for_products(values, users) if rules.into_products else frozenset[int]()
+    epilogue = epilogues(values, users, leaving, rounded) if rules.into_products else {}
     narrowest = narrowest_bytes(values) if rules.into_products else ()
     ends = frozenset(epilogue.values()) - epilogue.keys()
     read_bytes = _read_bytes(values, ends) if rules.by_traffic else ()
@@ -131,7 +137,7 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             or v in ends
             or v in leaving
             or (len(found) > 1 and is_kept(v, len(found)))
-            or (rules.into_products and len(found) > 1 and is_rounded_for(values, v, users))
+            or (len(found) > 1 and v in rounded)
             or not all(_takes_in(values[u], len(users[v]), rules) for u in live)
             or (rules.by_traffic and any(_is_view(values, u) and has[u] for u in live))
         )

@@ -63,6 +63,7 @@ class LocalValue(NamedTuple):
         tensor: Its tensor in the graph.
         time: Position of the operator that makes it, -1 for inputs.
         is_copy: Whether resharding makes it.
+        is_summed: Whether that adds up values of several devices.
         is_expensive: As in `Treatment`.
         is_moving: As in `Treatment`.
         is_reshaped: As in `Treatment`.
@@ -80,6 +81,7 @@ class LocalValue(NamedTuple):
     tensor: int
     time: int
     is_copy: bool = False
+    is_summed: bool = False
     is_expensive: bool = False
     is_moving: bool = False
     is_reshaped: bool = False

@@ -54,5 +54,6 @@ def _is_move(value: LocalValue) -> bool:
         return False
     if value.kind == InstructionKind.FUSIBLE:
         return value.is_moving
-    is_gather = value.kind == InstructionKind.OPAQUE and value.is_copy
-    return is_gather or value.kind == InstructionKind.VIEW
+    if value.kind == InstructionKind.OPAQUE:
+        return value.is_copy and not value.is_summed
+    return value.kind == InstructionKind.VIEW

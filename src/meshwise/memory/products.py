@@ -1,7 +1,8 @@
 """What is computed together with dense products and convolutions, where a compiler does that.
 
-A product computes its operands itself, where they are not dear and rounded for several products.
-Of a chain of values the readers can start from any, so that the narrowest one has a buffer.
+A product computes its operands itself, but for those that several products read and that are
+expensive.  Of a chain of values the readers can start from any, so that the narrowest one has a
+buffer.
 
 Source: compiled programs (libtpu 0.0.42.1).
 """
@@ -9,6 +10,7 @@ Source: compiled programs (libtpu 0.0.42.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from meshwise.memory.local_program import InstructionKind, LocalValue
 
@@ -17,33 +19,51 @@ _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 _MUCH = 1 + 1 / 64
 
 
-def epilogues(values: Sequence[LocalValue], users: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Return for values that are only computed with their reader that reader.
+def epilogues(
+    values: Sequence[LocalValue],
+    users: Sequence[Sequence[int]],
+    leaving: AbstractSet[int],
+    rounded: AbstractSet[int],
+) -> dict[int, int]:
+    """Map each value that is computed only inside its one reader to that reader.
 
-    A product, its conversion to more bytes and what alone reads that are one instruction, where a
-    softmax follows that a single product reads: then the wide values lie in memory.
+    The scores of a softmax that one product reads: their product, its conversion to float32 and
+    the reader of that run as one instruction, and only what that makes lies in memory.
+
+    Args:
+        values: The values of a program.
+        users: The readers of each.
+        leaving: Its results.
+        rounded: What `rounded_for_products` found.
     """
     found: dict[int, int] = {}
     for v, value in enumerate(values):
-        if not value.is_product or len(users[v]) != 1:
+        if not value.is_batched or v in leaving or len(users[v]) != 1:
             continue
         (wide,) = users[v]
         made = values[wide]
+        is_converted = made.kind == InstructionKind.FUSIBLE and not (made.is_moving or made.is_copy)
         is_wider = made.num_bytes > value.num_bytes and len(made.inputs) == 1
-        if not is_wider or made.is_moving or len(users[wide]) != 1:
+        if not (is_converted and is_wider) or wide in leaving or len(users[wide]) != 1:
             continue
         (end,) = users[wide]
-        if values[end].kind == InstructionKind.FUSIBLE and _num_readers(values, users, end) == 1:
+        is_fusible = values[end].kind == InstructionKind.FUSIBLE
+        if is_fusible and _num_readers(values, users, end, rounded) == 1:
             found |= {v: wide, wide: end}
     return found
 
 
-def _num_readers(values: Sequence[LocalValue], users: Sequence[Sequence[int]], start: int) -> int:
-    """Return how many values read what is rounded for batched products below a value."""
+def _num_readers(
+    values: Sequence[LocalValue],
+    users: Sequence[Sequence[int]],
+    start: int,
+    rounded: AbstractSet[int],
+) -> int:
+    """Return how many values read the rounded values that are computed from one."""
     found, seen = [start], {start}
     count = 0
     for v in found:
-        if is_rounded_for(values, v, users):
+        if v in rounded:
             count += len(users[v])
             continue
         for u in users[v]:
@@ -53,21 +73,37 @@ def _num_readers(values: Sequence[LocalValue], users: Sequence[Sequence[int]], s
     return count
 
 
-def is_rounded_for(values: Sequence[LocalValue], v: int, users: Sequence[Sequence[int]]) -> bool:
-    """Return whether a value is something dear, rounded for batched products."""
+def rounded_for_products(
+    values: Sequence[LocalValue], users: Sequence[Sequence[int]]
+) -> frozenset[int]:
+    """Return the values that are rounded to fewer bytes for batched products.
+
+    Only those count whose computation repeats something expensive, as the exponentials of a
+    softmax.
+
+    Args:
+        values: The values of a program.
+        users: The readers of each.
+    """
+    return frozenset(v for v in range(len(values)) if _is_rounded_for(values, v, users))
+
+
+def _is_rounded_for(values: Sequence[LocalValue], v: int, users: Sequence[Sequence[int]]) -> bool:
     value = values[v]
     if value.kind != InstructionKind.FUSIBLE or value.is_moving or len(value.inputs) != 1:
         return False
     (source,) = value.inputs
-    if values[source].num_bytes <= value.num_bytes or not _is_dear(values, source):
+    if values[source].num_bytes <= value.num_bytes:
         return False
-    readers = [v]
-    for u in readers:
+    moved, seen = [v], {v}
+    for u in moved:
         for reader in users[u]:
             if values[reader].is_batched:
-                return True
-            if values[reader].kind == InstructionKind.VIEW or values[reader].is_moving:
-                readers.append(reader)
+                return _is_dear(values, source)
+            is_move = values[reader].kind == InstructionKind.VIEW or values[reader].is_moving
+            if is_move and reader not in seen:
+                seen.add(reader)
+                moved.append(reader)
     return False
 
 

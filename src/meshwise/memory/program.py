@@ -189,8 +189,17 @@ class _Writer:
         size = self.bytes_of(tensor, step.layout)
 
         def opaque(source: int) -> int:
+            is_summed = step.kind in ("all-reduce", "reduce-scatter")
             return self.out.add(
-                LocalValue(InstructionKind.OPAQUE, (source,), size, t, time, is_copy=True)
+                LocalValue(
+                    InstructionKind.OPAQUE,
+                    (source,),
+                    size,
+                    t,
+                    time,
+                    is_copy=True,
+                    is_summed=is_summed,
+                )
             )
 
         match step.kind:

@@ -91,6 +91,8 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
     try:
         found, costs = _search(source, cluster, wanted, asked.report, costs)
     except InfeasibleError as error:
+        if not asked.seeks_remedies:
+            raise
         asked.report("looking for the pins that leave no plan")
         conflict = _conflict(asked, _least_held(options), pins, costs)
         if not conflict:

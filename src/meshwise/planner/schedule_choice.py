@@ -232,15 +232,7 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
     if asked.options.schedules[0].chunks > 1:
         return _interleaved(asked)
     source, found, costs = pinned_search(asked)
-    space = found.plan.space
-    if asked.pins:
-        space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
-    if share := asked.options.reserved_share:
-        space = f"{space}; {share:.1%} of the memory left free for what it does not count"
-    if asked.times is not None:
-        space = f"{space}; layers that were planned are measured, others bounded by the model"
-    if space != found.plan.space:
-        found = replace(found, plan=replace(found.plan, space=space))
+    found = _with_space(asked, found)
     # Where there is no room for what was found, stages need not be planned again.
     planned = _planned(asked, source, found, costs)
     free_share = 0.0
@@ -249,11 +241,25 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
         if better is found:
             break
         try:
-            return _planned(asked, source, better, costs)
+            again = _planned(asked, source, better, costs)
+            return min(again, planned, key=lambda p: p.plan.simulated_s)
         except UnsearchedMemoryError as error:
             free_share += max(error.missing_share, _LEAST_RESERVED)
             asked.report(f"{error}; stages with {free_share:.1%} of their memory left free")
     return planned
+
+
+def _with_space(asked: PipelineSearch, found: FoundPipeline) -> FoundPipeline:
+    """Return what was found, with words on what else was asked in the text of its space."""
+    space = found.plan.space
+    if asked.pins:
+        space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
+    if share := asked.options.reserved_share:
+        space = f"{space}; {share:.1%} of the memory left free for what it does not count"
+    if asked.times is not None:
+        space = f"{space}; layers that were planned are measured, others bounded by the model"
+    whole = None if found.whole is None else _with_space(asked, found.whole)
+    return replace(found, plan=replace(found.plan, space=space), whole=whole)
 
 
 def _planned(
