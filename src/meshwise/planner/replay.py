@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from meshwise.errors import PlanError
@@ -76,6 +77,22 @@ def replayed_pipeline(
 
     if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
         raise PlanError("the plan is for another step or other shapes; plan again")
+    plan = _counted(plan, layers, piece, memory_bytes)
+    timeline = simulate_plan(plan).timeline
+    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+
+
+def _counted(
+    plan: Plan,
+    layers: Layering,
+    piece: Callable[[int, Layer], PieceGraph],
+    memory_bytes: int | None,
+) -> Plan:
+    """Return a plan with what its programs do and hold, counted anew.
+
+    Raises:
+        PlanError: it does not fit.
+    """
     # What programs do follows from the decisions; files of earlier versions say less of it.
     neighbours = planned_neighbours(
         plan.stages, plan.mesh_of_stage, plan.decisions, piece, layers.crossing_names
@@ -96,9 +113,7 @@ def replayed_pipeline(
         )
         for stage, now in zip(plan.stages, held, strict=True)
     )
-    plan = replace(plan, stages=stages)
-    timeline = simulate_plan(plan).timeline
-    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+    return replace(plan, stages=stages)
 
 
 def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:

@@ -154,32 +154,53 @@ def run_local(
             continue
         with source_scope(node.source):
             operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]
-            if not node.bodies:
-                row = primitive_rule(node.equation)
-                rule, strategy = operator.rule, chosen.strategy
-                shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
-                operands = exchange(
-                    rule, strategy, mesh.sizes, mesh.names, operands, order.communicate
-                )
-                results = row.local(node.equation, shards, operands)
-                order.derive(results, operands)
+            if node.bodies:
+                results = _structured(node, operator, chosen, mesh, operands, order)
             else:
-                waits = in_order and communicates(operator, chosen, mesh)
-                if waits:
-                    operands = order.before_loop(
-                        operands, decides(node, chosen), is_inlined=is_inlined(node)
-                    )
-                results = _run_bodies(node, chosen, operator, mesh, operands, in_order)
-                passed = passed_on(node, chosen)
-                made = [value for j, value in enumerate(results) if j not in passed]
-                order.derive(made, operands)
-                for j, k in passed.items():
-                    order.derive([results[j]], [operands[k]])
-                if waits:
-                    order.after_loop(made)
+                results = _computed(node, operator, chosen, mesh, operands, order)
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
             device.values.define(ident, layout, value)
     return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
+
+
+def _computed(
+    node: Node,
+    operator: Operator,
+    chosen: OperatorDecision,
+    mesh: LogicalMesh,
+    operands: list[Array],
+    order: Order,
+) -> list[Array]:
+    """Return the results of an operator without bodies, on local tiles."""
+    row, rule, strategy = primitive_rule(node.equation), operator.rule, chosen.strategy
+    shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
+    operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands, order.communicate)
+    results = row.local(node.equation, shards, operands)
+    order.derive(results, operands)
+    return results
+
+
+def _structured(
+    node: Node,
+    operator: Operator,
+    chosen: OperatorDecision,
+    mesh: LogicalMesh,
+    operands: list[Array],
+    order: Order,
+) -> list[Array]:
+    """Return the results of an operator with bodies, on local tiles."""
+    waits = order.is_kept and communicates(operator, chosen, mesh)
+    if waits:
+        operands = order.before_loop(operands, decides(node, chosen), is_inlined=is_inlined(node))
+    results = _run_bodies(node, chosen, operator, mesh, operands, order.is_kept)
+    passed = passed_on(node, chosen)
+    made = [value for j, value in enumerate(results) if j not in passed]
+    order.derive(made, operands)
+    for j, k in passed.items():
+        order.derive([results[j]], [operands[k]])
+    if waits:
+        order.after_loop(made)
+    return results
 
 
 def _run_bodies(

@@ -26,7 +26,7 @@ _LANES, _ROWS = 128, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TpuTarget(XlaTarget):
+class XlaTpuTarget(XlaTarget):
     """XLA:TPU; it answers `memory.target.Target`."""
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
@@ -63,7 +63,7 @@ class TpuTarget(XlaTarget):
         return reported_bytes(top.lifetimes)
 
 
-TPU = TpuTarget(
+TPU = XlaTpuTarget(
     name="tpu",
     margin_share=_MARGIN_SHARE,
     has_barriers=True,
