@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 # Scanned GPTs have two layers in every row, unrolled ones where the optimiser plans them once.
 UNROLLED = [row for row in COVERING if row[0] == "unrolled"]
-TWO_LAYERS = next(row for row in UNROLLED if row[5] == mw.IntraOp((2, 4), time_limit_s=60.0))
+TWO_LAYERS = next(row for row in UNROLLED if row[5] == mw.IntraOp((2, 4)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 # A plan that is not proven best is as good here: the solver may stop early.
 METHODS: tuple[Method, ...] = (
-    mw.IntraOp((2, 4), time_limit_s=60.0),
+    mw.IntraOp((2, 4)),
     mw.DataParallel(),
     mw.Zero2(),
     mw.Zero3(),
