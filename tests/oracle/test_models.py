@@ -17,7 +17,6 @@ from oracle.problem import QUICK_OPTIONS, Trajectory, reference
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
-# A plan that is not proven best is as good here: the solver may stop early.
 METHODS: tuple[Method, ...] = (
     mw.IntraOp((2, 4)),
     mw.DataParallel(),

@@ -42,7 +42,7 @@ class FusionRules:
             fewer bytes, or none does, and what reads the same is computed at once; if not, each
             reader that can does so, wherever nothing expensive is repeated.
         into_products: Whether dense products and convolutions compute their operands themselves,
-            and a softmax its product (`memory.products`).
+            and whether a product of scores runs inside its softmax (`memory.products`).
     """
 
     by_traffic: bool

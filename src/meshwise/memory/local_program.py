@@ -63,13 +63,13 @@ class LocalValue(NamedTuple):
         tensor: Its tensor in the graph.
         time: Position of the operator that makes it, -1 for inputs.
         is_copy: Whether resharding makes it.
-        is_summed: Whether that adds up values of several devices.
+        is_summed: Whether that resharding adds up values of several devices.
         is_expensive: As in `Treatment`.
         is_moving: As in `Treatment`.
         is_reshaped: As in `Treatment`.
         is_in_place: As in `Treatment`.
         is_product: Whether a dense product or a convolution makes it.
-        is_batched: Whether that is many products at once.
+        is_batched: Whether that product has a batch dim, which both factors and the result have.
         is_narrow: Whether a buffer of it has half the bytes of its elements.
         num_paths: Over how many paths its maker reaches the operands: an all-to-all is cut into
             pieces, and joined again, piece by piece.

@@ -1,4 +1,4 @@
-"""What is computed together with dense products and convolutions, where a compiler does that.
+"""Operators that run inside a dense product or convolution, where a compiler fuses them.
 
 A product computes its operands itself, but for those that several products read and that are
 expensive.  Of a chain of values the readers can start from any, so that the narrowest one has a

@@ -32,7 +32,7 @@ from meshwise.units import bytes_text
 
 # Of the memory, left free for what the search does not count: beyond it others are better.
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
-# Stages are planned again so often at most, with more memory left free each time.
+# The largest number of times that stages are planned again, with more memory left free each time.
 _MOST_REPLANNED = 3
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05

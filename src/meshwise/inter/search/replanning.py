@@ -71,10 +71,10 @@ def replanned(
         found: What the search found.
         costs: Its plans of layers; where layers were measured, nothing changes.
         report: Is told what is planned.
-        free_share: Of the memory that the search had, left free.
+        free_share: Share of each device's memory that new plans leave free, 0 to 1.
 
     Returns:
-        What was found itself where nothing is better.
+        The better pipeline, or `found` itself where nothing is better.
     """
     if costs.times is not None:
         return found

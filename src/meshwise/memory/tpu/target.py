@@ -32,7 +32,7 @@ class XlaTpuTarget(XlaTarget):
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
 
-        Convolutions read images in any layout, a largest of windows has a gradient of its own, and
+        Convolutions read images in any layout, the gradient of a max-pooling is one operator, and
         a gather needs its operand in memory.  A scatter of which no two updates meet, as that of
         the gradient of a cross-entropy, is a comparison of indices.
         """
