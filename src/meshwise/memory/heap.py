@@ -42,10 +42,7 @@ def heap_bytes(lifetimes: Sequence[Lifetime]) -> int:
     """Return the size of the heap for these lifetimes."""
     if not lifetimes:
         return 0
-    table = np.array(lifetimes, dtype=np.int64)
-    is_small = _is_small(table)
-    beside = _most_live(table[is_small])
-    table = table[~is_small]
+    table, beside = _without_small(np.array(lifetimes, dtype=np.int64))
     num_bytes, start, end = table[np.lexsort((table[:, 1] - table[:, 2], -table[:, 0]))].T
     num_bytes = -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     offset = np.zeros_like(num_bytes)
@@ -71,14 +68,13 @@ def most_live_bytes(lifetimes: Sequence[Lifetime]) -> int:
 
 def without_small(lifetimes: Sequence[Lifetime]) -> tuple[list[Lifetime], int]:
     """Return the lifetimes that are placed one by one, and bytes of the others."""
-    table = np.array(lifetimes, dtype=np.int64)
-    is_small = _is_small(table)
-    placed = [place for place, small in zip(lifetimes, is_small, strict=True) if not small]
-    return placed, _most_live(table[is_small])
+    table, beside = _without_small(np.array(lifetimes, dtype=np.int64))
+    return [Lifetime(*row) for row in table.tolist()], beside
 
 
-def _is_small(table: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return table[:, 0] < table[:, 0].max() * _SMALL_SHARE
+def _without_small(table: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    is_small = table[:, 0] < table[:, 0].max() * _SMALL_SHARE
+    return table[~is_small], _most_live(table[is_small])
 
 
 def _most_live(table: NDArray[np.int64]) -> int:
