@@ -81,6 +81,26 @@ def test_a_loop_of_products_runs_each_of_its_turns():
     np.testing.assert_allclose(two @ w, three, rtol=1e-3, atol=1e-3)
 
 
+def test_a_turn_of_many_products_is_as_many_turns():
+    once = programs.matmul_loop(jax.devices(), "float32", 4)
+    thrice = programs.matmul_loop(jax.devices(), "float32", 4, times_a_turn=3)
+    np.testing.assert_allclose(np.asarray(thrice(2)), np.asarray(once(6)), rtol=1e-5)
+
+
+def test_a_turn_of_many_collectives_moves_as_many_times_the_bytes():
+    loop = programs.collective_loop(jax.devices(), "all-reduce", 8, 768, times_a_turn=3)
+    records = hlo_collectives(loop.compiled_text, (1, 8), unknown_trip_count=1)
+    assert [record.num_bytes for record in records] == [768] * 3
+
+
+def test_a_product_takes_its_share_of_a_turn(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(measure, "seconds_a_turn", lambda *_: 8.0)
+    sizes = dataclasses.replace(QUICK_SIZES, times_a_turn=4)
+    profile = calibrate(jax.devices(), command="", sizes=sizes, memory_bytes=2**30)
+    points = (*profile.matmul, *profile.collectives)
+    assert {point.seconds for point in points} == {2.0}
+
+
 def test_a_pass_over_memory_reads_and_writes_the_stated_bytes():
     passes = programs.memory_passes(jax.devices(), 64)
     np.testing.assert_array_equal(np.asarray(passes(3)), np.ones(8, np.float32))

@@ -128,8 +128,8 @@ def test_an_unknown_target_is_refused(tmp_path: Path):
 
 
 def test_a_missing_compiler_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
-    package = dataclasses.replace(packages.PACKAGES["tpu"], name="no-such-compiler")
-    monkeypatch.setattr(packages, "PACKAGES", {"tpu": package})
+    package = dataclasses.replace(packages.PACKAGES["tpu"][0], name="no-such-compiler")
+    monkeypatch.setattr(packages, "PACKAGES", {"tpu": (package,)})
     result = call("--target", "v5e")
     assert result.exit_code == 1
     assert 'not installed: `pip install "' in result.stderr

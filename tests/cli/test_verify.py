@@ -32,7 +32,7 @@ def test_what_cannot_be_verified_is_refused_before_planning(
     monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], text: str
 ) -> None:
     missing = CompilerPackage(name="missing-compiler", file="x.so", extra="target-gpu")
-    monkeypatch.setattr(packages, "PACKAGES", {"cuda": missing})
+    monkeypatch.setattr(packages, "PACKAGES", {"cuda": (missing,)})
     found = CliRunner().invoke(plan, [*OPTIONS, "--verify", *more])
     assert found.exit_code == 1
     assert text in found.output

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,6 +19,7 @@ from meshwise.targets.compiler import AnswerFolder, TargetProgram, compile_progr
 from meshwise.targets.packages import CompilerPackage, InstalledCompiler, installed_compiler
 from meshwise.units import GIB
 
+JAXLIB = version("jaxlib")
 ANSWER = CompileAnswer(
     memory=CompiledBytes(argument_bytes=5, output_bytes=3, alias_bytes=2, temporary_bytes=7),
     text="HLO",
@@ -72,13 +75,44 @@ def test_a_compiler_that_is_missing_is_named_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     missing = CompilerPackage(name="no-such-compiler", file="x.so", extra="target-gpu")
-    monkeypatch.setattr(packages, "PACKAGES", {"cuda": missing})
+    monkeypatch.setattr(packages, "PACKAGES", {"cuda": (missing,)})
     with pytest.raises(
         ClusterError,
         match=r"no-such-compiler, is not installed: `pip install \"no-such-compiler==[0-9.]+\"`, "
         r"or `pip install \"meshwise\[target-gpu\]\"`",
     ):
         installed_compiler("cuda")
+
+
+@pytest.mark.parametrize(
+    ("versions", "name"),
+    [
+        ({"jax-cuda13-pjrt": JAXLIB}, "jax-cuda13-pjrt"),
+        ({"jax-cuda12-pjrt": "0.1", "jax-cuda13-pjrt": JAXLIB}, "jax-cuda13-pjrt"),
+        (dict.fromkeys(("jax-cuda12-pjrt", "jax-cuda13-pjrt"), JAXLIB), "jax-cuda12"),
+    ],
+)
+def test_either_package_of_the_compiler_of_gpus_does(
+    versions: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Package(NamedTuple):
+        version: str
+
+        def locate_file(self, file: str) -> Path:
+            path = tmp_path / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            return path
+
+    def distribution(wanted: str) -> Package:
+        if wanted == "jaxlib":
+            return Package(JAXLIB)
+        if wanted not in versions:
+            raise PackageNotFoundError(wanted)
+        return Package(versions[wanted])
+
+    monkeypatch.setattr(packages, "distribution", distribution)
+    assert installed_compiler("cuda").name.startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +129,7 @@ def test_jax_says_which_version_of_libtpu_fits(
     line: str, version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "requires", lambda _: ["numpy>=2.0", line])
-    package = packages.PACKAGES["tpu"]
+    package = packages.PACKAGES["tpu"][0]
     assert package.fits(version) == fits
     assert package.requirement == (line.partition(";")[0] if "==0" in line else "libtpu")
 

@@ -52,13 +52,16 @@ class TimedLoop:
         return self._compiled.as_text() or ""
 
 
-def matmul_loop(devices: Sequence[Device], dtype: str, size: int) -> TimedLoop:
+def matmul_loop(
+    devices: Sequence[Device], dtype: str, size: int, *, times_a_turn: int = 1
+) -> TimedLoop:
     """Return a loop of products `x @ w` of square matrices, each of the last result.
 
     Args:
         devices: All devices.
         dtype: The dtype of the matrices.
         size: Their rows and columns.
+        times_a_turn: Products in one turn.
     """
     mesh = _mesh(devices, len(devices))
     rng = np.random.default_rng(0)
@@ -69,7 +72,7 @@ def matmul_loop(devices: Sequence[Device], dtype: str, size: int) -> TimedLoop:
     def body(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.dot(x, w, preferred_element_type=x.dtype)
 
-    return _loop(mesh, body, [jnp.asarray(x, dtype), jnp.asarray(w, dtype)])
+    return _loop(mesh, body, [jnp.asarray(x, dtype), jnp.asarray(w, dtype)], times_a_turn)
 
 
 def memory_passes(devices: Sequence[Device], num_bytes: int) -> Callable[[int], object]:
@@ -98,7 +101,12 @@ def memory_passes(devices: Sequence[Device], num_bytes: int) -> Callable[[int], 
 
 
 def collective_loop(
-    devices: Sequence[Device], kind: str, group_size: int, num_bytes: int
+    devices: Sequence[Device],
+    kind: str,
+    group_size: int,
+    num_bytes: int,
+    *,
+    times_a_turn: int = 1,
 ) -> TimedLoop:
     """Return a loop of collectives of float32, in groups of neighbouring devices.
 
@@ -108,6 +116,7 @@ def collective_loop(
         group_size: Devices of a group; it divides the number of devices.
         num_bytes: B, the tensor as a group sees it whole; a multiple of 4 times the square of the
             group size.
+        times_a_turn: Collectives in one turn, each of the last result.
 
     Raises:
         ValueError: `kind` is not a collective.
@@ -137,18 +146,29 @@ def collective_loop(
     assert kind in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, PERMUTE)
     # Sums of zeros stay finite without a product that would be measured, too.
     zeros = jnp.zeros(local, jnp.float32)
-    return _loop(_mesh(devices, group_size), body, [zeros])
+    return _loop(_mesh(devices, group_size), body, [zeros], times_a_turn)
 
 
 def _mesh(devices: Sequence[Device], group_size: int) -> Mesh:
     return Mesh(np.asarray(devices, object).reshape(-1, group_size), (_GROUPS, _GROUP))
 
 
-def _loop(mesh: Mesh, body: Callable[..., jax.Array], operands: Sequence[jax.Array]) -> TimedLoop:
+def _loop(
+    mesh: Mesh,
+    body: Callable[..., jax.Array],
+    operands: Sequence[jax.Array],
+    times_a_turn: int,
+) -> TimedLoop:
     """Return a loop that runs `body` on the first operand; every device has all operands."""
 
     def turns(count: jax.Array, first: jax.Array, *others: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, count, lambda _, x: body(x, *others), first)
+        def turn(number: jax.Array, x: jax.Array) -> jax.Array:
+            del number
+            for _ in range(times_a_turn):
+                x = body(x, *others)
+            return x
+
+        return lax.fori_loop(0, count, turn, first)
 
     whole = NamedSharding(mesh, P())
     specs = (P(),) * (len(operands) + 1)

@@ -46,15 +46,21 @@ class CompilerPackage:
         return wanted in ("", version)
 
 
-PACKAGES: Mapping[str, CompilerPackage] = MappingProxyType(
+# Those that hold the compiler of a platform; the extra of Meshwise installs the first.
+PACKAGES: Mapping[str, tuple[CompilerPackage, ...]] = MappingProxyType(
     {
-        "cuda": CompilerPackage(
-            name="jax-cuda12-pjrt",
-            file="jax_plugins/xla_cuda12/xla_cuda_plugin.so",
-            extra="target-gpu",
+        "cuda": tuple(
+            CompilerPackage(
+                name=f"jax-cuda{major}-pjrt",
+                file=f"jax_plugins/xla_cuda{major}/xla_cuda_plugin.so",
+                extra="target-gpu",
+            )
+            for major in (12, 13)
         ),
-        "tpu": CompilerPackage(
-            name="libtpu", file="libtpu/libtpu.so", extra="target-tpu", extra_of_jax="tpu"
+        "tpu": (
+            CompilerPackage(
+                name="libtpu", file="libtpu/libtpu.so", extra="target-tpu", extra_of_jax="tpu"
+            ),
         ),
     }
 )
@@ -74,32 +80,33 @@ class InstalledCompiler:
 
 
 def installed_compiler(platform: str) -> InstalledCompiler:
-    """Return the compiler of a platform.
+    """Return the compiler of a platform: of those that are installed, the first that fits.
 
     Args:
         platform: How JAX names the platform, as `cuda`.
 
     Raises:
-        ClusterError: it is not installed, or not in the version that fits the installed JAX.
+        ClusterError: none is installed, or none in the version that fits the installed JAX.
     """
-    package = PACKAGES[platform]
-    try:
-        found = distribution(package.name)
-    except PackageNotFoundError as error:
-        raise ClusterError(
-            f"the compiler of this target, {package.name}, is not installed: {_remedy(platform)}"
-        ) from error
-    if not package.fits(found.version):
-        raise ClusterError(
-            f"{package.name} is {found.version}, which does not fit the installed JAX: "
-            f"{_remedy(platform)}"
-        )
-    path = Path(str(found.locate_file(package.file)))
-    if not path.is_file():
-        raise ClusterError(f"{package.name} has no file {package.file}: {_remedy(platform)}")
-    return InstalledCompiler(name=f"{package.name} {found.version}", path=str(path))
-
-
-def _remedy(platform: str) -> str:
-    package = PACKAGES[platform]
-    return f'`pip install "{package.requirement}"`, or `pip install "meshwise[{package.extra}]"`'
+    problems: list[str] = []
+    for package in PACKAGES[platform]:
+        try:
+            found = distribution(package.name)
+        except PackageNotFoundError:
+            continue
+        path = Path(str(found.locate_file(package.file)))
+        if not package.fits(found.version):
+            problems.append(
+                f"{package.name} is {found.version}, which does not fit the installed JAX"
+            )
+        elif not path.is_file():
+            problems.append(f"{package.name} has no file {package.file}")
+        else:
+            return InstalledCompiler(name=f"{package.name} {found.version}", path=str(path))
+    first = PACKAGES[platform][0]
+    if not problems:
+        problems.append(f"the compiler of this target, {first.name}, is not installed")
+    raise ClusterError(
+        f'{"; ".join(problems)}: `pip install "{first.requirement}"`, or '
+        f'`pip install "meshwise[{first.extra}]"`'
+    )

@@ -43,7 +43,7 @@ from meshwise.kernels.arrays import Bools, Flag, Floats, Ints
 _MOST_CHOICES = 2**15 - 1
 _MOST_NODES, _MOST_ROWS, _MOST_ENTRIES = 2000, 8, 400_000
 # Entries of matrices to look at, fewer where time is short, and how many a label is worth.
-WORK, BRIEF_WORK = 1_500_000_000, 300_000_000
+WORK, BRIEF_WORK = 1_500_000_000, 60_000_000
 _LABEL_WORK = 40
 # Labels side by side at most, and where few are followed, before which some are left out.
 _ROOM = 1 << 17
