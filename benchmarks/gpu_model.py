@@ -52,12 +52,12 @@ def random_batch(config: Config, parts: ModelStep) -> Any:
     return jax.tree.map_with_path(values, parts.batch)
 
 
-def predicted(step: ParallelStep, parts: ModelStep, target: str) -> dict[str, Any]:
+def predicted(step: ParallelStep, parts: ModelStep) -> dict[str, Any]:
     """What the plan says, and what the target's compiler says without a device."""
     plan = step.plan(parts.state, parts.batch)
     found: dict[str, Any] = {"step_time_s": plan.step_time_s, "predicted_bytes": plan.peak_bytes}
     try:
-        verified = step.verify(parts.state, parts.batch, target=target)
+        verified = step.verify(parts.state, parts.batch)
         found["compiler"] = verified.compiler
         found["compiled_without_device_bytes"] = verified.stages[0].compiled_bytes
     except MeshwiseError as error:
@@ -71,7 +71,6 @@ def measured(
     """Our step beside another one: memory of both, and time in turns."""
     create = jax.jit(parts.create)
     (device,) = jax.devices()
-    # What the allocator saw at most includes making the state, which holds less than a step.
     run = runner(ours, create, batch)
     run()
     run()
@@ -84,6 +83,7 @@ def measured(
     memory = reported_bytes(rival.lower(*abstract).compile().memory_analysis())
     return {
         "compiled_bytes": ours.measured_peak_bytes(parts.state, parts.batch),
+        # Of the whole process: making the state, which holds less, and what ran before.
         "allocator_peak_bytes": allocator.get("peak_bytes_in_use"),
         "rival_bytes": memory.peak_bytes,
         **times.to_json(),
@@ -103,12 +103,13 @@ def main() -> None:
     """Plan, wait for the GPU, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=list(MODELS), required=True, help="a few layers")
-    parser.add_argument("--target", default="h200", help="whose compiler is asked as well")
     parser.add_argument("--pairs", type=int, default=20, help="timed pairs of steps")
     parser.add_argument("--lock", type=Path, help="file; who holds its lock has the GPU")
-    parser.add_argument("--trace", type=Path, help="folder for profiles")
+    parser.add_argument("--trace", type=Path, help="folder for profiles of single steps")
     parser.add_argument("--out", type=Path, required=True, help="file for the result")
     options = parser.parse_args()
+    if jax.default_backend() != "gpu" or len(jax.devices()) > 1:
+        parser.error("this needs one GPU; with more, set CUDA_VISIBLE_DEVICES=0")
     dtype = "float32" if options.model in FLOAT32 else "bfloat16"
     config = model_config(options.model, **MODELS[options.model], dtype=dtype)
     rows = ROWS.get(options.model, ROWS_OF_OTHERS)
@@ -125,7 +126,7 @@ def main() -> None:
         for number in (1, NUM_MICROBATCHES)
     }
     for number, step in steps.items():
-        found[f"B={number}"] = predicted(step, parts, options.target)
+        found[f"B={number}"] = predicted(step, parts)
     with ExitStack() as stack:
         if options.lock is not None:
             fcntl.flock(stack.enter_context(options.lock.open()), fcntl.LOCK_EX)

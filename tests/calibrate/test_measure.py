@@ -81,16 +81,25 @@ def test_a_loop_of_products_runs_each_of_its_turns():
     np.testing.assert_allclose(two @ w, three, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_many_products_stay_finite(dtype: str):
+    sizes = measure.ACCELERATOR_SIZES
+    loop = programs.matmul_loop(jax.devices()[:1], dtype, 256, times_a_turn=sizes.times_a_turn)
+    found = np.asarray(loop(sizes.effort.max_turns), np.float32)
+    assert 0.1 < np.abs(found).max() < 1000
+
+
 def test_a_turn_of_many_products_is_as_many_turns():
     once = programs.matmul_loop(jax.devices(), "float32", 4)
     thrice = programs.matmul_loop(jax.devices(), "float32", 4, times_a_turn=3)
     np.testing.assert_allclose(np.asarray(thrice(2)), np.asarray(once(6)), rtol=1e-5)
 
 
-def test_a_turn_of_many_collectives_moves_as_many_times_the_bytes():
-    loop = programs.collective_loop(jax.devices(), "all-reduce", 8, 768, times_a_turn=3)
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_a_turn_of_many_collectives_moves_as_many_times_the_bytes(kind: str):
+    loop = programs.collective_loop(jax.devices(), kind, 8, 768, times_a_turn=3)
     records = hlo_collectives(loop.compiled_text, (1, 8), unknown_trip_count=1)
-    assert [record.num_bytes for record in records] == [768] * 3
+    assert [(record.kind, record.num_bytes) for record in records] == [(kind, 768)] * 3
 
 
 def test_a_product_takes_its_share_of_a_turn(monkeypatch: pytest.MonkeyPatch):

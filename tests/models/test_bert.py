@@ -61,6 +61,18 @@ def test_a_size_is_what_its_name_says(name: str, billions: float) -> None:
     assert bert_parameters(bert_config(name)) / 1e9 == pytest.approx(billions, rel=0.02)
 
 
+def test_segments_are_looked_up_without_a_scatter() -> None:
+    params, batch = random_params(abstract_params(TINY)), batch_of(TINY)
+    params["segment_embedding"]["embedding"] = jnp.stack([jnp.zeros(32), jnp.arange(32.0)])
+    swapped = jax.tree.map(lambda x: x, params)
+    swapped["segment_embedding"]["embedding"] = params["segment_embedding"]["embedding"][::-1]
+    other = batch | {"segments": 1 - batch["segments"]}
+    assert loss(TINY, params, batch) == loss(TINY, swapped, other) != loss(TINY, params, other)
+    backward = jax.make_jaxpr(jax.grad(lambda p: loss(TINY, p, batch)))(params)
+    # Of the tokens and of the labels.
+    assert str(backward).count("scatter-add[") == 2
+
+
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_flop_is_that_of_the_traced_products(scan_layers: bool) -> None:
     config = bert_config("tiny", scan_layers=scan_layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -84,35 +85,85 @@ def test_a_compiler_that_is_missing_is_named_with_its_remedy(
         installed_compiler("cuda")
 
 
+class Installed(NamedTuple):
+    """A distribution that is found, with its file or without."""
+
+    version: str
+    folder: Path | None
+
+    def locate_file(self, file: str) -> Path:
+        if self.folder is None:
+            return Path("nowhere")
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path
+
+
+CUDA_12, CUDA_13 = "jax-cuda12-pjrt", "jax-cuda13-pjrt"
+
+
+@pytest.fixture
+def install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, str], bool], None]:
+    """Pretends that packages are installed in some versions."""
+
+    def pretend(versions: dict[str, str], has_file: bool) -> None:
+        def found(wanted: str) -> Installed:
+            if wanted not in ("jaxlib", *versions):
+                raise PackageNotFoundError(wanted)
+            return Installed(versions.get(wanted, JAXLIB), tmp_path if has_file else None)
+
+        monkeypatch.setattr(packages, "distribution", found)
+
+    return pretend
+
+
 @pytest.mark.parametrize(
     ("versions", "name"),
     [
-        ({"jax-cuda13-pjrt": JAXLIB}, "jax-cuda13-pjrt"),
-        ({"jax-cuda12-pjrt": "0.1", "jax-cuda13-pjrt": JAXLIB}, "jax-cuda13-pjrt"),
-        (dict.fromkeys(("jax-cuda12-pjrt", "jax-cuda13-pjrt"), JAXLIB), "jax-cuda12"),
+        ({CUDA_13: JAXLIB}, CUDA_13),
+        ({CUDA_12: "0.1", CUDA_13: JAXLIB}, CUDA_13),
+        ({CUDA_12: JAXLIB, CUDA_13: JAXLIB}, CUDA_12),
     ],
 )
 def test_either_package_of_the_compiler_of_gpus_does(
-    versions: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versions: dict[str, str], name: str, install: Callable[[dict[str, str], bool], None]
 ) -> None:
-    class Package(NamedTuple):
-        version: str
+    install(versions, True)
+    assert installed_compiler("cuda").name == f"{name} {JAXLIB}"
 
-        def locate_file(self, file: str) -> Path:
-            path = tmp_path / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            return path
 
-    def distribution(wanted: str) -> Package:
-        if wanted == "jaxlib":
-            return Package(JAXLIB)
-        if wanted not in versions:
-            raise PackageNotFoundError(wanted)
-        return Package(versions[wanted])
+@pytest.mark.parametrize(
+    ("versions", "has_file", "said"),
+    [
+        ({}, True, [f'{CUDA_12} or {CUDA_13}, is not installed: `pip install "{CUDA_12}==']),
+        (
+            {CUDA_13: "0.1"},
+            True,
+            [f"{CUDA_13} is 0.1, which does not fit", f'"{CUDA_13}=={JAXLIB}"'],
+        ),
+        ({CUDA_13: JAXLIB}, False, [f"{CUDA_13} has no file jax_plugins/xla_cuda13/"]),
+        ({CUDA_12: "0.1", CUDA_13: "0.2"}, True, [f"{CUDA_12} is 0.1", f"{CUDA_13} is 0.2"]),
+    ],
+)
+def test_the_remedy_names_the_package_that_is_there(
+    versions: dict[str, str],
+    has_file: bool,
+    said: list[str],
+    install: Callable[[dict[str, str], bool], None],
+) -> None:
+    install(versions, has_file)
+    with pytest.raises(ClusterError) as error:
+        installed_compiler("cuda")
+    assert all(text in str(error.value) for text in said)
+    assert (CUDA_12 in str(error.value)) == (CUDA_13 not in versions or CUDA_12 in versions)
 
-    monkeypatch.setattr(packages, "distribution", distribution)
-    assert installed_compiler("cuda").name.startswith(name)
+
+def test_the_makefile_asks_for_what_fits() -> None:
+    assert packages.required("cuda") == f"{CUDA_12}=={JAXLIB}"
+    assert "targets.packages import required;" in Path("Makefile").read_text()
 
 
 @pytest.mark.parametrize(

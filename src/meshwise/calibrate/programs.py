@@ -65,8 +65,9 @@ def matmul_loop(
     """
     mesh = _mesh(devices, len(devices))
     rng = np.random.default_rng(0)
-    # A product keeps the size of its left operand, so that many of them stay finite.
-    w = rng.standard_normal((size, size)) / np.sqrt(size)
+    # A reflection keeps the size of its left operand, so that many products stay finite.
+    axis = rng.standard_normal(size)
+    w = np.eye(size) - 2 * np.outer(axis, axis) / (axis @ axis)
     x = rng.standard_normal((size, size))
 
     def body(x: jax.Array, w: jax.Array) -> jax.Array:

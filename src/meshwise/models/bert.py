@@ -127,8 +127,8 @@ class Bert(nn.Module):
         embed = embedding("token_embedding", c.vocab_size)
         positions = self.param("position_embedding", _INIT, (c.seq_len, c.hidden), c.param_dtype)
         x = embed(tokens) + positions[: tokens.shape[1]].astype(c.dtype)
-        # A choice of two rows: the gradient of a look-up is a scatter, whose sums in two rows wait
-        # for one another on a GPU, 45 of the 67 ms of a step on an H200.
+        # A choice of two rows: the gradient of a look-up is a scatter, whose additions to the same
+        # two rows run one after another on a GPU (docs/measurements/gpu.md).
         first, second = embedding("segment_embedding", NUM_SEGMENTS).embedding.astype(c.dtype)
         x = x + jnp.where(segments[..., None] == 0, first, second)
         x = _drop(c, _norm(c, "embedding_norm", x), deterministic)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from meshwise.targets.compile_target import TargetSlice
 from meshwise.units import MIB
 
-# The versions of CUDA and cuDNN that JAX's CUDA 12 wheels are made for.
+# The versions of CUDA and cuDNN that JAX's CUDA 12 wheels are made for; those for CUDA 13 compile a
+# GPT to the same bytes with them (0.10.2).
 _CUDA, _CUDNN = (12, 8), (9, 10)
 # Assumption: a context with loaded libraries holds 300 to 600 MB (nvidia-smi).
 _CONTEXT_BYTES = 600 * MIB

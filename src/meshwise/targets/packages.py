@@ -18,13 +18,13 @@ class CompilerPackage:
     Attributes:
         name: Name of the package.
         file: The plugin, in the folder in which packages are installed.
-        extra: The extra of Meshwise that installs it.
+        extra: The extra of Meshwise that installs it; empty for none.
         extra_of_jax: The extra of JAX that says its version; empty where that is jaxlib's.
     """
 
     name: str
     file: str
-    extra: str
+    extra: str = ""
     extra_of_jax: str = ""
 
     @property
@@ -46,16 +46,18 @@ class CompilerPackage:
         return wanted in ("", version)
 
 
-# Those that hold the compiler of a platform; the extra of Meshwise installs the first.
+# Packages that hold the compiler of a platform, in order of preference.
 PACKAGES: Mapping[str, tuple[CompilerPackage, ...]] = MappingProxyType(
     {
-        "cuda": tuple(
+        "cuda": (
             CompilerPackage(
-                name=f"jax-cuda{major}-pjrt",
-                file=f"jax_plugins/xla_cuda{major}/xla_cuda_plugin.so",
+                name="jax-cuda12-pjrt",
+                file="jax_plugins/xla_cuda12/xla_cuda_plugin.so",
                 extra="target-gpu",
-            )
-            for major in (12, 13)
+            ),
+            CompilerPackage(
+                name="jax-cuda13-pjrt", file="jax_plugins/xla_cuda13/xla_cuda_plugin.so"
+            ),
         ),
         "tpu": (
             CompilerPackage(
@@ -96,17 +98,28 @@ def installed_compiler(platform: str) -> InstalledCompiler:
             continue
         path = Path(str(found.locate_file(package.file)))
         if not package.fits(found.version):
-            problems.append(
-                f"{package.name} is {found.version}, which does not fit the installed JAX"
-            )
+            problem = f"{package.name} is {found.version}, which does not fit the installed JAX"
         elif not path.is_file():
-            problems.append(f"{package.name} has no file {package.file}")
+            problem = f"{package.name} has no file {package.file}"
         else:
             return InstalledCompiler(name=f"{package.name} {found.version}", path=str(path))
-    first = PACKAGES[platform][0]
+        problems.append(f"{problem}: {_remedy(package)}")
     if not problems:
-        problems.append(f"the compiler of this target, {first.name}, is not installed")
-    raise ClusterError(
-        f'{"; ".join(problems)}: `pip install "{first.requirement}"`, or '
-        f'`pip install "meshwise[{first.extra}]"`'
-    )
+        names = " or ".join(package.name for package in PACKAGES[platform])
+        remedy = _remedy(PACKAGES[platform][0])
+        problems.append(f"the compiler of this target, {names}, is not installed: {remedy}")
+    raise ClusterError("; ".join(problems))
+
+
+def required(platform: str) -> str:
+    """Return what `pip install` is told for the compiler of a platform.
+
+    Args:
+        platform: How JAX names the platform, as `cuda`.
+    """
+    return PACKAGES[platform][0].requirement
+
+
+def _remedy(package: CompilerPackage) -> str:
+    line = f'`pip install "{package.requirement}"`'
+    return f'{line}, or `pip install "meshwise[{package.extra}]"`' if package.extra else line
