@@ -50,6 +50,11 @@ def test_peaks_are_those_of_the_datasheets():
     v100 = HOSTS["p3.16xlarge"].device
     assert v100.rate("float16") / 125e12 == pytest.approx(0.5)
     assert v100.rate("float32") / 15.7e12 == pytest.approx(0.5)
+    h100 = HOSTS["dgx-h100"].device
+    assert h100.rate("bfloat16") / 989e12 == pytest.approx(0.68)
+    assert h100.rate("float64") / 67e12 == pytest.approx(0.5)
+    assert "bfloat16 68% (fitted)" in h100.source
+    assert "others 50%" in h100.source
     assert v100.memory_bytes_per_s / 900e9 == pytest.approx(0.8)
     assert HOSTS["p3.16xlarge"].nic.bytes_per_s / (25 * GBIT) == pytest.approx(0.8)
     assert HOSTS["p3.8xlarge"].nic.bytes_per_s / (10 * GBIT) == pytest.approx(0.8)

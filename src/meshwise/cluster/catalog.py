@@ -8,7 +8,7 @@ set of devices with fast links between all of them, and may be several machines 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from meshwise.cluster.host import HostSpec, Link, PeakRate
@@ -19,6 +19,10 @@ from meshwise.units import GIB, GIGA, MICRO, TERA, gbit_per_s
 # 1.2B on a V100) to 52 % (Megatron-LM 1T on A100), with the memory-bound operators in, which are
 # priced apart here.  0.5 is an assumption between these.
 DENSE_EFFICIENCY = 0.5
+# On Hopper, fitted to six models on one H200 on 2026-11-26 (docs/measurements/gpu.md).
+HOPPER_EFFICIENCY: Mapping[str, float] = MappingProxyType(
+    {"bfloat16": 0.68, "float16": 0.68, "float32": 0.45}
+)
 # Stream-like kernels reach 75 to 90 % of the HBM peak.  Assumption.
 MEMORY_EFFICIENCY = 0.8
 # Rings of NCCL reach about 80 % of the one-way NVLink peak (nccl-tests: about 235 of 300 GB/s on
@@ -38,13 +42,23 @@ ICI_LATENCY_S = 1 * MICRO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chip:
-    """A device as its maker describes it."""
+    """A device as its maker describes it.
+
+    Attributes:
+        name: Name of the device.
+        memory_bytes: Its memory.
+        memory_bytes_per_s: Peak of its memory bandwidth.
+        peak_flop_per_s: Peak of dense products by dtype.
+        source: Where these numbers are from.
+        fitted: Share of the peak that products of a dtype reach, fitted to measured steps.
+    """
 
     name: str
     memory_bytes: float
     memory_bytes_per_s: float
     peak_flop_per_s: Mapping[str, float]
     source: str
+    fitted: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def device(self) -> DeviceSpec:
@@ -55,11 +69,21 @@ class _Chip:
             memory_bytes_per_s=self.memory_bytes_per_s * MEMORY_EFFICIENCY,
             flop_per_s=tuple(
                 sorted(
-                    (dtype, rate * DENSE_EFFICIENCY) for dtype, rate in self.peak_flop_per_s.items()
+                    (dtype, rate * self.fitted.get(dtype, DENSE_EFFICIENCY))
+                    for dtype, rate in self.peak_flop_per_s.items()
                 )
             ),
-            source=f"{self.source}; dense products reach {DENSE_EFFICIENCY:.0%} of the peak, "
-            f"memory {MEMORY_EFFICIENCY:.0%} (assumed)",
+            source=f"{self.source}; {self._reached}",
+        )
+
+    @property
+    def _reached(self) -> str:
+        """How much of the peaks is reached, as a text."""
+        found = [f"{dtype} {share:.0%} (fitted)" for dtype, share in self.fitted.items()]
+        others = "others " if found else ""
+        return (
+            f"dense products reach {', '.join((*found, ''))}{others}{DENSE_EFFICIENCY:.0%} of the "
+            f"peak, memory {MEMORY_EFFICIENCY:.0%} (assumed)"
         )
 
 
@@ -150,6 +174,7 @@ H100 = _Chip(
     memory_bytes_per_s=3350 * GIGA,
     peak_flop_per_s=_HOPPER_PEAK,
     source="NVIDIA H100 datasheet",
+    fitted=HOPPER_EFFICIENCY,
 )
 H200 = _Chip(
     name="H200-SXM-141GB",
@@ -157,6 +182,7 @@ H200 = _Chip(
     memory_bytes_per_s=4800 * GIGA,
     peak_flop_per_s=_HOPPER_PEAK,
     source="NVIDIA H200 datasheet",
+    fitted=HOPPER_EFFICIENCY,
 )
 
 
