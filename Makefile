@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 # Compilers of GPUs and TPUs, in a folder of their own: JAX would look for devices if it found them.
 COMPILERS := build/compilers
-REQUIREMENT := import sys; from meshwise.targets.packages import required; print(required(sys.argv[1]))
+REQUIREMENT := import sys; from meshwise.targets.packages import requirement_of; print(requirement_of(sys.argv[1]))
 
 .PHONY: help setup train test check-targets format lint types layers check bench bench-solver clean
 

@@ -32,7 +32,7 @@ NUM_MICROBATCHES = 4
 # Rows of a batch: a step of 30 to 300 ms on an H100.
 ROWS = {"llama-8b": 8, "wide-resnet-tiny": 128, "u-transformer-470m": 64}
 ROWS_OF_OTHERS = 32
-# The models in convolutions compute in float32, as they do in their papers.
+# The models with convolutions compute in float32, as they do in their papers.
 FLOAT32 = ("wide-resnet-tiny", "u-transformer-470m")
 
 

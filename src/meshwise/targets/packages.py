@@ -111,7 +111,7 @@ def installed_compiler(platform: str) -> InstalledCompiler:
     raise ClusterError("; ".join(problems))
 
 
-def required(platform: str) -> str:
+def requirement_of(platform: str) -> str:
     """Return what `pip install` is told for the compiler of a platform.
 
     Args:
