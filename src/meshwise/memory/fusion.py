@@ -47,6 +47,7 @@ class FusionRules:
 
     by_traffic: bool
     into_products: bool = False
+    keeps_rounded: bool = False
 
 
 def instructions(program: LocalProgram, rules: FusionRules) -> Instructions:
@@ -137,7 +138,7 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             or v in ends
             or v in leaving
             or (len(found) > 1 and is_kept(v, len(found)))
-            or (len(found) > 1 and v in rounded)
+            or (len(found) > 1 and v in rounded and rules.keeps_rounded)
             or not all(_takes_in(values[u], len(users[v]), rules) for u in live)
             or (rules.by_traffic and any(_is_view(values, u) and has[u] for u in live))
         )

@@ -27,8 +27,10 @@ def epilogues(
 ) -> dict[int, int]:
     """Map each value that is computed only inside its one reader to that reader.
 
-    The scores of a softmax that one product reads: their product, its conversion to float32 and
-    the reader of that run as one instruction, and only what that makes lies in memory.
+    The scores of a softmax: their product, its conversion to float32 and the reader of that run as
+    one instruction with the maximum, the exponentials and their sum, and only the exponentials lie
+    in memory.  That is not so where gradients sum over two dims of the softmax, as those of grouped
+    queries do: there the scores lie in memory.
 
     Args:
         values: The values of a program.
@@ -38,39 +40,55 @@ def epilogues(
     """
     found: dict[int, int] = {}
     for v, value in enumerate(values):
-        if not value.is_batched or v in leaving or len(users[v]) != 1:
+        if not value.is_batched:
             continue
-        (wide,) = users[v]
-        made = values[wide]
-        is_converted = made.kind == InstructionKind.FUSIBLE and not (made.is_moving or made.is_copy)
-        is_wider = made.num_bytes > value.num_bytes and len(made.inputs) == 1
-        if not (is_converted and is_wider) or wide in leaving or len(users[wide]) != 1:
-            continue
-        (end,) = users[wide]
-        is_fusible = values[end].kind == InstructionKind.FUSIBLE
-        if is_fusible and _num_readers(values, users, end, rounded) == 1:
-            found |= {v: wide, wide: end}
+        chain = _widened(values, users, leaving, v)
+        if chain and _is_softmax(values, users, chain[-1], rounded):
+            found |= dict(zip(chain[:-1], chain[1:], strict=True))
     return found
 
 
-def _num_readers(
+def _widened(
+    values: Sequence[LocalValue], users: Sequence[Sequence[int]], leaving: AbstractSet[int], v: int
+) -> list[int]:
+    """Return a value, what converts it to more bytes, moves included, and the reader of that.
+
+    Returns:
+        Nothing where one of them, but for the last, has several readers or leaves the program.
+    """
+    chain = [v]
+    while chain[-1] not in leaving and len(users[chain[-1]]) == 1:
+        (reader,) = users[chain[-1]]
+        made = values[reader]
+        if made.kind not in _FUSED or made.is_copy:
+            break
+        is_wide = values[chain[-1]].num_bytes > values[v].num_bytes
+        chain.append(reader)
+        if is_wide:
+            return chain
+        if len(made.inputs) > 1:
+            break
+    return []
+
+
+def _is_softmax(
     values: Sequence[LocalValue],
     users: Sequence[Sequence[int]],
     start: int,
     rounded: AbstractSet[int],
-) -> int:
-    """Return how many values read the rounded values that are computed from one."""
+) -> bool:
+    """Return whether rounded values are computed from one, and no product sums over two dims."""
     found, seen = [start], {start}
-    count = 0
+    is_rounded = False
     for v in found:
-        if v in rounded:
-            count += len(users[v])
-            continue
+        is_rounded = is_rounded or v in rounded
         for u in users[v]:
+            if values[u].is_grouped:
+                return False
             if values[u].kind in _FUSED and u not in seen:
                 seen.add(u)
                 found.append(u)
-    return count
+    return is_rounded
 
 
 def rounded_for_products(

@@ -18,7 +18,7 @@ from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalVa
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.operands import beside, passed, rewritten
 from meshwise.memory.target import Target
-from meshwise.memory.treatment import image_dims, is_batched
+from meshwise.memory.treatment import image_dims, is_batched, is_grouped
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import ReshardingStep, path
@@ -45,8 +45,10 @@ def program_of_graph(
     writer.operators(decision)
     end = len(graph.operators)
     out = writer.out
-    for t, use in zip(graph.outputs, decision.outputs, strict=True):
-        out.outputs.append(writer.use(t, use, end))
+    taken = {j for _, j in graph.aliases}
+    for j, (t, use) in enumerate(zip(graph.outputs, decision.outputs, strict=True)):
+        value = writer.use(t, use, end)
+        out.outputs.append(value if j in taken else writer.in_order(value, t, use.layout, end))
     for i, j in graph.aliases:
         value, t = out.outputs[j], graph.outputs[j]
         is_taken = out.values[value].kind == InstructionKind.INPUT or value in out.aliases
@@ -182,6 +184,15 @@ class _Writer:
             return value
         made = self.out.values[value]
         return self.moved(value, made.tensor, made.time, is_copy=True)
+
+    def in_order(self, value: int, t: int, layout: Layout, time: int) -> int:
+        """Return a result in its own order of dims, where the target made it in another one."""
+        shape = local_shape(self.graph.tensors[t].shape, layout, self.mesh.sizes)
+        made = self.out.values[value]
+        if made.kind == InstructionKind.INPUT or not self.target.lies_transposed(shape):
+            return value
+        copy = LocalValue(InstructionKind.OPAQUE, (value,), made.num_bytes, t, time)
+        return self.out.add(copy)
 
     def step(self, t: int, before: Layout, step: ReshardingStep, value: int, time: int) -> int:
         """Add one step of a path."""
@@ -327,6 +338,7 @@ class _Writer:
                 is_in_place=treated.is_in_place,
                 is_product=op.heavy,
                 is_batched=op.heavy and is_batched(op),
+                is_grouped=op.heavy and is_batched(op) and is_grouped(op),
             )
         )
         if itemsize != tensor.itemsize:

@@ -52,6 +52,14 @@ class Target(Protocol):
         """
         ...
 
+    def lies_transposed(self, shape: Sequence[int]) -> bool:
+        """Return whether a program makes an array with its last two dims in the other order.
+
+        Args:
+            shape: Its shape on one device.
+        """
+        ...
+
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
 

@@ -10,13 +10,17 @@ from meshwise.errors import ClusterError
 from meshwise.memory.cpu.target import CPU
 from meshwise.memory.gpu.target import GPU
 from meshwise.memory.target import Target
-from meshwise.memory.tpu.target import TPU
+from meshwise.memory.tpu.target import TPU, TPU_V5P
 
-MEMORY_MODELS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU, "tpu": TPU})
+MEMORY_MODELS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU, "tpu": TPU, "tpu-v5p": TPU_V5P})
 
 # Parts of the names of devices, in the catalog and as drivers report them, by target.
 _PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"gpu": ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300"), "tpu": ("TPU",)}
+    {
+        "gpu": ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300"),
+        "tpu-v5p": ("TPU v5p",),
+        "tpu": ("TPU",),
+    }
 )
 
 

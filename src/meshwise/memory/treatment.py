@@ -85,6 +85,13 @@ def is_batched(op: Operator) -> bool:
     return any(loops and loops[0] in left & right for loops in op.rule.results[0])
 
 
+def is_grouped(op: Operator) -> bool:
+    """Return whether a product sums over several dims, which both factors have."""
+    left, right = ({loops[0] for loops in dims if loops} for dims in op.rule.operands[:2])
+    result = {loops[0] for loops in op.rule.results[0] if loops}
+    return len((left & right) - result) > 1
+
+
 def _is_feature_last(order: Sequence[int]) -> bool:
     """Return whether an image or a result lies as (batch, space, feature).
 

@@ -64,6 +64,15 @@ class XlaTarget:
         del image
         return math.prod(shape)
 
+    def lies_transposed(self, shape: Sequence[int]) -> bool:
+        """Return whether a program makes an array with its last two dims in the other order.
+
+        Args:
+            shape: Its shape on one device.
+        """
+        del shape
+        return False
+
     def instructions(self, program: LocalProgram) -> Instructions:
         """Return what runs after fusion, and on which buffers."""
         return instructions(program, self.rules)
