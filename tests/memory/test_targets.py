@@ -28,11 +28,13 @@ def test_targets_have_names() -> None:
         "cpu": "cpu",
         "gpu": "gpu",
         "tpu": "tpu",
+        "tpu-v5p": "tpu-v5p",
     }
     assert memory_model_of(DEVICE) is memory_model("gpu")
     assert memory_model_of(replace(DEVICE, name="TPU v5e")) is memory_model("tpu")
+    assert memory_model_of(replace(DEVICE, name="TPU v5p")) is memory_model("tpu-v5p")
     assert memory_model_of(replace(DEVICE, name="abacus")) is memory_model("cpu")
-    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu, tpu"):
+    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu, tpu, tpu-v5p"):
         memory_model("abacus")
 
 

@@ -83,6 +83,7 @@ def instructions(program: LocalProgram, rules: FusionRules) -> Instructions:
         ),
         over_input=frozenset(over_input | program.in_loop),
         num_values=sum(made.has_buffer),
+        is_body=program.is_body,
     )
 
 

@@ -19,12 +19,14 @@ class MostLive:
         num_bytes: What is live then, what it needs itself included; 0 if nothing runs.
         buffers: What is live then, without what lies outside of the temporaries.
         lifetimes: All places of temporaries, in steps of the order.
+        own_bytes: Most bytes that are live at once, those inside of instructions left out.
     """
 
     instruction: int
     num_bytes: int
     buffers: tuple[int, ...]
     lifetimes: tuple[Lifetime, ...]
+    own_bytes: int
 
 
 def most_live(
@@ -47,7 +49,7 @@ def most_live(
     left = _readers(program)
     live: dict[int, Lifetime] = {}
     lifetimes: list[Lifetime] = []
-    total, best, at = 0, -1, -1
+    total, own, best, at = 0, 0, -1, -1
     top: tuple[int, ...] = ()
     for now, i in enumerate(order):
         step = program.steps[i]
@@ -58,7 +60,7 @@ def most_live(
             total -= made[b].num_bytes
         live.update(made)
         total += sum(place.num_bytes for place in made.values())
-        high = total + inner.get(i, 0)
+        own, high = max(own, total), total + inner.get(i, 0)
         if high > best:
             best, at, top = high, i, tuple(live)
         if i in inner:
@@ -68,7 +70,13 @@ def most_live(
                 lifetimes.append(live.pop(b)._replace(end=now))
                 total -= lifetimes[-1].num_bytes
     lifetimes += [place._replace(end=len(order)) for place in live.values()]
-    return MostLive(instruction=at, num_bytes=max(best, 0), buffers=top, lifetimes=tuple(lifetimes))
+    return MostLive(
+        instruction=at,
+        num_bytes=max(best, 0),
+        buffers=top,
+        lifetimes=tuple(lifetimes),
+        own_bytes=own,
+    )
 
 
 def _readers(program: Instructions) -> dict[int, int]:

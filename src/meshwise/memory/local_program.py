@@ -64,6 +64,7 @@ class LocalValue(NamedTuple):
         time: Position of the operator that makes it, -1 for inputs.
         is_copy: Whether resharding makes it.
         is_summed: Whether that resharding adds up values of several devices.
+        is_sent: Whether it comes from other devices as it is.
         is_expensive: As in `Treatment`.
         is_moving: As in `Treatment`.
         is_reshaped: As in `Treatment`.
@@ -83,6 +84,7 @@ class LocalValue(NamedTuple):
     time: int
     is_copy: bool = False
     is_summed: bool = False
+    is_sent: bool = False
     is_expensive: bool = False
     is_moving: bool = False
     is_reshaped: bool = False
@@ -152,9 +154,11 @@ class Instructions:
         results: Buffers that leave the program, in the order of the results.
         over_input: Buffers of results that take the place of an argument or of a loop's buffer.
         num_values: Values that are no input and are not fused, views included.
+        is_body: Whether it is the body of a loop, or a branch.
     """
 
     steps: tuple[LocalInstruction, ...]
     results: tuple[int, ...]
     over_input: frozenset[int]
     num_values: int
+    is_body: bool = False

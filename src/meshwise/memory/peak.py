@@ -54,10 +54,13 @@ class Peak:
     Attributes:
         num_bytes: Bytes that one device needs.
         buffers: What is live then, largest first.
+        own_bytes: Most temporaries that are live at once in the program itself, or in one of its
+            bodies itself.
     """
 
     num_bytes: int
     buffers: tuple[Buffer, ...]
+    own_bytes: int = 0
 
 
 def peak(
@@ -125,11 +128,14 @@ class _Highest:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
-        margin = 0.0 if program.is_body else self.target.margin_share
         heap = self.target.heap_bytes(top)
+        own = max((top.own_bytes, *(found.own_bytes for found in bodies.values())))
+        if not program.is_body:
+            heap = math.ceil(self.target.reported_bytes(heap, own) * (1 + self.target.margin_share))
         return Peak(
-            num_bytes=math.ceil(heap * (1 + margin)) + sum(sizes[b] for b in apart),
+            num_bytes=heap + sum(sizes[b] for b in apart),
             buffers=(*buffers, *(body.buffers if body else ())),
+            own_bytes=own,
         )
 
     def largest_body(

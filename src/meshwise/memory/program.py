@@ -14,6 +14,7 @@ from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import COND, PREDICATE, Structure
+from meshwise.memory.invariants import rounded_constants
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.operands import beside, passed, rewritten
@@ -199,7 +200,7 @@ class _Writer:
         tensor = self.graph.tensors[t]
         size = self.bytes_of(tensor, step.layout)
 
-        def opaque(source: int) -> int:
+        def opaque(source: int, size: int = size) -> int:
             is_summed = step.kind in ("all-reduce", "reduce-scatter")
             return self.out.add(
                 LocalValue(
@@ -210,6 +211,7 @@ class _Writer:
                     time,
                     is_copy=True,
                     is_summed=is_summed,
+                    is_sent=not is_summed,
                 )
             )
 
@@ -220,6 +222,10 @@ class _Writer:
                 return self.out.add(
                     LocalValue(InstructionKind.FUSIBLE, (value,), size, t, time, is_copy=True)
                 )
+            case "reduce-scatter" if step.group_size >= self.target.sums_whole_from:
+                # All of the sum is made, and a slice of it taken.
+                whole = opaque(value, self.bytes_of(tensor, before))
+                return self.moved(whole, t, time, size, is_copy=True)
             case "all-gather" | "reduce-scatter":
                 outer = local_shape(tensor.shape, before, self.mesh.sizes)[: step.dim]
                 if math.prod(outer) == 1:
@@ -241,6 +247,7 @@ class _Writer:
                         t,
                         time,
                         is_copy=True,
+                        is_sent=True,
                         num_paths=paths,
                     )
                 )
@@ -282,7 +289,7 @@ class _Writer:
         if op.rule.halos:
             operands = self.with_edges(time, op, chosen, operands)
         if op.dim_orders:
-            operands[0] = self.in_lanes(operands[0], op.inputs[0], chosen.uses[0].layout, time)
+            operands[0] = self.in_lanes(operands[0], op, chosen.uses[0].layout, time)
         treated = self.target.treatment(op, self.shapes(op, chosen) if op.heavy else ())
         folds_swaps = self.target.folds_swaps
         operands = rewritten(self.out, op, time, treated, operands, folds_swaps=folds_swaps)
@@ -297,13 +304,18 @@ class _Writer:
             value = self.result(time, op, treated, t, layout, tuple(operands))
             self.copies.define(t, layout, value)
 
-    def in_lanes(self, value: int, t: int, layout: Layout, time: int) -> int:
+    def in_lanes(self, value: int, op: Operator, layout: Layout, time: int) -> int:
         """Return an image as a convolution reads it: one of few features is spread in two steps."""
+        t = op.inputs[0]
+        kernel, result = (self.graph.tensors[x].shape for x in (op.inputs[1], op.outputs[0]))
         tensor = self.graph.tensors[t]
-        size = self.bytes_of(tensor, layout)
-        elements = math.prod(local_shape(tensor.shape, layout, self.mesh.sizes))
-        if size < _SPREAD * elements * tensor.itemsize:
+        shape = local_shape(tensor.shape, layout, self.mesh.sizes)
+        if self.bytes_of(tensor, layout) < _SPREAD * math.prod(shape) * tensor.itemsize:
             return value
+        image, weights, made = op.dim_orders
+        # In the gradient of a kernel the result is the kernel.
+        width = min(kernel[weights[-1]], result[made[-1]])
+        size = self.target.spread_elements([shape[k] for k in image], width) * tensor.itemsize
         for _ in range(_SPREAD_STEPS):
             value = self.out.add(
                 LocalValue(InstructionKind.OPAQUE, (value,), size, t, time, is_copy=True)
@@ -370,7 +382,13 @@ class _Writer:
             size = elements * tensors[k].itemsize
             sent = self.moved(operands[k], op.inputs[k], time, size)
             edge_value = LocalValue(
-                InstructionKind.OPAQUE, (sent,), size, op.inputs[k], time, is_copy=True
+                InstructionKind.OPAQUE,
+                (sent,),
+                size,
+                op.inputs[k],
+                time,
+                is_copy=True,
+                is_sent=True,
             )
             pieces.setdefault(k, [operands[k]]).append(self.out.add(edge_value))
         found = list(operands)
@@ -403,6 +421,10 @@ class _Writer:
                 else v
             )
         first = op.outputs[0] if op.outputs else -1
+        if self.target.narrows_factors:
+            for k, size in rounded_constants(op, chosen, self.mesh.sizes):
+                copy = LocalValue(InstructionKind.OPAQUE, (operands[k],), size, op.inputs[k], time)
+                reads.append(out.add(copy))
         loop = out.add(LocalValue(InstructionKind.OPAQUE, tuple(reads), 0, first, time))
         out.loops[loop] = time
         if structure.kind == COND:

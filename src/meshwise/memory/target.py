@@ -43,12 +43,26 @@ class Target(Protocol):
         """Whether float32 values that only products read lie in bfloat16."""
         ...
 
+    @property
+    def sums_whole_from(self) -> float:
+        """Of how many devices a reduce-scatter makes the whole sum, and takes a slice of it."""
+        ...
+
     def padded_elements(self, shape: Sequence[int], image: Sequence[int]) -> int:
         """Return elements of an array in memory, padding included.
 
         Args:
             shape: Its shape on one device.
             image: Dims of batch and features, if convolutions read or make such arrays.
+        """
+        ...
+
+    def spread_elements(self, image: Sequence[int], width: int) -> int:
+        """Return elements of an image of few features as a convolution reads it.
+
+        Args:
+            image: Its sizes on one device: batch, features, and the dims of space.
+            width: Size of the kernel along the last of these.
         """
         ...
 
@@ -87,9 +101,18 @@ class Target(Protocol):
         ...
 
     def heap_bytes(self, top: MostLive) -> int:
-        """Return the size of the heap of the temporaries, as the compiler reports it.
+        """Return the size of the heap in which temporaries lie.
 
         Args:
             top: Their lifetimes, and what is most live.
+        """
+        ...
+
+    def reported_bytes(self, heap: int, own: int) -> int:
+        """Return what the compiler reports for the temporaries of a whole program.
+
+        Args:
+            heap: The size of their heap.
+            own: Most bytes that are live at once in the program itself, or in a body itself.
         """
         ...

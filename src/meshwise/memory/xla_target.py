@@ -33,6 +33,7 @@ class XlaTarget:
             lies.
         rules: How it fuses.
         narrows_factors: Whether float32 values that only products read lie in bfloat16.
+        sums_whole_from: Of how many devices a reduce-scatter makes the whole sum first.
     """
 
     name: str
@@ -41,6 +42,7 @@ class XlaTarget:
     folds_swaps: bool
     rules: FusionRules
     narrows_factors: bool = False
+    sums_whole_from: float = math.inf
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""
@@ -64,6 +66,11 @@ class XlaTarget:
         del image
         return math.prod(shape)
 
+    def spread_elements(self, image: Sequence[int], width: int) -> int:
+        """Return elements of an image of few features as a convolution reads it."""
+        del width
+        return math.prod(image)
+
     def lies_transposed(self, shape: Sequence[int]) -> bool:
         """Return whether a program makes an array with its last two dims in the other order.
 
@@ -78,8 +85,13 @@ class XlaTarget:
         return instructions(program, self.rules)
 
     def heap_bytes(self, top: MostLive) -> int:
-        """Return the size of the heap of the temporaries, as the compiler reports it."""
+        """Return the size of the heap in which temporaries lie."""
         return heap_bytes(top.lifetimes)
+
+    def reported_bytes(self, heap: int, own: int) -> int:
+        """Return what the compiler reports for the temporaries of a whole program."""
+        del own
+        return heap
 
     def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
         """Return the order in which the instructions run.

@@ -1,8 +1,7 @@
 """The size of the heap in which XLA:TPU keeps values that are live at different times.
 
 It places values in the order in which they are made, each into the lowest gap that is free then.
-Gaps that nothing fits make the heap larger than what is ever live at once, and what libtpu reports
-as temporaries is the heap and all gaps at its highest point on top.
+Gaps that nothing fits make the heap larger than what is ever live at once.
 
 Source: buffer assignments of compiled programs (libtpu 0.0.42.1): of two steps of a BERT the heap
 is within 3 % of the compiler's, and the report is exact (docs/measurements/target_memory.md).
@@ -13,18 +12,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 
-from meshwise.memory.heap import Lifetime, most_live_bytes, without_small
-
-
-def reported_bytes(lifetimes: Sequence[Lifetime]) -> int:
-    """Return the bytes of temporaries that libtpu reports for these lifetimes."""
-    if not lifetimes:
-        return 0
-    return 2 * first_fit_bytes(lifetimes) - most_live_bytes(lifetimes)
+from meshwise.memory.heap import Lifetime, without_small
 
 
 def first_fit_bytes(lifetimes: Sequence[Lifetime]) -> int:
     """Return the size of the heap."""
+    if not lifetimes:
+        return 0
     placed, beside = without_small(lifetimes)
     # Offset, size and end of what lies in the heap, lowest first.
     there: list[tuple[int, int, int]] = []

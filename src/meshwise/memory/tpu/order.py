@@ -1,4 +1,4 @@
-"""The order in which XLA:TPU runs instructions where it hides no collectives.
+"""The order in which XLA:TPU runs instructions where it hides nothing that is sent.
 
 Source: XLA hlo_memory_scheduler.cc (ListScheduler); compiled programs (libtpu 0.0.42.1).
 """
@@ -17,7 +17,8 @@ def list_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]
     """Return positions of the instructions as XLA's list scheduler runs them.
 
     Of what could run next it takes what makes least bytes more than it frees, then what most
-    others read.
+    others read.  What reads nothing, as the zeros into which gradients are scattered, is made when
+    it is wanted.
 
     Args:
         program: The instructions.
@@ -30,31 +31,35 @@ class _ListSchedule:
     """Instructions while they are put in order; a rank is old once a buffer has one reader left."""
 
     def __init__(self, program: Instructions, values: Sequence[LocalValue]) -> None:
-        maker = {b: i for i, step in enumerate(program.steps) for b in step.defines}
-        before = [
-            dict.fromkeys(
-                j for j in (*(maker[b] for b in step.reads if b in maker), *step.after) if j != i
-            )
-            for i, step in enumerate(program.steps)
-        ]
-        counted = {b for s in program.steps for b in s.defines} - program.over_input
+        steps = program.steps
+        maker = {b: i for i, step in enumerate(steps) for b in step.defines}
+        counted = maker.keys() - program.over_input
         self.size = {b: values[b].num_bytes for b in counted}
-        self.reads = [[b for b in dict.fromkeys(s.reads) if b in counted] for s in program.steps]
+        self.reads = [[b for b in dict.fromkeys(s.reads) if b in counted] for s in steps]
         self.readers: dict[int, list[int]] = {b: [] for b in counted}
         for i, reads in enumerate(self.reads):
             for b in reads:
                 self.readers[b].append(i)
         results = frozenset(program.results)
         self.num_left = {b: len(found) + (b in results) for b, found in self.readers.items()}
-        self.made = [sum(self.size.get(b, 0) for b in s.defines) for s in program.steps]
+        self.made = [sum(self.size.get(b, 0) for b in s.defines) for s in steps]
         self.num_readers = [
-            sum(len(self.readers.get(b, ())) for b in step.defines) for step in program.steps
+            sum(len(self.readers.get(b, ())) for b in step.defines) for step in steps
         ]
-        self.num_before = [len(found) for found in before]
-        self.after: list[list[int]] = [[] for _ in before]
-        for i, found in enumerate(before):
-            for j in found:
-                self.after[j].append(i)
+        self.after: list[list[int]] = [[] for _ in steps]
+        # What reads nothing, by each instruction that wants it.
+        self.wanted: list[list[int]] = [[] for _ in steps]
+        self.num_before = [0] * len(steps)
+        is_source = [not (step.reads or step.may_read or step.after) for step in steps]
+        for i, step in enumerate(steps):
+            read = (maker[b] for b in step.reads if b in maker)
+            for j in dict.fromkeys((*read, *step.after)):
+                if is_source[j]:
+                    self.wanted[i].append(j)
+                elif j != i:
+                    self.after[j].append(i)
+                    self.num_before[i] += 1
+        self.alone = [i for i, is_free in enumerate(is_source) if is_free and not self.after[i]]
 
     def rank(self, i: int) -> _Rank:
         """Return what is least for what runs next."""
@@ -63,20 +68,21 @@ class _ListSchedule:
 
     def order(self) -> list[int]:
         """Return positions of all instructions."""
-        ready = [self.rank(i) for i, count in enumerate(self.num_before) if not count]
+        late = frozenset(self.alone)
+        ready = [
+            self.rank(i) for i, count in enumerate(self.num_before) if not count and i not in late
+        ]
         heapq.heapify(ready)
-        found: list[int] = []
+        found: dict[int, None] = {}
         while ready:
             rank = heapq.heappop(ready)
             i = rank[-1]
-            # Negative once it has run.
-            if self.num_before[i] or self.rank(i) != rank:
+            if i in found or self.rank(i) != rank:
                 continue
-            self.num_before[i] = -1
-            found.append(i)
+            found |= dict.fromkeys((*(j for j in self.wanted[i] if j not in found), i))
             for j in self.freed_by(i):
                 heapq.heappush(ready, self.rank(j))
-        return found
+        return [*found, *(i for i in self.alone if i not in found)]
 
     def freed_by(self, i: int) -> Iterator[int]:
         """Yield what can run from now on, and what would free more than before."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwise.memory.local_program import InstructionKind, Instructions, LocalInstruction, LocalValue
+from meshwise.memory.local_program import Instructions, LocalInstruction, LocalValue
 from meshwise.units import MIB
 
 _MOST_BYTES = 120 * MIB
@@ -34,7 +34,9 @@ def with_joint_sums(program: Instructions, values: Sequence[LocalValue]) -> Inst
     size = _MOST_BYTES
     for i in _by_result(program, before, maker):
         value = values[program.steps[i].value]
-        if not (value.is_summed and value.kind == InstructionKind.OPAQUE and late[i]):
+        # A reduce-scatter makes less than it reads.
+        is_whole = value.is_summed
+        if not (is_whole and late[i]):
             continue
         size += value.num_bytes
         if size > _MOST_BYTES:

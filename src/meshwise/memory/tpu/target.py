@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwise.graph.graph import Operator
-from meshwise.memory.fusion import FusionRules
+from meshwise.memory.fusion import FusionRules, instructions
 from meshwise.memory.live import MostLive
-from meshwise.memory.local_program import InstructionKind, Treatment
-from meshwise.memory.tpu.heap import reported_bytes
+from meshwise.memory.local_program import (
+    InstructionKind,
+    Instructions,
+    LocalProgram,
+    LocalValue,
+    Treatment,
+)
+from meshwise.memory.order import depth_first_order
+from meshwise.memory.tpu.copies import with_copied_arguments
+from meshwise.memory.tpu.heap import first_fit_bytes
+from meshwise.memory.tpu.order import list_order
+from meshwise.memory.tpu.sums import with_joint_sums
 from meshwise.memory.treatment import treatment
 from meshwise.memory.xla_target import XlaTarget
 
@@ -23,11 +33,37 @@ _SUMMED = frozenset(("scatter-add", "scatter-sub"))
 # A tile has 128 lanes, along the features of an image or along its batch; then features fill up
 # rows by fours, as `bf16[224,8,32,3,7]` with the tile (4,128) shows.
 _LANES, _ROWS = 128, 4
+# Columns of an image of few features that lie along the lanes at once.
+_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XlaTpuTarget(XlaTarget):
-    """XLA:TPU; it answers `memory.target.Target`."""
+    """XLA:TPU; it answers `memory.target.Target`.
+
+    Attributes:
+        hides_gathers: Whether other work runs while values are sent between devices.
+    """
+
+    hides_gathers: bool = True
+
+    def instructions(self, program: LocalProgram) -> Instructions:
+        """Return what runs after fusion, and on which buffers; sums are joined."""
+        made = instructions(program, self.rules)
+        made = with_copied_arguments(made, program.values, program.aliases)
+        return with_joint_sums(made, program.values)
+
+    def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
+        """Return the order in which the instructions run.
+
+        It is that of the list scheduler, unless values are sent between devices while other work
+        runs: then gradients of weights run late, as they do depth first.  In a loop they are only
+        added up, and run at once.
+        """
+        is_hidden = self.hides_gathers and not program.is_body
+        if is_hidden and any(values[step.value].is_sent for step in program.steps):
+            return depth_first_order(program, values)
+        return list_order(program, values)
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
@@ -58,13 +94,35 @@ class XlaTpuTarget(XlaTarget):
             _filled(shape[batch], _LANES) * _filled(shape[features], _ROWS),
         )
 
+    def spread_elements(self, image: Sequence[int], width: int) -> int:
+        """Return elements of an image of few features as a convolution reads it.
+
+        Of its width a part lies along the lanes beside the batch, once for each column of the
+        kernel: an image of 224 x 224 is `bf16[224,32,32,3,7]` for a batch of 4 and a kernel of 7.
+        """
+        *height, across = image[2:]
+        elements = math.prod(height) * _filled(across // _COLUMNS, _COLUMNS) * width
+        # In the gradient of a kernel batch and features change places.
+        return elements * min(
+            _filled(batch * _COLUMNS, _LANES) * _filled(features, _ROWS)
+            for batch, features in (image[:2], image[1::-1])
+        )
+
     def lies_transposed(self, shape: Sequence[int]) -> bool:
         """Return whether only the dim before the last one fills up lanes: it lies along them."""
         return len(shape) > 1 and shape[-1] % _LANES != 0 and shape[-2] % _LANES == 0
 
     def heap_bytes(self, top: MostLive) -> int:
-        """Return the size of the heap of the temporaries, as the compiler reports it."""
-        return reported_bytes(top.lifetimes)
+        """Return the size of the heap in which temporaries lie."""
+        return first_fit_bytes(top.lifetimes)
+
+    def reported_bytes(self, heap: int, own: int) -> int:
+        """Return what the compiler reports: the heap, and what of it is never live at once.
+
+        It looks for that in each body by itself, so that in a program with a loop what is live in
+        one of the two counts twice.
+        """
+        return 2 * heap - own
 
 
 TPU = XlaTpuTarget(
@@ -77,7 +135,11 @@ TPU = XlaTpuTarget(
 )
 # Of the generations that were compiled for, it reads memory fastest, measured by its arithmetic.
 TPU_V5P = replace(
-    TPU, name="tpu-v5p", rules=FusionRules(by_traffic=True, into_products=True, keeps_rounded=True)
+    TPU,
+    name="tpu-v5p",
+    hides_gathers=False,
+    sums_whole_from=8,
+    rules=FusionRules(by_traffic=True, into_products=True, keeps_rounded=True),
 )
 
 
