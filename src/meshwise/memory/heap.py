@@ -66,14 +66,23 @@ def most_live_bytes(lifetimes: Sequence[Lifetime]) -> int:
     return _most_live(np.array(lifetimes, dtype=np.int64).reshape(-1, 3))
 
 
-def without_small(lifetimes: Sequence[Lifetime]) -> tuple[list[Lifetime], int]:
-    """Return the lifetimes that are placed one by one, and bytes of the others."""
-    table, beside = _without_small(np.array(lifetimes, dtype=np.int64))
+def without_small(
+    lifetimes: Sequence[Lifetime], share: float = _SMALL_SHARE
+) -> tuple[list[Lifetime], int]:
+    """Return the lifetimes that are placed one by one, and bytes of the others.
+
+    Args:
+        lifetimes: The lifetimes; at least one.
+        share: What is smaller than this share of the largest one is not placed.
+    """
+    table, beside = _without_small(np.array(lifetimes, dtype=np.int64), share)
     return [Lifetime(*row) for row in table.tolist()], beside
 
 
-def _without_small(table: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    is_small = table[:, 0] < table[:, 0].max() * _SMALL_SHARE
+def _without_small(
+    table: NDArray[np.int64], share: float = _SMALL_SHARE
+) -> tuple[NDArray[np.int64], int]:
+    is_small = table[:, 0] < table[:, 0].max() * share
     return table[~is_small], _most_live(table[is_small])
 
 

@@ -70,6 +70,7 @@ class LocalValue(NamedTuple):
         is_reshaped: As in `Treatment`.
         is_in_place: As in `Treatment`.
         is_product: Whether a dense product or a convolution makes it.
+        is_convolution: Whether it is a convolution.
         is_batched: Whether that product has a batch dim, which both factors and the result have.
         is_grouped: Whether such a product sums over several dims.
         is_narrow: Whether a buffer of it has half the bytes of its elements.
@@ -90,6 +91,7 @@ class LocalValue(NamedTuple):
     is_reshaped: bool = False
     is_in_place: bool = False
     is_product: bool = False
+    is_convolution: bool = False
     is_batched: bool = False
     is_grouped: bool = False
     is_narrow: bool = False

@@ -349,6 +349,7 @@ class _Writer:
                 is_reshaped=treated.is_reshaped,
                 is_in_place=treated.is_in_place,
                 is_product=op.heavy,
+                is_convolution=bool(op.dim_orders),
                 is_batched=op.heavy and is_batched(op),
                 is_grouped=op.heavy and is_batched(op) and is_grouped(op),
             )

@@ -15,11 +15,26 @@ from collections.abc import Sequence
 from meshwise.memory.heap import Lifetime, without_small
 
 
-def first_fit_bytes(lifetimes: Sequence[Lifetime]) -> int:
-    """Return the size of the heap."""
+# Whether a large value fits into a gap depends on small ones below it: of a BERT the report is 0.75
+# to 1.08 of the compiled one, by what is left out as small.  So the mean of several is taken.
+_SMALL_SHARES = (1 / 256, 1 / 64, 1 / 16)
+
+
+def mean_heap_bytes(lifetimes: Sequence[Lifetime]) -> int:
+    """Return the size of the heap, as the mean over what is placed one by one."""
     if not lifetimes:
         return 0
-    placed, beside = without_small(lifetimes)
+    return sum(first_fit_bytes(lifetimes, share) for share in _SMALL_SHARES) // len(_SMALL_SHARES)
+
+
+def first_fit_bytes(lifetimes: Sequence[Lifetime], share: float) -> int:
+    """Return the size of the heap.
+
+    Args:
+        lifetimes: What lies in it; at least one.
+        share: What is smaller than this share of the largest value is added up.
+    """
+    placed, beside = without_small(lifetimes, share)
     # Offset, size and end of what lies in the heap, lowest first.
     there: list[tuple[int, int, int]] = []
     top = 0
