@@ -34,7 +34,9 @@ def test_targets_have_names() -> None:
     assert memory_model_of(replace(DEVICE, name="TPU v5e")) is memory_model("tpu")
     assert memory_model_of(replace(DEVICE, name="TPU v5p")) is memory_model("tpu-v5p")
     assert memory_model_of(replace(DEVICE, name="abacus")) is memory_model("cpu")
-    with pytest.raises(ClusterError, match="no memory model for 'abacus'; there are cpu, gpu, tpu, tpu-v5p"):
+    with pytest.raises(
+        ClusterError, match="no memory model for 'abacus'; there are cpu, gpu, tpu, tpu-v5p"
+    ):
         memory_model("abacus")
 
 

@@ -18,8 +18,8 @@ from meshwise.memory.local_program import (
 )
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.target import Target
-from meshwise.memory.tpu.heap import first_fit_bytes, reported_bytes
-from meshwise.memory.tpu.target import TPU
+from meshwise.memory.tpu.heap import first_fit_bytes, mean_heap_bytes
+from meshwise.memory.tpu.target import TPU, TPU_V5P
 
 INPUT, FUSIBLE = InstructionKind.INPUT, InstructionKind.FUSIBLE
 REDUCE, OPAQUE = InstructionKind.REDUCE, InstructionKind.OPAQUE
@@ -68,11 +68,29 @@ def softmax(num_readers: int) -> list[LocalValue]:
     ]
 
 
-def test_a_softmax_for_one_product_is_computed_with_its_scores() -> None:
-    # 128 bytes of masked scores in the dtype of the sum ...
+def test_a_softmax_is_computed_with_its_scores() -> None:
+    # 128 bytes of exponentials in the dtype of the sum ...
     assert buffers(made(TPU, *softmax(1), outputs=(7,))) == [(3,), (4,), (7,)]
-    # ... or 64 of scores, and 64 of what both products read.
-    assert buffers(made(TPU, *softmax(2), outputs=(7, 8))) == [(1,), (4,), (6,), (7,), (8,)]
+    # ... from which both products compute what they read, where memory is slow.
+    assert buffers(made(TPU, *softmax(2), outputs=(7, 8))) == [(3,), (4,), (7,), (8,)]
+    assert buffers(made(TPU_V5P, *softmax(2), outputs=(7, 8))) == [(3,), (4,), (6,), (7,), (8,)]
+
+
+def test_scores_may_be_transposed_before_their_softmax() -> None:
+    rows = softmax(1)
+    moved = value(FUSIBLE, 1, num_bytes=64)._replace(is_moving=True)
+    rows = [*rows[:2], moved, *(row._replace(inputs=_shifted(row.inputs)) for row in rows[2:])]
+    assert buffers(made(TPU, *rows, outputs=(8,))) == [(4,), (5,), (8,)]
+
+
+def _shifted(inputs: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(u + (u > 0) for u in inputs)
+
+
+def test_scores_of_grouped_queries_have_a_buffer() -> None:
+    rows = softmax(2)
+    rows[8] = rows[8]._replace(is_grouped=True)
+    assert buffers(made(TPU, *rows, outputs=(7, 8)))[0] == (1,)
 
 
 def test_scores_that_are_a_result_have_a_buffer() -> None:
@@ -122,8 +140,9 @@ def test_a_rounded_softmax_is_kept_for_batched_products(is_batched: bool, is_kep
         product(2, is_batched=is_batched),
         product(2, is_batched=is_batched),
     ]
-    assert ((2,) in buffers(made(TPU, *rows, outputs=(3, 4)))) == is_kept
-    assert (2,) not in buffers(made(TPU, *rows[:4], outputs=(3,)))
+    assert ((2,) in buffers(made(TPU_V5P, *rows, outputs=(3, 4)))) == is_kept
+    assert (2,) not in buffers(made(TPU_V5P, *rows[:4], outputs=(3,)))
+    assert (2,) not in buffers(made(TPU, *rows, outputs=(3, 4)))
 
 
 def test_what_only_products_read_lies_in_bfloat16() -> None:
@@ -152,11 +171,28 @@ def test_what_is_summed_over_devices_stays_in_float32() -> None:
 def test_values_are_placed_in_the_order_in_which_they_are_made() -> None:
     # The third one does not fit below the second one, although that place is free.
     lifetimes = [Lifetime(64, 0, 1), Lifetime(128, 1, 5), Lifetime(128, 3, 5)]
-    assert first_fit_bytes(lifetimes) == 320
+    assert first_fit_bytes(lifetimes, 1 / 256) == 320
     assert heap_bytes(lifetimes) == 256
-    # libtpu adds the gaps of 64 bytes once more.
-    assert reported_bytes(lifetimes) == 384
-    assert reported_bytes([]) == 0
+    assert mean_heap_bytes(lifetimes) == 320
+    assert mean_heap_bytes([]) == 0
+
+
+def test_the_mean_of_heaps_counts_small_values_in_one_of_them_only() -> None:
+    # 64 bytes below 1024 leave a gap too small for 1000, unless they are added up beside it.
+    lifetimes = [
+        Lifetime(32, 0, 9),
+        Lifetime(980, 0, 1),
+        Lifetime(1024, 1, 9),
+        Lifetime(1000, 2, 9),
+    ]
+    assert first_fit_bytes(lifetimes, 1 / 256) == 32 + 980 + 1024 + 1000
+    assert first_fit_bytes(lifetimes, 1 / 16) == 980 + 1024 + 1000 + 32
+
+
+def test_gaps_are_reported_twice() -> None:
+    # A heap of 320 bytes of which 256 are live at once.
+    assert TPU.reported_bytes(320, 256) == 384
+    assert GPU.reported_bytes(320, 256) == 320
 
 
 def test_images_fill_up_lanes() -> None:
@@ -165,6 +201,21 @@ def test_images_fill_up_lanes() -> None:
     assert TPU.padded_elements((32, 8, 8, 3), (0, 3)) == 64 * 128 * 4
     assert TPU.padded_elements((4, 16, 64), ()) == 4 * 16 * 64
     assert GPU.padded_elements((4, 8, 8, 160), (0, 3)) == 4 * 64 * 160
+
+
+def test_an_image_of_few_features_is_spread_along_the_lanes() -> None:
+    # bf16[224,32,32,3,7] with tiles of 4 x 128: 49 MiB.
+    assert TPU.spread_elements((4, 3, 224, 224), 7) == 224 * 32 * 7 * 4 * 128
+    assert TPU.spread_elements((3, 4, 224, 224), 7) == 224 * 32 * 7 * 4 * 128
+    assert GPU.spread_elements((4, 3, 8, 8), 7) == 4 * 3 * 8 * 8
+
+
+def test_the_dim_that_fills_up_lanes_lies_along_them() -> None:
+    assert TPU.lies_transposed((4, 512, 15261))
+    assert not TPU.lies_transposed((4, 512, 16000))
+    assert not TPU.lies_transposed((4, 500, 15261))
+    assert not TPU.lies_transposed((7,))
+    assert not GPU.lies_transposed((4, 512, 15261))
 
 
 def operator(kind: str, *loops: str) -> Operator:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 
 from meshwise.memory.local_program import InstructionKind, LocalValue
 
@@ -44,7 +45,7 @@ def epilogues(
             continue
         chain = _widened(values, users, leaving, v)
         if chain and _is_softmax(values, users, chain[-1], rounded):
-            found |= dict(zip(chain[:-1], chain[1:], strict=True))
+            found |= dict(pairwise(chain))
     return found
 
 

@@ -12,7 +12,9 @@ from meshwise.memory.gpu.target import GPU
 from meshwise.memory.target import Target
 from meshwise.memory.tpu.target import TPU, TPU_V5P
 
-MEMORY_MODELS: Mapping[str, Target] = MappingProxyType({"cpu": CPU, "gpu": GPU, "tpu": TPU, "tpu-v5p": TPU_V5P})
+MEMORY_MODELS: Mapping[str, Target] = MappingProxyType(
+    {"cpu": CPU, "gpu": GPU, "tpu": TPU, "tpu-v5p": TPU_V5P}
+)
 
 # Parts of the names of devices, in the catalog and as drivers report them, by target.
 _PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(

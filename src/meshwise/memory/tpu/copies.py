@@ -43,7 +43,5 @@ def with_copied_arguments(
     ]
     count = len(copied)
     copies = [LocalInstruction(b, (), (), (b,), ()) for b in copied]
-    steps = [
-        step._replace(after=tuple(i + count for i in step.after)) for step in program.steps
-    ]
+    steps = [step._replace(after=tuple(i + count for i in step.after)) for step in program.steps]
     return replace(program, steps=(*copies, *steps))

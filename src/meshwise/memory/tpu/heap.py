@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from meshwise.memory.heap import Lifetime, without_small
 
-
 # Whether a large value fits into a gap depends on small ones below it: of a BERT the report is 0.75
 # to 1.08 of the compiled one, by what is left out as small.  So the mean of several is taken.
 _SMALL_SHARES = (1 / 256, 1 / 64, 1 / 16)
