@@ -119,7 +119,7 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             return False
         again = num_readers * read_bytes[v]
         num_bytes = values[v].num_bytes * (1 + values[v].is_narrow)
-        return again > read_bytes[v] + (1 + num_readers) * num_bytes
+        return is_narrower(again, read_bytes[v] + (1 + num_readers) * num_bytes)
 
     has, is_repeated = [False] * len(values), [False] * len(values)
     # The instructions that compute a value; none if it is never read.
